@@ -197,10 +197,14 @@ impl Context {
     /// # Errors
     /// The error of that work.
     pub fn settle(&self) -> Result<(), CudaError> {
-        self.give_back(|driver| {
-            // SAFETY: no arguments; that no context is current would be an error code.
-            unsafe { driver.ctx_synchronize() }
-        })
+        let wait = || {
+            self.give_back(|driver| {
+                // SAFETY: no arguments; that no context is current would be an error code.
+                unsafe { driver.ctx_synchronize() }
+            })
+        };
+        // Twice, as `StreamRef::synchronize` does and for the same reason.
+        wait().inspect_err(|_| drop(wait()))
     }
 
     /// Adds to the error of an allocation its size and, if memory ran out, how much there was.

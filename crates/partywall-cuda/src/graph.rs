@@ -7,6 +7,7 @@
 #![allow(unsafe_code)] // driver calls
 
 use std::cell::Cell;
+use std::collections::HashSet;
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -212,23 +213,37 @@ impl<'a> GraphRef<'a> {
     ///
     /// # Safety
     /// `exec` was instantiated from `graph`. Neither is destroyed, nor used or changed by another thread, while the result
-    /// is used. Nodes that are set through the result and whose graph has the handle `graph` are of this graph, not of an
+    /// is used. Nodes that are used with the result and whose graph has the handle `graph` are of this graph, not of an
     /// earlier one that was destroyed.
     #[must_use]
     pub const unsafe fn borrow(context: &'a Context, graph: RawGraph, exec: RawGraphExec) -> Self {
         Self { context, graph, exec, capture: None, _not_send: PhantomData }
     }
 
-    /// Returns the context.
-    #[must_use]
-    pub fn context(&self) -> &'a Context {
-        self.context
+    /// Returns the nodes that `node`, which is of this graph, depends on. A context is current.
+    fn dependencies(self, node: Handle) -> Result<Vec<Handle>, CudaError> {
+        let ask = |found: *mut Handle, count: &mut usize| {
+            let driver = self.context.driver();
+            // SAFETY:
+            // - The graph is live and used by this thread alone, by the promise of `borrow`.
+            // - The node is of the graph: the only caller passes one that it has checked, and those that the driver
+            //   named.
+            // - `found` is null or has room for `count` nodes.
+            unsafe { driver.graph_node_get_dependencies(node, found, std::ptr::null_mut(), count) }
+        };
+        let mut count = 0;
+        ask(std::ptr::null_mut(), &mut count)?;
+        let mut found = vec![0; count];
+        ask(found.as_mut_ptr(), &mut count)?;
+        Ok(found)
     }
 }
 
 impl CurrentStream<'_> {
     /// Adds a wait to the graph that the stream is captured into, behind what is captured now: until the first 8 bytes of
     /// `word`, aligned to 8, are at least `value`, by the comparison of [`memop`](crate::memop).
+    ///
+    /// No other thread uses the stream meanwhile: the work of two threads would have no order in the graph.
     ///
     /// # Errors
     /// [`AccessError::NotCapturing`]; the range is too short or misaligned; `CUDA_ERROR_LOSSY_QUERY` behind a kernel that
@@ -258,8 +273,10 @@ impl CurrentStream<'_> {
         let CaptureInfo { id, graph, dependencies, count } = self.capture_info()?.ok_or(AccessError::NotCapturing)?;
         let mut node = 0;
         let parameters = BatchMemOpNodeParams::of(self.context(), &mut operation);
-        // SAFETY: the graph is being captured, and the driver's array of nodes is valid until the next call for the stream;
-        // the parameters are live, and the driver copies them.
+        // SAFETY:
+        // - The graph is being captured, and the driver's array of nodes is valid until the next call for the stream. The
+        //   proof is weak: it rests on the caller, whose other threads are not to use the stream meanwhile.
+        // - The parameters are live, and the driver copies them.
         unsafe { driver.graph_add_batch_mem_op_node(&mut node, graph, dependencies, count, &parameters) }?;
         // SAFETY: the stream is live; the array is the one node, which was added to the stream's graph a moment ago.
         unsafe {
@@ -302,9 +319,7 @@ impl WordNode {
     /// # Errors
     /// [`AccessError::OtherGraph`]; the range is too short, misaligned, or read-only for a write; the driver's errors.
     pub fn set_u64(&self, graph: GraphRef<'_>, word: DeviceSlice<'_>, value: u64) -> Result<(), AccessError> {
-        if graph.graph != self.graph || graph.capture.is_some_and(|capture| capture != self.capture) {
-            return Err(AccessError::OtherGraph);
-        }
+        self.require(graph)?;
         let mut operation = self.kind.on(word, value)?;
         let _guard = self.context.guard()?;
         let parameters = BatchMemOpNodeParams::of(&self.context, &mut operation);
@@ -316,10 +331,35 @@ impl WordNode {
         Ok(())
     }
 
-    /// Returns the context of the captured stream.
-    #[must_use]
-    pub fn context(&self) -> &Context {
-        &self.context
+    /// Returns whether launches of `graph` do this operation only after `other`: whether a path of dependencies leads
+    /// from `other` to this node.
+    ///
+    /// Costs two calls of the driver for each node before this one.
+    ///
+    /// # Errors
+    /// [`AccessError::OtherGraph`]; the driver's errors, among them `CUDA_ERROR_LOSSY_QUERY` where a node before this
+    /// one has programmatic dependencies.
+    pub fn is_behind(&self, graph: GraphRef<'_>, other: &Self) -> Result<bool, AccessError> {
+        self.require(graph)?;
+        other.require(graph)?;
+        let _guard = self.context.guard()?;
+        let mut open = vec![self.node];
+        let mut found = HashSet::new();
+        while let Some(node) = open.pop() {
+            let before = graph.dependencies(node)?;
+            if before.contains(&other.node) {
+                return Ok(true);
+            }
+            open.extend(before.into_iter().filter(|node| found.insert(*node)));
+        }
+        Ok(false)
+    }
+
+    fn require(&self, graph: GraphRef<'_>) -> Result<(), AccessError> {
+        if graph.graph != self.graph || graph.capture.is_some_and(|capture| capture != self.capture) {
+            return Err(AccessError::OtherGraph);
+        }
+        Ok(())
     }
 }
 

@@ -9,7 +9,7 @@ use crate::abi::{
     MEM_ACCESS_FLAGS_PROT_READ, MEM_ACCESS_FLAGS_PROT_READWRITE, MEM_LOCATION_TYPE_DEVICE, MemAccessDesc, MemLocation,
 };
 use crate::parts::{Extension, Parts};
-use crate::{AccessError, Context, CudaError, DeviceSlice, PhysicalMemory};
+use crate::{AccessError, Context, CuResult, CudaError, DeviceSlice, PhysicalMemory};
 
 /// What the GPU may do to a mapping.
 ///
@@ -24,12 +24,13 @@ pub enum Access {
 }
 
 /// Why the memory of a [`Mapping`] was not replaced.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("cannot map other memory in place{}", if lost.is_some() { ", nor the former memory again" } else { "" })]
 pub struct ReplaceError {
     /// The call that failed.
     pub source: CudaError,
-    /// Why the former memory could not be mapped again, if it could not. Nothing is mapped then, the mapping has no
-    /// bytes any more, and its addresses stay reserved until it is dropped.
+    /// Why the former memory could not be mapped again, if it could not. The mapping then has no bytes until a later
+    /// replacement succeeds. Its addresses stay reserved.
     pub lost: Option<Box<CudaError>>,
 }
 
@@ -122,9 +123,15 @@ impl Mapping {
     /// takes one unmapping and one mapping.
     ///
     /// # Errors
-    /// The driver's error; `CUDA_ERROR_INVALID_VALUE` for memory of another size, `CUDA_ERROR_NOT_SUPPORTED` for a
-    /// mapping that was extended. The former memory is mapped as before, unless [`ReplaceError::lost`] says otherwise.
+    /// The driver's error; `CUDA_ERROR_INVALID_VALUE` for memory of another size, `CUDA_ERROR_INVALID_CONTEXT` for memory
+    /// of another context, `CUDA_ERROR_NOT_SUPPORTED` for a mapping that was extended. The former memory is mapped as
+    /// before, unless [`ReplaceError::lost`] says otherwise.
     pub fn replace(&mut self, memory: &Arc<PhysicalMemory>) -> Result<Arc<PhysicalMemory>, ReplaceError> {
+        if memory.context() != self.context() {
+            // Dropping the mapping would then wait for the other context's work, and not for this one's.
+            let error = CudaError::new("cuMemMap", CuResult::INVALID_CONTEXT);
+            return Err(ReplaceError { source: error.with_context("the memory is of another context"), lost: None });
+        }
         let rules = [rule(self.context(), self.access)];
         self.parts.replace(memory.allocation.clone(), &rules)?;
         Ok(std::mem::replace(&mut self.memory, memory.clone()))

@@ -19,9 +19,9 @@ pub(crate) struct Parts {
     // Dropped in this order: first what is mapped, then the addresses.
     /// Without gaps. A thread that maps more, or that changes who has access, holds the lock.
     mapped: Mutex<Vec<MappedPart>>,
-    /// Bytes of all parts. It only grows, but is 0 for good once [`Parts::replace`] has lost the memory. Stored
-    /// (release) by [`Extension::publish`] when the parts are mapped, loaded (acquire) by [`Parts::len`] before they
-    /// are used.
+    /// Bytes of all parts. It only grows, but is 0 from a replacement that has lost the memory to the next that has not.
+    /// Stored (release) by [`Extension::publish`] when the parts are mapped, loaded (acquire) by [`Parts::len`] before
+    /// they are used.
     len: AtomicU64,
     range: AddressRange,
 }
@@ -68,7 +68,7 @@ impl Parts {
     }
 
     /// Maps other memory of the same length in the place of the only part, with access for everybody in `rules`. If
-    /// that fails, the former memory is mapped again; if that fails too, the length is 0 from then on.
+    /// that fails, the former memory is mapped again; if that fails too, the length is 0 until a later call succeeds.
     pub(crate) fn replace(&mut self, memory: Arc<Allocation>, rules: &[MemAccessDesc]) -> Result<(), ReplaceError> {
         let bytes = memory.bytes();
         let refused = |error| ReplaceError { source: describe(error, bytes, &self.calls), lost: None };
@@ -82,9 +82,8 @@ impl Parts {
         }
         let _guard = self.calls.guard().map_err(refused)?;
         let replaced = part.replace(memory, rules);
-        if replaced.as_ref().is_err_and(|error| error.lost.is_some()) {
-            *self.len.get_mut() = 0;
-        }
+        let is_lost = replaced.as_ref().is_err_and(|error| error.lost.is_some());
+        *self.len.get_mut() = if is_lost { 0 } else { bytes };
         replaced.map_err(|error| ReplaceError { source: describe(error.source, bytes, &self.calls), ..error })
     }
 
@@ -202,7 +201,7 @@ impl MappedPart {
             Err(error) => error,
         };
         if !was_unmapped {
-            // A failure does not tell whether the memory is still mapped. Unmapping nothing is no error (measured).
+            // After a failure the memory may still be mapped. Unmapping nothing is no error (measured).
             self.mapped = true;
             let again = self.unmap();
             self.memory.calls().record_drop(again);

@@ -550,6 +550,9 @@ entry_points! {
         optional graph_exec_destroy = "cuGraphExecDestroy" (exec: Handle);
         optional graph_instantiate = "cuGraphInstantiateWithFlags" (exec: *mut Handle, graph: Handle, flags: u64);
         optional graph_launch = "cuGraphLaunch" (exec: Handle, stream: Handle);
+        optional graph_node_get_dependencies = "cuGraphNodeGetDependencies_v2" (
+            node: Handle, dependencies: *mut Handle, edges: *mut c_void, count: *mut usize,
+        );
     }
     "MODULE" {
         required module_load_data = "cuModuleLoadData" (module: *mut Handle, image: *const c_void);

@@ -270,7 +270,7 @@ impl SharedMap {
     ///
     /// # Safety
     /// For as long as `owner` lives, the `len` bytes stay mapped, for writing if `writable`, and no reference to them
-    /// exists but those that this crate makes. `start` is aligned to a page.
+    /// exists but those that this crate makes. `start` is aligned to a page, and `len` is at most `reserved`.
     pub unsafe fn of_owner(
         owner: Arc<dyn Any + Send + Sync>,
         start: NonNull<u8>,

@@ -80,7 +80,8 @@ pub(crate) fn takes(stream: &Stream, work: &Work) -> Result<bool, Code> {
         None => Ok(false),
         Some(capture) if capture.invalidated => Err(Code::STREAM_CAPTURE_INVALIDATED),
         Some(capture) => {
-            capture.dependencies = vec![graph::record(capture.graph, work.clone())?];
+            let before = capture.dependencies.clone();
+            capture.dependencies = vec![graph::record(capture.graph, before, work.clone())?];
             Ok(true)
         }
     }

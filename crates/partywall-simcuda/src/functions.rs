@@ -53,7 +53,7 @@ list! {
     }
     graph {
         cuGraphAddBatchMemOpNode cuGraphDestroy cuGraphExecBatchMemOpNodeSetParams cuGraphExecDestroy
-        cuGraphInstantiateWithFlags cuGraphLaunch
+        cuGraphInstantiateWithFlags cuGraphLaunch cuGraphNodeGetDependencies_v2
     }
     memop {
         cuStreamBatchMemOp cuStreamBatchMemOp_v2 cuStreamWaitValue32 cuStreamWaitValue32_v2

@@ -4,6 +4,7 @@
 //! orders that the vendor's driver may choose, because a node is added after those that it depends on.
 
 use std::collections::BTreeMap;
+use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use partywall_os::lock::IgnorePoison;
@@ -30,6 +31,8 @@ pub struct BatchNode {
 #[derive(Clone)]
 struct Node {
     handle: Handle,
+    /// The nodes that it is done after.
+    dependencies: Vec<Handle>,
     action: Action,
 }
 
@@ -106,9 +109,9 @@ pub(crate) fn begin() -> Handle {
     handle
 }
 
-/// Adds work that was captured, and returns its node.
-pub(crate) fn record(graph: Handle, work: Work) -> Result<Handle, Code> {
-    add(graph, Action::Work(work))
+/// Adds work that was captured behind these nodes, and returns its node.
+pub(crate) fn record(graph: Handle, dependencies: Vec<Handle>, work: Work) -> Result<Handle, Code> {
+    add(graph, dependencies, Action::Work(work))
 }
 
 /// Returns whether the graph has all these nodes.
@@ -123,9 +126,9 @@ pub(crate) fn discard(graph: Handle) {
     lock().graphs.remove(&graph);
 }
 
-fn add(graph: Handle, action: Action) -> Result<Handle, Code> {
+fn add(graph: Handle, dependencies: Vec<Handle>, action: Action) -> Result<Handle, Code> {
     let handle = state::new_handle();
-    lock().graphs.get_mut(&graph).ok_or(Code::INVALID_VALUE)?.push(Node { handle, action });
+    lock().graphs.get_mut(&graph).ok_or(Code::INVALID_VALUE)?.push(Node { handle, dependencies, action });
     Ok(handle)
 }
 
@@ -151,11 +154,12 @@ entry_points! {
     ) {
         context::current()?;
         // SAFETY: the caller passes an array of this length.
-        if !has_nodes(graph, &unsafe { handles(dependencies, count) }?) {
+        let dependencies = unsafe { handles(dependencies, count) }?;
+        if !has_nodes(graph, &dependencies) {
             return Err(Code::INVALID_VALUE);
         }
         // SAFETY: the caller passes parameters of such a node.
-        store(node, add(graph, unsafe { Action::read(parameters) }?)?)
+        store(node, add(graph, dependencies, unsafe { Action::read(parameters) }?)?)
     }
     fn cuGraphDestroy(graph: Handle) {
         context::current()?;
@@ -209,6 +213,25 @@ entry_points! {
             launched.last = end;
         }
         Ok(())
+    }
+    fn cuGraphNodeGetDependencies_v2(node: Handle, found: *mut Handle, _edges: *mut c_void, count: *mut usize) {
+        context::current()?;
+        let graphs = lock();
+        let known = graphs.graphs.values().flatten().find(|known| known.handle == node).ok_or(Code::INVALID_VALUE)?;
+        let all = &known.dependencies;
+        if found.is_null() {
+            return store(count, all.len());
+        }
+        if count.is_null() {
+            return Err(Code::INVALID_VALUE);
+        }
+        // SAFETY: not null; the caller passes a pointer to the length of its array.
+        let room = unsafe { count.read() };
+        for index in 0..room {
+            // SAFETY: the caller passes an array of this length.
+            unsafe { found.add(index).write(all.get(index).copied().unwrap_or_default()) };
+        }
+        store(count, room.min(all.len()))
     }
 }
 

@@ -22,8 +22,10 @@ def launch(
     `raw_cuda_graph_exec` and `replay`; a `replay` of your own takes the place of `graph.replay`. It must launch the graph on
     `stream`, once, and must not signal the timelines itself. `stream` and `device` are as for `Timeline`.
 
-    The rules are those of `wait_on` and `signal_on`. If a value is refused, the graph is not launched. If `replay` raises,
-    no value is promised. Several signals of one timeline have growing values in the order in which they were captured.
+    The rules are those of `wait_on` and `signal_on`. If a value is refused, the graph is not launched; a wait that only
+    signals behind it in the graph could end raises `BadGraph`. If `replay` raises, no value is promised.
+
+    Several signals of one timeline have growing values in the order in which they were captured.
     """
     raw_graph, raw_exec = _handles(graph)
     pairs = [(node._native, timeline_value(value)) for node, value in values.items()]

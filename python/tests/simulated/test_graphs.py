@@ -76,6 +76,18 @@ def test_waits_of_a_graph_end_with_a_killed_writer(domain, stream, child):
         assert passed.announced == 1
 
 
+def test_a_launch_that_waits_for_its_own_later_signal_is_refused(domain, stream):
+    with domain.timeline("t", writer=True) as t:
+        with driver.Graph(stream) as graph:
+            wait, signal = t.capture_wait(stream), t.capture_signal(stream)
+        with pytest.raises(pw.BadGraph, match='value 1 of timeline "t" would never end'):
+            pw.launch(graph, {wait: 1, signal: 1}, stream)
+        assert t.announced == 0
+        t.signal(1)
+        pw.launch(graph, {wait: 1, signal: 2}, stream)
+        t.wait(2, WATCHDOG)
+
+
 def test_a_refused_launch_launches_nothing(domain, stream):
     with domain.timeline("t", writer=True) as t:
         with pytest.raises(pw.BadGraph) as raised:

@@ -270,6 +270,9 @@ entry_points! {
     graph_exec_destroy = "cuGraphExecDestroy" (executable: Handle);
     graph_instantiate = "cuGraphInstantiateWithFlags" (executable: &mut Handle, graph: Handle, flags: u64);
     graph_launch = "cuGraphLaunch" (executable: Handle, stream: Handle);
+    graph_node_get_dependencies = "cuGraphNodeGetDependencies_v2" (
+        node: Handle, dependencies: *mut Handle, edges: usize, count: &mut usize,
+    );
 
     event_create = "cuEventCreate" (event: &mut Handle, flags: u32);
     event_destroy = "cuEventDestroy_v2" (event: Handle);

@@ -143,7 +143,9 @@ fn memory_that_cannot_be_mapped_again_is_lost_on_the_simulated_gpu() {
     let steps = ["cuMemMap:3=999,cuMemMap:4=2", "cuMemMap:3=999,cuMemSetAccess:3=2"];
     on_the_simulated_gpu(&steps, &[], |context, _| {
         replacement(context, |mapping, replaced, address| {
-            let ReplaceError { source, lost } = replaced.unwrap_err();
+            let error = replaced.unwrap_err();
+            assert_eq!(error.to_string(), "cannot map other memory in place, nor the former memory again");
+            let ReplaceError { source, lost } = error;
             assert!(is_failed(&source, "cuMemMap", CuResult::UNKNOWN), "{source}");
             assert_eq!(lost.map(|error| error.code), Some(CuResult::OUT_OF_MEMORY));
             assert_eq!((mapping.len(), mapping.is_empty(), mapping.device_ptr()), (0, true, address));
@@ -151,17 +153,26 @@ fn memory_that_cannot_be_mapped_again_is_lost_on_the_simulated_gpu() {
             let another =
                 Mapping::new(PhysicalMemory::create(context, GRANULARITY).unwrap(), Access::ReadOnly).unwrap();
             assert_ne!(another.device_ptr(), address, "the addresses stay reserved");
+            // A later replacement ends the loss.
+            let next = Arc::new(PhysicalMemory::create(context, GRANULARITY).unwrap());
+            let former = mapping.replace(&next).unwrap();
+            assert_eq!((mapping.len(), mapping.device_ptr(), first_byte(mapping)), (GRANULARITY, address, 0));
+            mapping.replace(&former).unwrap();
+            assert_eq!(first_byte(mapping), 1);
         });
     });
 }
 
 #[test]
-fn memory_of_another_size_replaces_nothing_on_the_simulated_gpu() {
+fn memory_of_another_size_or_context_replaces_nothing_on_the_simulated_gpu() {
     on_the_simulated_gpu(&[""], &[], |context, _| {
         let memory = |bytes| Arc::new(PhysicalMemory::create(context, bytes).unwrap());
         let mut mapping = Mapping::with_reservation(memory(GRANULARITY), Access::ReadOnly, 4 * GRANULARITY).unwrap();
         let error = mapping.replace(&memory(2 * GRANULARITY)).unwrap_err();
         assert!(is_failed(&error.source, "cuMemMap", CuResult::INVALID_VALUE) && error.lost.is_none(), "{error:?}");
+        let second = Context::retain(Device::by_ordinal(context.driver(), 1).unwrap()).unwrap();
+        let error = mapping.replace(&Arc::new(PhysicalMemory::create(&second, GRANULARITY).unwrap())).unwrap_err();
+        assert!(is_failed(&error.source, "cuMemMap", CuResult::INVALID_CONTEXT) && error.lost.is_none(), "{error:?}");
         mapping.extend([memory(GRANULARITY)]).unwrap().publish();
         let error = mapping.replace(&memory(GRANULARITY)).unwrap_err();
         assert!(is_failed(&error.source, "cuMemMap", CuResult::NOT_SUPPORTED) && error.lost.is_none(), "{error:?}");
@@ -195,6 +206,17 @@ fn every_step_of_loading_the_kernels_may_fail_on_the_simulated_gpu() {
         let error = Kernels::load(context).unwrap_err();
         assert!(is_failed(&error, call_of(step), CuResult::OUT_OF_MEMORY), "{error}");
         Kernels::load(context).unwrap();
+    });
+}
+
+#[test]
+fn drop_waits_again_if_its_first_wait_fails_on_the_simulated_gpu() {
+    on_the_simulated_gpu(&["cuCtxSynchronize:1=999,cuCtxSynchronize:3=999"], &[], |context, _| {
+        let mapping = Mapping::new(PhysicalMemory::create(context, GRANULARITY).unwrap(), Access::ReadWrite).unwrap();
+        let _ = mapping.device_ptr();
+        drop(mapping);
+        assert!(is_failed(&context.take_drop_error().unwrap(), "cuCtxSynchronize", CuResult::UNKNOWN));
+        assert!(context.synchronize().is_err(), "its first call is the third");
     });
 }
 

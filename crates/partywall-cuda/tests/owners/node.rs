@@ -24,7 +24,7 @@ fn map(used_as: NodeUse) -> NodeMapping {
     NodeMapping::new(memory(), used_as).unwrap()
 }
 
-/// Returns the rights of the process to memory, as the kernel tells them.
+/// Returns the rights of the process to memory, as the kernel reports them.
 fn rights(bytes: &[u8]) -> String {
     let address = format!("{:x}-", bytes.as_ptr() as usize);
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();

@@ -70,7 +70,7 @@ impl Queue {
     }
 
     /// Returns the oldest task that needs no output block, for a worker that has found none free. Considers the oldest
-    /// [`MOST_PASSED`] pending tasks.
+    /// 1,024 pending tasks.
     pub fn next_without_output(&self) -> Option<Candidate> {
         let tail = self.control().tail.load(Ordering::Acquire);
         // The positions before `tail` are in these places, the oldest one first.
@@ -374,7 +374,7 @@ const UNTIL: u64 = u64::MAX >> 24;
 
 /// How many tasks that need an output block a task that needs none may pass while no block is free. Workers consider them at each
 /// poll.
-pub const MOST_PASSED: usize = 1024;
+const MOST_PASSED: usize = 1024;
 
 /// Attempts to change a lease. Each failure is another member's success.
 const MOST_ATTEMPTS: usize = 8;

@@ -77,7 +77,7 @@ pub use body::{
     BlockId, Description, Input, MAX_ARGUMENTS, MAX_INPUTS, MAX_KIND, MAX_PART, MAX_REASON, NewInput, NewTask, Part,
     RECORDS, Reason, StreamPoint,
 };
-pub use claim::{Candidate, Claimed, Fenced, MOST_PASSED};
+pub use claim::{Candidate, Claimed, Fenced};
 pub use finish::{NotRetried, Output, Taken, TaskState};
 pub use submit::{NotSubmitted, Reserved};
 pub use word::MAX_ATTEMPTS;

@@ -186,7 +186,7 @@ impl Cell {
     pub fn late_store(&self) -> Option<LateStore> {
         self.ending()?;
         let poison = poison(self.settle());
-        // Pairs with the store: whoever learns of the value sees what was done before it.
+        // Pairs with the store: a process that learns of the value sees what was done before it.
         let word = self.value.load(Ordering::Acquire);
         (word != poison).then_some(LateStore { word })
     }

@@ -120,3 +120,36 @@ fn launches_of_one_graph_never_overlap() {
     words.store(0, 1);
     synchronize(second);
 }
+
+#[test]
+fn nodes_name_what_they_depend_on() {
+    begin();
+    let stream = new_stream();
+    let words = SharedWords::new(4096);
+    let (graph, node) = capture(stream, device_memory(1), &wait(words.device, 1));
+    let dependencies = |node, room| {
+        let mut found = vec![9; room];
+        let mut count = room;
+        must!(cuGraphNodeGetDependencies_v2(node, found.as_mut_ptr(), ptr::null_mut(), &mut count));
+        (count, found)
+    };
+    let mut count = 0;
+    must!(cuGraphNodeGetDependencies_v2(node, ptr::null_mut(), ptr::null_mut(), &mut count));
+    assert_eq!(count, 1);
+    let (count, fill) = dependencies(node, 2);
+    assert_eq!((count, fill[1]), (1, 0));
+    assert_eq!(dependencies(fill[0], 1), (0, vec![0]));
+    let mut last = 0;
+    must!(cuGraphAddBatchMemOpNode(
+        &mut last,
+        graph,
+        [fill[0], node].as_ptr(),
+        2,
+        &parameters(&write(words.device, 1))
+    ));
+    assert_eq!(dependencies(last, 2), (2, vec![fill[0], node]));
+    assert_eq!(dependencies(last, 1), (1, vec![fill[0]]));
+    must!(cuGraphDestroy(graph));
+    let gone = answer!(cuGraphNodeGetDependencies_v2(node, ptr::null_mut(), ptr::null_mut(), &mut 0));
+    assert_eq!(gone, Code::INVALID_VALUE);
+}

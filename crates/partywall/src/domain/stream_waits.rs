@@ -92,7 +92,7 @@ impl StreamWaits {
     pub(super) fn each_first(&self, mut found: impl FnMut(u64, &CellPlace, u64)) {
         for track in self.tracks() {
             if let Ok(waits) = track.waits.try_lock()
-                && let Some(wait) = waits.noted.iter().find(|wait| wait.place.is_undecided(wait.value))
+                && let Some(wait) = waits.first_open()
             {
                 found(wait.keep.lease(), &wait.place, wait.value);
             }
@@ -107,8 +107,7 @@ impl StreamWaits {
 
     /// Returns whether a stream may still wait for another process.
     pub(crate) fn may_wait(&self) -> bool {
-        let undecided = |wait: &Wait| wait.place.is_undecided(wait.value);
-        self.tracks().iter().any(|track| track.lock().noted.iter().any(undecided))
+        self.tracks().iter().any(|track| track.lock().first_open().is_some())
     }
 
     fn tracks(&self) -> Vec<Arc<Track>> {
@@ -126,14 +125,13 @@ impl Track {
 impl Waits {
     /// Records a wait that is enqueued next.
     pub(crate) fn wait(&mut self, keep: &Arc<LeaseGuard>, place: &CellPlace, value: u64) {
-        let place = place.clone();
-        if let Some(wait) = self.unmarked().find(|wait| Arc::ptr_eq(&wait.keep, keep)) {
-            // A stream that has passed the later wait has passed the earlier one.
-            wait.place = place;
-            wait.value = value;
+        let same = |wait: &&mut Wait| Arc::ptr_eq(&wait.keep, keep) && wait.place.is(place);
+        if let Some(wait) = self.unmarked().find(same) {
+            // Values only grow: a stream can pass both waits once it can pass the one for the larger value.
+            wait.value = wait.value.max(value);
             return;
         }
-        self.noted.push_back(Wait { keep: keep.clone(), place, value, mark: None });
+        self.noted.push_back(Wait { keep: keep.clone(), place: place.clone(), value, mark: None });
     }
 
     /// Returns whether the stream should write a mark before it waits again.
@@ -159,6 +157,10 @@ impl Waits {
         self.forget_passed();
     }
 
+    fn first_open(&self) -> Option<&Wait> {
+        self.noted.iter().find(|wait| wait.place.is_undecided(wait.value))
+    }
+
     fn unmarked(&mut self) -> impl Iterator<Item = &mut Wait> {
         self.noted.iter_mut().rev().take_while(|wait| wait.mark.is_none())
     }
@@ -174,3 +176,31 @@ impl Waits {
 
 /// Number of waits of a stream before it writes a mark.
 const MOST_UNMARKED: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use partywall_harness::World;
+
+    use super::*;
+    use crate::Domain;
+
+    #[test]
+    fn later_wait_under_the_same_lease_hides_no_open_one() {
+        let world = World::new();
+        let domain = Domain::options().socket(world.socket()).start(false).connect().unwrap();
+        let writer = domain.timeline_writer("t").unwrap();
+        let (word, keep) = writer.timeline().present();
+        let other = PrivateWord::of_hosts();
+        let mut waits = Waits::default();
+        for (place, value) in [(&word.place, 10), (&word.place, 5), (&other.place, other.target)] {
+            waits.wait(&keep, place, value);
+        }
+        let open = || waits.first_open().map(|wait| wait.value);
+
+        writer.signal(5).unwrap();
+        other.place.cell().signal(other.target).unwrap();
+        assert_eq!(open(), Some(10));
+        writer.signal(10).unwrap();
+        assert_eq!(open(), None);
+    }
+}

@@ -172,7 +172,7 @@ impl InvalidArgument {
             Self::Table { source: TableError::ForeignLayout { .. }, .. } => ErrorKind::Refused.help("bad-table", "run the same Partywall release on both sides"),
             Self::Table { .. } => ErrorKind::Refused.help("bad-table", "correct the tensors' names, shapes and dtypes"),
             Self::Range { .. } => ErrorKind::Usage.help("bad-range", "use a range inside the tensor, or read(), in Python tobytes(), for a copy"),
-            Self::Graph { .. } => ErrorKind::Usage.help("bad-graph", "capture the nodes on the stream that is being captured, and name each node once in a launch of their graph"),
+            Self::Graph { .. } => ErrorKind::Usage.help("bad-graph", "capture the nodes on the stream that is being captured, name each node once in a launch of their graph, and let no launch wait for its own later signals"),
             Self::Task { .. } => ErrorKind::Usage.help("bad-task", "submit a task within the limits: a kind of 32 bytes, arguments of 512 bytes, 8 inputs, 1 to 255 attempts; give it an output if its worker writes one"),
             Self::Yourself => ErrorKind::Usage.help("not-yourself", "drop the Domain to leave, or name another process"),
         }

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use partywall_cuda::{DeviceSlice, GraphRef, StreamId, StreamRef, WordNode};
-use partywall_shm::timeline::MAX_VALUE;
+use partywall_shm::timeline::{MAX_VALUE, Progress};
 
 use super::{
     Timeline, TimelineWriter,
@@ -47,7 +47,8 @@ impl Domain {
     /// Adds a wait to the CUDA graph that `stream` is being captured into, behind the work captured so far. A launch of the
     /// graph then waits there ([`GraphLaunch`]).
     ///
-    /// In a connection's first call with a stream, this prepares the driver, which takes milliseconds.
+    /// No other thread may use the stream during the call. In a connection's first call with a stream, this prepares the
+    /// driver, which takes milliseconds.
     ///
     /// # Errors
     /// [`InvalidArgument::Graph`] if `stream` is not being captured; [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda),
@@ -62,7 +63,7 @@ impl Domain {
     }
 
     /// Adds a signal to the CUDA graph that `stream` is being captured into, behind the work captured so far. A launch of the
-    /// graph then signals there, after that work ([`GraphLaunch`]).
+    /// graph then signals there, after that work ([`GraphLaunch`]). No other thread may use the stream during the call.
     ///
     /// # Errors
     /// As [`capture_wait`](Self::capture_wait).
@@ -164,7 +165,8 @@ impl<'a> GraphLaunch<'a> {
     /// # Errors
     /// Before `launch` is called, so that nothing is launched: those of [`Timeline::wait_on`] and
     /// [`TimelineWriter::signal_on`], among them [`InvalidArgument::Value`] for a value that is not larger than the one
-    /// before; [`InvalidArgument::Graph`] for a node of another graph, or one that is named twice. Then the error of
+    /// before; [`InvalidArgument::Graph`] for a node of another graph, one that is named twice, or a wait that only
+    /// signals behind it in the graph could end. Then the error of
     /// `launch`, after which nothing is promised. An error while the nodes are made idle again comes last: the values
     /// are then promised.
     pub fn run<E: From<Error>>(mut self, launch: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
@@ -209,6 +211,38 @@ impl<'a> GraphLaunch<'a> {
         Err(InvalidArgument::Graph { what: self.what(), why }.into())
     }
 
+    /// Checks that no wait stands before the only signals that could end it. The turns of the writers have begun, so
+    /// their values do not change.
+    ///
+    /// Refuses only waits that would hang: the writer stores a later value only after the values of this launch. Waits
+    /// that depend on each other through several timelines or branches hang too, and are not found.
+    fn check_waits(&self, waits: &[PendingWait<'a>]) -> Result<()> {
+        for PendingWait { node: GraphWait(wait), timeline, v, word, .. } in waits {
+            let mut behind = None;
+            let mut ends = word.progress(*v) != Progress::Pending;
+            for (GraphSignal(signal), writer, signalled) in &self.signals {
+                if ends || !writer.word().place.is(&word.place) {
+                    continue;
+                }
+                // If the driver does not say where the signal stands, the launch may be sound.
+                if signal.operation.is_behind(self.graph, &wait.operation).unwrap_or(false) {
+                    behind.get_or_insert(signalled);
+                } else {
+                    ends = signalled >= v;
+                }
+            }
+            if let Some(signalled) = behind.filter(|_| !ends) {
+                let why = format!(
+                    "the wait for value {v} of timeline {:?} would never end, because the signal of its value \
+                     {signalled} stands behind the wait in the graph",
+                    timeline.name()
+                );
+                return Err(InvalidArgument::Graph { what: self.what(), why }.into());
+            }
+        }
+        Ok(())
+    }
+
     /// Names the launch in errors.
     fn what(&self) -> String {
         let names = self.waits.iter().map(|(_, timeline, _)| timeline.name());
@@ -229,6 +263,7 @@ impl<'a> GraphLaunch<'a> {
     ) -> Result<StreamId> {
         work.run(|stream| {
             let id = stream.id()?;
+            self.check_waits(waits)?;
             turns.iter().try_for_each(|turn| turn.follow(id))?;
             for wait in waits {
                 let work = Work { domain: wait.timeline.domain(), ..*work };

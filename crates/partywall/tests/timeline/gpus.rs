@@ -53,6 +53,7 @@ tests! {
         a_writer_killed_during_a_launch_ends_the_waits_of_graphs,
         a_launch_without_values_neither_waits_nor_signals,
         a_launch_that_is_refused_launches_nothing,
+        a_wait_before_the_only_signal_that_could_end_it_is_refused,
         a_launch_that_fails_promises_nothing,
         nodes_are_captured_in_a_capture_alone,
         one_graph_signals_several_times_and_from_two_streams,

@@ -79,6 +79,11 @@ impl CellPlace {
         self.slab.cell(self.index).expect("a place is in its slab")
     }
 
+    /// Returns whether both are the same cell.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        self.index == other.index && Arc::ptr_eq(self.slab.memory(), other.slab.memory())
+    }
+
     /// Returns the cell's index in its slab.
     pub(crate) fn index(&self) -> u32 {
         self.index

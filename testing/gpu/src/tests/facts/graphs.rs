@@ -141,3 +141,40 @@ pub(super) fn a_memory_operation_of_a_graph_cannot_become_another(check: &Check)
     check.cuda.stream_synchronize(stream).ok()?;
     captured.end()
 }
+
+pub(super) fn a_graph_says_what_its_nodes_depend_on(check: &Check) -> Result<(), String> {
+    check.start()?;
+    let cuda = &check.cuda;
+    let stream = check.stream()?;
+    let memory = check.alloc(BYTES)?;
+    let (_words, word) = check.words()?;
+    let captured = Captured::new(check, stream, memory, wait(word, 1))?;
+    let dependencies = |node| -> Result<Vec<Handle>, String> {
+        let mut count = 0;
+        cuda.graph_node_get_dependencies(node, std::ptr::null_mut(), 0, &mut count).ok()?;
+        let mut found = vec![0; count];
+        cuda.graph_node_get_dependencies(node, found.as_mut_ptr(), 0, &mut count).ok()?;
+        check.same("the number of nodes again", count, found.len());
+        Ok(found)
+    };
+    let fill = dependencies(captured.node)?;
+    check.same("nodes before the wait", fill.len(), 1);
+    check.same("nodes before the fill", dependencies(fill[0])?, Vec::new());
+    // Beside the wait, and behind both.
+    let operation = write(word, 1);
+    let parameters = MemoryNode { context: captured.context, count: 1, operations: &operation, flags: 0 };
+    let add = |before: &[Handle]| {
+        let mut node = 0;
+        let added =
+            cuda.graph_add_batch_mem_op_node(&mut node, captured.graph, before.as_ptr(), before.len(), &parameters);
+        added.ok().map(|()| node)
+    };
+    let beside = add(&fill)?;
+    check.same("nodes before the one beside the wait", dependencies(beside)?, fill);
+    let mut found = dependencies(add(&[captured.node, beside])?)?;
+    found.sort_unstable();
+    let mut both = vec![captured.node, beside];
+    both.sort_unstable();
+    check.same("nodes before the one behind both", found, both);
+    captured.end()
+}

@@ -174,6 +174,7 @@ facts! {
         Documented ONE new_values_of_a_graph_count_for_later_launches_alone
         Documented ONE launches_of_one_graph_run_one_after_the_other
         Documented ONE a_memory_operation_of_a_graph_cannot_become_another
+        Documented ONE a_graph_says_what_its_nodes_depend_on
     }
     launches {
         Documented ONE modules_refuse_what_they_cannot_read

@@ -75,6 +75,35 @@ fn signals(stage: &Stage, count: usize) -> (Graph, Vec<GraphSignal>) {
     (captured.unwrap(), nodes)
 }
 
+/// What a node of [`chain`] does.
+enum Link<'a> {
+    Wait(&'a Timeline, u64),
+    Signal(&'a TimelineWriter, u64),
+}
+
+/// Captures a graph of these nodes, one behind the other, and launches it once.
+fn chain(stage: &Stage, links: &[Link<'_>]) -> Result<(), Error> {
+    let mut waits = Vec::new();
+    let mut signals = Vec::new();
+    let captured = Graph::capture(stage.gpu.context(), |stream| -> Result<(), Box<dyn std::error::Error>> {
+        for link in links {
+            match *link {
+                Link::Wait(timeline, v) => waits.push((stage.domain.capture_wait(stream)?, timeline, v)),
+                Link::Signal(writer, v) => signals.push((stage.domain.capture_signal(stream)?, writer, v)),
+            }
+        }
+        Ok(())
+    });
+    let graph = captured.unwrap();
+    let launch = GraphLaunch::new(graph.as_ref(), stage.stream.as_ref());
+    let launch = waits.iter().fold(launch, |launch, (node, timeline, v)| launch.wait(node, timeline, *v));
+    let launch = signals.iter().fold(launch, |launch, (node, writer, v)| launch.signal(node, writer, *v));
+    launch.run(|| {
+        replay(&graph, &stage.stream);
+        Ok(())
+    })
+}
+
 /// Launches a graph.
 fn replay(graph: &Graph, stream: &Stream) {
     // SAFETY: the tests keep the memory of their graphs until their streams are done.
@@ -272,6 +301,44 @@ pub(crate) fn a_launch_that_is_refused_launches_nothing(world: &World) {
     assert_eq!(output.timeline().value(), 4);
     step.launch(&stage.stream, None, Some((&output, 5))).unwrap();
     output.timeline().wait(5, TIMEOUT).unwrap();
+}
+
+/// Trap: a launch that waits for its own signal.
+pub(crate) fn a_wait_before_the_only_signal_that_could_end_it_is_refused(world: &World) {
+    let stage = Stage::new(world);
+    let writer = stage.domain.timeline_writer("x").unwrap();
+    let other = stage.domain.timeline_writer("y").unwrap();
+    // Another handle of the same timeline.
+    let timeline = stage.domain.timeline("x").unwrap();
+    let wait = |v| Link::Wait(&timeline, v);
+    let signal = |v| Link::Signal(&writer, v);
+    let between = || Link::Signal(&other, 1);
+    for (links, wanted, signalled) in [
+        (vec![wait(1), signal(1)], 1, 1),
+        (vec![wait(1), between(), signal(2)], 1, 2),
+        (vec![wait(3), signal(2)], 3, 2),
+        (vec![signal(1), wait(2), signal(2), signal(3)], 2, 2),
+    ] {
+        let refused = chain(&stage, &links).unwrap_err();
+        assert_eq!(refused.anchor(), "bad-graph");
+        let why = format!(
+            ": the wait for value {wanted} of timeline \"x\" would never end, because the signal of its value \
+             {signalled} stands behind the wait in the graph"
+        );
+        assert!(refused.to_string().ends_with(&why), "{refused}");
+    }
+    assert_eq!((timeline.announced(), other.timeline().announced()), (0, 0));
+    // These waits end: by a signal before them, by the launch before, and by the host.
+    let gate = Gate::new(&stage.gpu);
+    gate.stop(&stage.stream);
+    chain(&stage, &[signal(1), wait(1), signal(2)]).unwrap();
+    chain(&stage, &[wait(2), signal(3)]).unwrap();
+    chain(&stage, &[Link::Wait(other.timeline(), 1), signal(4)]).unwrap();
+    assert_eq!((timeline.value(), timeline.announced()), (0, 4));
+    gate.go(&Stream::new(stage.gpu.context()).unwrap());
+    timeline.wait(3, TIMEOUT).unwrap();
+    other.signal(1).unwrap();
+    timeline.wait(4, TIMEOUT).unwrap();
 }
 
 pub(crate) fn a_launch_that_fails_promises_nothing(world: &World) {
