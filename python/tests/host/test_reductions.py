@@ -14,7 +14,7 @@ import pytest
 
 import partywall as pw
 
-from ..conftest import WATCHDOG
+from ..conftest import NO_PTRACE, WATCHDOG
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("partywall.torch")
@@ -126,6 +126,41 @@ def test_payload_is_the_tensor_itself_in_its_own_process(domain):
     queue = torch.multiprocessing.get_context("spawn").SimpleQueue()
     queue.put(tensor)
     assert queue.get().data_ptr() == tensor.data_ptr()
+
+
+PEER_WITHOUT_PTRACE = (
+    NO_PTRACE
+    + "give_up_ptrace()"
+    + CHILD
+    + """
+domain = pw.connect(socket=sys.argv[1])
+partywall.torch.install_reductions(domain=domain)
+if len(sys.argv) == 2:
+    tensor = torch.arange(12.0)
+else:
+    say(may_take_descriptors(int(sys.argv[2])))
+    tensor = load()
+    tensor += 1
+say(dump(tensor), tensor.sum().item())
+told()
+say(tensor.sum().item())
+"""
+)
+
+
+def test_sent_and_received_tensors_need_no_ptrace_rights(domain, child):
+    peers = [child(PEER_WITHOUT_PTRACE, domain.socket)]
+    payload, total = peers[0].says().split()
+    assert total == "66.0"
+    for expected in "78.0", "90.0":
+        peers.append(child(PEER_WITHOUT_PTRACE, domain.socket, str(peers[-1].process.pid)))
+        assert peers[-1].says() == "False"
+        peers[-1].tell(payload)
+        payload, total = peers[-1].says().split()
+        assert total == expected
+    # Both receivers have the same memory. The sender's is a copy on the host.
+    peers[1].tell()
+    assert peers[1].says() == "90.0"
 
 
 def test_unread_payload_expires(domain):

@@ -1,10 +1,9 @@
 """Models of torch that advance in place, on the simulated driver.
 
-torch has no GPU here. Its tensors are copies in main memory that use the memory of the GPU as long as they live.
+The tensors of the loaded models are copies: what their segments show is compared.
 """
 
 import contextlib
-import ctypes
 import os
 
 import pytest
@@ -18,30 +17,15 @@ torch = pytest.importorskip("torch")
 shared = pytest.importorskip("partywall.torch")
 
 from ..host.test_torch_modules import Toy, named, on_meta  # noqa: E402
+from . import copies  # noqa: E402
 
 pytestmark = pytest.mark.skipif("simcuda" not in os.environ.get("PARTYWALL_LIBCUDA", ""), reason="not simulated")
 
-COPIES = []
-"""The memory of the copies."""
-
-
 @pytest.fixture(autouse=True)
-def copies(monkeypatch):
-    """Has `torch.from_dlpack` copy what is on the GPU."""
-    real = torch.from_dlpack
-
-    def from_dlpack(tensor):
-        if tensor.__dlpack_device__()[0] != 2:
-            return real(tensor)
-        size = shared._tensors.span(tensor.shape, tensor.strides) * getattr(torch, tensor.dtype).itemsize
-        COPIES.append(ctypes.create_string_buffer(driver.read(tensor.data_ptr, size, 0) if size else b"", size + 1))
-        capsule = tensor.__dlpack__(max_version=(1, 0))
-        return torch._C._from_dlpack(driver.on_host(capsule, ctypes.addressof(COPIES[-1])))
-
+def copied(monkeypatch):
+    """Gives torch copies of what is on the GPU."""
     driver.use()
-    monkeypatch.setattr(torch, "from_dlpack", from_dlpack)
-    yield
-    COPIES.clear()
+    monkeypatch.setattr(torch, "from_dlpack", copies.from_dlpack)
 
 
 @contextlib.contextmanager
