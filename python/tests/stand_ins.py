@@ -355,7 +355,7 @@ class TorchAllocator:
         self._free(ctypes.c_void_p(address), ctypes.c_ssize_t(0), ctypes.c_int(0), None)
 
 
-def torch_pools(monkeypatch: pytest.MonkeyPatch) -> Any:
+def torch_pools(monkeypatch: pytest.MonkeyPatch, version: str = "2.8.0") -> Any:
     """Installs torch's pools of memory, which call the allocator's functions as torch does. Returns the module."""
 
     class OutOfMemoryError(RuntimeError):
@@ -398,6 +398,7 @@ def torch_pools(monkeypatch: pytest.MonkeyPatch) -> Any:
     made: Any = module(
         monkeypatch,
         "torch",
+        __version__=version,
         cuda=cuda,
         OutOfMemoryError=OutOfMemoryError,
         device=Device,
@@ -408,7 +409,8 @@ def torch_pools(monkeypatch: pytest.MonkeyPatch) -> Any:
     # The rest of the package needs more of torch.
     package = module(monkeypatch, "partywall.torch")
     package.__path__ = [str(Path(pw.__file__).parent / "torch")]
-    monkeypatch.delitem(sys.modules, "partywall.torch._pool", raising=False)
+    for name in "_pool", "_version":
+        monkeypatch.delitem(sys.modules, f"partywall.torch.{name}", raising=False)
     return made
 
 

@@ -493,6 +493,16 @@ def test_overlapping_parameters_keep_their_views(domain):
         shared.share_module(model, "overlap", domain=domain)
 
 
+def test_float8_needs_a_torch_that_passes_it(domain, toy, monkeypatch):
+    monkeypatch.setattr(torch, "__version__", "2.9.1+cu128")
+    for refused in (
+        lambda: shared.share_module(Toy(), "other", domain=domain),
+        lambda: shared.load_module(on_meta(), "toy", domain=domain),
+    ):
+        with pytest.raises(shared.UnsupportedTensor, match=r"eighth: elements of torch\.float8_e4m3fn need torch 2\.10"):
+            refused()
+
+
 def test_move_leaves_the_model_in_shared_memory(domain, toy):
     torch.manual_seed(2)
     model = Toy()

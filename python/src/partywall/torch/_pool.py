@@ -6,6 +6,7 @@ import torch
 
 from partywall import _arrays, _native
 from partywall._domain import Domain
+from partywall.torch._version import require
 
 
 class TorchPool(torch.cuda.MemPool):  # type: ignore[misc]
@@ -17,6 +18,8 @@ class TorchPool(torch.cuda.MemPool):  # type: ignore[misc]
     """
 
     def __init__(self, domain: Domain, name: str, size: SupportsIndex, device: Any = None) -> None:
+        # Older versions let all threads allocate in a pool that one has entered.
+        require("torch_pool()", 2, 8)
         with torch.cuda.device(device):
             self._index = torch.cuda.current_device()
             # Dropped with the pool: from then on torch only frees.

@@ -13,6 +13,7 @@ from partywall._arrays import Placed, check_text
 from partywall._native import Tensor
 from partywall.torch._errors import TensorInUse, UnsupportedTensor
 from partywall.torch._swap import weak_references
+from partywall.torch._version import is_older
 
 Kind: TypeAlias = Literal["p", "f", "b", "n"]
 """A parameter, with or without gradients; a buffer, persistent or not."""
@@ -93,6 +94,8 @@ def _unsupported(tensor: Any) -> str | None:
         return "its conjugation or negation is pending: use resolve_conj() or resolve_neg()"
     if tensor.dtype not in _DTYPES:
         return f"elements of {tensor.dtype} are not known to Partywall: share a view as torch.uint8"
+    if str(tensor.dtype).startswith("torch.float8") and is_older(2, 10):
+        return f"elements of {tensor.dtype} need torch 2.10 or later: share a view as torch.uint8"
     return None
 
 
@@ -308,4 +311,4 @@ _DTYPES = frozenset(
     )
     if hasattr(torch, name)
 )
-"""What both torch and Partywall pass by DLPack."""
+"""What both torch and Partywall pass by DLPack. torch passes float8 from 2.10 on."""
