@@ -6,6 +6,7 @@
 import contextlib
 import ctypes
 import sys
+import threading
 import types
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -392,6 +393,7 @@ def torch_pools(monkeypatch: pytest.MonkeyPatch, version: str = "2.8.0") -> Any:
         MemPool=MemPool,
         use_mem_pool=use_mem_pool,
         memory=memory,
+        init=lambda: None,
         current_device=lambda: 0,
         device=lambda _: contextlib.nullcontext(),
     )
@@ -402,7 +404,8 @@ def torch_pools(monkeypatch: pytest.MonkeyPatch, version: str = "2.8.0") -> Any:
         cuda=cuda,
         OutOfMemoryError=OutOfMemoryError,
         device=Device,
-        Tensor=lambda address: types.SimpleNamespace(data_ptr=lambda: address),
+        strided="strided",
+        Tensor=lambda address: types.SimpleNamespace(layout="strided", data_ptr=lambda: address),
         active=[],
         allocate=allocate,
     )
@@ -444,11 +447,12 @@ def cupy_pools(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     @contextlib.contextmanager
     def using_allocator(allocator: Any) -> Iterator[None]:
-        made.allocators.append(allocator)
+        before = vars(made.thread).get("allocator")
+        made.thread.allocator = allocator
         try:
             yield
         finally:
-            made.allocators.remove(allocator)
+            made.thread.allocator = before
 
     cuda = types.SimpleNamespace(
         Device=lambda _: types.SimpleNamespace(id=0),
@@ -458,7 +462,7 @@ def cupy_pools(monkeypatch: pytest.MonkeyPatch) -> Any:
         runtime=types.SimpleNamespace(CUDARuntimeError=CUDARuntimeError),
     )
     made: Any = module(
-        monkeypatch, "cupy", cuda=cuda, device=0, allocators=[], allocate=lambda size: made.allocators[-1](size)
+        monkeypatch, "cupy", cuda=cuda, device=0, thread=threading.local(), allocate=lambda n: made.thread.allocator(n)
     )
     monkeypatch.delitem(sys.modules, "partywall.integrations.cupy", raising=False)
     return made
