@@ -15,6 +15,7 @@ import pytest
 import partywall as pw
 
 from ..conftest import NO_PTRACE, WATCHDOG
+from .test_errors import assert_quoted
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("partywall.torch")
@@ -25,6 +26,7 @@ from partywall import _native  # noqa: E402
 from partywall.torch import (  # noqa: E402
     Expired,
     ReductionsPatched,
+    UnsupportedTensor,
     _payloads,
     _reductions,
     install_reductions,
@@ -161,6 +163,17 @@ def test_sent_and_received_tensors_need_no_ptrace_rights(domain, child):
     # Both receivers have the same memory. The sender's is a copy on the host.
     peers[1].tell()
     assert peers[1].says() == "90.0"
+
+
+def test_pending_conjugation_is_refused(domain):
+    install_reductions(domain=domain)
+    number = torch.tensor([1 + 2j])
+    for pending in (number.conj(), number.conj().imag):
+        with pytest.raises(UnsupportedTensor, match="conjugation or negation is pending") as refused:
+            dump(pending)
+        assert_quoted(refused.value)
+        received = ForkingPickler.loads(dump(pending.resolve_conj().resolve_neg()))
+        assert torch.equal(received, pending)
 
 
 def test_unread_payload_expires(domain):
