@@ -725,6 +725,8 @@ def test_names_without_a_model_are_refused(domain):
         with pytest.raises(pw.WrongKind, match="holds no model"):
             shared.load_module(on_meta(), "plain", domain=domain)
     wrong = ['{"format": 1}', '{"format": 1, "kinds": "pp"}', '{"format": 1, "kinds": "p", "more": 1}']
+    complete = {"format": 1, "model": "Toy", "config": None, "fingerprint": {}, "kinds": "p"}
+    wrong += [json.dumps(complete | other) for other in ({"kinds": "x"}, {"fingerprint": None}, {"checksums": "0"})]
     for text in ["", "[]", "{}", *wrong]:
         with domain.put("other", torch.ones(3), metadata={"partywall.torch": text}):
             with pytest.raises(pw.WrongKind, match="another version"):
@@ -733,6 +735,20 @@ def test_names_without_a_model_are_refused(domain):
         shared.load_module(on_meta(), "nowhere", domain=domain)
     with pytest.raises(TypeError, match="domain="):
         shared.load_module(on_meta(), "nowhere", domain="default")
+    for fingerprint in (["a"], {"a": 1}):
+        with pytest.raises(TypeError, match="fingerprint= maps strings to strings"):
+            shared.share_module(Toy(), "other", fingerprint=fingerprint, domain=domain)
+
+
+def test_tensors_outside_of_pools_are_not_shareable():
+    for tensor in (torch.ones(3), torch.ones(3, device="meta"), torch.ones(3).to_sparse()):
+        assert not shared.is_shareable(tensor)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_pool_without_a_gpu_raises_what_torch_says(domain):
+    with pytest.raises((RuntimeError, AssertionError), match="NVIDIA driver|CUDA enabled"):
+        domain.torch_pool("pool", size=1 << 20)
 
 
 def test_recurrent_modules_are_moved_and_loaded(domain):
