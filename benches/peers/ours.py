@@ -32,7 +32,7 @@ def main() -> None:
         if what in ("rebuilt", "dropped"):
             stranded(domain, what)
         else:
-            prepare: dict[str, Callable[..., Callable[[], float]]]
+            prepare: dict[str, Callable[..., Callable[..., float]]]
             prepare = {"open": only_open, "open-close": open_close, "tensor": as_tensor, "model": as_model, "put": put}
             prepare |= {"module": module, "advance": advance}
             peer.serve(prepare[what](domain, *arguments))

@@ -129,6 +129,27 @@ def told():
     return sys.stdin.readline().strip()
 """
 
+NO_PTRACE = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+def give_up_ptrace():
+    # Neither uses ptrace rights nor grants them, as in many containers. The capability is that of this thread and of those
+    # that it starts.
+    header, sets = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    assert libc.capget(header, sets) == 0
+    for index in range(3):
+        sets[index] &= ~(1 << 19)  # CAP_SYS_PTRACE
+    assert libc.capset(header, sets) == 0
+    assert libc.prctl(4, 0) == 0  # PR_SET_DUMPABLE
+def may_take_descriptors(pid):
+    pidfd = os.pidfd_open(pid)
+    taken = libc.syscall(438, pidfd, 0, 0)  # pidfd_getfd
+    assert taken >= 0 or ctypes.get_errno() == 1
+    os.close(pidfd)
+    return taken >= 0
+"""
+"""Lets a child's code give up its ptrace rights."""
+
 
 @pytest.fixture
 def child() -> Iterator[Callable[..., Child]]:

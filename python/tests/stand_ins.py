@@ -6,6 +6,7 @@
 import contextlib
 import ctypes
 import sys
+import threading
 import types
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -355,7 +356,7 @@ class TorchAllocator:
         self._free(ctypes.c_void_p(address), ctypes.c_ssize_t(0), ctypes.c_int(0), None)
 
 
-def torch_pools(monkeypatch: pytest.MonkeyPatch) -> Any:
+def torch_pools(monkeypatch: pytest.MonkeyPatch, version: str = "2.8.0") -> Any:
     """Installs torch's pools of memory, which call the allocator's functions as torch does. Returns the module."""
 
     class OutOfMemoryError(RuntimeError):
@@ -392,23 +393,27 @@ def torch_pools(monkeypatch: pytest.MonkeyPatch) -> Any:
         MemPool=MemPool,
         use_mem_pool=use_mem_pool,
         memory=memory,
+        init=lambda: None,
         current_device=lambda: 0,
         device=lambda _: contextlib.nullcontext(),
     )
     made: Any = module(
         monkeypatch,
         "torch",
+        __version__=version,
         cuda=cuda,
         OutOfMemoryError=OutOfMemoryError,
         device=Device,
-        Tensor=lambda address: types.SimpleNamespace(data_ptr=lambda: address),
+        strided="strided",
+        Tensor=lambda address: types.SimpleNamespace(layout="strided", data_ptr=lambda: address),
         active=[],
         allocate=allocate,
     )
     # The rest of the package needs more of torch.
     package = module(monkeypatch, "partywall.torch")
     package.__path__ = [str(Path(pw.__file__).parent / "torch")]
-    monkeypatch.delitem(sys.modules, "partywall.torch._pool", raising=False)
+    for name in "_pool", "_version":
+        monkeypatch.delitem(sys.modules, f"partywall.torch.{name}", raising=False)
     return made
 
 
@@ -442,11 +447,12 @@ def cupy_pools(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     @contextlib.contextmanager
     def using_allocator(allocator: Any) -> Iterator[None]:
-        made.allocators.append(allocator)
+        before = vars(made.thread).get("allocator")
+        made.thread.allocator = allocator
         try:
             yield
         finally:
-            made.allocators.remove(allocator)
+            made.thread.allocator = before
 
     cuda = types.SimpleNamespace(
         Device=lambda _: types.SimpleNamespace(id=0),
@@ -456,7 +462,7 @@ def cupy_pools(monkeypatch: pytest.MonkeyPatch) -> Any:
         runtime=types.SimpleNamespace(CUDARuntimeError=CUDARuntimeError),
     )
     made: Any = module(
-        monkeypatch, "cupy", cuda=cuda, device=0, allocators=[], allocate=lambda size: made.allocators[-1](size)
+        monkeypatch, "cupy", cuda=cuda, device=0, thread=threading.local(), allocate=lambda n: made.thread.allocator(n)
     )
     monkeypatch.delitem(sys.modules, "partywall.integrations.cupy", raising=False)
     return made

@@ -314,6 +314,7 @@ class Domain(Handle[_native.Domain]):
         In a `with` of the pool torch allocates there. The pool takes at most `size` bytes of `device`, by default
         torch's current one, as they are needed. A tensor for which there is no room raises `torch.OutOfMemoryError`.
         `name` is shown in errors; it is no name of the domain. The pool stays usable after the domain is closed.
+        Raises `TorchTooOld` before torch 2.8.
         """
         from partywall.torch._pool import TorchPool
 

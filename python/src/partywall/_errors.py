@@ -369,6 +369,10 @@ class CannotPreload(Error, ImportError):
     """A module cannot be preloaded for spares: its import fails, or it has done what forks do not survive."""
 
 
+class TorchTooOld(Error, ImportError):
+    """What was imported or called needs a later version of torch."""
+
+
 class WorkerFailed(Error, RuntimeError):
     """A worker or spare of `partywall.spares` has ended at once, too often in a row."""
 

@@ -27,6 +27,9 @@ def launch(
 
     Several signals of one timeline have growing values in the order in which they were captured.
     """
+    for node in values:
+        if not isinstance(node, GraphNode):
+            raise TypeError(f"values= maps what capture_wait and capture_signal return to numbers, not {node!r}")
     raw_graph, raw_exec = _handles(graph)
     pairs = [(node._native, timeline_value(value)) for node, value in values.items()]
     _native.launch(raw_graph, raw_exec, pairs, graph.replay if replay is None else replay, *_streams.place(stream, device))

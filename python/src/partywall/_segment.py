@@ -1,5 +1,6 @@
 """An open version of a name."""
 
+import operator
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -211,7 +212,7 @@ class Segment(Interruptible[_native.Segment], Named[_native.Segment], Tensors):
 
 def valid_version(version: int | None) -> int | None:
     """Returns a version, or raises `ValueError` if no version has this number."""
-    if version is not None and version < 1:
+    if version is not None and operator.index(version) < 1:
         raise ValueError(f"{version} is not a version: versions are counted from 1")
     return version
 

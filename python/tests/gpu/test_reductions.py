@@ -3,7 +3,6 @@
 Tests that say `upstream` express a case of torch's own test/test_multiprocessing.py in this project's words.
 """
 
-import ctypes
 import gc
 import inspect
 import os
@@ -14,7 +13,7 @@ import pytest
 
 import partywall as pw
 
-from ..conftest import WATCHDOG
+from ..conftest import NO_PTRACE, WATCHDOG
 
 torch = pytest.importorskip("torch")
 if not torch.cuda.is_available() or "PARTYWALL_LIBCUDA" in os.environ:
@@ -387,13 +386,50 @@ def test_ten_thousand_sends_wait_for_no_stream_and_leave_no_file(domain):
     assert not [name for name in set(os.listdir("/dev/shm")) - before if name.startswith("torch_")]
 
 
-def test_sender_without_ptrace_rights(child):
-    # What Yama and containers refuse: another process may not take file descriptors of this one.
-    assert ctypes.CDLL(None).prctl(4, 0) == 0
-    try:
-        assert reads(reader(child), dump(torch.ones(5, device="cuda"))) == 5
-    finally:
-        ctypes.CDLL(None).prctl(4, 1)
+PEER_WITHOUT_PTRACE = (
+    NO_PTRACE
+    + "give_up_ptrace()"
+    + CHILD
+    + """
+import contextlib
+import partywall.torch
+domain = pw.connect(socket=sys.argv[1])
+partywall.torch.install_reductions(domain=domain)
+if len(sys.argv) == 3:
+    pool = domain.torch_pool("pool", size=64 << 20) if sys.argv[2] == "pool" else contextlib.nullcontext()
+    with pool:
+        tensor = torch.ones(1000, device="cuda")
+else:
+    say(may_take_descriptors(int(sys.argv[3])))
+    tensor = load()
+    tensor += 1
+    torch.cuda.synchronize()
+say(bytes(ForkingPickler.dumps(tensor)).hex(), tensor.sum().item())
+told()
+say(tensor.sum().item())
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("memory", "kind", "segments"), [("torch", "legacy", False), ("pool", "live", False), ("pool", "live", True)]
+)
+def test_sent_and_received_tensors_need_no_ptrace_rights(domain, child, memory, kind, segments):
+    # What Yama and containers refuse: a process may not take file descriptors of another one.
+    options = {"PYTORCH_CUDA_ALLOC_CONF": f"expandable_segments:{segments}"}
+    peers = [child(PEER_WITHOUT_PTRACE, domain.socket, memory, **options)]
+    payload, total = peers[0].says().split()
+    assert total == "1000.0" and [row.kind for row in domain.ls()] == [kind]
+    for expected in "2000.0", "3000.0":
+        peers.append(child(PEER_WITHOUT_PTRACE, domain.socket, memory, str(peers[-1].process.pid), **options))
+        assert peers[-1].says() == "False"
+        peers[-1].tell(payload)
+        payload, total = peers[-1].says().split()
+        assert total == expected
+    for peer in peers[:2]:
+        peer.tell()
+        assert peer.says() == "3000.0"
+    assert len(domain.ls()) == 1
 
 
 def test_expandable_segments_are_refused(child, domain):

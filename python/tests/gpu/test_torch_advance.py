@@ -13,6 +13,7 @@ if not torch.cuda.is_available() or "PARTYWALL_LIBCUDA" in os.environ:
     pytest.skip("no GPU", allow_module_level=True)
 nn = torch.nn
 shared = pytest.importorskip("partywall.torch")
+from partywall.torch import _checksum, _manifest  # noqa: E402
 
 MIB = 1 << 20
 LAYERS = 8
@@ -37,10 +38,10 @@ class Uniform(nn.Module):
         return torch.stack([least, torch.stack([tensor.max() for tensor in tensors]).max()])
 
 
-def version(domain, number: int) -> None:
+def version(domain, number: int, **options) -> None:
     """Shares a model of this number as the next version of `net`."""
     with torch.device("cuda"):
-        shared.share_module(Uniform(number), "net", domain=domain)
+        shared.share_module(Uniform(number), "net", domain=domain, **options)
 
 
 @pytest.fixture
@@ -143,6 +144,24 @@ def test_advance_is_refused_during_a_capture(domain, loaded):
     assert handle.advance(stable_address=True) == 2
     graph.replay()
     assert numbers.tolist() == [2, 2]
+
+
+def test_graph_shows_a_verified_version_and_no_damaged_one(domain, loaded, monkeypatch):
+    model, handle = loaded
+    addresses = [tensor.data_ptr() for tensor in (*model.parameters(), model.scale)]
+    launch = captured(model)
+    version(domain, 2, checksums=True)
+    assert handle.advance(stable_address=True, verify=True) == 2 and launch() == [2, 2]
+    sums = _manifest.Manifest.read(handle.segment).checksums
+    with monkeypatch.context() as patched:
+        # As if another process had written the third version: it has the checksums of the second.
+        patched.setattr(_checksum, "checksums", lambda _: sums)
+        version(domain, 3, checksums=True)
+    with pytest.raises(shared.ChecksumMismatch, match="version 3 of 'net' is damaged: layers"):
+        handle.advance(stable_address=True, verify=True)
+    assert handle.version == 2 and launch() == [2, 2]
+    assert [tensor.data_ptr() for tensor in (*model.parameters(), model.scale)] == addresses
+    assert handle.advance(stable_address=True) == 3 and launch() == [3, 3]
 
 
 def test_other_layouts_are_refused(domain, loaded):

@@ -28,6 +28,14 @@ def test_a_shape_is_a_number_or_several(domain, shape, lengths):
         assert build.shape == lengths
 
 
+@pytest.mark.parametrize(("version", "error"), [(0, ValueError), (-1, ValueError), ("1", TypeError), (1.0, TypeError)])
+def test_version_is_a_number_from_1_on(domain, version, error):
+    with domain.put("x", np.zeros(1), device="host"), domain.open("x", version=np.int64(1)) as segment:
+        for use in (domain.open, lambda _, version: segment.advance(version=version)):
+            with pytest.raises(error, match="versions are counted from 1|as an integer"):
+                use("x", version=version)
+
+
 @pytest.mark.parametrize("shape", [-1, (2, -3), 1 << 63, (1 << 40, 1 << 40), (1,) * 65])
 def test_impossible_shape_is_a_value_error(domain, shape):
     with pytest.raises(ValueError, match="shape|dimensions"):

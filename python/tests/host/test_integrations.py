@@ -222,6 +222,32 @@ def test_verl_carries_an_update_in_buckets(monkeypatch, domain):
         asyncio.run(step(count))
 
 
+def test_verl_update_after_one_that_failed_begins_anew(monkeypatch, domain):
+    registered = stand_ins.verl(monkeypatch)
+    import partywall.integrations.verl  # noqa: F401
+
+    master = registered["partywall"](bucket_size=10, is_master=True)
+    rollout = registered["partywall"](bucket_size=10, timeout=0.0)
+
+    def failing():
+        yield "a", tensor(np.zeros(10))
+        yield "b", tensor(np.zeros(10))
+        raise RuntimeError("injected")
+
+    async def step(weights):
+        prefix = master.prepare()
+        for engine in master, rollout:
+            engine.init_process_group(prefix=prefix)
+        await master.send_weights(weights)
+        return [name async for name, _ in rollout.receive_weights()]
+
+    with pytest.raises(RuntimeError, match="injected"):
+        asyncio.run(step(failing()))
+    assert asyncio.run(step([("c", tensor(np.ones(10)))])) == ["c"]
+    assert len(domain.ls()) == 1, "the update that failed has left nothing"
+    master.finalize()
+
+
 def test_verl_rollout_is_told_that_its_bucket_never_came(monkeypatch, domain):
     registered = stand_ins.verl(monkeypatch)
     import partywall.integrations.verl  # noqa: F401

@@ -13,7 +13,9 @@ import pytest
 import partywall as pw
 from partywall._program import PROGRAM
 
+from .. import stand_ins
 from ..conftest import PRELUDE, WATCHDOG
+from .test_errors import assert_quoted
 
 BACKEND = Path(__file__).parents[2] / "build_backend"
 
@@ -37,6 +39,37 @@ def test_the_package_says_that_it_is_typed():
     folder = Path(pw.__file__).parent
     assert (folder / "py.typed").exists() and (folder / "_native.pyi").exists()
     assert PROGRAM.exists() and os.access(PROGRAM, os.X_OK)
+
+
+@pytest.mark.parametrize(
+    ("version", "is_older"),
+    [("1.13.1", True), ("2.4.1+cu121", True), ("2.5.0a0+872d972e41.nv24.08", False), ("2.11.0", False)],
+)
+def test_older_torch_is_refused_by_its_version(tmp_path, version, is_older):
+    (tmp_path / "torch.py").write_text(f"__version__ = {version!r}")
+    code = """
+    import partywall as pw
+    for module in "partywall.torch", "partywall.torch._guard":
+        try:
+            __import__(module)
+        except pw.TorchTooOld as error:
+            print(isinstance(error, ImportError), error.anchor, error)
+        except (ImportError, AttributeError):
+            # This stand-in has nothing but a version.
+            print("new enough")
+    """
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+    refused = f"True torch-too-old partywall.torch needs torch 2.5 or later, and this is torch {version}; upgrade torch"
+    assert said == [refused if is_older else "new enough"] * 2
+
+
+def test_pool_needs_a_torch_whose_pools_are_of_one_thread(domain, monkeypatch):
+    stand_ins.torch_pools(monkeypatch, version="2.7.1+cu126")
+    with pytest.raises(pw.TorchTooOld, match=r"torch_pool\(\) needs torch 2\.8 or later, .* torch 2\.7\.1\+cu126") as old:
+        domain.torch_pool("pool", size=1 << 20)
+    assert_quoted(old.value)
 
 
 def test_everything_public_has_a_docstring():

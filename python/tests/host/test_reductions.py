@@ -15,7 +15,8 @@ import pytest
 
 import partywall as pw
 
-from ..conftest import WATCHDOG
+from ..conftest import NO_PTRACE, WATCHDOG
+from .test_errors import assert_quoted
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("partywall.torch")
@@ -26,6 +27,7 @@ from partywall import _native  # noqa: E402
 from partywall.torch import (  # noqa: E402
     Expired,
     ReductionsPatched,
+    UnsupportedTensor,
     _payloads,
     _reductions,
     install_reductions,
@@ -127,6 +129,52 @@ def test_payload_is_the_tensor_itself_in_its_own_process(domain):
     queue = torch.multiprocessing.get_context("spawn").SimpleQueue()
     queue.put(tensor)
     assert queue.get().data_ptr() == tensor.data_ptr()
+
+
+PEER_WITHOUT_PTRACE = (
+    NO_PTRACE
+    + "give_up_ptrace()"
+    + CHILD
+    + """
+domain = pw.connect(socket=sys.argv[1])
+partywall.torch.install_reductions(domain=domain)
+if len(sys.argv) == 2:
+    tensor = torch.arange(12.0)
+else:
+    say(may_take_descriptors(int(sys.argv[2])))
+    tensor = load()
+    tensor += 1
+say(dump(tensor), tensor.sum().item())
+told()
+say(tensor.sum().item())
+"""
+)
+
+
+def test_sent_and_received_tensors_need_no_ptrace_rights(domain, child):
+    peers = [child(PEER_WITHOUT_PTRACE, domain.socket)]
+    payload, total = peers[0].says().split()
+    assert total == "66.0"
+    for expected in "78.0", "90.0":
+        peers.append(child(PEER_WITHOUT_PTRACE, domain.socket, str(peers[-1].process.pid)))
+        assert peers[-1].says() == "False"
+        peers[-1].tell(payload)
+        payload, total = peers[-1].says().split()
+        assert total == expected
+    # Both receivers have the same memory. The sender's is a copy on the host.
+    peers[1].tell()
+    assert peers[1].says() == "90.0"
+
+
+def test_pending_conjugation_is_refused(domain):
+    install_reductions(domain=domain)
+    number = torch.tensor([1 + 2j])
+    for pending in (number.conj(), number.conj().imag):
+        with pytest.raises(UnsupportedTensor, match="conjugation or negation is pending") as refused:
+            dump(pending)
+        assert_quoted(refused.value)
+        received = ForkingPickler.loads(dump(pending.resolve_conj().resolve_neg()))
+        assert torch.equal(received, pending)
 
 
 def test_unread_payload_expires(domain):

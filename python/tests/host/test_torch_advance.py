@@ -155,6 +155,10 @@ def test_parameters_with_views_are_refused(domain):
     with pytest.raises(shared.TensorInUse, match=r"norm\.weight has a live view"):
         handle.advance()
     assert handle.version == 1 and is_same(model, first)
+    view = model.norm.weight.detach()
+    with pytest.raises(shared.TensorInUse, match=r"norm\.weight shares its memory with a tensor outside of the model"):
+        handle.advance()
+    assert handle.version == 1 and is_same(model, first)
     del view
     assert handle.advance() == 2 and is_same(model, second)
     assert torch.equal(kept, second.mean[:2])

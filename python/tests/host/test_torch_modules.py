@@ -246,6 +246,85 @@ def test_parameters_in_use_are_named(domain, toy):
     assert torch.equal(run(model), run(toy))
 
 
+@pytest.mark.parametrize(
+    "show",
+    [
+        lambda weight: weight.detach(),
+        lambda weight: weight.detach()[1:],
+        lambda weight: weight.data,
+        lambda weight: weight.detach().numpy(),
+        lambda weight: nn.Parameter(weight.data),
+        lambda weight: torch.from_dlpack(weight.detach()),
+        lambda weight: torch.empty(0).set_(weight.untyped_storage()),
+    ],
+)
+def test_tensors_outside_of_the_model_that_show_its_memory_are_found(domain, toy, show):
+    model = Toy()
+    before = {name: tensor.data_ptr() for name, tensor in named(model).items()}
+    outside = show(model.norm.weight)
+    refused = r"norm\.weight shares its memory with a tensor outside of the model"
+    for attempt in (
+        lambda: shared.load_module(model, "toy", domain=domain),
+        lambda: shared.share_module(model, "other", move=True, domain=domain),
+    ):
+        with pytest.raises(shared.TensorInUse, match=refused):
+            attempt()
+    assert {name: tensor.data_ptr() for name, tensor in named(model).items()} == before
+    del outside
+    shared.load_module(model, "toy", domain=domain)
+    assert torch.equal(run(model), run(toy))
+
+
+def test_state_that_is_held_is_found(domain, toy):
+    model = Toy()
+    state = model.state_dict()
+    with pytest.raises(shared.TensorInUse, match=r"layers\.0\.weight shares its memory .*positions shares its memory"):
+        shared.load_module(model, "toy", domain=domain)
+    model.load_state_dict(copy.deepcopy(state), assign=True)
+    del state
+    shared.load_module(model, "toy", domain=domain)
+
+
+def test_users_that_hold_the_tensors_themselves_are_no_obstacle(domain):
+    class Flat(nn.Module):
+        """Parameters and a buffer that share memory, and modules that keep their parameters in lists."""
+
+        def __init__(self):
+            super().__init__()
+            flat = torch.randn(300)
+            self.first, self.second = nn.Parameter(flat[:200].view(20, 10)), nn.Parameter(flat[200:])
+            self.tied = nn.Parameter(self.first.data)
+            self.register_buffer("rows", torch.arange(10.0).expand(3, 10))
+            self.register_buffer("row", self.rows[1])
+            self.rnn = nn.LSTM(10, 10, 2)
+
+        def forward(self, x):
+            return self.rnn(x @ self.first.T @ self.tied + self.second[:10] + self.rows[0])[0]
+
+    def trained():
+        model = Flat()
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+        hooks = [parameter.register_post_accumulate_grad_hook(print) for parameter in [model.second]]
+        hooks.append(model.first.register_hook(lambda gradient: gradient))
+        hooks.append(model.register_forward_hook(lambda *_: None))
+        model(torch.ones(4, 10)).sum().backward()
+        optimizer.step()
+        others = [copy.deepcopy(model), torch.optim.swa_utils.AveragedModel(model), model.first.untyped_storage()]
+        parameters = dict(model.named_parameters())
+        torch.func.functional_call(model, parameters, (torch.ones(4, 10),))
+        torch.save(model.state_dict(), io.BytesIO())
+        model.first.detach().numpy().sum()
+        return model, (optimizer, hooks, others, parameters, torch.multiprocessing.reductions.StorageWeakRef(others[2]))
+
+    torch.manual_seed(0)
+    model, users = trained()
+    shared.share_module(model, "flat", move=True, domain=domain)
+    other, others = trained()
+    shared.load_module(other, "flat", domain=domain)
+    assert all(torch.equal(tensor, named(model)[name]) for name, tensor in named(other).items())
+    del users, others
+
+
 def test_a_failed_swap_leaves_the_model_as_it_was(domain, toy, monkeypatch):
     torch.manual_seed(1)
     model = Toy()
@@ -412,6 +491,16 @@ def test_overlapping_parameters_keep_their_views(domain):
     model.last = nn.Parameter(torch.empty(0).set_(storage, 3, (3,), (1,)))
     with pytest.raises(shared.UnsupportedTensor, match="other and last: they overlap"):
         shared.share_module(model, "overlap", domain=domain)
+
+
+def test_float8_needs_a_torch_that_passes_it(domain, toy, monkeypatch):
+    monkeypatch.setattr(torch, "__version__", "2.9.1+cu128")
+    for refused in (
+        lambda: shared.share_module(Toy(), "other", domain=domain),
+        lambda: shared.load_module(on_meta(), "toy", domain=domain),
+    ):
+        with pytest.raises(shared.UnsupportedTensor, match=r"eighth: elements of torch\.float8_e4m3fn need torch 2\.10"):
+            refused()
 
 
 def test_move_leaves_the_model_in_shared_memory(domain, toy):
@@ -636,6 +725,8 @@ def test_names_without_a_model_are_refused(domain):
         with pytest.raises(pw.WrongKind, match="holds no model"):
             shared.load_module(on_meta(), "plain", domain=domain)
     wrong = ['{"format": 1}', '{"format": 1, "kinds": "pp"}', '{"format": 1, "kinds": "p", "more": 1}']
+    complete = {"format": 1, "model": "Toy", "config": None, "fingerprint": {}, "kinds": "p"}
+    wrong += [json.dumps(complete | other) for other in ({"kinds": "x"}, {"fingerprint": None}, {"checksums": "0"})]
     for text in ["", "[]", "{}", *wrong]:
         with domain.put("other", torch.ones(3), metadata={"partywall.torch": text}):
             with pytest.raises(pw.WrongKind, match="another version"):
@@ -644,6 +735,20 @@ def test_names_without_a_model_are_refused(domain):
         shared.load_module(on_meta(), "nowhere", domain=domain)
     with pytest.raises(TypeError, match="domain="):
         shared.load_module(on_meta(), "nowhere", domain="default")
+    for fingerprint in (["a"], {"a": 1}):
+        with pytest.raises(TypeError, match="fingerprint= maps strings to strings"):
+            shared.share_module(Toy(), "other", fingerprint=fingerprint, domain=domain)
+
+
+def test_tensors_outside_of_pools_are_not_shareable():
+    for tensor in (torch.ones(3), torch.ones(3, device="meta"), torch.ones(3).to_sparse()):
+        assert not shared.is_shareable(tensor)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_pool_without_a_gpu_raises_what_torch_says(domain):
+    with pytest.raises((RuntimeError, AssertionError), match="NVIDIA driver|CUDA enabled"):
+        domain.torch_pool("pool", size=1 << 20)
 
 
 def test_recurrent_modules_are_moved_and_loaded(domain):

@@ -1,5 +1,6 @@
 """Models of transformers from shared memory, on the CPU."""
 
+import gc
 import logging
 import threading
 
@@ -88,6 +89,80 @@ def test_another_configuration_is_named(domain):
     assert pw._native.flush(60)
 
 
+@pytest.fixture
+def never_loaded(monkeypatch):
+    """Fails a test in which `from_pretrained` is called."""
+
+    def fail(*_, **__):
+        raise AssertionError("from_pretrained was called")
+
+    monkeypatch.setattr(transformers.PreTrainedModel, "from_pretrained", fail)
+
+
+def test_all_differences_are_named_before_anything_is_loaded(domain, never_loaded):
+    shared.share_module(made("llama", torch.bfloat16), "llm", kept=True, domain=domain).close()
+    sizes = SIZES | {"intermediate_size": 40, "num_hidden_layers": 3}
+    config = transformers.LlamaConfig(**sizes, dtype="float32", attention_bias=True)
+    with pytest.raises(shared.ModuleMismatch) as refused:
+        from_name(transformers.LlamaForCausalLM, config, "llm", domain=domain)
+    for difference in (
+        "config.intermediate_size: 48 in the segment, 40 in the model",
+        "model.layers.0.mlp.up_proj.weight: shape [48, 32] in the segment, [40, 32] in the model",
+        "model.norm.weight: dtype bfloat16 in the segment, float32 in the model",
+        "model.layers.2.self_attn.q_proj.weight: unexpected, the segment has no such tensor",
+        "model.layers.0.self_attn.q_proj.bias: unexpected, the segment has no such tensor",
+    ):
+        assert difference in refused.value.differences
+    assert config.dtype == torch.float32
+    # The exception knows the frames, and these the tensors.
+    del refused
+    gc.collect()
+    assert pw._native.flush(60)
+    assert domain.holders("llm") == {1: []}
+
+
+@pytest.mark.parametrize("options", [{"dtype": torch.float16}, {"dtype": "float16"}, {"torch_dtype": torch.float16}])
+def test_dtype_of_the_options_is_compared(domain, never_loaded, options):
+    shared.share_module(made("llama"), "llm", domain=domain)
+    cls, config = MODELS["llama"]()
+    with pytest.raises(shared.ModuleMismatch, match=r"norm.weight: dtype float32 in the segment, float16 in the model"):
+        from_name(cls, config, "llm", domain=domain, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_tensors_that_loading_keeps_in_another_dtype_are_no_difference(domain, dtype):
+    class Kept(transformers.LlamaForCausalLM):
+        _keep_in_fp32_modules = ["input_layernorm"]
+        _keep_in_fp32_modules_strict = ["model.norm", "layers.*.mlp"]
+
+    config = transformers.LlamaConfig(**SIZES, dtype=dtype)
+    with torch.no_grad():
+        state = {name: tensor.clone() for name, tensor in made("llama").state_dict().items()}
+    model = Kept.from_pretrained(None, config=config, state_dict=state)
+    assert model.model.norm.weight.dtype == model.model.layers[0].mlp.up_proj.weight.dtype == torch.float32
+    shared.share_module(model, "llm", domain=domain)
+    loaded = from_name(Kept, config, "llm", domain=domain)
+    assert {name: p.dtype for name, p in loaded.named_parameters()} == {
+        name: p.dtype for name, p in model.named_parameters()
+    }
+
+
+def test_options_of_the_class_are_part_of_what_is_compared(domain):
+    sizes = {key: SIZES[key] for key in ("hidden_size", "vocab_size", "num_attention_heads")}
+    config = transformers.BertConfig(**sizes)
+    model = transformers.BertModel(config, add_pooling_layer=False)
+    shared.share_module(model, "bert", domain=domain)
+    loaded = from_name(transformers.BertModel, config, "bert", domain=domain, add_pooling_layer=False)
+    assert loaded.pooler is None and shared.handle(loaded).version == 1
+    with pytest.raises(shared.ModuleMismatch, match="pooler.dense.weight: unexpected"):
+        from_name(transformers.BertModel, config, "bert", domain=domain)
+
+
+def test_configuration_is_an_object(domain):
+    with pytest.raises(TypeError, match=r"not 'llama': use AutoConfig.from_pretrained\(\)"):
+        from_name(transformers.LlamaForCausalLM, "llama", "llm", domain=domain)
+
+
 def test_the_warm_up_is_replaced_for_the_call_and_the_thread(domain, caplog, monkeypatch):
     calls = []
     modeling = transformers.modeling_utils
@@ -95,18 +170,19 @@ def test_the_warm_up_is_replaced_for_the_call_and_the_thread(domain, caplog, mon
     before = modeling.caching_allocator_warmup
     shared.share_module(made("llama"), "llm", domain=domain)
 
-    class Probe(transformers.LlamaForCausalLM):
-        @classmethod
-        def from_pretrained(cls, *arguments, **options):
-            assert modeling.caching_allocator_warmup is not before
-            modeling.caching_allocator_warmup(None, {}, None)
-            other = threading.Thread(target=modeling.caching_allocator_warmup, args=(None, {}, None))
-            other.start()
-            other.join()
-            raise RuntimeError("injected")
+    def probe(*_, **__):
+        assert modeling.caching_allocator_warmup is not before
+        modeling.caching_allocator_warmup(None, {}, None)
+        other = threading.Thread(target=modeling.caching_allocator_warmup, args=(None, {}, None))
+        other.start()
+        other.join()
+        raise RuntimeError("injected")
 
-    with caplog.at_level(logging.INFO), pytest.raises(RuntimeError, match="injected"):
-        from_name(Probe, transformers.LlamaConfig(**SIZES), "llm", domain=domain)
+    cls, config = MODELS["llama"]()
+    with caplog.at_level(logging.INFO), monkeypatch.context() as patched:
+        patched.setattr(cls, "from_pretrained", probe)
+        with pytest.raises(RuntimeError, match="injected"):
+            from_name(cls, config, "llm", domain=domain)
     assert modeling.caching_allocator_warmup is before
     # Only that of the other thread.
     assert len(calls) == 1 and calls[0] != threading.get_ident()
@@ -114,5 +190,5 @@ def test_the_warm_up_is_replaced_for_the_call_and_the_thread(domain, caplog, mon
 
     monkeypatch.delattr(modeling, "caching_allocator_warmup")
     with pytest.warns(RuntimeWarning, match="caching_allocator_warmup"):
-        model = from_name(transformers.LlamaForCausalLM, transformers.LlamaConfig(**SIZES), "llm", domain=domain)
+        model = from_name(cls, config, "llm", domain=domain)
     assert not hasattr(modeling, "caching_allocator_warmup") and shared.handle(model).version == 1

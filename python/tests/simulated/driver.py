@@ -157,6 +157,15 @@ class _Versioned(ctypes.Structure):
     )
 
 
+def on_host(capsule: object, address: int) -> object:
+    """Has a versioned capsule say that its tensor is in main memory. The consumer still ends the export."""
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get.argtypes, get.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_void_p
+    managed = _Versioned.from_address(get(capsule, _VERSIONED))
+    managed.tensor.data, managed.tensor.device_type, managed.tensor.device_id = address, 1, 0
+    return capsule
+
+
 _Given = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(ctypes.c_void_p))
 _WorkStream = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))
 
@@ -213,6 +222,7 @@ def _capsule(content: ctypes.Structure, name: bytes) -> object:
 
 
 _NAME = b"dltensor"
+_VERSIONED = b"dltensor_versioned"
 _TABLE = b"dlpack_exchange_api"
 
 

@@ -106,6 +106,9 @@ def test_a_refused_launch_launches_nothing(domain, stream):
             pw.launch(graph, {signal: -1}, stream)
         with pytest.raises(pw.BadGraph, match="does not show its nodes"):
             pw.launch(object(), {signal: 4}, stream)
+        for wrong in (t, 1):
+            with pytest.raises(TypeError, match="values= maps what capture_wait and capture_signal return"):
+                pw.launch(graph, {wrong: 4}, stream)
         assert not launched
         # An exception of the replay leaves as it is, and nothing is promised.
         with pytest.raises(ZeroDivisionError):

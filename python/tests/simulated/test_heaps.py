@@ -282,9 +282,31 @@ def test_pool_of_cupy_caches_retries_and_raises_as_cupy(domain, monkeypatch):
         with pytest.raises(ValueError, match="pool 'frames' is on cuda:0"):
             cupy.allocate(MIB)
         cupy.device = 0
-    assert cupy.allocators == []
+    assert cupy.thread.allocator is None
     with publish(domain, array.ptr) as published:
         assert published.kind == "live"
         assert set(np.frombuffer(published.tobytes(), "uint8")) == {7}
     del array
     assert pool.nbytes == 0 and "frames" in repr(pool)
+
+
+def test_threads_leave_a_pool_of_cupy_each_to_its_own_allocator(domain, monkeypatch):
+    cupy = stand_ins.cupy_pools(monkeypatch)
+    pool = domain.cupy_pool("frames", size=4 * MIB)
+    entered, leave, others = threading.Event(), threading.Event(), []
+
+    def use():
+        with cupy.cuda.using_allocator("another"):
+            with pool:
+                entered.set()
+                leave.wait()
+            others.append(cupy.thread.allocator)
+
+    thread = threading.Thread(target=use)
+    with pool:
+        thread.start()
+        entered.wait()
+    left = cupy.thread.allocator
+    leave.set()
+    thread.join()
+    assert left is None and others == ["another"]

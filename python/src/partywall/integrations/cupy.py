@@ -1,5 +1,6 @@
 """cupy: arrays whose memory is shareable from its birth."""
 
+import threading
 from typing import Any, SupportsIndex
 
 import cupy
@@ -35,7 +36,8 @@ class CupyPool(cupy.cuda.MemoryPool):  # type: ignore[misc]
 
         super().__init__(cupy.cuda.PythonFunctionAllocator(allocate, free).malloc)
         self._heap, self._name, self._index = heap, name, index
-        self._entered: list[Any] = []
+        # The allocators that each thread had before it entered the pool.
+        self._entered = threading.local()
 
     @property
     def name(self) -> str:
@@ -55,11 +57,11 @@ class CupyPool(cupy.cuda.MemoryPool):  # type: ignore[misc]
     def __enter__(self) -> "CupyPool":
         entered = cupy.cuda.using_allocator(self.malloc)
         entered.__enter__()
-        self._entered.append(entered)
+        self._entered.__dict__.setdefault("contexts", []).append(entered)
         return self
 
     def __exit__(self, *raised: Any) -> None:
-        self._entered.pop().__exit__(*raised)
+        self._entered.contexts.pop().__exit__(*raised)
 
     def __repr__(self) -> str:
         return f"<CupyPool {self.name}: {self.nbytes} of {self.size} bytes on cuda:{self._index}>"

@@ -63,7 +63,8 @@ class PartywallCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         return {"prefix": [prefix] * actor_wg_world_size}, {"prefix": [prefix] * rollout_world_size}
 
     def init_process_group(self, prefix: str) -> None:
-        """Takes the prefix of the update."""
+        """Takes the prefix of the update. One that failed and was not finalized ends here."""
+        self.finalize()
         self._prefix = prefix
 
     def finalize(self) -> None:

@@ -9,8 +9,14 @@
         model = Llama(config)
     partywall.torch.load_module(model, "llm", timeout=60)
 
-`install_reductions()` has `torch.multiprocessing` send tensors of GPUs through Partywall. Importing this imports torch.
+`install_reductions()` has `torch.multiprocessing` send tensors of GPUs through Partywall. Importing this imports torch,
+which must be 2.5 or later: else it raises `partywall.TorchTooOld`, an `ImportError`.
 """
+
+from partywall.torch._version import require
+
+# Before the modules that use what older versions lack.
+require("partywall.torch", 2, 5)
 
 from partywall.torch._errors import (
     ChecksumMismatch,

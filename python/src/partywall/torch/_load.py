@@ -45,7 +45,7 @@ def load_module(
     `share_module`; `timeout`, `version`, `device` and `allow_peer` are as for `Domain.open`. `fingerprint` must be what
     `share_module` was given. `verify` compares all tensors with the checksums that `share_module(checksums=True)` made.
 
-    Raises `ModuleMismatch`, which names all differences; `TensorInUse` for parameters of which views exist;
+    Raises `ModuleMismatch`, which names all differences; `TensorInUse` for tensors whose memory others show;
     `UnsupportedTensor`; `ChecksumMismatch`; `WrongKind` if the name holds no model, or no checksums; and what
     `Domain.open` raises.
     """

@@ -48,10 +48,12 @@ class Manifest:
         cls, model: Any, kinds: str, fingerprint: Mapping[str, str] | None, checksums: str | None = None
     ) -> "Manifest":
         """Describes a model."""
-        given = dict(fingerprint or {})
-        if not all(isinstance(text, str) for pair in given.items() for text in pair):
+        given = fingerprint or {}
+        if not (
+            isinstance(given, Mapping) and all(isinstance(text, str) for pair in given.items() for text in pair)
+        ):
             raise TypeError("fingerprint= maps strings to strings")
-        return cls(type(model).__name__, configuration(getattr(model, "config", None)), given, kinds, checksums)
+        return cls(type(model).__name__, configuration(getattr(model, "config", None)), dict(given), kinds, checksums)
 
     @classmethod
     def read(cls, segment: Segment) -> "Manifest":
@@ -67,7 +69,13 @@ class Manifest:
             manifest = json.loads(text)
             read = cls(**manifest) if manifest.pop("format") == _FORMAT else None
             count = len(segment)
-            if read and len(read.kinds) == count and len(read.checksums or "") in (0, count * CHECKSUM):
+            if (
+                read
+                and len(read.kinds) == count
+                and set(read.kinds) <= _KINDS.keys()
+                and isinstance(read.fingerprint, dict)
+                and len(read.checksums or "") in (0, count * CHECKSUM)
+            ):
                 return read
         except (ValueError, TypeError, KeyError, AttributeError):
             # Not what `write` writes.

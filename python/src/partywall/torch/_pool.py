@@ -6,6 +6,7 @@ import torch
 
 from partywall import _arrays, _native
 from partywall._domain import Domain
+from partywall.torch._version import require
 
 
 class TorchPool(torch.cuda.MemPool):  # type: ignore[misc]
@@ -17,6 +18,10 @@ class TorchPool(torch.cuda.MemPool):  # type: ignore[misc]
     """
 
     def __init__(self, domain: Domain, name: str, size: SupportsIndex, device: Any = None) -> None:
+        # Older versions let all threads allocate in a pool that one has entered.
+        require("torch_pool()", 2, 8)
+        # Without a GPU, torch says so here.
+        torch.cuda.init()
         with torch.cuda.device(device):
             self._index = torch.cuda.current_device()
             # Dropped with the pool: from then on torch only frees.
@@ -65,7 +70,7 @@ class TorchPool(torch.cuda.MemPool):  # type: ignore[misc]
 
 def is_shareable(tensor: Any) -> bool:
     """Returns whether a tensor of torch lies in a `TorchPool`: then `Domain.publish` shares it as kind `live`."""
-    return _native.Heap.contains(tensor.data_ptr())
+    return tensor.layout is torch.strided and _native.Heap.contains(tensor.data_ptr())
 
 
 def _allocator(allocate: str, free: str) -> Any:

@@ -10,7 +10,7 @@ from torch.multiprocessing import reductions
 
 from partywall._domain import Domain
 from partywall.torch import _payloads
-from partywall.torch._errors import ReductionsPatched
+from partywall.torch._errors import ReductionsPatched, UnsupportedTensor
 from partywall.torch._handle import domain_or_default
 
 
@@ -63,6 +63,12 @@ def reduce_tensor(tensor: Any) -> Any:
     """Returns a function and its arguments that make the tensor again, in any process."""
     if not _is_carried(tensor):
         return reduce_tensor.__wrapped__(tensor)  # type: ignore[attr-defined]
+    if tensor.is_conj() or tensor.is_neg():
+        raise UnsupportedTensor(
+            "cannot share a tensor whose conjugation or negation is pending: the receiver would have other numbers",
+            "send tensor.resolve_conj().resolve_neg()",
+            "unsupported-tensor",
+        )
     torch.utils.hooks.warn_if_has_hooks(tensor)
     storage = tensor.untyped_storage()
     handle, event = _MARK, None

@@ -54,7 +54,7 @@ def share_module(
     `ModuleHandle.advance`. Computing them reads the model several times.
 
     Raises `UnsupportedTensor` for tensors that are not plain memory, such as those of torchao, bitsandbytes or DTensor;
-    with `move`, `TensorInUse` for parameters of which views exist.
+    with `move`, `TensorInUse` for tensors whose memory others show.
     """
     if metadata and KEY in metadata:
         raise ValueError(f"metadata= has the key {KEY!r}, under which the segment describes the model: choose another")

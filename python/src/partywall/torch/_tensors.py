@@ -13,6 +13,7 @@ from partywall._arrays import Placed, check_text
 from partywall._native import Tensor
 from partywall.torch._errors import TensorInUse, UnsupportedTensor
 from partywall.torch._swap import weak_references
+from partywall.torch._version import is_older
 
 Kind: TypeAlias = Literal["p", "f", "b", "n"]
 """A parameter, with or without gradients; a buffer, persistent or not."""
@@ -93,6 +94,8 @@ def _unsupported(tensor: Any) -> str | None:
         return "its conjugation or negation is pending: use resolve_conj() or resolve_neg()"
     if tensor.dtype not in _DTYPES:
         return f"elements of {tensor.dtype} are not known to Partywall: share a view as torch.uint8"
+    if str(tensor.dtype).startswith("torch.float8") and is_older(2, 10):
+        return f"elements of {tensor.dtype} need torch 2.10 or later: share a view as torch.uint8"
     return None
 
 
@@ -226,31 +229,51 @@ def check_replaceable(tensors: list[Named], others: Iterable[tuple[str, Any]]) -
     """Checks that tensors of a model can be replaced, whose `attributes` are `others`.
 
     Raises `TensorInUse`, which names all tensors that another object uses by their memory rather than by themselves."""
-    spaces = {_storage(named.tensor): named.name for named in reversed(tensors) if named.tensor.numel()}
+    distinct = {id(named.tensor): named for named in reversed(tensors)}.values()
+    owners: dict[Any, str] = {}
+    known: dict[Any, dict[int, Any]] = {}
+    for named in distinct:
+        if named.tensor.numel():
+            storage = _storage(named.tensor)
+            owners[storage] = named.name
+            # A view holds the tensor that it was made of.
+            whole = [] if named.tensor._base is None else [named.tensor._base]
+            known.setdefault(storage, {}).update((id(tensor), tensor) for tensor in (named.tensor, *whole))
     found = []
     shown = set()
     for path, tensor in others:
-        owner = spaces.get(_storage(tensor)) if tensor.layout is torch.strided and tensor.numel() else None
+        owner = owners.get(_storage(tensor)) if tensor.layout is torch.strided and tensor.numel() else None
         if owner is not None:
             shown.add(owner)
+            known[_storage(tensor)][id(tensor)] = tensor
             found.append(f"{path} is a view of {owner}")
-    for named in {id(named.tensor): named for named in reversed(tensors)}.values():
+    for named in distinct:
+        tensor = named.tensor
         if named.name in shown:
             continue
-        if weak_references(named.tensor):
+        if weak_references(tensor):
             found.append(f"{named.name} has a weak reference, as torch.compile makes them")
-        elif _is_used(named.tensor):
+        elif _is_used(tensor):
             found.append(f"{named.name} has a live view or a graph for backward()")
+        elif tensor.numel() and not tensor.is_meta and _holders(tensor) > len(known[_storage(tensor)]):
+            found.append(f"{named.name} shares its memory with a tensor outside of the model")
     if found:
         raise TensorInUse(
             "cannot replace tensors of the model: " + ", ".join(found),
-            "drop what was sliced, computed or compiled from them, and make it again afterwards",
+            "drop what was sliced, detached, computed or compiled from them, and make it again afterwards",
             "tensor-in-use",
         )
 
 
 def _storage(tensor: Any) -> Any:
     return tensor.untyped_storage()._cdata
+
+
+def _holders(tensor: Any) -> int:
+    """Returns how many tensors, in any thread and library, show the memory of a tensor."""
+    storage = tensor.untyped_storage()
+    # One of the users is the object `storage`, of which there is one for all of Python.
+    return int(torch._C._storage_Use_Count(storage._cdata)) - 1
 
 
 def _is_used(tensor: Any) -> bool:
@@ -288,4 +311,4 @@ _DTYPES = frozenset(
     )
     if hasattr(torch, name)
 )
-"""What both torch and Partywall pass by DLPack."""
+"""What both torch and Partywall pass by DLPack. torch passes float8 from 2.10 on."""
