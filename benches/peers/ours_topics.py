@@ -2,9 +2,9 @@
 
     ours_topics.py send|loan|same SOCKET PLACE ORDER
 
-`send` creates a tensor and sends it, `loan` fills a block in place, `same` sends the same tensor repeatedly and copies it each
-time. PLACE is `host`, or how the GPU is shared: `time-sliced` or `MPS`. ORDER is the waiter for a complete sample: `host` (the
-default of subscribers) or `stream`. The sum comes back through another topic, in host memory.
+`send` creates a tensor and sends it, `loan` fills a block in place, `same` sends the same tensor repeatedly and copies
+it each time. PLACE is `host`, or how the GPU is shared: `time-sliced` or `MPS`. ORDER is the waiter for a complete
+sample: `host` (the default of subscribers) or `stream`. The sum comes back through another topic, in host memory.
 """
 
 import struct

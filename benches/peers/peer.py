@@ -1,8 +1,8 @@
 """Code that all programs here share: each takes samples on request.
 
-A program prepares itself, says `ready`, and then takes as many samples as each line of its standard input asks for. If it measures
-several things, the line goes on with the arguments that name one of them.
-Standard output has samples and nothing else, one a line. The program ends when its input does.
+A program prepares itself, says `ready`, and then takes as many samples as each line of its standard input asks for. If
+it measures several things, the line goes on with the arguments that name one of them. Standard output has samples and
+nothing else, one a line. The program ends when its input does.
 """
 
 import os
@@ -72,7 +72,8 @@ SETTLE = 3.0
 
 
 def stranded(export: Callable[[], None], collect: Callable[[], None]) -> int:
-    """Returns how many bytes of the GPU the driver counts as missing after `export` has released all that it created."""
+    """Returns how many bytes of the GPU the driver counts as missing after `export` has released all that it
+    created."""
     import torch
 
     def free() -> int:

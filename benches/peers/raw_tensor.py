@@ -1,13 +1,14 @@
-"""The floor of sending a tensor, written by hand: microseconds until a tensor is copied to memory that two processes share,
-the other process has summed it, and the sum is back.
+"""The floor of sending a tensor, written by hand: microseconds until a tensor is copied to memory that two processes
+share, the other process has summed it, and the sum is back.
 
     raw_tensor.py fresh|same PLACE ORDER
 
-A `fresh` tensor is created and filled each time. PLACE and ORDER are as for `ours_topics.py`. The memory is shared once, in
-advance: on a GPU by torch.multiprocessing. The rest is only what the work needs: the copy, and words in shared memory on which
-the processes sleep by the futex system call. With the order `host` the sender waits for its copy before it wakes the receiver.
-With `stream` its stream writes another word, and the receiver's stream waits for that word, by the driver's memory operations.
-Both use ctypes. There is one buffer, which is never given back and not protected against the death of a process.
+A `fresh` tensor is created and filled each time. PLACE and ORDER are as for `ours_topics.py`. The memory is shared
+once, in advance: on a GPU by torch.multiprocessing. The rest is only what the work needs: the copy, and words in shared
+memory on which the processes sleep by the futex system call. With the order `host` the sender waits for its copy before
+it wakes the receiver. With `stream` its stream writes another word, and the receiver's stream waits for that word, by
+the driver's memory operations. Both use ctypes. There is one buffer, which is never given back and not protected
+against the death of a process.
 """
 
 import ctypes
@@ -21,8 +22,8 @@ import round_trip
 
 PAGE = 4096
 THERE, BACK, WRITTEN, SUM = 0, 64, 128, 192
-"""The offsets of words in the first page, each in its own cache line: the number of sent tensors, of answers, and of copies that
-a stream has made; and the sum. A tensor in host memory follows the page."""
+"""The offsets of words in the first page, each in its own cache line: the number of sent tensors, of answers, and of
+copies that a stream has made; and the sum. A tensor in host memory follows the page."""
 
 FUTEX = {"x86_64": 202, "aarch64": 98}[platform.machine()]
 WAIT, WAKE = 0, 1

@@ -1,5 +1,5 @@
-"""Code that all round trips of tensors share: one process fills 4 MiB of float32, another sums them and answers with the sum.
-The clock stops when the answer arrives. The tensor is released after the answer.
+"""Code that all round trips of tensors share: one process fills 4 MiB of float32, another sums them and answers with
+the sum. The clock stops when the answer arrives. The tensor is released after the answer.
 
 A *fresh* tensor is created and filled each time; the *same* tensor is used each time and never changes.
 """
@@ -104,7 +104,8 @@ class Cuda:
 
 
 def memory(place: str) -> Memory:
-    """Returns the memory of `host`, or of the GPU: `time-sliced`, or under `MPS`. Fails if the GPU is shared otherwise."""
+    """Returns the memory of `host`, or of the GPU: `time-sliced`, or under `MPS`. Fails if the GPU is shared
+    otherwise."""
     if place == "host":
         return Host()
     cuda = Cuda()

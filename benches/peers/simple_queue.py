@@ -2,8 +2,9 @@
 
     simple_queue.py fresh|same PLACE
 
-PLACE is as for `ours_topics.py`. On a GPU the queue is torch.multiprocessing's: torch pickles a tensor as a reference to its
-memory. Sending the same tensor more than a thousand times waits for the GPU each time; the benchmark sends fewer.
+PLACE is as for `ours_topics.py`. On a GPU the queue is torch.multiprocessing's: torch pickles a tensor as a reference
+to its memory. Sending the same tensor more than a thousand times waits for the GPU each time; the benchmark sends
+fewer.
 """
 
 import multiprocessing

@@ -11,8 +11,8 @@ Each request names a question and a size. Samples are microseconds:
     open BYTES    to open and close in the other process what was shared before
     copy BYTES    to copy all of it into memory of the other process's GPU, once it is open
 
-Every byte is checked after the clock has stopped. All ways send through one Unix socket, of `multiprocessing.Pipe`. A way on a GPU
-reads the first byte by the driver's `cuMemcpyDtoH`. The clock is the same in all processes.
+Every byte is checked after the clock has stopped. All ways send through one Unix socket, of `multiprocessing.Pipe`. A
+way on a GPU reads the first byte by the driver's `cuMemcpyDtoH`. The clock is the same in all processes.
 """
 
 import sys

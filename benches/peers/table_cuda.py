@@ -1,8 +1,8 @@
-"""Ways to share memory of the first GPU, for `table.py`: Partywall, torch.multiprocessing, cuda.core, CuPy's handles, and the
-driver's two by ctypes. The other process uses it on its own GPU, which may be another one.
+"""Ways to share memory of the first GPU, for `table.py`: Partywall, torch.multiprocessing, cuda.core, CuPy's handles,
+and the driver's two by ctypes. The other process uses it on its own GPU, which may be another one.
 
-All use the primary context of the process's GPU, and fill, read and check memory by the same calls of the driver. `PARTYWALL_LIBCUDA` names
-another driver than `libcuda.so.1`, as it does for Partywall.
+All use the primary context of the process's GPU, and fill, read and check memory by the same calls of the driver.
+`PARTYWALL_LIBCUDA` names another driver than `libcuda.so.1`, as it does for Partywall.
 """
 
 import ctypes
@@ -115,8 +115,8 @@ class Partywall(OnGpu, table_host.Partywall):
 
 
 class Torch(OnGpu):
-    """torch.multiprocessing: the pickle that its queues send. A tensor that is opened again and again is unpickled each time. It is
-    of the first GPU in the other process, too, which copies it as torch does."""
+    """torch.multiprocessing: the pickle that its queues send. A tensor that is opened again and again is unpickled each
+    time. It is of the first GPU in the other process, too, which copies it as torch does."""
 
     def __init__(self, pipe: Any, first: bool, reader: str = "0") -> None:
         import torch
@@ -329,8 +329,8 @@ READ, READ_WRITE = 1, 3
 
 
 class FileDescriptors(Sized):
-    """The floor: the driver's `cuMemCreate`, exported as a file descriptor, imported and mapped. It has no name, and nothing keeps
-    it."""
+    """The floor: the driver's `cuMemCreate`, exported as a file descriptor, imported and mapped. It has no name, and
+    nothing keeps it."""
 
     def __init__(self, pipe: Any, first: bool, reader: str = "0") -> None:
         super().__init__(pipe, first, reader)

@@ -18,7 +18,8 @@ fn main() -> io::Result<()> {
     wire()?;
     table()?;
     files()?;
-    // Each two bytes of the registry's inputs are the seed of a step, and each byte of those of control memory a choice.
+    // Each two bytes of the registry's inputs are the seed of a step, and each byte of those of control memory a
+    // choice.
     let bytes: Vec<u8> = (0..=255_u8).map(|n| n.wrapping_mul(167).wrapping_add(13)).collect();
     seed("registry", "steps", &[&[77], &bytes[..]])?;
     for (object, name) in ["pool", "topic", "queue", "timeline", "traces"].into_iter().enumerate() {

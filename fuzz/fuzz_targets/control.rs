@@ -1,7 +1,8 @@
 //! Control memory that a peer fills with garbage while a member and the broker use it.
 //!
-//! No call may panic, hang, or access memory outside of the object, and the broker must recover every slot once all members
-//! are dead. One thread does everything, so that each input runs in one way: garbage comes between calls, not within them.
+//! No call may panic, hang, or access memory outside of the object, and the broker must recover every slot once all
+//! members are dead. One thread does everything, so that each input runs in one way: garbage comes between calls, not
+//! within them.
 #![no_main]
 
 use std::{

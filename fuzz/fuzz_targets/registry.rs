@@ -1,5 +1,5 @@
-//! The broker's registry against its model: random events, with restarts among them. A restart writes the registry and reads
-//! it again, or repeats the events of a journal.
+//! The broker's registry against its model: random events, with restarts among them. A restart writes the registry and
+//! reads it again, or repeats the events of a journal.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,7 +1,8 @@
 """Builds the wheel: the `partywall` program first, so that maturin can pack it, then maturin.
 
-`PARTYWALL_PROFILE` names the cargo profile of both; the default is `release`. `PARTYWALL_PROGRAM` names a program to pack
-in place of building one, because a build of it alone would choose other features of its dependencies than the workspace.
+`PARTYWALL_PROFILE` names the cargo profile of both; the default is `release`. `PARTYWALL_PROGRAM` names a program to
+pack in place of building one, because a build of it alone would choose other features of its dependencies than the
+workspace.
 """
 
 import json

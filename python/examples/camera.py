@@ -3,8 +3,8 @@
     python camera.py                   # on a GPU with torch
     python camera.py --device host     # the same with NumPy
 
-The viewer receives only the latest frame, and counts the frames that it misses. When it is killed, its blocks return to the
-topic, and the next viewer begins with the next frame.
+The viewer receives only the latest frame, and counts the frames that it misses. When it is killed, its blocks return to
+the topic, and the next viewer begins with the next frame.
 """
 
 import argparse

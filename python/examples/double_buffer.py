@@ -3,8 +3,8 @@
     python double_buffer.py                   # on a GPU with torch: streams wait for each other, and no host does
     python double_buffer.py --device host     # the same with NumPy: hosts wait
 
-Two timelines count the rounds, so that neither process overtakes the other: `filled` reaches n when the n-th contents are
-complete, and `used` reaches n when they may be overwritten.
+Two timelines count the rounds, so that neither process overtakes the other: `filled` reaches n when the n-th contents
+are complete, and `used` reaches n when they may be overwritten.
 """
 
 import argparse

@@ -3,8 +3,8 @@
     python loader.py                   # on a GPU with torch; elsewhere it says what is missing and uses host memory
     python loader.py --device host
 
-The workers decode into blocks of a topic, and a stream of the trainer copies the blocks: no other copy is made. The workers
-are started with `spawn`, because a forked child of a process that has initialised CUDA cannot use the driver.
+The workers decode into blocks of a topic, and a stream of the trainer copies the blocks: no other copy is made. The
+workers are started with `spawn`, because a forked child of a process that has initialised CUDA cannot use the driver.
 """
 
 import argparse

@@ -4,7 +4,8 @@
     python square_roots.py master             # in one terminal, with workers in other terminals:
     python square_roots.py worker             # or `cargo run -p partywall --example square_roots -- worker`
 
-Either side may also be the program in Rust (`crates/partywall/examples/square_roots.rs`). All blocks are in host memory.
+Either side may also be the program in Rust (`crates/partywall/examples/square_roots.rs`). All blocks are in host
+memory.
 """
 
 import argparse

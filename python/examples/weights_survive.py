@@ -4,8 +4,8 @@
     python weights_survive.py serve           # loads the weights or finds them; end it and start it again
     python weights_survive.py remove
 
-`--device` is `cuda`, `host` or `auto`, and `--mib` is the size of the weights. With torch installed the weights become torch
-tensors, otherwise NumPy arrays if they are in host memory.
+`--device` is `cuda`, `host` or `auto`, and `--mib` is the size of the weights. With torch installed the weights become
+torch tensors, otherwise NumPy arrays if they are in host memory.
 """
 
 import argparse

@@ -68,8 +68,8 @@ class Child:
             return self.process.stdout.readline().strip()
 
     def interrupt(self) -> str:
-        """Sends SIGINT again and again until it says something, and returns that line. A signal may come before the wait that it
-        is to end, and one that follows at once would come while the last one is handled."""
+        """Sends SIGINT again and again until it says something, and returns that line. A signal may come before the
+        wait that it is to end, and one that follows at once would come while the last one is handled."""
         with self._watched():
             while not select.select([self.process.stdout], [], [], 0.05)[0]:
                 self.process.send_signal(signal.SIGINT)

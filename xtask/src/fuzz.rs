@@ -1,7 +1,7 @@
 //! `cargo xtask fuzz` and the step `fuzz`: the fuzz targets, compiled for libFuzzer and the address sanitizer.
 //!
-//! cargo-fuzz would do the same, but it asks for a nightly toolchain. The pinned one has the sanitizer's library and accepts
-//! the flags with `RUSTC_BOOTSTRAP`.
+//! cargo-fuzz would do the same, but it asks for a nightly toolchain. The pinned one has the sanitizer's library and
+//! accepts the flags with `RUSTC_BOOTSTRAP`.
 
 use std::fs;
 use std::process::{Command, Stdio};

@@ -1,8 +1,9 @@
 //! `cargo xtask gpu-bundle`: everything that a machine with a GPU needs to run the GPU tests.
 //!
-//! The bundle is a folder that can be copied anywhere: programs without debugging information, the Python wheel with its
-//! GPU tests, and a script. The kernels are inside the programs and the driver is loaded at run time, so the machine needs
-//! neither Rust nor CUDA. Its C library must be at least as new as the one of the machine that builds the bundle.
+//! The bundle is a folder that can be copied anywhere: programs without debugging information, the Python wheel with
+//! its GPU tests, and a script. The kernels are inside the programs and the driver is loaded at run time, so the
+//! machine needs neither Rust nor CUDA. Its C library must be at least as new as the one of the machine that builds the
+//! bundle.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -21,8 +22,8 @@ const PROGRAMS: [(&str, &str); 3] = [
 const RIVAL: [&str; 2] = ["benches/peers/iceoryx2/Cargo.toml", "partywall-peer-iceoryx2"];
 /// The folders of `python/` whose programs are part of the bundle.
 const PYTHON: [&str; 4] = ["tests", "tests/host", "tests/gpu", "examples"];
-/// Programs that are left out, because they need the repository. The others run there with another Python, and with torch
-/// and jax on the CPU.
+/// Programs that are left out, because they need the repository. The others run there with another Python, and with
+/// torch and jax on the CPU.
 const STAYS: [&str; 5] = [
     "tests/host/test_errors.py",
     "tests/host/test_examples.py",
@@ -113,8 +114,8 @@ fn weigh(bundle: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns the commit for the reports of the bundle, because git is not available where the bundle runs; empty if git is
-/// not available here.
+/// Returns the commit for the reports of the bundle, because git is not available where the bundle runs; empty if git
+/// is not available here.
 fn commit(workspace: &Workspace) -> String {
     let output = Command::new("git")
         .args(["describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=-modified"])

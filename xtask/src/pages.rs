@@ -1,8 +1,8 @@
 //! Checks what the pages of the repository say about the repository itself.
 //!
-//! SPEC.md names tests, benchmarks and files. Every page names files, driver facts, steps of labs and examples, and links to
-//! pages and their headings. ARCHITECTURE.md says where `unsafe` is allowed and that the broker links no CUDA. Without this
-//! check, a rename would make such a sentence wrong without notice.
+//! SPEC.md names tests, benchmarks and files. Every page names files, driver facts, steps of labs and examples, and
+//! links to pages and their headings. ARCHITECTURE.md says where `unsafe` is allowed and that the broker links no CUDA.
+//! Without this check, a rename would make such a sentence wrong without notice.
 
 pub(crate) mod book;
 mod learn;
@@ -173,8 +173,8 @@ fn definition(text: &str, keyword: &str, function: &str) -> Option<usize> {
     })
 }
 
-/// Returns the paths in a page that do not exist. A path is code that begins with a top-level folder, or that ends as the
-/// names of sources and pages do: that may be the end of a path.
+/// Returns the paths in a page that do not exist. A path is code that begins with a top-level folder, or that ends as
+/// the names of sources and pages do: that may be the end of a path.
 fn paths(page: &Path, text: &str, tree: &Tree) -> Vec<String> {
     let folders = ["crates/", "testing/", "python/", "docs/", "xtask/", "benches/"];
     let endings = [".rs", ".md", ".cu", ".toml"];
@@ -228,8 +228,8 @@ fn leads_somewhere(page: &Path, text: &str, target: &str, tree: &Tree) -> bool {
     !found.is_empty() && (heading.is_empty() || found.iter().any(|(_, text)| has_heading(text, heading)))
 }
 
-/// Returns whether a text has a heading with this anchor. Forges form an anchor from the heading's letters, digits, hyphens
-/// and underscores, with hyphens for spaces.
+/// Returns whether a text has a heading with this anchor. Forges form an anchor from the heading's letters, digits,
+/// hyphens and underscores, with hyphens for spaces.
 fn has_heading(text: &str, anchor: &str) -> bool {
     let headings = text.lines().filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches('#').trim());
     let mut anchors = headings.map(|heading| {

@@ -49,8 +49,8 @@ pub(crate) fn regenerate() -> Result<(), String> {
 /// Compiles every kernel file and compares with the PTX beside it; writes nothing outside `target/`.
 ///
 /// # Errors
-/// A kernel does not compile, a file cannot be read, or the compiler was found and does not work. If the compiler is not
-/// available, the result is [`CheckOutcome::Skipped`].
+/// A kernel does not compile, a file cannot be read, or the compiler was found and does not work. If the compiler is
+/// not available, the result is [`CheckOutcome::Skipped`].
 pub(crate) fn check() -> Result<CheckOutcome, String> {
     let root = repository_root()?;
     let nvrtc = match Nvrtc::obtain(&root) {

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 /// Older versions reject our `deny.toml` or cannot read the output of the current cargo.
 const CARGO_DENY: Tool = Tool { name: "cargo-deny", version: "0.20.2", oldest: (0, 19), options: &[] };
 
-/// Older versions cannot read our `book.toml`. The default features, a server and search, need most of its dependencies.
+/// Older versions cannot read our `book.toml`. The default features, a server and search, need most of its
+/// dependencies.
 const MDBOOK: Tool = Tool { name: "mdbook", version: "0.5.4", oldest: (0, 5), options: &["--no-default-features"] };
 
 /// A program that cargo can install.
@@ -87,8 +88,9 @@ impl Workspace {
 
     /// Returns the same workspace for a run that compiles everything once, if this clone is not developed in.
     ///
-    /// To keep what speeds up the next compilation costs a fifth of the first one. Cargo keeps the builds with and without
-    /// it apart, so a clone in which something was built incrementally stays incremental. This program does not count.
+    /// To keep what speeds up the next compilation costs a fifth of the first one. Cargo keeps the builds with and
+    /// without it apart, so a clone in which something was built incrementally stays incremental. This program does not
+    /// count.
     pub(crate) fn compiling_once(&self) -> Self {
         let kept = entries(&self.target.join("debug/incremental")).unwrap_or_default();
         let is_ours =
@@ -116,8 +118,8 @@ impl Workspace {
         }
     }
 
-    /// Returns the command of a program that cargo has built, in the root of the workspace. `cargo run` could select other
-    /// features.
+    /// Returns the command of a program that cargo has built, in the root of the workspace. `cargo run` could select
+    /// other features.
     pub(crate) fn program(&self, name: &str) -> Command {
         let mut command = Command::new(self.target.join("debug").join(name));
         command.current_dir(&self.root);
@@ -207,8 +209,8 @@ pub(crate) fn mdbook(workspace: &Workspace) -> Result<PathBuf, String> {
 }
 
 impl Tool {
-    /// Returns the tool on the `PATH` if its version works, else the one in the target directory, which is built on first
-    /// use. Building takes minutes, but prebuilt packages are often too old.
+    /// Returns the tool on the `PATH` if its version works, else the one in the target directory, which is built on
+    /// first use. Building takes minutes, but prebuilt packages are often too old.
     fn find_or_build(&self, workspace: &Workspace) -> Result<PathBuf, String> {
         let Self { name, version, .. } = self;
         let home = workspace.target.join("tools");

@@ -260,8 +260,8 @@ impl SocketFile {
     }
 
     /// Locks the directory against processes that look for a broker. Returns `Err` if such a process holds the lock.
-    /// Returns no lock if the directory is gone or unsafe: no process looks for a broker there. `entry` is as it was when the
-    /// broker began to listen.
+    /// Returns no lock if the directory is gone or unsafe: no process looks for a broker there. `entry` is as it was
+    /// when the broker began to listen.
     pub(crate) fn lock_directory(&self, entry: Entry) -> Result<Option<DirLock>, Sought> {
         let Ok(directory) = open_directory(&self.path, entry, false) else { return Ok(None) };
         match directory.lock(Instant::now()) {

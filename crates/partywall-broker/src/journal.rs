@@ -10,8 +10,9 @@
 //! | while a snapshot is written into the other file | the current file, which stays current |
 //! | after it | a snapshot with a higher number, which makes the other file current |
 //!
-//! Memory is allocated before a record needs it, so a full machine refuses a request and does not end the broker. Some is
-//! kept for what must not be refused: members give back what they hold, and die. Behind the last frame all bytes are zero.
+//! Memory is allocated before a record needs it, so a full machine refuses a request and does not end the broker. Some
+//! is kept for what must not be refused: members give back what they hold, and die. Behind the last frame all bytes are
+//! zero.
 
 use std::{
     ops::Range,
@@ -124,7 +125,8 @@ impl Journal {
         Ok(Some(contents))
     }
 
-    /// Sets how many bytes [`Journal::reserve`] and [`Journal::begin`] leave free for records of what members give back.
+    /// Sets how many bytes [`Journal::reserve`] and [`Journal::begin`] leave free for records of what members give
+    /// back.
     pub(crate) fn keep(&mut self, bytes: u64) {
         self.kept = bytes;
     }
@@ -143,8 +145,8 @@ impl Journal {
         Ok(())
     }
 
-    /// Prepares a record without writing it. At most one record is prepared. If no more memory can be allocated, the record
-    /// takes what was kept.
+    /// Prepares a record without writing it. At most one record is prepared. If no more memory can be allocated, the
+    /// record takes what was kept.
     pub(crate) fn prepare(&mut self, record: &impl Serialize) -> Result<(), Errno> {
         encode(&mut self.frame, &[], record)?;
         let bytes = self.frame.len() as u64;

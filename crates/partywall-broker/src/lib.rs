@@ -4,8 +4,8 @@
 //! The broker holds file descriptors. It never maps, reads or writes the memory that members donate, and it links no
 //! CUDA. A GPU fault cannot reach it, and it runs on machines without a GPU. It maps only the control memory that it
 //! creates itself. There it ends waits for dead writers and returns the permits and blocks of dead members. The data
-//! path does not pass through it. It serves its own user, and others only if [`Config::admission`] names them. It listens
-//! at a Unix socket in a directory that only its own user can change.
+//! path does not pass through it. It serves its own user, and others only if [`Config::admission`] names them. It
+//! listens at a Unix socket in a directory that only its own user can change.
 //!
 //! | module | contains | rule |
 //! |---|---|---|

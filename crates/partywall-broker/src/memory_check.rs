@@ -3,11 +3,11 @@
 //!
 //! The broker contains no CUDA, and the word of a member that cannot import memory ends no other member's names. So the
 //! broker executes its program once more, with copies of the descriptors that it holds for the place. The child tries
-//! to import each of them, and a fresh allocation besides: only if that works are the others lost. The fresh allocation is
-//! at the same place, so the loss of a GPU says nothing about pinned memory.
+//! to import each of them, and a fresh allocation besides: only if that works are the others lost. The fresh allocation
+//! is at the same place, so the loss of a GPU says nothing about pinned memory.
 //!
-//! The child is killed with the broker's worker, and changes nothing. What it has found is one event of the registry, which
-//! the journal contains or does not contain.
+//! The child is killed with the broker's worker, and changes nothing. What it has found is one event of the registry,
+//! which the journal contains or does not contain.
 
 use std::os::fd::{OwnedFd, RawFd};
 
@@ -51,8 +51,8 @@ impl MemoryCheck {
         self.place
     }
 
-    /// Answers the broker. `find` gets a descriptor for each chunk of memory, and returns for each whether it is lost, or
-    /// why that cannot be found out.
+    /// Answers the broker. `find` gets a descriptor for each chunk of memory, and returns for each whether it is lost,
+    /// or why that cannot be found out.
     ///
     /// # Errors
     /// If the descriptors were not inherited, or the broker is gone.

@@ -1,8 +1,8 @@
 //! Replaces a running broker by another program, with everything open.
 //!
-//! A process of the same user sends the file of the program. The program is executed twice, each time with the arguments
-//! and the environment of the running broker, except that [`VARIABLE`] says what it is wanted for: first as a child that
-//! reads a copy of the state and answers whether it can continue, then in the process of the supervisor.
+//! A process of the same user sends the file of the program. The program is executed twice, each time with the
+//! arguments and the environment of the running broker, except that [`VARIABLE`] says what it is wanted for: first as a
+//! child that reads a copy of the state and answers whether it can continue, then in the process of the supervisor.
 //!
 //! | order | step | killed before the next step |
 //! |---|---|---|
@@ -19,8 +19,8 @@
 //! The journal contains no records at step 6, so no event is applied by another program than the one that recorded it.
 //! Between 6 and 9 members see what they see after a death: their connections end, they resume and repeat their calls.
 //!
-//! At step 8 a worker may also lack descriptors or memory, or report that it cannot read the state. The supervisor starts
-//! it again for a minute in the first case, as after a death, and then executes the former program again.
+//! At step 8 a worker may also lack descriptors or memory, or report that it cannot read the state. The supervisor
+//! starts it again for a minute in the first case, as after a death, and then executes the former program again.
 //!
 //! Both programs must agree on the format of the state and on the protocol; otherwise step 1 or the request is refused
 //! and nothing has changed.
@@ -89,7 +89,8 @@ impl Purpose {
         }
     }
 
-    /// Returns the value of [`VARIABLE`] for a child that has the state and the pipe for its answer under these numbers.
+    /// Returns the value of [`VARIABLE`] for a child that has the state and the pipe for its answer under these
+    /// numbers.
     pub(crate) fn check(numbers: &[RawFd]) -> String {
         let numbers: Vec<_> = numbers.iter().map(RawFd::to_string).collect();
         format!("check {}", numbers.join(" "))

@@ -1,15 +1,18 @@
-//! Objects of the domain as JSON and as text. The JSON keys are stable; the documentation of each command's module lists
-//! them. Where this module has no function for it, the JSON of an object is that of its type in [`partywall::info`]:
+//! Objects of the domain as JSON and as text. The JSON keys are stable; the documentation of each command's module
+//! lists them. Where this module has no function for it, the JSON of an object is that of its type in
+//! [`partywall::info`]:
 //!
 //! - a [`TimelineInfo`]: `name`, `incarnation` (the number of its writer, from 1), `value` (the last signalled value),
 //!   `announced` (the highest promised value), `writer` (a pid or null), `ending` (null, `owner_died`, `owner_faulted`,
 //!   `closed`, `abandoned`, `broker_gone` or `evicted`), `leases`;
 //! - a [`SemaphoreInfo`]: `name`, `maximum` (permits), `held` (permits), `waiting` (acquirers), `leases`;
-//! - a [`QueueHolder`], a queue that holds a segment: `name`, `version`, `attachment` (the number by which its tasks name
-//!   the segment);
-//! - a [`HolderInfo`]: `pid`, `command`, `leases`, `blocks` (if a pool, topic or queue is shown), `tasks` (if a queue is
-//!   shown: the tasks that it works on), `waiting` (its threads that wait for a block or permit), `unproven` (whether it is dead and what it holds is in quarantine);
-//! - a [`MemberInfo`]: `member`, `pid`, `uid`, `command`, `state` (`alive`, `hung`, `lost_context`, `suspect`, `evicted`,
+//! - a [`QueueHolder`], a queue that holds a segment: `name`, `version`, `attachment` (the number by which its tasks
+//!   name the segment);
+//! - a [`HolderInfo`]: `pid`, `command`, `leases`, `blocks` (if a pool, topic or queue is shown), `tasks` (if a queue
+//!   is shown: the tasks that it works on), `waiting` (its threads that wait for a block or permit), `unproven`
+//!   (whether it is dead and what it holds is in quarantine);
+//! - a [`MemberInfo`]: `member`, `pid`, `uid`, `command`, `state` (`alive`, `hung`, `lost_context`, `suspect`,
+//!   `evicted`,
 //!   `held_by_child`, `unproven`, `dead`), `doubt` (why its death does not prove that its work has ended: `mps`,
 //!   `no_pidfd` or null), `mps` (the directory of the MPS daemon whose client it is, or null), `quiet_ms` (since its last heartbeat; null if none is expected), `leases`, `timelines` (that it
 //!   writes), `permits` (of semaphores) and `blocks` (of pools and topics; each null if there are too many to count),
@@ -31,12 +34,12 @@ use serde_json::{Value, json};
 
 use crate::text::{self, count};
 
-/// Returns a version: `version`, `kind`, `place`, `bytes`, `tensors`, `mutable`, `reserved`
-/// (bytes that it may grow to, 0 if it cannot grow), `growths` (how often it has grown), `lifetime` (`kept`, `owned` or
-/// `shared`), `committer` (a pid), `uid` (of the user to which it belongs), `shared` (whether other users may open it), `leases`, `committed_at_ms` (since 1970), `notice` (of its withdrawal, if that has a
-/// deadline: `pid` of the process that withdrew it, `at_ms`, `until_ms`, `then`: `wait`, `stale` or `evict`; else null),
-/// `lost` (whether its memory is lost),
-/// `control` (of a pool, topic or queue [`control::shape`], else null).
+/// Returns a version: `version`, `kind`, `place`, `bytes`, `tensors`, `mutable`, `reserved` (bytes that it may grow to,
+/// 0 if it cannot grow), `growths` (how often it has grown), `lifetime` (`kept`, `owned` or `shared`), `committer` (a
+/// pid), `uid` (of the user to which it belongs), `shared` (whether other users may open it), `leases`,
+/// `committed_at_ms` (since 1970), `notice` (of its withdrawal, if that has a deadline: `pid` of the process that
+/// withdrew it, `at_ms`, `until_ms`, `then`: `wait`, `stale` or `evict`; else null), `lost` (whether its memory is
+/// lost), `control` (of a pool, topic or queue [`control::shape`], else null).
 pub(crate) fn version(version: &VersionInfo) -> Value {
     let mut value = json!(version);
     value["place"] = json!(place(version.place.into()));
@@ -77,8 +80,8 @@ pub(crate) fn promises(kind: Kind, mutable: bool) -> String {
 }
 
 /// Returns a name in a listing: `name`, `latest` (a version, or null for a removed name whose versions are still held),
-/// `older_versions`, `older_bytes`, `notice` and `lost` (as of a version), `usage` (of a pool, topic or queue [`control::usage`], else
-/// null).
+/// `older_versions`, `older_bytes`, `notice` and `lost` (as of a version), `usage` (of a pool, topic or queue
+/// [`control::usage`], else null).
 pub(crate) fn name(name: &NameInfo) -> Value {
     json!({
         "name": name.name,
@@ -247,8 +250,8 @@ pub(crate) fn meaning(state: MemberState) -> Option<&'static str> {
     })
 }
 
-/// Returns what keeps the memory of a removed name: `14 GiB stay until pid 123 (python train.py) drops it`; `None` if no
-/// memory stays.
+/// Returns what keeps the memory of a removed name: `14 GiB stay until pid 123 (python train.py) drops it`; `None` if
+/// no memory stays.
 pub(crate) fn what_stays(left: u64, holders: &[HolderInfo], queues: &[QueueHolder]) -> Option<String> {
     if left == 0 && holders.is_empty() && queues.is_empty() {
         return None;
@@ -387,8 +390,8 @@ pub(crate) fn shorten(text: &str, width: usize) -> String {
     text
 }
 
-/// Returns whether a character has no width of its own but changes how others are shown: zero-width characters, and those
-/// that turn the direction of writing.
+/// Returns whether a character has no width of its own but changes how others are shown: zero-width characters, and
+/// those that turn the direction of writing.
 fn is_invisible(c: char) -> bool {
     matches!(c, '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }

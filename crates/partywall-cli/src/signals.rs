@@ -24,8 +24,8 @@ pub(crate) fn cancel_flag() -> Result<Arc<AtomicBool>, Failure> {
     Ok(stop)
 }
 
-/// Returns a flag that Ctrl-C, SIGTERM and the end of the terminal set. No number of signals ends the process: it has the
-/// terminal to restore first.
+/// Returns a flag that Ctrl-C, SIGTERM and the end of the terminal set. No number of signals ends the process: it has
+/// the terminal to restore first.
 ///
 /// # Errors
 /// If the kernel refuses the handler.

@@ -1,7 +1,7 @@
 //! What a domain holds and does at one moment, for `metrics` and `top`.
 //!
-//! The broker is asked as by `partywall status`, `ps`, `ls` and `show`. The number of calls is bounded, whatever the number
-//! of names.
+//! The broker is asked as by `partywall status`, `ps`, `ls` and `show`. The number of calls is bounded, whatever the
+//! number of names.
 
 use std::{
     collections::BTreeMap,
@@ -26,7 +26,8 @@ pub(crate) struct Snapshot {
     pub(crate) members: Vec<MemberInfo>,
     pub(crate) names: Vec<NameInfo>,
     pub(crate) objects: Vec<ObjectInfo>,
-    /// The members that have a semaphore open for which others wait, by its name: for at most as many as were asked for.
+    /// The members that have a semaphore open for which others wait, by its name: for at most as many as were asked
+    /// for.
     pub(crate) contended: BTreeMap<String, Vec<ObjectHolder>>,
     /// How pools, topics and queues are used, by name: at most as many as were asked for.
     pub(crate) used: BTreeMap<String, Used>,

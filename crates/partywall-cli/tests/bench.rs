@@ -11,8 +11,8 @@ fn bench(sandbox: &Sandbox, arguments: &[&str]) -> Output {
     sandbox.run([&["bench"], arguments].concat())
 }
 
-/// Fails the test unless a measurement has all its percentiles, in ascending order, and at least five samples (or one, if
-/// it counts something).
+/// Fails the test unless a measurement has all its percentiles, in ascending order, and at least five samples (or one,
+/// if it counts something).
 fn assert_ordered(measurement: &Value) {
     let number = |name: &str| measurement["percentiles"][name].as_f64().unwrap();
     let all = ["min", "p25", "p50", "p75", "p90", "p99", "max"].map(number);

@@ -71,7 +71,8 @@ fn ps_lists_members_and_what_they_hold() {
     let text = sandbox.run(["ps"]).expect(0).text();
     let lines: Vec<_> = text.lines().collect();
     assert_eq!(lines.len(), 2, "no remarks: {text}");
-    // A value in a right-aligned column ends where its heading ends; in a left-aligned column it begins where it begins.
+    // A value in a right-aligned column ends where its heading ends; in a left-aligned column it begins where it
+    // begins.
     let column = |heading: &str| lines[0].find(heading).unwrap();
     assert!(lines[1][..column("PID") + 3].ends_with(&holder.pid().to_string()), "{text}");
     assert!(lines[1][column("STATE")..].starts_with("alive"), "{text}");

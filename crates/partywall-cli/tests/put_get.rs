@@ -16,8 +16,8 @@ fn put(sandbox: &Sandbox, arguments: &[&str]) -> Output {
     sandbox.run([&["put", "--device", device()], arguments].concat())
 }
 
-/// Returns a file as the safetensors library writes it, if the tensors are in its order (by type, the widest first, then
-/// by name).
+/// Returns a file as the safetensors library writes it, if the tensors are in its order (by type, the widest first,
+/// then by name).
 fn safetensors(tensors: &[(&str, &str, &[usize], &[u8])]) -> Vec<u8> {
     let mut header = String::from("{");
     let mut data = Vec::new();

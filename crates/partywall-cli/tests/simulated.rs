@@ -114,8 +114,8 @@ fn needs_namespaces_hidden_driver_leaves_host_memory() {
     assert_eq!(sandbox.run(["get", "x", "-"]).expect(0).stdout, b"hello");
 }
 
-/// The driver is the simulated one, which does not start and does not say that it needs no nodes. On a machine with a GPU,
-/// `command_hidden_nodes_leave_host_memory` asks its driver.
+/// The driver is the simulated one, which does not start and does not say that it needs no nodes. On a machine with a
+/// GPU, `command_hidden_nodes_leave_host_memory` asks its driver.
 #[test]
 fn needs_namespaces_hidden_nodes_leave_host_memory() {
     const SYMBOL: &[u8] = b"simcuda_version";

@@ -20,8 +20,8 @@ const VERSIONS: u64 = 2_000;
 const MESSAGES: u64 = 200_000;
 const RESTARTS: u64 = 20;
 
-/// How much memory a process may have more than before, in KiB: allocators keep some of what is freed, and the broker's journal
-/// and log of events grow up to their bounds.
+/// How much memory a process may have more than before, in KiB: allocators keep some of what is freed, and the broker's
+/// journal and log of events grow up to their bounds.
 const SLACK_KIB: u64 = 4096;
 
 /// How many mappings a process may have more than before, those of its allocator.

@@ -18,8 +18,8 @@ use serde_json::{Value, json};
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// Returns the lines that a terminal shows after this output. Frames are printed as differences, so what a person reads is
-/// nowhere in the output as a whole. Knows only the sequences that the live view prints.
+/// Returns the lines that a terminal shows after this output. Frames are printed as differences, so what a person reads
+/// is nowhere in the output as a whole. Knows only the sequences that the live view prints.
 fn shown(output: &str) -> String {
     let mut lines: Vec<Vec<char>> = Vec::new();
     let mut row = 0;

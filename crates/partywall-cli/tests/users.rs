@@ -76,8 +76,8 @@ impl Host {
             rustix::thread::set_thread_res_uid(uid, uid, uid)?;
             Ok(())
         };
-        // SAFETY: the closure only makes system calls on numbers that it owns. It takes no lock and allocates nothing: an
-        // errno becomes an error without a heap allocation.
+        // SAFETY: the closure only makes system calls on numbers that it owns. It takes no lock and allocates nothing:
+        // an errno becomes an error without a heap allocation.
         unsafe { command.pre_exec(become_user) };
         command
     }

@@ -49,8 +49,8 @@ extern "C" __global__ void pw_resize(const uint32_t* from, uint32_t from_width, 
     }
 }
 
-// Blurs an image: each pixel is the mean of the square around it that reaches `radius` pixels far, as much of it as lies
-// in the image. `to` is other memory than `from`.
+// Blurs an image: each pixel is the mean of the square around it that reaches `radius` pixels far, as much of it as
+// lies in the image. `to` is other memory than `from`.
 extern "C" __global__ void pw_blur(const uint32_t* from, uint32_t* to, uint32_t width, uint32_t height,
                                    uint32_t radius) {
     uint64_t n = (uint64_t)width * height;

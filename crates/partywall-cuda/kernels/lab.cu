@@ -1,12 +1,12 @@
-// The kernels of `partywall lab` and `partywall bench`: one that takes its time, the square roots of `work-queue`, chains of
-// dependent loads, and those of `partywall lab coherency`, which poll and change words that a kernel of another process polls
-// and changes, in each way that CUDA has for a load and a store. Nothing else launches them.
+// The kernels of `partywall lab` and `partywall bench`: one that takes its time, the square roots of `work-queue`,
+// chains of dependent loads, and those of `partywall lab coherency`, which poll and change words that a kernel of
+// another process polls and changes, in each way that CUDA has for a load and a store. Nothing else launches them.
 //
 // Compiled as partywall.cu is, and by its rules but for one: they spin, because that is the experiment. Each
 // loop ends at a time limit, and at a number of rounds in case that the clock stands still.
 //
-// Loads and stores are inline PTX: one instruction each, so that what is seen is that instruction and not the compiler's
-// choice. The exception is pw_poll_compiled, whose subject is the compiler's choice.
+// Loads and stores are inline PTX: one instruction each, so that what is seen is that instruction and not the
+// compiler's choice. The exception is pw_poll_compiled, whose subject is the compiler's choice.
 
 typedef unsigned int uint32_t;
 typedef unsigned long long uint64_t;
@@ -38,8 +38,8 @@ extern "C" __global__ void pw_square_roots(const float* from, float* to, uint64_
     }
 }
 
-// Follows a chain of words, each of which says which word the next one is, from the word *at; leaves there where it ended. A
-// word behind the last one ends it.
+// Follows a chain of words, each of which says which word the next one is, from the word *at; leaves there where it
+// ended. A word behind the last one ends it.
 extern "C" __global__ void pw_follow(const uint64_t* chain, uint64_t last, uint64_t links, uint64_t* at) {
     uint64_t link = *at;
 #pragma unroll 1
@@ -291,8 +291,8 @@ static __device__ void pw_read_by(const uint64_t* data, const uint64_t* flag, ui
     atomicMax(result + 3, worst);
 }
 
-// Each thread reads a flag and then its word of data until the time is over. Counts the reads, the changes of the flag, and
-// the reads that found data older than the flag; keeps the largest number of steps by which it was older.
+// Each thread reads a flag and then its word of data until the time is over. Counts the reads, the changes of the flag,
+// and the reads that found data older than the flag; keeps the largest number of steps by which it was older.
 extern "C" __global__ void pw_read_pairs(const uint64_t* data, const uint64_t* flags, uint64_t stride, uint64_t pairs,
                                          uint32_t how, uint64_t limit, uint64_t* result) {
     uint64_t pair = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x;

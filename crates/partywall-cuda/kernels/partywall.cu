@@ -1,4 +1,5 @@
-// The kernels that partywall-cuda embeds: a test pattern, its check, a change that a reader can see, and a read for timing.
+// The kernels that partywall-cuda embeds: a test pattern, its check, a change that a reader can see, and a read for
+// timing.
 //
 // Compiled by NVRTC alone (no headers) into partywall.ptx by `cargo xtask ptx`; CI makes that file again and
 // compares. Rules for what stands here:

@@ -16,8 +16,8 @@ use crate::{CuResult, CudaError};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MemoryPlace {
-    /// On the device with this ordinal in this process. Where `CUDA_VISIBLE_DEVICES` hides the device, the number may name no
-    /// visible device.
+    /// On the device with this ordinal in this process. Where `CUDA_VISIBLE_DEVICES` hides the device, the number may
+    /// name no visible device.
     Device(i32),
     /// On the NUMA node with this number.
     Node(i32),
@@ -148,7 +148,8 @@ impl Drop for Allocation {
     }
 }
 
-/// Plain memory, exportable as a file descriptor, without compression: compressible memory may not be mappable everywhere.
+/// Plain memory, exportable as a file descriptor, without compression: compressible memory may not be mappable
+/// everywhere.
 fn properties(location: MemLocation) -> MemAllocationProp {
     MemAllocationProp {
         kind: MEM_ALLOCATION_TYPE_PINNED,

@@ -95,8 +95,9 @@ impl Context {
         Ok(ContextGuard { context: self, pushed, capture_mode: None, _not_send: PhantomData })
     }
 
-    /// Makes the context current as [`Context::guard`] does, and sets the thread to relaxed stream-capture mode meanwhile. In
-    /// the default mode, allocating, importing and mapping invalidate a capture that another thread of the process has begun.
+    /// Makes the context current as [`Context::guard`] does, and sets the thread to relaxed stream-capture mode
+    /// meanwhile. In the default mode, allocating, importing and mapping invalidate a capture that another thread of
+    /// the process has begun.
     ///
     /// # Errors
     /// As [`Context::guard`].

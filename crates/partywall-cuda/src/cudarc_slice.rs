@@ -21,10 +21,10 @@ impl<'a> StreamRef<'a> {
     /// [`AccessError::OtherContext`] for a stream of another device, or of a context that is not the primary one.
     pub fn from_cudarc(context: &'a Context, stream: &'a CudaStream) -> Result<Self, AccessError> {
         require_same(context, stream.context())?;
-        // SAFETY: the stream is of this context and is destroyed by its owner's drop, which the borrow excludes. The caller
-        // must not begin to capture it while a copy runs, as with cudarc's own copies: `CudaStream::begin_capture` is a
-        // safe function. A capture that begins during a copy of host memory leaves its address in the graph, whichever of
-        // the two crates copies.
+        // SAFETY: the stream is of this context and is destroyed by its owner's drop, which the borrow excludes. The
+        // caller must not begin to capture it while a copy runs, as with cudarc's own copies:
+        // `CudaStream::begin_capture` is a safe function. A capture that begins during a copy of host memory leaves its
+        // address in the graph, whichever of the two crates copies.
         Ok(unsafe { StreamRef::borrow(context, RawStream(stream.cu_stream() as u64)) })
     }
 }

@@ -199,8 +199,8 @@ impl Device {
         self.capability(DeviceAttribute::HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)
     }
 
-    /// Returns whether it says that the driver can make [memory of a NUMA node](crate::NodeMemory). The same caution as for
-    /// [`Device::supports_vmm`].
+    /// Returns whether it says that the driver can make [memory of a NUMA node](crate::NodeMemory). The same caution as
+    /// for [`Device::supports_vmm`].
     ///
     /// # Errors
     /// The driver's error.

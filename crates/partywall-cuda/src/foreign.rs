@@ -84,7 +84,8 @@ impl ForeignMemory {
                 return Err(AccessError::OutOfRange { offset: 0, len: bytes, available: done });
             }
             let len = rest.min(bytes - done);
-            // SAFETY: inside the range that the driver has just reported; it stays while `keep` lives, which `self` holds.
+            // SAFETY: inside the range that the driver has just reported; it stays while `keep` lives, which `self`
+            // holds.
             pieces.push(unsafe { DeviceSlice::from_raw(info.address, len, Access::ReadOnly) });
             done += len;
             if done < bytes {

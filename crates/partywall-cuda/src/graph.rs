@@ -1,9 +1,9 @@
 //! CUDA graphs whose memory operations take their word and value anew at each launch.
 //!
 //! A graph repeats what was captured, its memory operations included: with the same words and values at each launch.
-//! [`CurrentStream::capture_wait_u64`] and [`CurrentStream::capture_write_u64`] therefore return the [`WordNode`] that they
-//! add, and [`WordNode::set_u64`] gives it another word and value before a launch. Launches that are already enqueued keep
-//! theirs (driver documentation of `cuGraphExecBatchMemOpNodeSetParams`).
+//! [`CurrentStream::capture_wait_u64`] and [`CurrentStream::capture_write_u64`] therefore return the [`WordNode`] that
+//! they add, and [`WordNode::set_u64`] gives it another word and value before a launch. Launches that are already
+//! enqueued keep theirs (driver documentation of `cuGraphExecBatchMemOpNodeSetParams`).
 #![allow(unsafe_code)] // driver calls
 
 use std::cell::Cell;
@@ -39,8 +39,8 @@ impl fmt::Debug for RawGraphExec {
     }
 }
 
-/// A graph that this crate captured, and its instantiation. Dropping it does not wait for launches. `Send`, but not `Sync`,
-/// because the driver wants one thread at a time to use a graph.
+/// A graph that this crate captured, and its instantiation. Dropping it does not wait for launches. `Send`, but not
+/// `Sync`, because the driver wants one thread at a time to use a graph.
 #[derive(Debug)]
 pub struct Graph {
     context: Context,
@@ -93,11 +93,12 @@ enum WordOperation {
 impl Graph {
     /// Captures what `record` enqueues on the stream that it gets, and instantiates it. Nothing runs yet.
     ///
-    /// The stream is a new one, which ends with the call. Meanwhile this thread cannot allocate, free or map memory, nor
-    /// load modules: such a call would invalidate the capture.
+    /// The stream is a new one, which ends with the call. Meanwhile this thread cannot allocate, free or map memory,
+    /// nor load modules: such a call would invalidate the capture.
     ///
     /// # Errors
-    /// That of `record`; `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED` after a call that no capture admits; the driver's errors.
+    /// That of `record`; `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED` after a call that no capture admits; the driver's
+    /// errors.
     pub fn capture<E: From<CudaError>>(
         context: &Context,
         record: impl FnOnce(StreamRef<'_>) -> Result<(), E>,
@@ -111,8 +112,8 @@ impl Graph {
     /// Returns the graph as the calls take it.
     #[must_use]
     pub fn as_ref(&self) -> GraphRef<'_> {
-        // SAFETY: instantiated from this graph in `Captured::end`; both live as long as `self`, which no other thread can
-        // borrow meanwhile. Nodes of an earlier graph are refused, because they are of another capture.
+        // SAFETY: instantiated from this graph in `Captured::end`; both live as long as `self`, which no other thread
+        // can borrow meanwhile. Nodes of an earlier graph are refused, because they are of another capture.
         let graph = unsafe { GraphRef::borrow(&self.context, self.graph, self.exec) };
         GraphRef { capture: Some(self.capture), ..graph }
     }
@@ -240,21 +241,21 @@ impl<'a> GraphRef<'a> {
 }
 
 impl CurrentStream<'_> {
-    /// Adds a wait to the graph that the stream is captured into, behind what is captured now: until the first 8 bytes of
-    /// `word`, aligned to 8, are at least `value`, by the comparison of [`memop`](crate::memop).
+    /// Adds a wait to the graph that the stream is captured into, behind what is captured now: until the first 8 bytes
+    /// of `word`, aligned to 8, are at least `value`, by the comparison of [`memop`](crate::memop).
     ///
     /// No other thread uses the stream meanwhile: the work of two threads would have no order in the graph.
     ///
     /// # Errors
-    /// [`AccessError::NotCapturing`]; the range is too short or misaligned; `CUDA_ERROR_LOSSY_QUERY` behind a kernel that
-    /// was launched with programmatic dependencies; `CUDA_ERROR_NOT_SUPPORTED`; `CUDA_ERROR_NOT_FOUND` from a driver older
-    /// than CUDA 12.3.
+    /// [`AccessError::NotCapturing`]; the range is too short or misaligned; `CUDA_ERROR_LOSSY_QUERY` behind a kernel
+    /// that was launched with programmatic dependencies; `CUDA_ERROR_NOT_SUPPORTED`; `CUDA_ERROR_NOT_FOUND` from a
+    /// driver older than CUDA 12.3.
     pub fn capture_wait_u64(&self, word: DeviceSlice<'_>, value: u64) -> Result<WordNode, AccessError> {
         self.capture_operation(WordOperation::Wait, word, value)
     }
 
-    /// Adds a write to the graph that the stream is captured into, behind what is captured now: of `value`, to the first 8
-    /// bytes of `word`, aligned to 8.
+    /// Adds a write to the graph that the stream is captured into, behind what is captured now: of `value`, to the
+    /// first 8 bytes of `word`, aligned to 8.
     ///
     /// # Errors
     /// As [`capture_wait_u64`](Self::capture_wait_u64); the range is read-only.
@@ -274,8 +275,8 @@ impl CurrentStream<'_> {
         let mut node = 0;
         let parameters = BatchMemOpNodeParams::of(self.context(), &mut operation);
         // SAFETY:
-        // - The graph is being captured, and the driver's array of nodes is valid until the next call for the stream. The
-        //   proof is weak: it rests on the caller, whose other threads are not to use the stream meanwhile.
+        // - The graph is being captured, and the driver's array of nodes is valid until the next call for the stream.
+        //   The proof is weak: it rests on the caller, whose other threads are not to use the stream meanwhile.
         // - The parameters are live, and the driver copies them.
         unsafe { driver.graph_add_batch_mem_op_node(&mut node, graph, dependencies, count, &parameters) }?;
         // SAFETY: the stream is live; the array is the one node, which was added to the stream's graph a moment ago.
@@ -291,12 +292,13 @@ impl CurrentStream<'_> {
         Ok(WordNode { context: self.context().clone(), graph: RawGraph(graph as u64), capture: id, node, kind })
     }
 
-    /// Returns what the driver says of the capture that the stream is in; `None` if there is none, or an invalidated one,
-    /// whose graph may be gone.
+    /// Returns what the driver says of the capture that the stream is in; `None` if there is none, or an invalidated
+    /// one, whose graph may be gone.
     fn capture_info(&self) -> Result<Option<CaptureInfo>, CudaError> {
         let mut status = STREAM_CAPTURE_STATUS_NONE;
         let mut info = CaptureInfo { id: 0, graph: 0, dependencies: std::ptr::null(), count: 0 };
-        // SAFETY: the stream is live, and its context current; the pointers are to live values, or null where they may be.
+        // SAFETY: the stream is live, and its context current; the pointers are to live values, or null where they may
+        // be.
         unsafe {
             self.driver().stream_get_capture_info(
                 self.handle(),
@@ -313,8 +315,8 @@ impl CurrentStream<'_> {
 }
 
 impl WordNode {
-    /// Makes later launches of `graph` use this word and value in place of those before. Launches that are enqueued keep
-    /// theirs.
+    /// Makes later launches of `graph` use this word and value in place of those before. Launches that are enqueued
+    /// keep theirs.
     ///
     /// # Errors
     /// [`AccessError::OtherGraph`]; the range is too short, misaligned, or read-only for a write; the driver's errors.
@@ -323,8 +325,8 @@ impl WordNode {
         let mut operation = self.kind.on(word, value)?;
         let _guard = self.context.guard()?;
         let parameters = BatchMemOpNodeParams::of(&self.context, &mut operation);
-        // SAFETY: graph and instantiation are live, used by this thread alone, and belong together and to this node, by the
-        // promise of GraphRef; the parameters are live, and the driver copies them.
+        // SAFETY: graph and instantiation are live, used by this thread alone, and belong together and to this node, by
+        // the promise of GraphRef; the parameters are live, and the driver copies them.
         unsafe {
             self.context.driver().graph_exec_batch_mem_op_node_set_params(graph.exec.handle(), self.node, &parameters)
         }?;

@@ -141,8 +141,8 @@ impl Kernels {
         Ok((first_bad != u64::MAX).then_some(first_bad))
     }
 
-    /// Enqueues a check that lowers the 64-bit word at the beginning of `first_bad` to the index of the first word of `data`
-    /// that is not `factor` times the pattern. Set it to all ones before; several checks may lower one word.
+    /// Enqueues a check that lowers the 64-bit word at the beginning of `first_bad` to the index of the first word of
+    /// `data` that is not `factor` times the pattern. Set it to all ones before; several checks may lower one word.
     ///
     /// # Errors
     /// A range is not of whole aligned words, or `first_bad` is too short or read-only; the driver refuses.

@@ -27,9 +27,9 @@
 //!
 //! # Modules
 //!
-//! There are three levels. At the bottom are the table of entry points and the numbers of the binary interface. Above it,
-//! each entry point is a checked method that returns a [`CudaError`] with the name of the call. On top are the owners, one
-//! module a noun, which are the public interface.
+//! There are three levels. At the bottom are the table of entry points and the numbers of the binary interface. Above
+//! it, each entry point is a checked method that returns a [`CudaError`] with the name of the call. On top are the
+//! owners, one module a noun, which are the public interface.
 //!
 //! | module | owns |
 //! |---|---|
@@ -64,8 +64,8 @@
 //! - Any thread may call anything: each call makes its context current and restores what was before. Calls that
 //!   allocate, import, map or load do so in relaxed stream-capture mode, so that they spoil no capture of another
 //!   thread.
-//! - Device memory is never a Rust reference, because other processes may change it at any time. Memory of a NUMA node is
-//!   one where nobody else writes it by agreement: see [`NodeUse`].
+//! - Device memory is never a Rust reference, because other processes may change it at any time. Memory of a NUMA node
+//!   is one where nobody else writes it by agreement: see [`NodeUse`].
 //! - A `Drop`, an allocation, loading a module or a kernel's first launch may wait for work that is running. None of
 //!   them belongs behind a wait for another process.
 //!

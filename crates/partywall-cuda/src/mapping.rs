@@ -71,9 +71,9 @@ impl Mapping {
         Self::with_reservation(memory, access, 0)
     }
 
-    /// Maps memory as [`Mapping::new`] does, at the beginning of a range of `reserved` addresses, so that further memory can
-    /// be mapped behind it. `reserved` is a multiple of [`PhysicalMemory::granularity`]. The range is only as long as the
-    /// memory if `reserved` is less, or if the process has no free range of that length.
+    /// Maps memory as [`Mapping::new`] does, at the beginning of a range of `reserved` addresses, so that further
+    /// memory can be mapped behind it. `reserved` is a multiple of [`PhysicalMemory::granularity`]. The range is only
+    /// as long as the memory if `reserved` is less, or if the process has no free range of that length.
     ///
     /// # Errors
     /// As [`Mapping::new`].
@@ -123,9 +123,9 @@ impl Mapping {
     /// takes one unmapping and one mapping.
     ///
     /// # Errors
-    /// The driver's error; `CUDA_ERROR_INVALID_VALUE` for memory of another size, `CUDA_ERROR_INVALID_CONTEXT` for memory
-    /// of another context, `CUDA_ERROR_NOT_SUPPORTED` for a mapping that was extended. The former memory is mapped as
-    /// before, unless [`ReplaceError::lost`] says otherwise.
+    /// The driver's error; `CUDA_ERROR_INVALID_VALUE` for memory of another size, `CUDA_ERROR_INVALID_CONTEXT` for
+    /// memory of another context, `CUDA_ERROR_NOT_SUPPORTED` for a mapping that was extended. The former memory is
+    /// mapped as before, unless [`ReplaceError::lost`] says otherwise.
     pub fn replace(&mut self, memory: &Arc<PhysicalMemory>) -> Result<Arc<PhysicalMemory>, ReplaceError> {
         if memory.context() != self.context() {
             // Dropping the mapping would then wait for the other context's work, and not for this one's.

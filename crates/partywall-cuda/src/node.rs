@@ -1,9 +1,10 @@
-//! Memory of a NUMA node: host memory that the driver makes, pinned from the start, and that travels as a file descriptor.
+//! Memory of a NUMA node: host memory that the driver makes, pinned from the start, and that travels as a file
+//! descriptor.
 //!
-//! The driver makes it as it makes memory of a device (`cuMemCreate`), and everything here needs no context: a process that
-//! uses it from the CPU alone only initialises CUDA. Costs (measured on H200 with driver 580): creating 0.23–0.26 s a GiB,
-//! access for a device 10 ms a GiB, access for the CPU 15–24 ms a GiB; a further process that maps a memfd and registers it
-//! needs 75–88 ms a GiB. Copies to and from the device run at 55 GB/s, as with registered memory.
+//! The driver makes it as it makes memory of a device (`cuMemCreate`), and everything here needs no context: a process
+//! that uses it from the CPU alone only initialises CUDA. Costs (measured on H200 with driver 580): creating 0.23–0.26
+//! s a GiB, access for a device 10 ms a GiB, access for the CPU 15–24 ms a GiB; a further process that maps a memfd and
+//! registers it needs 75–88 ms a GiB. Copies to and from the device run at 55 GB/s, as with registered memory.
 //!
 //! The resident size of a process counts all memory that its CPU has access to, also if nothing touches it.
 #![allow(unsafe_code)] // vouches for its addresses
@@ -27,8 +28,8 @@ use crate::{Access, AccessError, Context, CuResult, CudaError, DeviceSlice, Driv
 
 /// Memory on one NUMA node without an address, created here or imported from another process.
 ///
-/// It becomes usable by a [`NodeMapping`], and is an owner as [`PhysicalMemory`](crate::PhysicalMemory) is: the memory goes
-/// back to the node with the last reference. `Send` and `Sync`.
+/// It becomes usable by a [`NodeMapping`], and is an owner as [`PhysicalMemory`](crate::PhysicalMemory) is: the memory
+/// goes back to the node with the last reference. `Send` and `Sync`.
 #[derive(Debug)]
 pub struct NodeMemory {
     allocation: Arc<Allocation>,
@@ -53,14 +54,14 @@ pub enum NodeImportError {
 }
 
 impl NodeMemory {
-    /// Returns the number of bytes that the size of every allocation must be a multiple of: 2 MiB (measured). Initialises
-    /// CUDA.
+    /// Returns the number of bytes that the size of every allocation must be a multiple of: 2 MiB (measured).
+    /// Initialises CUDA.
     ///
     /// The driver answers for nodes that do not exist, too: only creating memory proves a node.
     ///
     /// # Errors
-    /// CUDA cannot be initialised, as in a forked child; `CUDA_ERROR_INVALID_VALUE` or `CUDA_ERROR_NOT_SUPPORTED` from a
-    /// driver without such memory.
+    /// CUDA cannot be initialised, as in a forked child; `CUDA_ERROR_INVALID_VALUE` or `CUDA_ERROR_NOT_SUPPORTED` from
+    /// a driver without such memory.
     pub fn granularity(driver: &'static Driver) -> Result<u64, CudaError> {
         driver.initialize()?;
         Allocation::granularity(&CallContext::Any(driver), location(0))
@@ -88,14 +89,14 @@ impl NodeMemory {
         Ok(Self { allocation: Arc::new(allocation), node })
     }
 
-    /// Imports memory of `node` that another process (or this one) exported. `bytes` is the size it was created with; a wrong
-    /// size is found when the memory is mapped. Initialises CUDA.
+    /// Imports memory of `node` that another process (or this one) exported. `bytes` is the size it was created with; a
+    /// wrong size is found when the memory is mapped. Initialises CUDA.
     ///
     /// The descriptor is not consumed and may be closed at once. Host-synchronous: 0.1 ms (measured).
     ///
     /// # Errors
-    /// [`NodeImportError::OtherPlace`] before anything is mapped; `CUDA_ERROR_UNKNOWN` if the descriptor is something else;
-    /// CUDA cannot be initialised.
+    /// [`NodeImportError::OtherPlace`] before anything is mapped; `CUDA_ERROR_UNKNOWN` if the descriptor is something
+    /// else; CUDA cannot be initialised.
     pub fn import(
         driver: &'static Driver,
         node: u32,
@@ -113,8 +114,8 @@ impl NodeMemory {
     }
 
     /// Returns a new file descriptor that stands for this memory, close-on-exec, as
-    /// [`PhysicalMemory::export`](crate::PhysicalMemory::export) does. Closing the last one takes long: 137 ms for 8 GiB
-    /// (measured).
+    /// [`PhysicalMemory::export`](crate::PhysicalMemory::export) does. Closing the last one takes long: 137 ms for 8
+    /// GiB (measured).
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE` for imported memory: only the creator can export.
@@ -175,8 +176,8 @@ impl NodeUse {
 ///
 /// Dropping it unmaps, gives the addresses back and drops its share of the memory, once nothing holds an `Arc` of
 /// [`shared`](Self::shared) any more; a failure of that goes to [`Driver::take_drop_error`]. As with
-/// [`Mapping`](crate::Mapping), that waits for all that this process runs in the contexts for which a slice was ever taken,
-/// because the driver unmaps without waiting: do not drop it behind a wait for another process.
+/// [`Mapping`](crate::Mapping), that waits for all that this process runs in the contexts for which a slice was ever
+/// taken, because the driver unmaps without waiting: do not drop it behind a wait for another process.
 ///
 /// A draft belongs to the process that made the mapping: a forked child gets neither bytes nor a writer of it.
 ///
@@ -188,8 +189,8 @@ pub struct NodeMapping {
     mapped: Arc<Mapped>,
     memory: Arc<NodeMemory>,
     used_as: NodeUse,
-    /// The [`fork_generation`] of the process that made the mapping. A forked child has the pages, too, with the access of
-    /// that moment: it could write a draft after the parent has frozen it.
+    /// The [`fork_generation`] of the process that made the mapping. A forked child has the pages, too, with the access
+    /// of that moment: it could write a draft after the parent has frozen it.
     generation: u64,
 }
 
@@ -242,8 +243,8 @@ impl NodeMapping {
     /// [`Extension::publish`]. The mapped memory stays in place, and work that uses it continues.
     ///
     /// # Errors
-    /// [`AccessError::OutOfRange`] if it does not fit into what is reserved; else as [`NodeMapping::new`]. The mapping is
-    /// then as it was.
+    /// [`AccessError::OutOfRange`] if it does not fit into what is reserved; else as [`NodeMapping::new`]. The mapping
+    /// is then as it was.
     pub fn extend<M: Into<Arc<NodeMemory>>>(
         &self,
         memories: impl IntoIterator<Item = M>,
@@ -297,11 +298,12 @@ impl NodeMapping {
         contexts.iter().try_for_each(Context::synchronize)
     }
 
-    /// Ends the writing of a draft, at the same addresses: the CPU and every device may only read it from now on. The driver
-    /// does not wait: running work that writes it faults. Does nothing if it is frozen already.
+    /// Ends the writing of a draft, at the same addresses: the CPU and every device may only read it from now on. The
+    /// driver does not wait: running work that writes it faults. Does nothing if it is frozen already.
     ///
     /// # Errors
-    /// As the driver says; the former access then still stands. `CUDA_ERROR_INVALID_VALUE` for memory that processes share.
+    /// As the driver says; the former access then still stands. `CUDA_ERROR_INVALID_VALUE` for memory that processes
+    /// share.
     pub fn freeze(&mut self) -> Result<(), CudaError> {
         match self.used_as {
             NodeUse::Frozen => return Ok(()),
@@ -319,8 +321,8 @@ impl NodeMapping {
         Ok(())
     }
 
-    /// Turns a draft into memory that any process may write, with unchanged access. Does nothing for other memory, and in a
-    /// forked child, whose parent may have frozen the draft.
+    /// Turns a draft into memory that any process may write, with unchanged access. Does nothing for other memory, and
+    /// in a forked child, whose parent may have frozen the draft.
     pub fn share(&mut self) {
         if self.used_as == NodeUse::Draft && self.is_ours() {
             self.used_as = NodeUse::Writable;
@@ -331,12 +333,13 @@ impl NodeMapping {
     #[must_use]
     pub fn bytes(&self) -> Option<&[u8]> {
         let readable = self.used_as == NodeUse::Frozen && self.has_cpu();
-        // SAFETY: mapped and accessible while `self` is borrowed. No mapping of this value can write it, because all have
-        // read-only access; no other process writes it by agreement, see the documentation of the type.
+        // SAFETY: mapped and accessible while `self` is borrowed. No mapping of this value can write it, because all
+        // have read-only access; no other process writes it by agreement, see the documentation of the type.
         readable.then(|| unsafe { std::slice::from_raw_parts(self.start().as_ptr(), self.mapped.parts.len() as usize) })
     }
 
-    /// Returns the bytes of a draft, for writing; `None` if it is no draft, if the CPU has no access, and in a forked child.
+    /// Returns the bytes of a draft, for writing; `None` if it is no draft, if the CPU has no access, and in a forked
+    /// child.
     ///
     /// First waits for all work of this process in the contexts for which a slice was ever taken, because that work may
     /// write the bytes.
@@ -362,8 +365,8 @@ impl NodeMapping {
         self.is_draft().then(|| NodeWriter { map: self.shared_map(), _mapping: self })
     }
 
-    /// Returns the CPU's view of memory that processes may write at any time; `None` if the mapping is a draft or frozen, or
-    /// if the CPU has no access. It grows with the mapping.
+    /// Returns the CPU's view of memory that processes may write at any time; `None` if the mapping is a draft or
+    /// frozen, or if the CPU has no access. It grows with the mapping.
     #[must_use]
     pub fn shared(&self) -> Option<&Arc<SharedMap>> {
         if let view @ Some(_) = self.view.get() {
@@ -384,8 +387,8 @@ impl NodeMapping {
         let user = user.ok_or_else(|| AccessError::NoAccess { device: context.device().ordinal() })?;
         // Relaxed: the drop reads it after all borrows of `self` have ended.
         user.named.store(true, Ordering::Relaxed);
-        // SAFETY: the range stays mapped with this access on this device while `self` is borrowed: only `freeze` changes the
-        // access of who has it, by `&mut self`; an extension adds to the range and changes nothing.
+        // SAFETY: the range stays mapped with this access on this device while `self` is borrowed: only `freeze`
+        // changes the access of who has it, by `&mut self`; an extension adds to the range and changes nothing.
         let all = unsafe { DeviceSlice::from_raw(self.mapped.parts.pointer(), self.len(), self.access()) };
         all.slice(offset, len)
     }
@@ -445,9 +448,10 @@ impl NodeMapping {
     fn shared_map(&self) -> SharedMap {
         let writable = self.access() == Access::ReadWrite;
         let len = self.len() as usize;
-        // SAFETY: `mapped` keeps the range mapped for the CPU with this access, which only `freeze` changes, and only of a
-        // draft, whose views end with the borrow of their writer. No references to the bytes exist: `bytes` and `bytes_mut`
-        // give them for other uses of the mapping, or end before a writer begins. The driver maps whole pages.
+        // SAFETY: `mapped` keeps the range mapped for the CPU with this access, which only `freeze` changes, and only
+        // of a draft, whose views end with the borrow of their writer. No references to the bytes exist: `bytes` and
+        // `bytes_mut` give them for other uses of the mapping, or end before a writer begins. The driver maps whole
+        // pages.
         unsafe { SharedMap::of_owner(self.mapped.clone(), self.start(), len, self.reserved() as usize, writable) }
     }
 

@@ -19,16 +19,16 @@ pub(crate) struct Parts {
     // Dropped in this order: first what is mapped, then the addresses.
     /// Without gaps. A thread that maps more, or that changes who has access, holds the lock.
     mapped: Mutex<Vec<MappedPart>>,
-    /// Bytes of all parts. It only grows, but is 0 from a replacement that has lost the memory to the next that has not.
-    /// Stored (release) by [`Extension::publish`] when the parts are mapped, loaded (acquire) by [`Parts::len`] before
-    /// they are used.
+    /// Bytes of all parts. It only grows, but is 0 from a replacement that has lost the memory to the next that has
+    /// not. Stored (release) by [`Extension::publish`] when the parts are mapped, loaded (acquire) by [`Parts::len`]
+    /// before they are used.
     len: AtomicU64,
     range: AddressRange,
 }
 
 impl Parts {
-    /// Maps memory at the beginning of a range of `reserved` addresses, which is only as long as the memory if `reserved` is
-    /// less or if the process has no free range of that length. Everybody in `rules` gets access.
+    /// Maps memory at the beginning of a range of `reserved` addresses, which is only as long as the memory if
+    /// `reserved` is less or if the process has no free range of that length. Everybody in `rules` gets access.
     pub(crate) fn new(memory: Arc<Allocation>, reserved: u64, rules: &[MemAccessDesc]) -> Result<Self, CudaError> {
         let calls = memory.calls().clone();
         let bytes = memory.bytes();
@@ -45,8 +45,8 @@ impl Parts {
         Ok(Self { calls, mapped: Mutex::new(vec![first]), len: AtomicU64::new(bytes), range })
     }
 
-    /// Begins to map more behind the current end. `mapped` is the result of [`lock`](Self::lock). Publication also makes it
-    /// visible in `view`, which shows the same addresses.
+    /// Begins to map more behind the current end. `mapped` is the result of [`lock`](Self::lock). Publication also
+    /// makes it visible in `view`, which shows the same addresses.
     pub(crate) fn extension<'a>(
         &'a self,
         mapped: MutexGuard<'a, Vec<MappedPart>>,
@@ -61,8 +61,8 @@ impl Parts {
         self.mapped.lock().ignore_poison()
     }
 
-    /// Gives access to all of the memory, or changes it, for everybody in `rules`. The caller holds the lock, or has the only
-    /// reference.
+    /// Gives access to all of the memory, or changes it, for everybody in `rules`. The caller holds the lock, or has
+    /// the only reference.
     pub(crate) fn set_access(&self, rules: &[MemAccessDesc]) -> Result<(), CudaError> {
         set_access(&self.calls, self.range.pointer, self.len(), rules)
     }
@@ -87,7 +87,8 @@ impl Parts {
         replaced.map_err(|error| ReplaceError { source: describe(error.source, bytes, &self.calls), ..error })
     }
 
-    /// Unmaps everything. Returns the first failure, and the memory is as free as it can get. Nothing to do the second time.
+    /// Unmaps everything. Returns the first failure, and the memory is as free as it can get. Nothing to do the second
+    /// time.
     pub(crate) fn unmap(&mut self) -> Result<(), CudaError> {
         let mapped = std::mem::take(self.mapped.get_mut().ignore_poison());
         mapped.into_iter().rev().map(|mut part| part.unmap()).fold(Ok(()), Result::and)
@@ -116,8 +117,8 @@ impl Parts {
 
 /// Memory that is mapped behind a mapping and not yet visible in it. Dropping it unmaps it again.
 ///
-/// It keeps other threads from extending the mapping. A thread that has one must not change who has access to the mapping,
-/// nor extend it again, before it is published or dropped.
+/// It keeps other threads from extending the mapping. A thread that has one must not change who has access to the
+/// mapping, nor extend it again, before it is published or dropped.
 pub struct Extension<'a> {
     parts: &'a Parts,
     // Unmapped before the lock is released: the next extension takes the same addresses.
@@ -150,8 +151,8 @@ impl Extension<'_> {
         self.mapped.append(&mut self.new);
         self.parts.len.store(self.len, Ordering::Release);
         if let Some(view) = self.view {
-            // SAFETY: the view shows these addresses, which are mapped up to the new length and stay so, because only the
-            // owner of the parts, which the view keeps, unmaps them; the lock keeps other extensions away.
+            // SAFETY: the view shows these addresses, which are mapped up to the new length and stay so, because only
+            // the owner of the parts, which the view keeps, unmaps them; the lock keeps other extensions away.
             unsafe { view.grow_to(self.len as usize) };
         }
     }

@@ -32,8 +32,8 @@ pub enum PointerKind {
     Managed,
     /// Page-locked host memory of the driver (`cuMemHostAlloc`, `cudaMallocHost`): belongs to this process alone.
     Pinned,
-    /// Host memory that the program made and registered (`cuMemHostRegister`). Distinguished from [`PointerKind::Pinned`] by
-    /// `cuMemHostGetFlags`, which refuses it by the vendor's documentation.
+    /// Host memory that the program made and registered (`cuMemHostRegister`). Distinguished from
+    /// [`PointerKind::Pinned`] by `cuMemHostGetFlags`, which refuses it by the vendor's documentation.
     Registered,
     /// Unknown to the driver: ordinary host memory, freed memory, or an arbitrary number.
     Unknown,
@@ -53,8 +53,8 @@ pub struct PointerInfo {
     pub bytes: u64,
     /// The device that the memory lies on; nothing for host memory, and where `CUDA_VISIBLE_DEVICES` hides it.
     pub device: Option<Device>,
-    /// A number that no other allocation of this process ever has: distinguishes an allocation from a later one at the same
-    /// address. 0 where the driver has none.
+    /// A number that no other allocation of this process ever has: distinguishes an allocation from a later one at the
+    /// same address. 0 where the driver has none.
     pub buffer_id: u64,
     /// True if the driver would make a 64-byte handle of it ([`IpcMemoryHandle`](crate::IpcMemoryHandle)).
     pub legacy_ipc: bool,
@@ -78,7 +78,8 @@ impl PointerInfo {
         } else if pool != 0 {
             PointerKind::Pool
         } else if mapped.is_some() {
-            // Its attributes are those of cuMemAlloc memory (measured); it differs only in that a handle can be retained.
+            // Its attributes are those of cuMemAlloc memory (measured); it differs only in that a handle can be
+            // retained.
             PointerKind::Vmm
         } else {
             match memory_type as u32 {
@@ -124,8 +125,8 @@ impl PointerInfo {
     }
 }
 
-/// Returns the attributes of an address: type of memory, buffer id, whether it is managed, ordinal of the device, whether
-/// it has a 64-byte handle, start and size of the range, types of handles, pool.
+/// Returns the attributes of an address: type of memory, buffer id, whether it is managed, ordinal of the device,
+/// whether it has a 64-byte handle, start and size of the range, types of handles, pool.
 fn attributes(context: &Context, address: u64) -> Result<[u64; 9], CudaError> {
     let mut names = [
         POINTER_ATTRIBUTE_MEMORY_TYPE,

@@ -105,8 +105,8 @@ impl HostRegistration {
         destination.require_writable()?;
         stream.require_not_capturing()?;
         stream.copy(source.len(), |driver, stream| {
-            // SAFETY: the source lies inside the map, which lives while `self` does; the destination is device memory of
-            // this size that may be written, by the promise of DeviceSlice; the stream is live.
+            // SAFETY: the source lies inside the map, which lives while `self` does; the destination is device memory
+            // of this size that may be written, by the promise of DeviceSlice; the stream is live.
             unsafe {
                 let from = self.map.address().byte_add(offset as usize);
                 driver.memcpy_htod_async(destination.device_ptr(), from, source.size(), stream)

@@ -7,8 +7,8 @@ use std::fmt;
 
 /// A `CUresult`, as the driver returned it: 0 is success, everything else an error.
 ///
-/// The constants are the codes that Partywall distinguishes or documents, held against generated bindings by a test. The
-/// loaded driver names all others. Prints as `CUDA_ERROR_OUT_OF_MEMORY (2)`.
+/// The constants are the codes that Partywall distinguishes or documents, held against generated bindings by a test.
+/// The loaded driver names all others. Prints as `CUDA_ERROR_OUT_OF_MEMORY (2)`.
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CuResult(pub u32);

@@ -275,7 +275,8 @@ pub(crate) fn loaded() -> Option<&'static Driver> {
 }
 
 /// # Safety
-/// On success `look_up` leaves null, or stores a NUL-terminated string that is never freed: the driver is never unloaded.
+/// On success `look_up` leaves null, or stores a NUL-terminated string that is never freed: the driver is never
+/// unloaded.
 unsafe fn static_text(look_up: impl FnOnce(*mut *const c_char) -> Result<(), CudaError>) -> Option<&'static str> {
     let mut text = std::ptr::null();
     look_up(&raw mut text).ok()?;

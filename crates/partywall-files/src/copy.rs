@@ -35,15 +35,15 @@ pub trait Sink: Sync {
 /// Copies the bytes of one thread into a [`Sink`]. If the copy fails or is cancelled, the lane is dropped without
 /// [`Lane::finish`].
 pub trait Lane {
-    /// Returns a free buffer of at least one byte, ideally of [`BUFFER_BYTES`], with any content. Waits if all buffers of the
-    /// lane are in use.
+    /// Returns a free buffer of at least one byte, ideally of [`BUFFER_BYTES`], with any content. Waits if all buffers
+    /// of the lane are in use.
     ///
     /// # Errors
     /// Ends the copy as [`FileProblem::Sink`].
     fn buffer(&mut self) -> Result<&mut [u8], SinkError>;
 
-    /// Stores bytes of the buffer that [`Lane::buffer`] has returned last. The pieces follow each other in the buffer and
-    /// belong to ascending tensors.
+    /// Stores bytes of the buffer that [`Lane::buffer`] has returned last. The pieces follow each other in the buffer
+    /// and belong to ascending tensors.
     ///
     /// # Errors
     /// Ends the copy as [`FileProblem::Sink`].
@@ -69,8 +69,8 @@ pub struct Piece {
     pub offset: u64,
 }
 
-/// The ideal size of a lane's buffers: small enough to stay in the cache between reading and copying, large enough that the
-/// calls do not matter. From 256 KiB to 4 MiB no difference was found.
+/// The ideal size of a lane's buffers: small enough to stay in the cache between reading and copying, large enough that
+/// the calls do not matter. From 256 KiB to 4 MiB no difference was found.
 pub const BUFFER_BYTES: usize = 1 << 20;
 
 /// Returns how many threads should copy on this machine: one for each core, up to 8.
@@ -86,8 +86,9 @@ impl Plan {
     /// buffer's time.
     ///
     /// # Errors
-    /// [`FileProblem::Changed`] if a file has changed since the plan was made, or during the copy; [`FileProblem::Read`];
-    /// [`FileProblem::Sink`]; [`FileProblem::Cancelled`]. The first error is returned once all threads have ended.
+    /// [`FileProblem::Changed`] if a file has changed since the plan was made, or during the copy;
+    /// [`FileProblem::Read`]; [`FileProblem::Sink`]; [`FileProblem::Cancelled`]. The first error is returned once all
+    /// threads have ended.
     pub fn copy_to<S: Sink>(
         &self,
         sink: &S,

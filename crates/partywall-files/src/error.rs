@@ -8,8 +8,8 @@ use partywall_shm::{DType, TableError};
 /// The error of a [`Sink`](super::Sink) or a [`Content`](super::Content).
 pub type SinkError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Why a file could not be read or written. After a failed read, the sink may contain a part of the bytes. After a failed
-/// write, an existing file of the name is unchanged.
+/// Why a file could not be read or written. After a failed read, the sink may contain a part of the bytes. After a
+/// failed write, an existing file of the name is unchanged.
 #[derive(Debug)]
 pub struct FileError {
     /// The file, folder, index or shard; `-` for a stream.

@@ -49,8 +49,8 @@ pub(crate) enum Bytes {
     Spool(File),
 }
 
-/// Identifies the state of a file. A change of equal length within the same tick of the file system's clock (up to 10 ms
-/// before Linux 6.13) is not detected.
+/// Identifies the state of a file. A change of equal length within the same tick of the file system's clock (up to 10
+/// ms before Linux 6.13) is not detected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Stamp {
     device: u64,
@@ -62,9 +62,9 @@ pub(crate) struct Stamp {
 impl Plan {
     /// Reads the headers of a file, or of all shards of a folder or an index.
     ///
-    /// A folder with a `*.safetensors.index.json` is read by this index: tensors that are only in the index or only in one of
-    /// its shards are errors; files that it does not name are ignored. A folder without an index is the set of all its
-    /// `*.safetensors`. Metadata of all shards is merged; in a conflict, the first shard by name wins.
+    /// A folder with a `*.safetensors.index.json` is read by this index: tensors that are only in the index or only in
+    /// one of its shards are errors; files that it does not name are ignored. A folder without an index is the set of
+    /// all its `*.safetensors`. Metadata of all shards is merged; in a conflict, the first shard by name wins.
     ///
     /// # Errors
     /// [`FileError`]: the file cannot be read, is not a regular file, is damaged or truncated, or shards and index do not
@@ -99,8 +99,9 @@ impl Plan {
 
     /// Reads a stream to its end as raw bytes: one tensor, [`SINGLE_TENSOR`], of `uint8`.
     ///
-    /// The length of a segment must be known before it is filled. The stream is therefore kept in a memfd until the plan is
-    /// dropped, and its bytes are in memory twice at the end of [`Plan::copy_to`]. To avoid that, write it to a file first.
+    /// The length of a segment must be known before it is filled. The stream is therefore kept in a memfd until the
+    /// plan is dropped, and its bytes are in memory twice at the end of [`Plan::copy_to`]. To avoid that, write it to a
+    /// file first.
     ///
     /// # Errors
     /// [`FileProblem::TooLong`] as soon as there are more than `limit` bytes; [`FileProblem::Read`];
@@ -321,7 +322,8 @@ pub(crate) fn read_exact_at(file: &File, out: &mut [u8], offset: u64) -> Result<
     })
 }
 
-/// Opens a regular file, and nothing else: opening a pipe would wait for its writer, opening a device may have any effect.
+/// Opens a regular file, and nothing else: opening a pipe would wait for its writer, opening a device may have any
+/// effect.
 fn open(path: &Path) -> Result<(File, Stamp), FileError> {
     let failed = |source| FileProblem::Open(source).of(path);
     regular(path, fs::metadata(path).map_err(failed)?.file_type())?;

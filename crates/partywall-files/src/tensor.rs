@@ -38,7 +38,8 @@ impl TensorInfo {
         self.lies_in(Order::C)
     }
 
-    /// Returns whether its elements follow each other without gaps in `order`. Strides that are never taken do not count.
+    /// Returns whether its elements follow each other without gaps in `order`. Strides that are never taken do not
+    /// count.
     pub(crate) fn lies_in(&self, order: Order) -> bool {
         let Some(expected) = order.strides(&self.shape) else {
             return false;

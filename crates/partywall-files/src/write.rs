@@ -74,8 +74,8 @@ impl fmt::Display for Format {
 /// time.
 ///
 /// # Errors
-/// [`FileError`], before anything is written if `format` cannot hold the tensors; [`FileProblem::ClosedPipe`] if the reader is
-/// gone. Errors name the stream `-`.
+/// [`FileError`], before anything is written if `format` cannot hold the tensors; [`FileProblem::ClosedPipe`] if the
+/// reader is gone. Errors name the stream `-`.
 pub fn write_to(
     content: &dyn Content,
     selection: Option<&str>,
@@ -87,11 +87,11 @@ pub fn write_to(
     Job::new(Path::new("-"), content, selection, format)?.run(out, progress, cancel)
 }
 
-/// Writes tensors to a file, in the format of its suffix: all of them, or the one that `selection` names. Returns how many
-/// bytes were written.
+/// Writes tensors to a file, in the format of its suffix: all of them, or the one that `selection` names. Returns how
+/// many bytes were written.
 ///
-/// The file appears under its name when it is complete, and replaces a file of that name. After an error the old file is
-/// unchanged, and nothing else is left. Pipes and devices are written directly.
+/// The file appears under its name when it is complete, and replaces a file of that name. After an error the old file
+/// is unchanged, and nothing else is left. Pipes and devices are written directly.
 ///
 /// # Errors
 /// As [`write_to`]; also [`FileProblem::Full`], [`FileProblem::IsFolder`] and [`FileProblem::Write`].

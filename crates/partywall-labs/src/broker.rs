@@ -76,8 +76,8 @@ impl Broker {
         let pid = domain.status()?.pid;
         let system = |errno: Errno| Error::System { what: "killing the broker's worker".into(), source: errno.into() };
         let worker = process::pidfd(pid).map_err(system)?;
-        // Once it has answered, the worker begins the request that waited behind this one. Killed at that moment twice in a
-        // row, it dies twice in the same request, which a third worker refuses.
+        // Once it has answered, the worker begins the request that waited behind this one. Killed at that moment twice
+        // in a row, it dies twice in the same request, which a third worker refuses.
         thread::sleep(PAUSE);
         process::kill(&worker, Signal::KILL).map_err(system)?;
         Ok(pid)
@@ -96,8 +96,8 @@ impl Broker {
 
 impl Drop for Broker {
     fn drop(&mut self) {
-        // The supervisor ends its present worker, which is not the first one if that was killed. A supervisor whose end was
-        // waited for has no pid any more.
+        // The supervisor ends its present worker, which is not the first one if that was killed. A supervisor whose end
+        // was waited for has no pid any more.
         if matches!(self.child.try_wait(), Ok(None))
             && let Ok(supervisor) = process::pidfd(self.child.id())
             && process::kill(&supervisor, Signal::TERM).is_ok()
@@ -115,8 +115,8 @@ pub(super) fn connect(socket: &Path) -> Result<Domain, Failure> {
 }
 
 /// Prepares what the library needs for waits of streams for timelines. Call it before a stream waits for anything:
-/// registering memory with the driver might otherwise wait for that stream. An error is ignored here; the first real use
-/// reports it.
+/// registering memory with the driver might otherwise wait for that stream. An error is ignored here; the first real
+/// use reports it.
 pub(super) fn prepare(domain: &Domain, stream: &Stream) {
     let Ok(writer) = domain.timeline_writer(&format!("ready/{}", std::process::id())) else { return };
     if writer.signal_on(stream.as_ref(), 1).is_ok() {

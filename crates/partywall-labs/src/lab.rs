@@ -336,8 +336,8 @@ impl Session {
         self.gpu.clone().expect("only labs that do not run in host memory use the GPU")
     }
 
-    /// Returns the GPU of a lab that may run in host memory, or `None` there. The domain does not know of it: the death of a
-    /// member that uses a GPU under MPS would prove nothing.
+    /// Returns the GPU of a lab that may run in host memory, or `None` there. The domain does not know of it: the death
+    /// of a member that uses a GPU under MPS would prove nothing.
     pub(crate) fn gpu_if_any(&self) -> Result<Option<Arc<Gpu>>, Failure> {
         Ok(device::that_uses(self.place)?.map(Gpu::open).transpose()?.map(Arc::new))
     }

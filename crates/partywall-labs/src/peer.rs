@@ -224,7 +224,8 @@ impl Peer {
         Ok(!self.received.is_empty() || is_readable().map_err(|errno| self.broken(errno.to_string()))?)
     }
 
-    /// Waits until a peer has an unread message or has ended. Returns the places of all such peers, none after the limit.
+    /// Waits until a peer has an unread message or has ended. Returns the places of all such peers, none after the
+    /// limit.
     pub(super) fn wait_any(peers: &[&Self], limit: Duration) -> Result<Vec<usize>, Failure> {
         let is_waiting = |place: &usize| !peers[*place].received.is_empty();
         let waiting: Vec<usize> = (0..peers.len()).filter(is_waiting).collect();

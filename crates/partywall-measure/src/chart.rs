@@ -1,9 +1,9 @@
 //! Plots of a report, as SVG.
 //!
-//! Cases with the same name that differ only in one parameter, `bytes` or a count such as `subscribers`, are the points of a
-//! line. The measured case, its floor and its rivals are the lines of one plot. The parameter `of` is the title of the
-//! plot. Both axes are logarithmic; zero bytes are drawn as one byte. A line connects the medians; the band around it
-//! reaches from p25 to p75.
+//! Cases with the same name that differ only in one parameter, `bytes` or a count such as `subscribers`, are the points
+//! of a line. The measured case, its floor and its rivals are the lines of one plot. The parameter `of` is the title of
+//! the plot. Both axes are logarithmic; zero bytes are drawn as one byte. A line connects the medians; the band around
+//! it reaches from p25 to p75.
 
 use std::borrow::Cow;
 
@@ -63,14 +63,16 @@ fn singular(name: &str) -> &str {
 }
 
 impl Case {
-    /// Returns the name without the parameters that vary from one point of a plot to the next, and without the question.
+    /// Returns the name without the parameters that vary from one point of a plot to the next, and without the
+    /// question.
     pub fn line(&self) -> String {
         let mut rest = self.clone();
         rest.parameters.retain(|name, _| name != OF && !VARIED.contains(&name.as_str()));
         rest.to_string()
     }
 
-    /// Returns the value of the parameter that varies, for people: `4 KiB`, `8 processes`. It is empty if there is none.
+    /// Returns the value of the parameter that varies, for people: `4 KiB`, `8 processes`. It is empty if there is
+    /// none.
     pub fn point(&self) -> String {
         let found = VARIED.iter().find_map(|name| Some((*name, self.parameters.get(*name)?)));
         match found {
@@ -83,8 +85,8 @@ impl Case {
 }
 
 impl Report {
-    /// Returns the plots of the report, in the order in which their cases were measured. A case without a varying parameter
-    /// has no plot.
+    /// Returns the plots of the report, in the order in which their cases were measured. A case without a varying
+    /// parameter has no plot.
     pub fn charts(&self) -> Vec<Chart> {
         let mut charts: Vec<(String, Chart)> = Vec::new();
         for result in &self.comparisons {
@@ -145,8 +147,8 @@ impl Chart {
         self.lines.iter().any(|line| line.points.len() > 1)
     }
 
-    /// Draws the plot with its legend, in black on white: the measured case as a solid line, its floor and rivals as dashed
-    /// lines. A page may restyle black, white and the colour of the grid, which no line uses.
+    /// Draws the plot with its legend, in black on white: the measured case as a solid line, its floor and rivals as
+    /// dashed lines. A page may restyle black, white and the colour of the grid, which no line uses.
     ///
     /// # Errors
     /// [`Error::Plot`] if it cannot be drawn: a value is not finite.
@@ -216,13 +218,14 @@ impl Chart {
     }
 }
 
-/// A plot of cases that vary in nothing: a row for each, with its median and the range from p25 to p75 on a logarithmic axis.
+/// A plot of cases that vary in nothing: a row for each, with its median and the range from p25 to p75 on a logarithmic
+/// axis.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rows {
     /// The unit of the samples.
     pub unit: Unit,
-    /// The rows, from top to bottom: each measured case, then its floor and its rivals. The number of a point is 0 for the
-    /// measured case, 1 for a floor and 2 for a rival.
+    /// The rows, from top to bottom: each measured case, then its floor and its rivals. The number of a point is 0 for
+    /// the measured case, 1 for a floor and 2 for a rival.
     pub lines: Vec<Line>,
 }
 
@@ -441,7 +444,8 @@ mod tests {
         circles.map(|circle| (number(circle, "cx"), number(circle, "cy"))).collect()
     }
 
-    /// Returns how far values are from a line that leads from the first to the last, if a pixel is a step of their logarithm.
+    /// Returns how far values are from a line that leads from the first to the last, if a pixel is a step of their
+    /// logarithm.
     fn furthest_from_a_line(values: &[(f64, f64)]) -> f64 {
         let (first, last) = (values[0], values[values.len() - 1]);
         let slope = (last.1 - first.1) / (last.0.ln() - first.0.ln());

@@ -52,8 +52,8 @@ impl Report {
         differences
     }
 
-    /// Returns why two reports are not comparable, if they are of two machines. The driver and the kernel may differ, because
-    /// users compare those.
+    /// Returns why two reports are not comparable, if they are of two machines. The driver and the kernel may differ,
+    /// because users compare those.
     pub fn other_machine(&self, other: &Self) -> Option<String> {
         let described = |report: &Self| {
             let machine = &report.machine;

@@ -105,8 +105,8 @@ impl<'a> Comparison<'a> {
         Ok(ComparisonResult { plan, measured, floor, rivals, ratio, verdict })
     }
 
-    /// Runs the comparison as [`run`](Self::run) does, with as many samples as fit into `limit`, at least 5 and at most `most`.
-    /// A first call of each case determines how many fit.
+    /// Runs the comparison as [`run`](Self::run) does, with as many samples as fit into `limit`, at least 5 and at most
+    /// `most`. A first call of each case determines how many fit.
     pub fn run_within(mut self, limit: Duration, most: usize) -> Result<ComparisonResult, Error> {
         let start = Instant::now();
         self.in_turns(1, 1, false)?;
@@ -132,7 +132,8 @@ impl<'a> Comparison<'a> {
 }
 
 impl ComparisonResult {
-    /// Returns the median of the floor or of a rival over that of the measured case, or `None` if their units differ in kind.
+    /// Returns the median of the floor or of a rival over that of the measured case, or `None` if their units differ in
+    /// kind.
     pub fn of_case(&self, other: &Measurement) -> Option<f64> {
         ratio(other, &self.measured).ok()
     }

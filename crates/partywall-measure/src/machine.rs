@@ -25,7 +25,8 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Returns the description of this machine. The caller names the GPU and the driver, because this crate loads no driver.
+    /// Returns the description of this machine. The caller names the GPU and the driver, because this crate loads no
+    /// driver.
     pub fn detect(gpu: Option<String>, driver: Option<String>) -> Self {
         let read = |path| std::fs::read_to_string(path).unwrap_or_default();
         Self {

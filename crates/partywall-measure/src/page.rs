@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use crate::{Chart, ComparisonResult, Error, Measurement, Report, Rows, Unit, bytes, report::figure};
 
 impl Report {
-    /// Returns the report as a page: the machine, the plots, all numbers, and the JSON. The page has no script and no address,
-    /// so that it looks the same as a mail attachment and from a server.
+    /// Returns the report as a page: the machine, the plots, all numbers, and the JSON. The page has no script and no
+    /// address, so that it looks the same as a mail attachment and from a server.
     ///
     /// # Errors
     /// [`Error::Plot`].

@@ -1,7 +1,8 @@
 //! Percentiles by nearest rank.
 //!
 //! All samples are stored, because there are thousands of them, not millions, and in every unit. A histogram such as
-//! hdrhistogram would round each sample to an integer bucket of a range that is chosen in advance, and only save sorting.
+//! hdrhistogram would round each sample to an integer bucket of a range that is chosen in advance, and only save
+//! sorting.
 
 use serde::{Deserialize, Serialize};
 

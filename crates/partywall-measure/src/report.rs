@@ -60,8 +60,8 @@ impl Report {
         self.notes.push(note.into());
     }
 
-    /// Returns the results by the question that they answer, the parameter `of` of the measured case, in the order in which the
-    /// questions were first asked. Results without one are a group, too.
+    /// Returns the results by the question that they answer, the parameter `of` of the measured case, in the order in
+    /// which the questions were first asked. Results without one are a group, too.
     pub fn questions(&self) -> Vec<(Option<&str>, Vec<&ComparisonResult>)> {
         let mut questions: Vec<(Option<&str>, Vec<&ComparisonResult>)> = Vec::new();
         for result in &self.comparisons {

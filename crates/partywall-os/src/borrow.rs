@@ -60,8 +60,8 @@ struct BlockId {
 impl BlockBorrows {
     /// Divides a map into `count` blocks of `bytes` bytes, which start at `offset` and then every `stride` bytes.
     ///
-    /// Returns `None` if another `BlockBorrows` has some of those bytes, or if the blocks are empty, overlap or do not lie
-    /// within the map.
+    /// Returns `None` if another `BlockBorrows` has some of those bytes, or if the blocks are empty, overlap or do not
+    /// lie within the map.
     pub fn new(map: Arc<SharedMap>, offset: usize, stride: usize, bytes: usize, count: usize) -> Option<Self> {
         static IDS: AtomicU64 = AtomicU64::new(0);
         let last = stride.checked_mul(count.checked_sub(1)?)?.checked_add(offset)?;
@@ -109,8 +109,8 @@ impl BlockBorrows {
     /// # Panics
     /// As [`give_back`](Self::give_back).
     pub fn give_back_mut(&self, block: BorrowedBlockMut) {
-        // Pairs with the loads of the next borrower, which sees our writes. Only the writer changes the count of a block
-        // that it has borrowed.
+        // Pairs with the loads of the next borrower, which sees our writes. Only the writer changes the count of a
+        // block that it has borrowed.
         self.borrows[self.index(&block.0)].store(0, Ordering::Release);
     }
 
@@ -141,8 +141,8 @@ impl BlockBorrows {
         unsafe { std::slice::from_raw_parts_mut(self.start(self.index(&block.0)), self.bytes) }
     }
 
-    /// Returns the first address of a block, for code in other languages. The address is valid while the block is borrowed
-    /// and `self` lives.
+    /// Returns the first address of a block, for code in other languages. The address is valid while the block is
+    /// borrowed and `self` lives.
     ///
     /// # Panics
     /// As [`bytes`](Self::bytes).
@@ -177,8 +177,8 @@ impl BlockBorrows {
         // - Nothing in this process writes it meanwhile: giving back consumes the `BlockId`, which is borrowed here;
         //   `borrow_mut` refuses while a reader has the block, and a writer needs a `&mut` of the same `BlockId`. Two
         //   `BlockBorrows` never share a range, and the code that makes one uses no `SharedSlice` of that range.
-        // - Other processes, and other maps of the same file, do not write it by the domain's agreement. Nothing enforces
-        //   that; see the head of this file.
+        // - Other processes, and other maps of the same file, do not write it by the domain's agreement. Nothing
+        //   enforces that; see the head of this file.
         unsafe { std::slice::from_raw_parts(self.start(self.index(block)), self.bytes) }
     }
 

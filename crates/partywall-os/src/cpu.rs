@@ -16,7 +16,8 @@ pub fn prefetch_to_write<T: ?Sized>(value: &T) {
 #[inline]
 pub(crate) fn fetch(address: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: the instruction is a hint, which is allowed for any address; it reads nothing into a register and never faults.
+    // SAFETY: the instruction is a hint, which is allowed for any address; it reads nothing into a register and never
+    // faults.
     unsafe {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(address.cast());
     }

@@ -4,8 +4,8 @@ use std::sync::PoisonError;
 
 /// Ignores that a lock is poisoned.
 ///
-/// A standard lock is poisoned when a thread panics while it holds the lock. All of Partywall's locks guard data that is
-/// valid between any two statements, so the next thread can go on with it.
+/// A standard lock is poisoned when a thread panics while it holds the lock. All of Partywall's locks guard data that
+/// is valid between any two statements, so the next thread can go on with it.
 pub trait IgnorePoison {
     /// The guard, or the data.
     type Guarded;

@@ -213,8 +213,8 @@ impl SealedMap {
     }
 }
 
-/// Files that other processes may write at any time, mapped one after the other in one range of addresses; or memory that
-/// an owner has mapped so.
+/// Files that other processes may write at any time, mapped one after the other in one range of addresses; or memory
+/// that an owner has mapped so.
 ///
 /// The range may be longer than the files. Its rest is reserved, and [`SharedMap::extend`] maps further files there. A
 /// mapped file keeps its address until the map is dropped.
@@ -377,8 +377,8 @@ impl SharedMap {
         Some(SharedSlice { start: start.cast(), count, writable: self.writable, map: PhantomData })
     }
 
-    /// Copies bytes into the map from byte `offset` on, by stores of whole words where the addresses are aligned; `None` if
-    /// they do not fit.
+    /// Copies bytes into the map from byte `offset` on, by stores of whole words where the addresses are aligned;
+    /// `None` if they do not fit.
     ///
     /// # Panics
     /// If the map is read-only.

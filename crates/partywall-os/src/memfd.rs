@@ -4,8 +4,8 @@
 //! peer can therefore make a reader's mapping fault. Freezing adds `F_SEAL_WRITE`: from then on the kernel refuses
 //! every write and every writable mapping by any process.
 //!
-//! The file has mode 0600. A process of another user that is handed a read-only descriptor therefore cannot open the file
-//! again for writing through `/proc`. The kernel's default for memfds, 0777, lets any user do so.
+//! The file has mode 0600. A process of another user that is handed a read-only descriptor therefore cannot open the
+//! file again for writing through `/proc`. The kernel's default for memfds, 0777, lets any user do so.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};

@@ -2,8 +2,8 @@
 
 use std::fs;
 
-/// Returns the highest number that a NUMA node of this machine may have: what the kernel says is possible, else the highest
-/// that any kernel allows.
+/// Returns the highest number that a NUMA node of this machine may have: what the kernel says is possible, else the
+/// highest that any kernel allows.
 pub fn highest_node() -> u32 {
     // In a container it shows the host's nodes. A sandbox may have no such file.
     let possible = fs::read_to_string("/sys/devices/system/node/possible").ok();

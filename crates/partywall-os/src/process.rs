@@ -68,8 +68,8 @@ pub fn kill(pidfd: impl AsFd, signal: Signal) -> io::Result<()> {
     process::pidfd_send_signal(pidfd, signal)
 }
 
-/// Returns whether a process is in the PID namespace and in the user namespace of this process. A process in a container
-/// is not. Its mount namespace may be another one: service managers give one to each service.
+/// Returns whether a process is in the PID namespace and in the user namespace of this process. A process in a
+/// container is not. Its mount namespace may be another one: service managers give one to each service.
 ///
 /// # Errors
 /// As stat(2): `EACCES` if it has more privileges than this process, `ENOENT` without /proc.
@@ -104,7 +104,8 @@ pub(crate) fn peer_groups(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
     let mut groups: Vec<libc::gid_t> = vec![0; 64];
     loop {
         let mut len = libc::socklen_t::try_from(groups.len() * mem::size_of::<libc::gid_t>()).unwrap_or(0);
-        // SAFETY: the kernel writes at most `len` bytes to `groups`, which has that many and consists of plain integers.
+        // SAFETY: the kernel writes at most `len` bytes to `groups`, which has that many and consists of plain
+        // integers.
         let result = unsafe {
             libc::getsockopt(
                 socket.as_raw_fd(),
@@ -179,16 +180,17 @@ pub fn fork_generation() -> u64 {
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// Lets the process that `command` starts inherit duplicates of file descriptors. Returns their numbers, which are above 2.
-/// The duplicates close on exec in this process, so that no other child inherits them, and live as long as `command`.
+/// Lets the process that `command` starts inherit duplicates of file descriptors. Returns their numbers, which are
+/// above 2. The duplicates close on exec in this process, so that no other child inherits them, and live as long as
+/// `command`.
 ///
 /// # Errors
 /// `EMFILE`.
 pub fn inherit(command: &mut Command, fds: &[BorrowedFd<'_>]) -> io::Result<Vec<RawFd>> {
     let duplicates: Vec<OwnedFd> = fds.iter().map(|fd| io::fcntl_dupfd_cloexec(fd, 3)).collect::<io::Result<_>>()?;
     let numbers = duplicates.iter().map(AsRawFd::as_raw_fd).collect();
-    // SAFETY: between fork and exec the closure only makes system calls on descriptors that it owns. It takes no lock and
-    // allocates nothing: an errno becomes an error without a heap allocation.
+    // SAFETY: between fork and exec the closure only makes system calls on descriptors that it owns. It takes no lock
+    // and allocates nothing: an errno becomes an error without a heap allocation.
     unsafe {
         command.pre_exec(move || {
             for fd in &duplicates {
@@ -208,8 +210,8 @@ pub fn inherited(fd: RawFd) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(Errno::BADF);
     }
-    // SAFETY: the number is not -1. The descriptor is only duplicated and marked, neither read, written nor closed, so an
-    // owner elsewhere in this process is not disturbed; if no file is open under the number, both calls fail.
+    // SAFETY: the number is not -1. The descriptor is only duplicated and marked, neither read, written nor closed, so
+    // an owner elsewhere in this process is not disturbed; if no file is open under the number, both calls fail.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
     io::fcntl_setfd(borrowed, io::FdFlags::CLOEXEC)?;
     io::fcntl_dupfd_cloexec(borrowed, 3)

@@ -38,9 +38,10 @@ use rustix::{
 /// As clone(2).
 pub unsafe fn fork_sharing_files(child: &mut dyn FnMut() -> u8) -> io::Result<Pid> {
     let flags = libc::c_long::from(libc::CLONE_FILES | libc::SIGCHLD);
-    // SAFETY: without a stack of its own and without `CLONE_VM` the copy continues here in a copy of this memory, as after
-    // fork(2). The process has one thread (the caller's promise), so the copy inherits no lock that another thread holds,
-    // and the C library has nothing to prepare. The remaining arguments are unused with these flags, in any order.
+    // SAFETY: without a stack of its own and without `CLONE_VM` the copy continues here in a copy of this memory, as
+    // after fork(2). The process has one thread (the caller's promise), so the copy inherits no lock that another
+    // thread holds, and the C library has nothing to prepare. The remaining arguments are unused with these flags, in
+    // any order.
     match unsafe { libc::syscall(libc::SYS_clone, flags, 0_usize, 0_usize, 0_usize, 0_usize) } {
         -1 => Err(last_errno()),
         0 => {
@@ -71,8 +72,8 @@ pub fn open_numbers() -> io::Result<BTreeSet<RawFd>> {
     Ok(listed.into_iter().filter(is_open).collect())
 }
 
-/// Sets whether a program that this process executes has these file descriptors. Numbers under which no file is open are
-/// skipped.
+/// Sets whether a program that this process executes has these file descriptors. Numbers under which no file is open
+/// are skipped.
 pub fn set_inherited(numbers: &BTreeSet<RawFd>, inherited: bool) {
     let flags = if inherited { io::FdFlags::empty() } else { io::FdFlags::CLOEXEC };
     for number in numbers.iter().filter(|number| **number >= 0) {
@@ -117,8 +118,8 @@ impl Invocation {
     pub fn execute(&self, program: RawFd) -> Errno {
         let arguments = self.arguments.as_ptr();
         let environment = self.environment.as_ptr();
-        // SAFETY: both arrays end with a null pointer and lead to strings that `self` owns. The kernel copies them before
-        // it replaces the memory of this process.
+        // SAFETY: both arrays end with a null pointer and lead to strings that `self` owns. The kernel copies them
+        // before it replaces the memory of this process.
         unsafe {
             libc::syscall(libc::SYS_execveat, program, c"".as_ptr(), arguments, environment, libc::AT_EMPTY_PATH);
         }
@@ -127,8 +128,8 @@ impl Invocation {
 }
 
 /// Starts the file `program` in a child process with the arguments and the environment of this process, except that
-/// `variable` has the value that `value` returns for the numbers of `fds` in the child. The child has no standard streams
-/// and no other file descriptor, and is killed when the calling thread ends.
+/// `variable` has the value that `value` returns for the numbers of `fds` in the child. The child has no standard
+/// streams and no other file descriptor, and is killed when the calling thread ends.
 ///
 /// # Errors
 /// As fork(2) and execveat(2).
@@ -144,8 +145,8 @@ pub fn start_program(
     let invocation = Invocation::of_this_process(variable, &value(&numbers));
     let program = io::fcntl_dupfd_cloexec(program, 3)?;
     let parent = process::getpid();
-    // SAFETY: the closure only makes system calls on values that it owns. It takes no lock and allocates nothing: an errno
-    // becomes an error without a heap allocation.
+    // SAFETY: the closure only makes system calls on values that it owns. It takes no lock and allocates nothing: an
+    // errno becomes an error without a heap allocation.
     unsafe {
         command.pre_exec(move || {
             process::set_parent_process_death_signal(Some(Signal::KILL))?;
@@ -183,8 +184,8 @@ impl LeftOpen {
 
     /// Returns the descriptor with this number; `None` if it is not among those, or was taken before.
     pub fn take(&mut self, number: RawFd) -> Option<OwnedFd> {
-        // SAFETY: open, and owned by nothing else: the promise of whoever made this set. It leaves the set, so it has one
-        // owner.
+        // SAFETY: open, and owned by nothing else: the promise of whoever made this set. It leaves the set, so it has
+        // one owner.
         self.0.remove(&number).then(|| unsafe { OwnedFd::from_raw_fd(number) })
     }
 
@@ -218,8 +219,8 @@ impl WaitedSignals {
             set.assume_init()
         };
         for signal in signals {
-            // SAFETY: the set is initialized, and the default action runs no code of ours. A number that is none only makes
-            // the calls fail.
+            // SAFETY: the set is initialized, and the default action runs no code of ours. A number that is none only
+            // makes the calls fail.
             unsafe {
                 libc::sigaddset(&raw mut set, signal.as_raw());
                 libc::signal(signal.as_raw(), libc::SIG_DFL);
@@ -239,7 +240,8 @@ impl WaitedSignals {
         Ok(Self { signals: set, mask })
     }
 
-    /// Restores the mask that was in force before, without these signals, as a child process does that handles them itself.
+    /// Restores the mask that was in force before, without these signals, as a child process does that handles them
+    /// itself.
     pub fn unblock(&self) {
         // SAFETY: the set is initialized and outlives the call, which fails only for an unknown action.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.mask, std::ptr::null_mut()) };

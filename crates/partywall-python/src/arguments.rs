@@ -110,7 +110,8 @@ impl ElementType {
     /// The type of bytes.
     pub(crate) const BYTES: Self = Self(DType::U8);
 
-    /// Returns the number of elements that fit into a number of bytes; for elements smaller than a byte, the number of bytes.
+    /// Returns the number of elements that fit into a number of bytes; for elements smaller than a byte, the number of
+    /// bytes.
     pub(crate) fn elements_in(self, bytes: u64) -> u64 {
         bytes / self.0.item_bytes().unwrap_or(1)
     }

@@ -25,8 +25,8 @@ use crate::{
 /// Name, dtype and shape of a tensor, as Python passes them.
 pub(crate) type Planned = (String, String, Vec<u64>);
 
-/// A tensor of a build as Python passes it: also its strides, in elements, unless it is without gaps; and for a view the earlier
-/// tensor whose memory it shows, and the offset in it in bytes.
+/// A tensor of a build as Python passes it: also its strides, in elements, unless it is without gaps; and for a view
+/// the earlier tensor whose memory it shows, and the offset in it in bytes.
 pub(crate) type Placed = (String, String, Vec<u64>, Option<Vec<u64>>, Option<(String, u64)>);
 
 /// A tensor of a build: what the build itself does not tell.
@@ -280,7 +280,8 @@ pub(crate) fn typed(tensors: Vec<Planned>) -> PyResult<Vec<(String, DType, Vec<u
     tensors.into_iter().map(|(name, dtype, shape)| Ok((name, parse_dtype(&dtype)?, shape))).collect()
 }
 
-/// Returns the place that Python names, for the calling thread: `cuda`, or `gpu`, is its current device, as in torch and cupy.
+/// Returns the place that Python names, for the calling thread: `cuda`, or `gpu`, is its current device, as in torch
+/// and cupy.
 pub(crate) fn place(py: Python<'_>, device: &str) -> PyResult<Place> {
     let choice = parse(device)?;
     let is_current = matches!(device, "cuda" | "gpu");

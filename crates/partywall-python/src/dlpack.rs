@@ -1,7 +1,7 @@
 //! DLPack: its C structs, and capsules of this library's tensors.
 //!
-//! The structs are those of `dlpack.h` 1.1; later 1.x versions only add flags and codes. They are written out here because the
-//! crates that bind them change their interfaces with every release, for six structs.
+//! The structs are those of `dlpack.h` 1.1; later 1.x versions only add flags and codes. They are written out here
+//! because the crates that bind them change their interfaces with every release, for six structs.
 #![allow(unsafe_code)] // memory that other libraries are told of, and tell us of
 
 use std::{
@@ -231,8 +231,8 @@ impl<M: Exchanged> Taken<M> {
 impl<M: Exchanged> Drop for Taken<M> {
     fn drop(&mut self) {
         let Some(deleter) = self.get().deleter() else { return };
-        // Deleters should take the GIL themselves, but some forget to. At the end of the interpreter there is no GIL, and
-        // nothing to give the memory back to.
+        // Deleters should take the GIL themselves, but some forget to. At the end of the interpreter there is no GIL,
+        // and nothing to give the memory back to.
         Python::try_attach(|_| {
             // SAFETY: called once, and `self` is not used afterwards.
             unsafe { deleter(self.0.as_ptr()) }
@@ -255,7 +255,8 @@ pub(crate) fn extents(tensor: &Tensor) -> Option<(Vec<u64>, Vec<i64>)> {
     Some((shape, strides))
 }
 
-/// Returns the strides, in elements, of a tensor without gaps. Saturates: a table refuses such a tensor if it has elements.
+/// Returns the strides, in elements, of a tensor without gaps. Saturates: a table refuses such a tensor if it has
+/// elements.
 pub(crate) fn contiguous(shape: &[u64]) -> Vec<u64> {
     let mut strides = vec![1; shape.len()];
     for axis in (1..shape.len()).rev() {
@@ -290,7 +291,8 @@ const CODES: [(DType, u8); 20] = [
     (DType::F8E8M0, 14),
 ];
 
-/// Returns DLPack's form of a type; `None` for types with several elements a byte, which consumers read in different ways.
+/// Returns DLPack's form of a type; `None` for types with several elements a byte, which consumers read in different
+/// ways.
 pub(crate) fn data_type(dtype: DType) -> Option<DataType> {
     let bits = dtype.item_bytes()? as u8 * 8;
     CODES.iter().find(|(known, _)| *known == dtype).map(|(_, code)| DataType { code: *code, bits, lanes: 1 })

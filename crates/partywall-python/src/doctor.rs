@@ -10,8 +10,8 @@ use crate::{domain::options, errors::parse, wait};
 /// A probe: title, outcome, detail, meaning, remedy, whether the driver is simulated.
 type Row = (&'static str, String, String, String, String, bool);
 
-/// Examines this machine. Each probe runs in a child process of `program`. Ctrl-C ends the wait; the running probe ends by
-/// itself.
+/// Examines this machine. Each probe runs in a child process of `program`. Ctrl-C ends the wait; the running probe ends
+/// by itself.
 #[pyfunction]
 #[pyo3(signature = (program, domain, device))]
 pub(crate) fn examine(py: Python<'_>, program: PathBuf, domain: Option<String>, device: &str) -> PyResult<Vec<Row>> {

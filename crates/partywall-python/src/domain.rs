@@ -113,8 +113,8 @@ impl Domain {
         Ok(self.inner(py)?.member())
     }
 
-    /// Allocates the next version of a name. With `chunk_bytes`, allocates each chunk, which is no larger than that or one
-    /// tensor, when a tensor of it is first taken.
+    /// Allocates the next version of a name. With `chunk_bytes`, allocates each chunk, which is no larger than that or
+    /// one tensor, when a tensor of it is first taken.
     #[pyo3(signature = (name, device, access, tensors, metadata, *, mutable, reserve, kept, shared, if_absent, chunk_bytes, owner, until_unused = false))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
     fn create(
@@ -145,8 +145,8 @@ impl Domain {
         })
     }
 
-    /// Opens a version of a name. All arguments are positional: matching them by name takes longer than the rest of the call
-    /// into Rust.
+    /// Opens a version of a name. All arguments are positional: matching them by name takes longer than the rest of the
+    /// call into Rust.
     #[pyo3(signature = (name, version, timeout, write, device, allow_peer, access))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
     fn open(
@@ -435,8 +435,8 @@ impl Domain {
         Ok(names.into_iter().filter_map(row).collect())
     }
 
-    /// Removes a name, with a deadline for its readers if one is given. Returns the version that was the latest, and the bytes
-    /// that stay until their holders drop them.
+    /// Removes a name, with a deadline for its readers if one is given. Returns the version that was the latest, and
+    /// the bytes that stay until their holders drop them.
     #[pyo3(signature = (name, deadline, then))]
     fn remove(&self, py: Python<'_>, name: Name<'_>, deadline: Option<f64>, then: &str) -> PyResult<(u64, u64)> {
         let domain = self.inner(py)?;
@@ -467,7 +467,8 @@ impl Domain {
         Ok(members.into_iter().map(Member::from).collect())
     }
 
-    /// Evicts all members with a pid: they lose everything but the memory that they hold. Kills the process if requested.
+    /// Evicts all members with a pid: they lose everything but the memory that they hold. Kills the process if
+    /// requested.
     fn evict(&self, py: Python<'_>, pid: u32, kill: bool) -> PyResult<Vec<Evicted>> {
         let domain = self.inner(py)?;
         let evicted = py.detach(|| domain.evict(pid, kill)).or_raise(py)?;
@@ -492,8 +493,8 @@ impl Domain {
         self.inner.lock().ignore_poison().as_ref().is_none_or(|inner| inner.is_gone())
     }
 
-    /// Removes the names that go with the connection, and ends the connection once no build or segment of it is in use. Calling
-    /// it again does nothing.
+    /// Removes the names that go with the connection, and ends the connection once no build or segment of it is in use.
+    /// Calling it again does nothing.
     fn close(&self, py: Python<'_>) {
         let inner = self.inner.lock().ignore_poison().take();
         py.detach(|| inner.map(end));

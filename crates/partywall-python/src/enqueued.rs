@@ -28,8 +28,8 @@ use crate::{
 /// ```
 ///
 /// `from_dlpack` and the like take the bytes; `tensor` gives them another shape and type. A stream that takes them by DLPack
-/// waits for the worker's stream, too. Until `take`, this object and its tensors keep only the mapping: if the attempt fails,
-/// the memory may be written again. Dropping the object leaves the result in the queue.
+/// waits for the worker's stream, too. Until `take`, this object and its tensors keep only the mapping: if the attempt
+/// fails, the memory may be written again. Dropping the object leaves the result in the queue.
 #[pyclass(frozen, extends = Exported, module = "partywall", weakref)]
 pub(crate) struct EnqueuedResult {
     /// `None` once the result was taken.
@@ -96,10 +96,11 @@ impl EnqueuedResult {
         Tensor::of_part(&owner, (queue.name(), "output".into(), self.nbytes), address, dtype.0, &shape).or_raise(py)
     }
 
-    /// Waits until the worker's stream has completed the result, and takes it. This proves that streams have read the result.
+    /// Waits until the worker's stream has completed the result, and takes it. This proves that streams have read the
+    /// result.
     ///
-    /// Raises `AttemptFailed` if the attempt has failed: drop what was made of the output, and call `Ticket.wait_on` again for
-    /// the next worker's. Raises `TaskGone` if the result was taken.
+    /// Raises `AttemptFailed` if the attempt has failed: drop what was made of the output, and call `Ticket.wait_on`
+    /// again for the next worker's. Raises `TaskGone` if the result was taken.
     #[pyo3(signature = (timeout = None))]
     fn take<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, TaskResult>> {
         let timeout = wait::timeout(timeout)?;

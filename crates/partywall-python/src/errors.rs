@@ -244,8 +244,8 @@ fn class(error: &Error) -> &'static str {
     }
 }
 
-/// Parses a dtype by its full name in NumPy and torch. Short names are refused because they are ambiguous: `i8` is 8 bits wide
-/// in some libraries and 64 in NumPy.
+/// Parses a dtype by its full name in NumPy and torch. Short names are refused because they are ambiguous: `i8` is 8
+/// bits wide in some libraries and 64 in NumPy.
 pub(crate) fn parse_dtype(name: &str) -> PyResult<DType> {
     let dtype: DType = parse(name)?;
     if dtype.name() != name {

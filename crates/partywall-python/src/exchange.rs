@@ -1,7 +1,8 @@
 //! DLPack's C interface, which passes tensors on without a call of Python.
 //!
-//! It is a table of functions, an attribute of the tensors' type since DLPack 1.2; torch has it since 2.10. Taking a tensor
-//! this way takes 1.0 µs, and the two Python calls that it avoids take 3.5 µs alone (torch 2.11, beside an H200).
+//! It is a table of functions, an attribute of the tensors' type since DLPack 1.2; torch has it since 2.10. Taking a
+//! tensor this way takes 1.0 µs, and the two Python calls that it avoids take 3.5 µs alone (torch 2.11, beside an
+//! H200).
 #![allow(unsafe_code)] // functions of other libraries
 
 use std::{
@@ -43,7 +44,8 @@ pub(crate) struct Library<'py> {
 }
 
 impl<'py> Library<'py> {
-    /// Returns the library whose tensors have exactly this type. Derived types may behave differently, so they do not count.
+    /// Returns the library whose tensors have exactly this type. Derived types may behave differently, so they do not
+    /// count.
     pub(crate) fn of(kind: &Bound<'py, PyType>) -> Option<Self> {
         let py = kind.py();
         let own = kind.getattr(intern!(py, "__dict__")).ok()?;
@@ -51,8 +53,8 @@ impl<'py> Library<'py> {
         let found = own.call_method1(intern!(py, "get"), (intern!(py, "__dlpack_c_exchange_api__"),)).ok()?;
         let capsule = found.cast_into::<PyCapsule>().ok()?;
         let table = capsule.pointer_checked(Some(NAME)).ok()?.cast::<Table>();
-        // SAFETY: a capsule of this name has a table, which begins with its version whatever that is, and stays for as long
-        // as the process (DLPack's rule).
+        // SAFETY: a capsule of this name has a table, which begins with its version whatever that is, and stays for as
+        // long as the process (DLPack's rule).
         let version = unsafe { table.cast::<Version>().as_ref() };
         if version.major != 1 {
             return None;
@@ -61,7 +63,8 @@ impl<'py> Library<'py> {
         Some(Self { py, table: unsafe { table.as_ref() } })
     }
 
-    /// Takes a tensor of the library without ordering any stream. Returns `None` if the library does not give the tensor away.
+    /// Takes a tensor of the library without ordering any stream. Returns `None` if the library does not give the
+    /// tensor away.
     ///
     /// # Safety
     /// `object` has exactly the type that this library was found by.
@@ -94,8 +97,8 @@ impl<'py> Library<'py> {
     }
 }
 
-/// Returns the handle of the stream on which the library with this type of tensors enqueues the work of this thread; `None` if
-/// the library does not say.
+/// Returns the handle of the stream on which the library with this type of tensors enqueues the work of this thread;
+/// `None` if the library does not say.
 #[pyfunction]
 pub(crate) fn work_stream(kind: &Bound<'_, PyAny>, ordinal: i32) -> Option<u64> {
     Library::of(kind.cast().ok()?)?.work_stream(ordinal).map(|stream| stream.0)

@@ -116,8 +116,9 @@ pub(crate) fn launch(
         }
     }
     let launched = py.detach(|| {
-        // SAFETY: the caller's promise: the graph and its instantiation belong together, the caller keeps them meanwhile, and
-        // the nodes are of this graph. Another thread that uses the graph meanwhile breaks the rules of its library, too.
+        // SAFETY: the caller's promise: the graph and its instantiation belong together, the caller keeps them
+        // meanwhile, and the nodes are of this graph. Another thread that uses the graph meanwhile breaks the rules of
+        // its library, too.
         let graph = unsafe { GraphRef::borrow(stream.gpu().context(), RawGraph(graph), RawGraphExec(exec)) };
         let launch = GraphLaunch::new(graph, stream.borrow());
         let launch = actions.iter().fold(launch, |launch, (action, v)| match action {

@@ -10,8 +10,8 @@ use pyo3::prelude::*;
 
 use crate::{errors::closed, reaper, wait};
 
-/// An object of the library until it is closed. The reaper releases an object that was dropped without a close: the release
-/// may have to wait for a broker or for threads, and Python drops objects in the middle of anything.
+/// An object of the library until it is closed. The reaper releases an object that was dropped without a close: the
+/// release may have to wait for a broker or for threads, and Python drops objects in the middle of anything.
 pub(crate) struct Handle<T: Send + 'static>(Mutex<Option<T>>);
 
 impl<T: Send + 'static> Handle<T> {

@@ -1,5 +1,5 @@
-//! The compiled half of the Python package: the library's objects as Python classes, and its memory as DLPack tensors, CUDA
-//! arrays and buffers. Users call the other half, in `python/src/partywall`.
+//! The compiled half of the Python package: the library's objects as Python classes, and its memory as DLPack tensors,
+//! CUDA arrays and buffers. Users call the other half, in `python/src/partywall`.
 //!
 //! | module | contains |
 //! |---|---|

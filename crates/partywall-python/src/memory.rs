@@ -11,8 +11,8 @@ use partywall::{
 /// A callback that uses a range of device memory.
 pub(crate) type Work<'a> = &'a mut dyn FnMut(DeviceRange<'_>) -> Result<()>;
 
-/// A build, segment, block, loan, sample, part of a claimed task or output of an enqueued one. All but builds and segments have
-/// one tensor, and ignore its name.
+/// A build, segment, block, loan, sample, part of a claimed task or output of an enqueued one. All but builds and
+/// segments have one tensor, and ignore its name.
 pub(crate) trait Memory {
     /// Has `work` use the tensor `name` on its GPU, of `bytes` bytes, for work on `stream`.
     fn on_device(&mut self, name: &str, bytes: u64, stream: StreamRef<'_>, work: Work<'_>) -> Result<()>;

@@ -33,20 +33,22 @@ const CAPTURE: Duration = Duration::from_millis(10);
 /// How long an advance waits for calls of other threads that use the segment.
 const CALLS: Duration = Duration::from_secs(10);
 
-/// What a Python object, its tensors and its capsules share: a build, segment, block, loan, sample, part of a claimed task or
-/// output of an enqueued one. A build can become a segment, a loan a published sample, and an output the block of a result.
+/// What a Python object, its tensors and its capsules share: a build, segment, block, loan, sample, part of a claimed
+/// task or output of an enqueued one. A build can become a segment, a loan a published sample, and an output the block
+/// of a result.
 ///
-/// Lock it without the GIL: the lock is held during commits, while a build is copied, and while an advance waits for the GPU.
+/// Lock it without the GIL: the lock is held during commits, while a build is copied, and while an advance waits for
+/// the GPU.
 pub(crate) struct Owner {
     state: Mutex<State>,
-    /// False for builds and segments: what tells whether readers wait for a stream then answers without the lock, because
-    /// exports of tensors ask with the GIL.
+    /// False for builds and segments: what tells whether readers wait for a stream then answers without the lock,
+    /// because exports of tensors ask with the GIL.
     may_be_awaited: bool,
     writable: AtomicBool,
     /// True if an address was handed out. If not, no work can use the memory, so its release need not wait for the GPU.
     exposed: AtomicBool,
-    /// Segments only: `close` was called, so the end of the segment also removes the name that it committed. A segment that is
-    /// only dropped leaves its name to the connection.
+    /// Segments only: `close` was called, so the end of the segment also removes the name that it committed. A segment
+    /// that is only dropped leaves its name to the connection.
     closed: AtomicBool,
     place: Place,
     /// True if new tensors of pinned memory are on the GPU, because a stream writes the memory or waits for it.
@@ -58,8 +60,8 @@ pub(crate) struct Owner {
 enum State {
     /// Addresses that were handed out stay valid when the commit succeeds and when it fails.
     Building(Box<Build>),
-    /// Several threads use it at once, and some of them wait. A thread that has a clone also has the owner, so the last user of
-    /// the owner finds the last clone here.
+    /// Several threads use it at once, and some of them wait. A thread that has a clone also has the owner, so the last
+    /// user of the owner finds the last clone here.
     Committed(Arc<Segment>),
     Taken(Block),
     Lent(Box<Loan>, Arc<Topic>),
@@ -145,7 +147,8 @@ impl Owner {
         Self::of(State::Enqueued(enqueued), false, place, true, context)
     }
 
-    /// Replaces the output of an enqueued task by the result's block: tensors that were made before keep the block from now on.
+    /// Replaces the output of an enqueued task by the result's block: tensors that were made before keep the block from
+    /// now on.
     pub(crate) fn keep_result(&self, block: Block) {
         let former = std::mem::replace(&mut *self.lock(), State::Taken(block));
         self.writable.store(true, Ordering::Release);
@@ -214,8 +217,8 @@ impl Owner {
         self.expose();
     }
 
-    /// Has a GPU use pinned memory: `bytes` bytes of the tensor `name`. Returns the device for DLPack; `None` if this process
-    /// uses the memory on another GPU.
+    /// Has a GPU use pinned memory: `bytes` bytes of the tensor `name`. Returns the device for DLPack; `None` if this
+    /// process uses the memory on another GPU.
     pub(crate) fn use_on(&self, uuid: DeviceUuid, name: &str, bytes: u64) -> partywall::Result<Option<Device>> {
         let gpu = self.domain()?.gpu(uuid)?;
         let mut is_there =
@@ -253,8 +256,8 @@ impl Owner {
         }
     }
 
-    /// Returns whether a reading stream must first wait for the stream that writes: true for samples, inputs and enqueued
-    /// outputs, all of which are read-only.
+    /// Returns whether a reading stream must first wait for the stream that writes: true for samples, inputs and
+    /// enqueued outputs, all of which are read-only.
     pub(crate) fn is_awaited(&self) -> bool {
         self.awaited().is_some_and(|state| match &*state {
             State::Received(_) | State::Enqueued(_) => true,
@@ -410,8 +413,8 @@ impl Owner {
         matches!(self.place, Place::Pinned(_))
     }
 
-    /// Returns whether new tensors take their address from the GPU: the only address of a GPU's memory. Pinned memory has the
-    /// same address for the CPU, which so gets no access before it is used there.
+    /// Returns whether new tensors take their address from the GPU: the only address of a GPU's memory. Pinned memory
+    /// has the same address for the CPU, which so gets no access before it is used there.
     pub(crate) fn is_on_gpu(&self) -> bool {
         self.place != Place::Host && self.context.get().is_some()
     }
@@ -444,8 +447,8 @@ impl Owner {
         }
     }
 
-    /// Releases the memory now if this is its last user; otherwise the last user does. Waits for this process's work in the
-    /// memory, and for the broker. A signal ends the wait and leaves the release to the reaper.
+    /// Releases the memory now if this is its last user; otherwise the last user does. Waits for this process's work in
+    /// the memory, and for the broker. A signal ends the wait and leaves the release to the reaper.
     pub(crate) fn close(self: Arc<Self>, py: Python<'_>) -> PyResult<()> {
         let Some(mut owner) = Arc::into_inner(self) else { return Ok(()) };
         if *owner.exposed.get_mut() && !owner.drain(py)? {
@@ -465,8 +468,8 @@ impl Owner {
         released.or_raise(py)
     }
 
-    /// Waits for all work of this process on the memory's GPU, until a signal comes. Returns false if a graph capture prevents
-    /// that.
+    /// Waits for all work of this process on the memory's GPU, until a signal comes. Returns false if a graph capture
+    /// prevents that.
     pub(crate) fn drain(&self, py: Python<'_>) -> PyResult<bool> {
         self.context.get().map_or(Ok(true), |context| drain(py, context))
     }
@@ -505,7 +508,8 @@ fn device(context: &Context) -> Device {
     Device { device_type: CUDA, device_id: context.device().ordinal() as i32 }
 }
 
-/// Returns the error of using memory that was closed. Unreachable in practice: a caller has the owner, so it is not closed.
+/// Returns the error of using memory that was closed. Unreachable in practice: a caller has the owner, so it is not
+/// closed.
 fn closed() -> Error {
     Error::Unreachable(Unreachable::Refused("its memory was closed".into()))
 }
@@ -523,7 +527,8 @@ impl Drop for Owner {
         let state = std::mem::replace(self.state.get_mut().ignore_poison(), State::Closed);
         let state = match state {
             State::Closed => return,
-            // Dropped at once, to free the block for the next sample. The sample itself waits for whatever still uses it.
+            // Dropped at once, to free the block for the next sample. The sample itself waits for whatever still uses
+            // it.
             State::Received(Received { sample, subscriber, .. }) => {
                 drop(sample);
                 return drop_later(subscriber);

@@ -115,7 +115,8 @@ impl Pool {
     /// Allocates a block if one is free and no thread waits for one.
     fn try_alloc(&self, py: Python<'_>) -> PyResult<Option<Block>> {
         let pool = self.inner(py)?;
-        // Zeroing a block takes time, so other threads may run. Otherwise the call ends sooner than the GIL could change hands.
+        // Zeroing a block takes time, so other threads may run. Otherwise the call ends sooner than the GIL could
+        // change hands.
         let block = if self.zeroed { py.detach(|| pool.try_alloc()) } else { pool.try_alloc() };
         let block = block.or_raise(py)?;
         Ok(block.map(|block| Block::new(&pool, block)))
@@ -190,7 +191,8 @@ impl Block {
         Self::of(pool, block, |block| owner(pool, block))
     }
 
-    /// Returns the block of a task's result. `owner`, which earlier tensors of the output share, keeps the block from now on.
+    /// Returns the block of a task's result. `owner`, which earlier tensors of the output share, keeps the block from
+    /// now on.
     pub(crate) fn of_taken(py: Python<'_>, pool: &partywall::Pool, owner: Arc<Owner>, block: partywall::Block) -> Self {
         Self::of(pool, block, |block| {
             py.detach(|| owner.keep_result(block));
@@ -317,8 +319,8 @@ impl Block {
         held.map_or(Ok(()), |held| Self::give_back(py, held))
     }
 
-    /// Releases the block when all work that is on a stream now is done. If arrays of it are in use, the last of them releases
-    /// it.
+    /// Releases the block when all work that is on a stream now is done. If arrays of it are in use, the last of them
+    /// releases it.
     fn release_on(&self, py: Python<'_>, device: &str, stream: Option<u64>) -> PyResult<()> {
         let domain = self.get(py)?.domain;
         let stream = Stream::find(py, &domain, device, stream)?;

@@ -50,7 +50,8 @@ impl Publisher {
 }
 
 impl Sender {
-    /// Publishes behind the work on a stream, or what the host has written. A sample that cannot be published is given back.
+    /// Publishes behind the work on a stream, or what the host has written. A sample that cannot be published is given
+    /// back.
     fn publish(&self, py: Python<'_>, filled: Filled, stream: Option<&Stream>, timeout: Duration) -> PyResult<u64> {
         if let Some(stream) = stream {
             self.take_turns(py, stream)?;
@@ -72,8 +73,8 @@ impl Sender {
         Ok(sequence)
     }
 
-    /// Waits for unfinished samples of the stream that published last, unless it is the same stream. The library would wait,
-    /// too, but ignores signals.
+    /// Waits for unfinished samples of the stream that published last, unless it is the same stream. The library would
+    /// wait, too, but ignores signals.
     fn take_turns(&self, py: Python<'_>, next: &Stream) -> PyResult<()> {
         let last = || self.last.lock().ignore_poison();
         let (_, next) = next.id();

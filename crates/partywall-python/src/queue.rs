@@ -19,11 +19,12 @@ use crate::{
     wait,
 };
 
-/// A task to be submitted: kind, inputs if there are any, bytes of output, arguments, attempts, and whether it ends with its
-/// submitter.
+/// A task to be submitted: kind, inputs if there are any, bytes of output, arguments, attempts, and whether it ends
+/// with its submitter.
 type Request<'py, K> = (K, Option<Vec<Given<'py>>>, Count, Bytes<'py>, Attempts, Cancels);
 
-/// A listed task: task, status, kind, attempts, maximum of attempts, age in seconds, failures, and the text of the last worker.
+/// A listed task: task, status, kind, attempts, maximum of attempts, age in seconds, failures, and the text of the last
+/// worker.
 type Listed = (String, &'static str, String, u8, u8, f64, Vec<(u8, String)>, String);
 
 /// A pool of a queue: blocks, and bytes of each.
@@ -32,8 +33,8 @@ pub(crate) type Blocks = Option<(u32, u64)>;
 /// Options of a queue: tasks, inputs, outputs, lease in seconds.
 type Numbers = (Option<u32>, Blocks, Blocks, Option<f64>);
 
-/// Counts of a queue: pending, claimed, enqueued, done, dead, free; completed, returned; free inputs and outputs; attached
-/// segments.
+/// Counts of a queue: pending, claimed, enqueued, done, dead, free; completed, returned; free inputs and outputs;
+/// attached segments.
 type Stats = (u32, u32, u32, u32, u32, u32, u64, u64, u32, u32, u32);
 
 /// An open queue.
@@ -121,7 +122,8 @@ impl Queue {
         Ok(task.map(|task| ClaimedTask::new(queue, task)))
     }
 
-    /// Submits tasks by `submit`, and puts the blocks of refused tasks back. Returns the tickets of the others, and the error.
+    /// Submits tasks by `submit`, and puts the blocks of refused tasks back. Returns the tickets of the others, and the
+    /// error.
     fn submit_by(
         &self,
         py: Python<'_>,

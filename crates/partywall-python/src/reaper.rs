@@ -1,7 +1,7 @@
 //! A thread for releases that may block.
 //!
-//! DLPack's deleters have no stream, may run with or without the GIL, and must not keep the garbage collector waiting for a GPU
-//! or a broker.
+//! DLPack's deleters have no stream, may run with or without the GIL, and must not keep the garbage collector waiting
+//! for a GPU or a broker.
 
 use std::{
     cell::Cell,
@@ -20,8 +20,8 @@ type Job = Box<dyn FnOnce() + Send>;
 /// A job, and when to run it; `None` for immediately.
 type Timed = (Option<Instant>, Job);
 
-/// The sender to the thread. A forked child starts without one: the thread does not exist there, and the child must release
-/// nothing of the parent's.
+/// The sender to the thread. A forked child starts without one: the thread does not exist there, and the child must
+/// release nothing of the parent's.
 static REAPER: PerProcess<Option<Sender<Timed>>> = PerProcess::new();
 
 /// Jobs that any thread with the GIL may run, too.
@@ -98,8 +98,9 @@ fn run(jobs: &Receiver<Timed>) {
     }
 }
 
-/// Has `job`, which needs the GIL, run by the next call of [`run_gil_jobs`], or by the thread if there is none within [`GIL_JOB_DELAY`].
-/// For frequent jobs: a thread that takes the GIL for each of them would delay the threads that use it.
+/// Has `job`, which needs the GIL, run by the next call of [`run_gil_jobs`], or by the thread if there is none within
+/// [`GIL_JOB_DELAY`]. For frequent jobs: a thread that takes the GIL for each of them would delay the threads that use
+/// it.
 pub(crate) fn with_gil(job: impl FnOnce() + Send + 'static) {
     if IS_REAPER.get() {
         return job();

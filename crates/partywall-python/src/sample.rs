@@ -1,7 +1,7 @@
 //! Samples that subscribers receive.
 //!
-//! Python uses this class itself: a wrapper in Python, and calls through it, would take as long as everything else that is done
-//! for a sample.
+//! Python uses this class itself: a wrapper in Python, and calls through it, would take as long as everything else that
+//! is done for a sample.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, OnceLock},
@@ -28,9 +28,9 @@ use crate::{
 
 /// A sample that a subscriber received: a tensor that is read in place and stays unchanged while it is held.
 ///
-/// The block is used again when this object and all arrays of it are gone, and on a GPU when all work that this process has
-/// enqueued there by then is done. Closing is optional, and gives the block back at once. A sample must not be written, even if
-/// the library that takes it allows that.
+/// The block is used again when this object and all arrays of it are gone, and on a GPU when all work that this process
+/// has enqueued there by then is done. Closing is optional, and gives the block back at once. A sample must not be
+/// written, even if the library that takes it allows that.
 #[pyclass(frozen, extends = Exported, module = "partywall", weakref)]
 pub(crate) struct Sample {
     /// `None` once the sample was released.
@@ -201,8 +201,8 @@ impl Sample {
         Ok(PyBytes::new(py, &sample.header()))
     }
 
-    /// The seconds since the sample was published, or for a sample that a stream fills since `publish_on`. Never negative.
-    /// `None` if its publisher does not stamp samples.
+    /// The seconds since the sample was published, or for a sample that a stream fills since `publish_on`. Never
+    /// negative. `None` if its publisher does not stamp samples.
     #[getter]
     fn age(&self, py: Python<'_>) -> PyResult<Option<f64>> {
         let (_owner, sample) = self.get(py)?;
@@ -229,8 +229,8 @@ impl Sample {
 
     /// Has later work on a stream wait until the sample is complete. Returns at once.
     ///
-    /// If the publisher dies before that, the stream goes on: call `check` before you use results. Load kernels, launch them
-    /// once and allocate memory before this call: behind a wait, CUDA may block until the wait ends.
+    /// If the publisher dies before that, the stream goes on: call `check` before you use results. Load kernels, launch
+    /// them once and allocate memory before this call: behind a wait, CUDA may block until the wait ends.
     #[pyo3(signature = (stream = None))]
     fn wait_on(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let (owner, sample) = self.get(py)?;
@@ -246,8 +246,8 @@ impl Sample {
 
     /// Raises if the sample is not valid: `SampleFailed`, `Tainted` or `NotReady`.
     ///
-    /// Call it when the work that read the sample is done, before you use its results. Waits up to 1 s for the validity of the
-    /// samples that this one was made of.
+    /// Call it when the work that read the sample is done, before you use its results. Waits up to 1 s for the validity
+    /// of the samples that this one was made of.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         let (_owner, sample) = self.get(py)?;
         py.detach(|| sample.check()).or_raise(py)

@@ -231,8 +231,8 @@ impl Segment {
         self.with(py, |owner, segment| Tensor::of_segment(owner, &segment.tensor(name.0)?))
     }
 
-    /// Grows a version that this process committed: the last tensor to `length` along its first dimension, and by `tensors`,
-    /// with `spare` bytes behind them for later growth.
+    /// Grows a version that this process committed: the last tensor to `length` along its first dimension, and by
+    /// `tensors`, with `spare` bytes behind them for later growth.
     fn grow(&self, py: Python<'_>, length: Option<u64>, tensors: Vec<Planned>, spare: u64) -> PyResult<()> {
         let tensors = typed(tensors)?;
         self.with(py, |_, segment| {
@@ -261,8 +261,8 @@ impl Segment {
         self.refreshed(py, refreshed).map(drop)
     }
 
-    /// Waits until the name is removed or goes with its owner. Returns the notice if there is a deadline: the process, the times
-    /// in seconds since 1970, and what happens then.
+    /// Waits until the name is removed or goes with its owner. Returns the notice if there is a deadline: the process,
+    /// the times in seconds since 1970, and what happens then.
     fn wait_withdrawn(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Notice>> {
         let notice = self.wait(py, timeout, |segment, slice| segment.wait_withdrawn(slice))?;
         Ok(notice.map(self::notice))
@@ -356,8 +356,8 @@ impl Segment {
         self.owner.lock().ignore_poison().is_none()
     }
 
-    /// Releases the lease once no tensor of the segment is in use, and removes the name if this object committed it. Calling it
-    /// again does nothing.
+    /// Releases the lease once no tensor of the segment is in use, and removes the name if this object committed it.
+    /// Calling it again does nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.take_closed().map_or(Ok(()), |owner| owner.close(py))
     }

@@ -66,7 +66,8 @@ impl Drop for Held {
 
 #[pymethods]
 impl Source {
-    /// Takes a tensor, so that later work on `stream` of its GPU, as Python names it, runs after the library's own work.
+    /// Takes a tensor, so that later work on `stream` of its GPU, as Python names it, runs after the library's own
+    /// work.
     #[new]
     fn new(py: Python<'_>, object: &Bound<'_, PyAny>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
         if let Some(source) = Self::of_library(py, object, stream)? {
@@ -279,8 +280,8 @@ impl Source {
         }
         let start = self.address as *const u8;
         if self.contiguous() {
-            // SAFETY: the other library promises that many bytes at this address, and `keep` keeps them. Not to write them
-            // meanwhile is up to the caller, as with every copy in Python.
+            // SAFETY: the other library promises that many bytes at this address, and `keep` keeps them. Not to write
+            // them meanwhile is up to the caller, as with every copy in Python.
             return Cow::Borrowed(unsafe { std::slice::from_raw_parts(start, bytes) });
         }
         let mut out = Vec::with_capacity(bytes);

@@ -63,7 +63,8 @@ impl Stream {
     }
 }
 
-/// Returns the stream that Python names, of the GPU with this number: a handle, or an object that `partywall._streams` accepts.
+/// Returns the stream that Python names, of the GPU with this number: a handle, or an object that `partywall._streams`
+/// accepts.
 pub(crate) fn named(py: Python<'_>, stream: Option<&Bound<'_, PyAny>>, ordinal: i32) -> PyResult<RawStream> {
     let handle: Option<u64> = match stream {
         Some(stream) if stream.is_instance_of::<PyInt>() => Some(stream.extract()?),

@@ -75,8 +75,8 @@ impl Subscriber {
 
 #[pymethods]
 impl Subscriber {
-    /// Receives the next sample, and waits for one; with `complete`, also until it is complete. If the wait ends first, by its
-    /// timeout or a signal, the next call receives this sample.
+    /// Receives the next sample, and waits for one; with `complete`, also until it is complete. If the wait ends first,
+    /// by its timeout or a signal, the next call receives this sample.
     fn recv<'py>(&self, py: Python<'py>, timeout: Option<f64>, complete: bool) -> PyResult<Bound<'py, Sample>> {
         let receiver = self.inner(py)?;
         let timeout = wait::timeout(timeout)?;
@@ -110,8 +110,8 @@ impl Subscriber {
         self.unfinished().extend(sample.take());
     }
 
-    /// The number in this process of the GPU whose streams use the samples; `None` for host memory. Pinned memory is used on a
-    /// GPU from then on.
+    /// The number in this process of the GPU whose streams use the samples; `None` for host memory. Pinned memory is
+    /// used on a GPU from then on.
     fn ordinal(&self, py: Python<'_>) -> PyResult<Option<u32>> {
         Ok(self.inner(py)?.open.gpu(py)?.map(|gpu| gpu.context().device().ordinal()))
     }
@@ -161,7 +161,8 @@ impl Drop for Subscriber {
         let receiver = self.inner.get_mut().ignore_poison().take();
         let unfinished = std::mem::take(&mut *self.unfinished());
         if let Some(receiver) = receiver {
-            // Detached now, so that publishers do not wait for it. Its samples keep the subscriber, and that keeps the topic.
+            // Detached now, so that publishers do not wait for it. Its samples keep the subscriber, and that keeps the
+            // topic.
             receiver.subscriber.detach();
             reaper::later(move || drop((receiver, unfinished)));
         }

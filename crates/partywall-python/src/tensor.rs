@@ -233,8 +233,8 @@ impl Tensor {
         let mut work = Some(work);
         let mut done = None;
         let context = self.owner.context().expect("the owner of a tensor on a GPU knows its context");
-        // SAFETY: the caller's promise: a stream of the primary context of the tensor's GPU that lives for as long as this
-        // call, as DLPack's consumers are promised too.
+        // SAFETY: the caller's promise: a stream of the primary context of the tensor's GPU that lives for as long as
+        // this call, as DLPack's consumers are promised too.
         let stream = unsafe { StreamRef::borrow(context, stream) };
         self.owner.with(|memory| {
             memory.on_device(&self.name, self.bytes, stream, &mut |range| {
@@ -327,7 +327,8 @@ impl Tensor {
         format!("<partywall.Tensor {name:?}: {dtype}[{}], {bytes} on {}{readonly}>", shape.join(", "), self.device())
     }
 
-    /// The same memory as elements of another type of the same size. Elements of less than a byte become a row of bytes.
+    /// The same memory as elements of another type of the same size. Elements of less than a byte become a row of
+    /// bytes.
     fn view(&self, dtype: ElementType) -> PyResult<Self> {
         let ElementType(dtype) = dtype;
         let (shape, strides) = match (dtype.item_bytes(), self.dtype.item_bytes()) {
@@ -343,8 +344,8 @@ impl Tensor {
 
     /// The same memory as a tensor of a GPU, which is given to its libraries and streams. Pinned memory only.
     ///
-    /// Kernels read it over the bus. The host and the streams that use the memory are not ordered: wait for a stream before
-    /// you use the tensor of the host. On a tensor that is on this GPU already, returns the same.
+    /// Kernels read it over the bus. The host and the streams that use the memory are not ordered: wait for a stream
+    /// before you use the tensor of the host. On a tensor that is on this GPU already, returns the same.
     pub(crate) fn on(&self, py: Python<'_>, device: Bound<'_, PyAny>) -> PyResult<Self> {
         let name = device.str()?;
         let Some(uuid) = place(py, name.to_str()?)?.gpu() else {
@@ -358,8 +359,8 @@ impl Tensor {
         Ok(Self { device, ..self.again() })
     }
 
-    /// Returns a copy of the bytes. On a GPU the copy is made behind the work on `stream`, by default torch's or cupy's current
-    /// one, and waited for.
+    /// Returns a copy of the bytes. On a GPU the copy is made behind the work on `stream`, by default torch's or cupy's
+    /// current one, and waited for.
     #[pyo3(signature = (stream = None))]
     pub(crate) fn tobytes<'py>(
         &self,
@@ -386,8 +387,8 @@ impl Tensor {
         })
     }
 
-    /// Copies a tensor of another library into this one, which has the same type and shape. On a GPU the copy is made behind
-    /// the work on `stream`, by default torch's or cupy's current one, and waited for.
+    /// Copies a tensor of another library into this one, which has the same type and shape. On a GPU the copy is made
+    /// behind the work on `stream`, by default torch's or cupy's current one, and waited for.
     #[pyo3(signature = (tensor, stream = None))]
     fn write<'py>(
         &self,
@@ -448,9 +449,9 @@ impl Tensor {
 
     /// Returns a DLPack capsule, versioned if the consumer knows those.
     ///
-    /// The stream is checked, and waits for a sample, an input or an enqueued output that another stream still writes. All
-    /// other memory needs no wait: committed memory is complete, and before the commit only the caller knows who writes. A
-    /// consumer of unversioned capsules is not told that it must not write.
+    /// The stream is checked, and waits for a sample, an input or an enqueued output that another stream still writes.
+    /// All other memory needs no wait: committed memory is complete, and before the commit only the caller knows who
+    /// writes. A consumer of unversioned capsules is not told that it must not write.
     #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
     pub(crate) fn __dlpack__<'py>(
         &self,
@@ -565,8 +566,8 @@ impl Tensor {
         let numbers: Vec<isize> =
             this.shape.iter().map(|n| *n as isize).chain(this.strides.iter().map(|n| *n as isize * item)).collect();
         let extents = Box::into_raw(Box::new(Extents(numbers)));
-        // SAFETY: Python passes a live view, and hands it to `__releasebuffer__` once. Until then `internal` keeps the shape
-        // and the strides, and `obj` keeps the tensor, which keeps the memory.
+        // SAFETY: Python passes a live view, and hands it to `__releasebuffer__` once. Until then `internal` keeps the
+        // shape and the strides, and `obj` keeps the tensor, which keeps the memory.
         unsafe {
             let start = (*extents).0.as_mut_ptr();
             *view = ffi::Py_buffer {

@@ -1,4 +1,5 @@
-//! Tickets of submitted tasks, and results. Python uses these classes themselves, as it does [`Sample`](crate::sample::Sample).
+//! Tickets of submitted tasks, and results. Python uses these classes themselves, as it does
+//! [`Sample`](crate::sample::Sample).
 
 use std::{
     os::fd::{AsFd, AsRawFd},
@@ -72,8 +73,8 @@ impl Ticket {
         self.ticket().status().name()
     }
 
-    /// Waits until the task is done, and takes its result. Raises `TaskFailed` for a dead letter, `TaskGone` if the task is
-    /// over.
+    /// Waits until the task is done, and takes its result. Raises `TaskFailed` for a dead letter, `TaskGone` if the
+    /// task is over.
     #[pyo3(signature = (timeout = None))]
     fn result<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, TaskResult>> {
         let (ticket, queue) = self.inner();
@@ -87,10 +88,12 @@ impl Ticket {
         TaskResult::new(queue.clone(), result).into_object(py)
     }
 
-    /// Has a stream wait until the worker's stream has completed the task, and returns the output, to be read on that stream.
+    /// Has a stream wait until the worker's stream has completed the task, and returns the output, to be read on that
+    /// stream.
     ///
-    /// The host waits only until a worker has called `complete_on`. `stream` and `device` as for a `Timeline`. If the worker
-    /// dies before its stream is done, `stream` goes on: `EnqueuedResult.take` proves that it has read the result.
+    /// The host waits only until a worker has called `complete_on`. `stream` and `device` as for a `Timeline`. If the
+    /// worker dies before its stream is done, `stream` goes on: `EnqueuedResult.take` proves that it has read the
+    /// result.
     #[pyo3(signature = (stream = None, *, device = None, timeout = None))]
     fn wait_on<'py>(
         &self,
@@ -109,8 +112,9 @@ impl Ticket {
         EnqueuedResult::new(queue, result, stream.id().1).into_object(py)
     }
 
-    /// Waits until the task is done, and leaves its result. Returns `None` if the task has succeeded, and `TaskFailed` for a
-    /// dead letter. Raises `TaskGone` if the task was cancelled or purged, or another process has taken its result.
+    /// Waits until the task is done, and leaves its result. Returns `None` if the task has succeeded, and `TaskFailed`
+    /// for a dead letter. Raises `TaskGone` if the task was cancelled or purged, or another process has taken its
+    /// result.
     #[pyo3(signature = (timeout = None))]
     fn exception<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Option<Hinted<'py, Failure>>> {
         let timeout = wait::timeout(timeout)?;
@@ -238,8 +242,8 @@ impl TaskResult {
         }
     }
 
-    /// Returns the result of a task whose output streams have read. `owner`, which tensors of the output share, keeps the
-    /// block.
+    /// Returns the result of a task whose output streams have read. `owner`, which tensors of the output share, keeps
+    /// the block.
     pub(crate) fn of_enqueued(
         py: Python<'_>,
         queue: Arc<Queue>,

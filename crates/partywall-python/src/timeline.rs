@@ -117,8 +117,8 @@ impl Timeline {
         *self.last() = Some(stream);
     }
 
-    /// Waits for the promised values of the stream that signalled last, unless `next` is the same stream. The library would
-    /// wait, too, but ignores signals of the process.
+    /// Waits for the promised values of the stream that signalled last, unless `next` is the same stream. The library
+    /// would wait, too, but ignores signals of the process.
     pub(crate) fn take_turns(
         &self,
         py: Python<'_>,
@@ -281,7 +281,8 @@ pub(crate) struct LimitedWait {
 
 #[pymethods]
 impl LimitedWait {
-    /// Raises if the stream went on without the value: `TimeoutError`, or as `Timeline.check`. `False` as long as it waits.
+    /// Raises if the stream went on without the value: `TimeoutError`, or as `Timeline.check`. `False` as long as it
+    /// waits.
     fn check(&self, py: Python<'_>) -> PyResult<bool> {
         let outcome = self.wait.lock().as_ref().and_then(partywall::LimitedWait::outcome);
         match outcome {

@@ -57,8 +57,8 @@ impl Open {
         matches!(self.topic.place(), Place::Pinned(_))
     }
 
-    /// Returns the GPU on which this process uses the samples; `None` for host memory. Pinned memory is used on a GPU from
-    /// then on.
+    /// Returns the GPU on which this process uses the samples; `None` for host memory. Pinned memory is used on a GPU
+    /// from then on.
     pub(crate) fn gpu(&self, py: Python<'_>) -> PyResult<Option<&Arc<Gpu>>> {
         if let Some(gpu) = self.gpu.get() {
             return Ok(Some(gpu));
@@ -180,8 +180,8 @@ impl Topic {
         Ok((stats.published, stats.free, stats.held, stats.in_ring, stats.read, publishers, subscribers))
     }
 
-    /// The number in this process of the GPU whose streams use the samples; `None` for host memory. Pinned memory has one
-    /// only if `streams` asks for it.
+    /// The number in this process of the GPU whose streams use the samples; `None` for host memory. Pinned memory has
+    /// one only if `streams` asks for it.
     fn ordinal(&self, py: Python<'_>, streams: bool) -> PyResult<Option<u32>> {
         let open = self.inner.get(py, "topic")?;
         if open.is_pinned() && !streams {

@@ -75,8 +75,8 @@ pub(crate) fn in_slices<T: Send>(
     }
 }
 
-/// Has `take` wait in one piece: a thread that waits for its turn and tries again would lose its place. A signal, or closing
-/// the handle, cancels the wait and is raised.
+/// Has `take` wait in one piece: a thread that waits for its turn and tries again would lose its place. A signal, or
+/// closing the handle, cancels the wait and is raised.
 pub(crate) fn for_turn<T: Send>(
     py: Python<'_>,
     what: &str,
@@ -202,8 +202,8 @@ fn hand_over(job: Job) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Waits until all work on a stream is done, or a signal comes. An error of the stream, or that it is being captured, is left
-/// for its next user to report.
+/// Waits until all work on a stream is done, or a signal comes. An error of the stream, or that it is being captured,
+/// is left for its next user to report.
 pub(crate) fn for_stream(py: Python<'_>, stream: StreamRef<'_>) -> PyResult<()> {
     let (mut pause, longest) = PAUSES;
     loop {

@@ -105,8 +105,8 @@ dtypes! {
 pub struct UnknownDType(pub String);
 
 impl DType {
-    /// Returns the bytes that `elements` elements take without gaps, or `None` if they do not fill whole bytes or the number
-    /// exceeds 2⁶³.
+    /// Returns the bytes that `elements` elements take without gaps, or `None` if they do not fill whole bytes or the
+    /// number exceeds 2⁶³.
     pub fn bytes_for(self, elements: u64) -> Option<u64> {
         let bits = elements.checked_mul(self.bits())?;
         (bits % 8 == 0 && bits / 8 <= i64::MAX as u64).then_some(bits / 8)

@@ -6,21 +6,26 @@
 //! | 4 | `sleepers: u32` a hint: 1 if a thread may sleep | sleepers set it, notifiers clear it |
 //!
 //! Rules:
-//! 1. A sleeper loads `count`, sets `sleepers`, and checks its condition behind a fence. It sleeps if the condition does not
+//! 1. A sleeper loads `count`, sets `sleepers`, and checks its condition behind a fence. It sleeps if the condition
+//!    does not
 //!    hold and `count` is still the same.
-//! 2. A notifier changes the condition, and loads `sleepers` behind a fence. If it finds 1, it clears `sleepers`, adds to
+//! 2. A notifier changes the condition, and loads `sleepers` behind a fence. If it finds 1, it clears `sleepers`, adds
+//!    to
 //!    `count` and wakes all sleepers, or as many as the change is for.
-//! 3. `sleepers` is cleared before `count` is added to. In the other order a notifier could clear the mark of a sleeper that
+//! 3. `sleepers` is cleared before `count` is added to. In the other order a notifier could clear the mark of a sleeper
+//!    that
 //!    has seen the new `count`, and the next notifier would not wake it.
 //!
-//! 4. Where a notifier may leave sleepers asleep, they have no mark. Each thread that has slept sets it for them once it needs
+//! 4. Where a notifier may leave sleepers asleep, they have no mark. Each thread that has slept sets it for them once
+//!    it needs
 //!    no notification any more ([`remark`](EventCount::remark)), and checks behind a fence whether there is something for
 //!    another: a notifier may have found no mark meanwhile.
 //!
 //! By the fences, either the notifier sees the mark or the one that set it sees the change.
 //!
-//! If a notifier is killed or stopped between any two steps, or a thread that it woke before step 4, the other sleepers check
-//! their condition after [`MAX_SLEEP`]. If a sleeper is killed or stopped, one later notification wakes no sleeper.
+//! If a notifier is killed or stopped between any two steps, or a thread that it woke before step 4, the other sleepers
+//! check their condition after [`MAX_SLEEP`]. If a sleeper is killed or stopped, one later notification wakes no
+//! sleeper.
 
 use std::time::Duration;
 
@@ -107,8 +112,8 @@ impl EventCount {
         self.count.wake(most);
     }
 
-    /// Sets the mark for threads that may have been left asleep (rule 4). The caller then checks whether there is something for
-    /// one of them.
+    /// Sets the mark for threads that may have been left asleep (rule 4). The caller then checks whether there is
+    /// something for one of them.
     ///
     /// Contains a sequentially consistent fence.
     pub(crate) fn remark(&self) {

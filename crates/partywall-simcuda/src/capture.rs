@@ -1,5 +1,6 @@
 //! Stream capture: which streams are captured, into which graph, which calls that forbids, and how a forbidden call
-//! invalidates the capture. One stream is captured alone: a wait for an event does not make its stream part of a capture.
+//! invalidates the capture. One stream is captured alone: a wait for an event does not make its stream part of a
+//! capture.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -30,7 +31,8 @@ thread_local! {
     static MODE: Cell<u32> = const { Cell::new(GLOBAL) };
 }
 
-/// Checks a call that is "potentially unsafe" during a capture: one that allocates, frees, maps, or waits for the context.
+/// Checks a call that is "potentially unsafe" during a capture: one that allocates, frees, maps, or waits for the
+/// context.
 ///
 /// # Errors
 /// `STREAM_CAPTURE_UNSUPPORTED` if a capture of this thread, or a global one of another, forbids it in this thread's

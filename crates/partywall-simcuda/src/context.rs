@@ -54,8 +54,8 @@ impl Ctx {
         self.check()
     }
 
-    /// Waits for the context if a kernel needs more local memory than any before it, because that memory cannot grow while
-    /// work runs. Do not call it with the state locked.
+    /// Waits for the context if a kernel needs more local memory than any before it, because that memory cannot grow
+    /// while work runs. Do not call it with the state locked.
     ///
     /// # Errors
     /// The fault, if there is one.
@@ -138,7 +138,8 @@ const LOCAL_BYTES: u64 = 1024;
 const FIRST_HANDLE: Handle = 0xC0DA_0000_0000;
 
 thread_local! {
-    /// The contexts of this thread, the current one last. Kept alive here, so that a destroyed context is distinguished from none.
+    /// The contexts of this thread, the current one last. Kept alive here, so that a destroyed context is distinguished
+    /// from none.
     static STACK: RefCell<Vec<Arc<Ctx>>> = const { RefCell::new(Vec::new()) };
 }
 

@@ -1,8 +1,8 @@
 //! Copies and fills, in pieces: a killed process leaves a prefix behind, as a stopped device does.
 //!
 //! The host waits for the copies that the vendor's documentation names ("API synchronization behavior"): all copies of
-//! pageable memory, except from a small source, which is staged during the call. Page-locked and registered memory is read
-//! and written when the stream reaches the copy, so that reusing a buffer too early shows.
+//! pageable memory, except from a small source, which is staged during the call. Page-locked and registered memory is
+//! read and written when the stream reaches the copy, so that reusing a buffer too early shows.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -105,7 +105,8 @@ fn copy(runner: &mut Runner, to: &Place, from: &Place, bytes: usize) -> Result<(
     })
 }
 
-/// Calls `step` with an offset and a maximum number of bytes until all bytes are done. `step` returns how many it has done.
+/// Calls `step` with an offset and a maximum number of bytes until all bytes are done. `step` returns how many it has
+/// done.
 pub(crate) fn in_pieces(
     runner: &mut Runner,
     bytes: usize,

@@ -2,9 +2,9 @@
 //!
 //! A call is counted, and when it returns it is written to the log that `SIMCUDA_CALLS` names, as one line
 //! `PID INDEX FUNCTION CODE`. A fault that `SIMCUDA_FAULTS` requests takes the place of a call. Names of functions are
-//! without their `_v2` or `_v3`. Like the vendor's driver, a call before `cuInit`, or in a child that forked after it, returns
-//! `NOT_INITIALIZED`, and a call in a host function `NOT_PERMITTED`. A panic is a bug of the simulation: it is printed and
-//! ends the process, because the caller is C.
+//! without their `_v2` or `_v3`. Like the vendor's driver, a call before `cuInit`, or in a child that forked after it,
+//! returns `NOT_INITIALIZED`, and a call in a host function `NOT_PERMITTED`. A panic is a bug of the simulation: it is
+//! printed and ends the process, because the caller is C.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -20,7 +20,8 @@ use crate::faults::{self, Action};
 use crate::{queue, state};
 
 /// Defines functions of the driver, which [`crate::functions`] lists. The body is that of a closure that returns
-/// `Result<(), Code>`; the arguments are those of `cuda.h`. A name that `cuda.h` redirects to `_v2` or `_v3` has that suffix.
+/// `Result<(), Code>`; the arguments are those of `cuda.h`. A name that `cuda.h` redirects to `_v2` or `_v3` has that
+/// suffix.
 macro_rules! entry_points {
     ($($(#[$attribute:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {
         $(
@@ -46,7 +47,8 @@ pub(crate) struct Call {
 thread_local! {
     /// Whether the calls of this thread are left out of the count.
     static APART: bool = {
-        // The name comes from the kernel, because the program and the simulation have separate copies of Rust's library.
+        // The name comes from the kernel, because the program and the simulation have separate copies of Rust's
+        // library.
         let own = rustix::thread::name().unwrap_or_default();
         std::env::var_os("SIMCUDA_APART").is_some_and(|name| name.as_encoded_bytes() == own.to_bytes())
     };
@@ -127,8 +129,8 @@ fn count(function: &'static str) -> (u64, Option<Action>) {
     (index, faults::action(function, *of_function, index))
 }
 
-/// Writes a line to the log. Each line is a single write at the end of the file, so that lines of several processes do not
-/// mix.
+/// Writes a line to the log. Each line is a single write at the end of the file, so that lines of several processes do
+/// not mix.
 fn log(index: u64, function: &str, code: impl std::fmt::Display) {
     static LOG: LazyLock<Option<File>> = LazyLock::new(|| {
         let path = std::env::var_os("SIMCUDA_CALLS")?;
@@ -141,8 +143,8 @@ fn log(index: u64, function: &str, code: impl std::fmt::Display) {
     }
 }
 
-/// Calls that do their work even if a fault is requested: the driver may return errors of earlier work from them, but the
-/// resource is released nevertheless.
+/// Calls that do their work even if a fault is requested: the driver may return errors of earlier work from them, but
+/// the resource is released nevertheless.
 const GIVES_BACK: [&str; 15] = [
     "cuCtxPopCurrent",
     "cuDevicePrimaryCtxRelease",

@@ -43,8 +43,8 @@ struct Points {
 struct Words {
     /// The number of the last record; 0 if there is none.
     recorded: AtomicU64,
-    /// Record `n` stores `n` in `reached[n % RECORDS]` when its stream reaches it. A higher number there belongs to a later
-    /// record; no test has a queue so long that this could be wrong.
+    /// Record `n` stores `n` in `reached[n % RECORDS]` when its stream reaches it. A higher number there belongs to a
+    /// later record; no test has a queue so long that this could be wrong.
     reached: [AtomicU64; RECORDS],
 }
 

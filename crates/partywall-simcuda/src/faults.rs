@@ -1,8 +1,8 @@
 //! `SIMCUDA_FAULTS`: a comma-separated list of faults, each `FUNCTION:N=CODE` or `FUNCTION:N=kill`.
 //!
-//! The Nth call of the function in this process (from 1) does nothing and returns the code, which may be 0, or kills its
-//! process. A call that releases a resource does so before it returns the code. `*` stands for any function, so N counts
-//! all calls.
+//! The Nth call of the function in this process (from 1) does nothing and returns the code, which may be 0, or kills
+//! its process. A call that releases a resource does so before it returns the code. `*` stands for any function, so N
+//! counts all calls.
 
 use std::sync::LazyLock;
 

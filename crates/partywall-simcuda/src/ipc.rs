@@ -1,8 +1,8 @@
 //! Handles of 64 bytes that any process of the machine can turn into a descriptor, for as long as the exporter lives.
 //!
-//! The exporter serves descriptors over an abstract socket whose name is in the handle. The socket ends with the process,
-//! as a handle of the driver does. The bytes of a handle: magic (8), process id (4), zero (4), name of the server (8),
-//! number of the descriptor (8), payload of the exporter (32).
+//! The exporter serves descriptors over an abstract socket whose name is in the handle. The socket ends with the
+//! process, as a handle of the driver does. The bytes of a handle: magic (8), process id (4), zero (4), name of the
+//! server (8), number of the descriptor (8), payload of the exporter (32).
 
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice, IoSliceMut};

@@ -1,10 +1,10 @@
-//! The ledger: all existing objects, with the calls that created them. It is written when the process ends; the objects in
-//! it were not released.
+//! The ledger: all existing objects, with the calls that created them. It is written when the process ends; the objects
+//! in it were not released.
 //!
 //! `SIMCUDA_LEDGER` names a directory; a process that ends by itself writes `PID.json` there, a list of objects with
 //! `kind`, `handle`, `bytes`, `call` and `index` (of the call in its process). Objects that end with their context stay in
-//! the list, because the program did not release them. A process whose context has a fault can release only descriptors,
-//! so its list contains only descriptors.
+//! the list, because the program did not release them. A process whose context has a fault can release only
+//! descriptors, so its list contains only descriptors.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -30,8 +30,8 @@ type Entries = BTreeMap<(&'static str, u64), Vec<Entry>>;
 
 static ENTRIES: Mutex<Entries> = Mutex::new(BTreeMap::new());
 
-/// Records that the current call created an object. One handle may be recorded several times (a context that is retained
-/// twice); each record needs its own [`remove`].
+/// Records that the current call created an object. One handle may be recorded several times (a context that is
+/// retained twice); each record needs its own [`remove`].
 pub(crate) fn record(kind: &'static str, handle: u64, bytes: u64) {
     let entry = Entry { bytes, call: entry::current(), inode: 0 };
     entries().entry((kind, handle)).or_default().push(entry);
@@ -87,8 +87,8 @@ fn to_json(entries: &Entries, lost: bool) -> String {
     text
 }
 
-/// Runs when the process ends by `exit` or by returning from `main`, but not when it is killed. Writes nothing if CUDA was
-/// not initialised, because a program that contains this driver may have loaded it as a library.
+/// Runs when the process ends by `exit` or by returning from `main`, but not when it is killed. Writes nothing if CUDA
+/// was not initialised, because a program that contains this driver may have loaded it as a library.
 extern "C" fn write() {
     // The objects in a forked child belong to its parent.
     let Some(directory) = std::env::var_os("SIMCUDA_LEDGER").filter(|_| state::initialized() && !state::forked())

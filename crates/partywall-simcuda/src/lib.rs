@@ -1,18 +1,18 @@
 //! A CUDA driver in software: the entry points of `libcuda.so.1` that Partywall uses, without a GPU.
 //!
-//! The program `partywall` contains it ([`link()`]) and uses it if `PARTYWALL_LIBCUDA` is `simulated`. In tests, processes
-//! that do not contain it choose it by `PARTYWALL_LIBCUDA=/path/to/libsimcuda.so`, the library that `testing/simcuda`
-//! builds from it. It is never used otherwise, and the library does not depend on it. A program that contains it has no
-//! symbol with a name of the vendor's driver.
+//! The program `partywall` contains it ([`link()`]) and uses it if `PARTYWALL_LIBCUDA` is `simulated`. In tests,
+//! processes that do not contain it choose it by `PARTYWALL_LIBCUDA=/path/to/libsimcuda.so`, the library that
+//! `testing/simcuda` builds from it. It is never used otherwise, and the library does not depend on it. A program that
+//! contains it has no symbol with a name of the vendor's driver.
 //!
-//! It returns the same error codes as the vendor's driver, as far as these were measured on an H200 with driver 580 or are
-//! documented by the vendor; the driver facts check both drivers against one list.
+//! It returns the same error codes as the vendor's driver, as far as these were measured on an H200 with driver 580 or
+//! are documented by the vendor; the driver facts check both drivers against one list.
 //!
-//! Device memory is a memfd, so that processes can share it like real device memory. A device address is reserved without
-//! access, so that a CPU that dereferences it crashes as with a GPU; the simulation uses a second mapping of the memory.
-//! The machine has two NUMA nodes, to which the devices belong by turns; their memory can be shared as well, and the CPU
-//! uses it at its device address once it has been given access.
-//! Behaviour that cannot be simulated faithfully (time, time slices, MPS) is not simulated.
+//! Device memory is a memfd, so that processes can share it like real device memory. A device address is reserved
+//! without access, so that a CPU that dereferences it crashes as with a GPU; the simulation uses a second mapping of
+//! the memory. The machine has two NUMA nodes, to which the devices belong by turns; their memory can be shared as
+//! well, and the CPU uses it at its device address once it has been given access. Behaviour that cannot be simulated
+//! faithfully (time, time slices, MPS) is not simulated.
 //!
 //! | variable | what it sets |
 //! |---|---|
@@ -78,8 +78,8 @@ mod stream;
 mod tests;
 mod threads;
 
-/// Makes `PARTYWALL_LIBCUDA=simulated` choose this driver in the whole process, with two devices if `SIMCUDA_DEVICES` is
-/// not set. Call it before any code loads the driver.
+/// Makes `PARTYWALL_LIBCUDA=simulated` choose this driver in the whole process, with two devices if `SIMCUDA_DEVICES`
+/// is not set. Call it before any code loads the driver.
 pub fn link() {
     device::set_default_count(2);
     // SAFETY: the functions have the signatures of `cuda.h` and are part of the program.

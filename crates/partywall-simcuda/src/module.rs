@@ -1,11 +1,11 @@
 //! Modules of PTX text, their functions, and launches.
 //!
-//! The text is not compiled: it only provides the names of the kernels and the local memory that they need. The emulation
-//! of a kernel is looked up by its name.
+//! The text is not compiled: it only provides the names of the kernels and the local memory that they need. The
+//! emulation of a kernel is looked up by its name.
 //!
-//! As measured, the following waits for pending work of the context: loading a module, always; a kernel whose function was
-//! first looked up while the work was pending, except with `CUDA_MODULE_LOADING=EAGER`; a launch, if the kernel needs more
-//! local memory than any before it.
+//! As measured, the following waits for pending work of the context: loading a module, always; a kernel whose function
+//! was first looked up while the work was pending, except with `CUDA_MODULE_LOADING=EAGER`; a launch, if the kernel
+//! needs more local memory than any before it.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_void};
@@ -31,7 +31,8 @@ struct Function {
     kernel: Option<&'static Kernel>,
     /// The local memory of a thread, in bytes.
     local_bytes: u64,
-    /// The points after which its code is on the device: the work that was pending when the function was first looked up.
+    /// The points after which its code is on the device: the work that was pending when the function was first looked
+    /// up.
     loaded: OnceLock<Vec<Ticket>>,
 }
 

@@ -140,8 +140,8 @@ impl Runner {
         }
     }
 
-    /// Polls until `ready` returns true, because a plain store by another process wakes no thread. Ends with the context's
-    /// error if the context is lost.
+    /// Polls until `ready` returns true, because a plain store by another process wakes no thread. Ends with the
+    /// context's error if the context is lost.
     pub(crate) fn poll(&self, mut ready: impl FnMut() -> Result<bool, Code>) -> Result<(), Code> {
         poll(|| {
             self.context().check()?;

@@ -1,7 +1,7 @@
 //! Streams: their handles, the default streams, and which stream waits for which.
 //!
-//! Work on the legacy default stream is ordered after all work that is on the blocking streams of its context when it is
-//! enqueued, and vice versa (vendor's documentation, "Stream synchronization behavior").
+//! Work on the legacy default stream is ordered after all work that is on the blocking streams of its context when it
+//! is enqueued, and vice versa (vendor's documentation, "Stream synchronization behavior").
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -66,8 +66,8 @@ impl Rasteriser {
     /// Makes the pipelines and the memory for scenes of up to `vertices` vertices and tiles of up to `pixels` pixels.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if the device has no 64-bit integers or no atomic operations on them in shaders, or takes no
-    /// buffers that large; [`Error::Vulkan`].
+    /// [`Error::Unsupported`] if the device has no 64-bit integers or no atomic operations on them in shaders, or takes
+    /// no buffers that large; [`Error::Vulkan`].
     pub fn new(gpu: &Arc<Gpu>, vertices: u64, pixels: u64) -> Result<Self> {
         Self::require(gpu)?;
         let instance = gpu.instance().expect("only a device of its own has such shaders");
@@ -92,8 +92,8 @@ impl Rasteriser {
     /// Draws one tile, and waits until it is drawn.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a buffer that is larger than the device lets shaders use; [`Error::Wrong`] for buffers that
-    /// do not fit together; [`Error::Vulkan`], also if the device is lost.
+    /// [`Error::Unsupported`] for a buffer that is larger than the device lets shaders use; [`Error::Wrong`] for
+    /// buffers that do not fit together; [`Error::Vulkan`], also if the device is lost.
     pub fn draw(&mut self, drawing: &Drawing<'_>) -> Result<()> {
         let Drawing { indices, colours, vertices, pixels, tile, .. } = *drawing;
         let vertex_count = vertices.bytes() / VERTEX_BYTES;
@@ -292,8 +292,8 @@ impl Shader {
         let filled = vk::AccessFlags::TRANSFER_WRITE;
         let between = read | written;
         let after = |access| [vk::MemoryBarrier::default().src_access_mask(access).dst_access_mask(between)];
-        // SAFETY: all handles are alive; one thread uses queue, pool and set, as `draw` takes `&mut`; and no work of an earlier
-        // call is left: each call waits for its own, and for the whole queue if that wait fails.
+        // SAFETY: all handles are alive; one thread uses queue, pool and set, as `draw` takes `&mut`; and no work of an
+        // earlier call is left: each call waits for its own, and for the whole queue if that wait fails.
         let ran = unsafe {
             let run = || {
                 // Before its use, because after it a failure would leave it signalled.
@@ -330,8 +330,8 @@ impl Shader {
         ran.map_err(failed(format!("drawing a tile on {}", self.gpu.name())))
     }
 
-    /// Waits until the work of the queue is over, or the device is lost and runs nothing. Without memory the driver cannot wait,
-    /// while the work may go on: then this tries again.
+    /// Waits until the work of the queue is over, or the device is lost and runs nothing. Without memory the driver
+    /// cannot wait, while the work may go on: then this tries again.
     fn wait_until_idle(&self) {
         let lacks_memory =
             |code| [vk::Result::ERROR_OUT_OF_HOST_MEMORY, vk::Result::ERROR_OUT_OF_DEVICE_MEMORY].contains(&code);

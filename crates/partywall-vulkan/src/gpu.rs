@@ -25,8 +25,8 @@ pub struct Gpu {
     has_memory_fd: bool,
     /// The most by which a timeline semaphore may be behind a value that is waited for or signalled.
     max_difference: u64,
-    /// Semaphores of timelines that were dropped. Work may still refer to them, and only the end of the device proves that
-    /// none does.
+    /// Semaphores of timelines that were dropped. Work may still refer to them, and only the end of the device proves
+    /// that none does.
     retired: Mutex<Vec<vk::Semaphore>>,
     /// `None` for a caller's device.
     own: Option<Own>,
@@ -39,8 +39,8 @@ pub(crate) struct HostImport {
     pub(crate) functions: ext::external_memory_host::Device,
     /// The alignment of imported pointers and lengths.
     pub(crate) alignment: u64,
-    /// Whether read-only mappings are imported. Trying it would not do: after NVIDIA's driver (580.159.04) has refused one, it
-    /// refuses writable ones, too.
+    /// Whether read-only mappings are imported. Trying it would not do: after NVIDIA's driver (580.159.04) has refused
+    /// one, it refuses writable ones, too.
     pub(crate) takes_read_only: bool,
 }
 
@@ -51,8 +51,8 @@ struct Own {
     has_wide_shaders: bool,
 }
 
-/// The system's Vulkan loader. It stays loaded, and the drivers with it: a process that unloaded NVIDIA's driver (580.159.04)
-/// and opened its GPU again ended with SIGSEGV.
+/// The system's Vulkan loader. It stays loaded, and the drivers with it: a process that unloaded NVIDIA's driver
+/// (580.159.04) and opened its GPU again ended with SIGSEGV.
 static LOADER: OnceLock<ash::Entry> = OnceLock::new();
 
 /// The file name of the loader, which the dynamic linker finds.
@@ -79,9 +79,9 @@ fn require_memory_fd(has_memory_fd: bool, device: &str) -> Result<()> {
 }
 
 impl Gpu {
-    /// Creates a device of its own on the GPU with this UUID, or on the first one that imports host memory. It has one queue,
-    /// number 0 of [`queue_family`](Self::queue_family), for compute and transfers, and graphics if the family has it. 64-bit
-    /// integers and their atomic operations are enabled in shaders if the device has both.
+    /// Creates a device of its own on the GPU with this UUID, or on the first one that imports host memory. It has one
+    /// queue, number 0 of [`queue_family`](Self::queue_family), for compute and transfers, and graphics if the family
+    /// has it. 64-bit integers and their atomic operations are enabled in shaders if the device has both.
     ///
     /// # Errors
     /// [`Error::NoLoader`], [`Error::NoDevice`], [`Error::Unsupported`], [`Error::Vulkan`].
@@ -141,10 +141,11 @@ impl Gpu {
             .enabled_features(&core)
             .push_next(&mut features);
         let failed = failed(format!("creating a device on {}", described.name));
-        // SAFETY: the structures are valid and refer to nothing that ends before the call; the extensions and the feature
-        // exist, see above.
+        // SAFETY: the structures are valid and refer to nothing that ends before the call; the extensions and the
+        // feature exist, see above.
         let device = unsafe { instance.create_device(*physical, &create, None) }.map_err(failed)?;
-        // SAFETY: as `adopt` asks; `own` destroys the device and then the instance, after everything that was made of them.
+        // SAFETY: as `adopt` asks; `own` destroys the device and then the instance, after everything that was made of
+        // them.
         let mut gpu = unsafe { Self::of(&instance, *physical, device) };
         gpu.own = Some(Own { instance, queue_family, has_wide_shaders: wide });
         Ok(Arc::new(gpu))
@@ -207,12 +208,14 @@ impl Gpu {
         &self.name
     }
 
-    /// Returns the family of the only queue of a device that [`open`](Self::open) created; `None` for a caller's device.
+    /// Returns the family of the only queue of a device that [`open`](Self::open) created; `None` for a caller's
+    /// device.
     pub fn queue_family(&self) -> Option<u32> {
         self.own.as_ref().map(|own| own.queue_family)
     }
 
-    /// Returns the instance that [`open`](Self::open) created, for functions of extensions; `None` for a caller's device.
+    /// Returns the instance that [`open`](Self::open) created, for functions of extensions; `None` for a caller's
+    /// device.
     pub fn instance(&self) -> Option<&ash::Instance> {
         self.own.as_ref().map(|own| &own.instance)
     }
@@ -222,8 +225,8 @@ impl Gpu {
         self.physical
     }
 
-    /// Returns whether shaders may use 64-bit integers and their atomic operations: on a device that [`open`](Self::open)
-    /// created, if it has both. False for a caller's device.
+    /// Returns whether shaders may use 64-bit integers and their atomic operations: on a device that
+    /// [`open`](Self::open) created, if it has both. False for a caller's device.
     pub fn has_wide_shaders(&self) -> bool {
         self.own.as_ref().is_some_and(|own| own.has_wide_shaders)
     }
@@ -238,8 +241,8 @@ impl Gpu {
         require_memory_fd(self.has_memory_fd, &self.name)
     }
 
-    /// Returns the index of the best memory type for an import among those of `bits`: memory of the GPU that the CPU does not
-    /// see, if there is such a type.
+    /// Returns the index of the best memory type for an import among those of `bits`: memory of the GPU that the CPU
+    /// does not see, if there is such a type.
     pub(crate) fn memory_type(&self, bits: u32) -> Option<u32> {
         let allowed = (0..self.memory_types.memory_type_count).filter(|index| bits & (1 << index) != 0);
         allowed.max_by_key(|index| {
@@ -271,8 +274,8 @@ impl Drop for Gpu {
         }
         let retired = std::mem::take(self.retired.get_mut().ignore_poison());
         // SAFETY: this is the last use of the semaphores and of an own device. Work on an own device is over after
-        // `device_wait_idle`, which no other thread can disturb, as nothing else refers to this value; for a caller's device
-        // the caller of `adopt` promises that no work refers to the semaphores.
+        // `device_wait_idle`, which no other thread can disturb, as nothing else refers to this value; for a caller's
+        // device the caller of `adopt` promises that no work refers to the semaphores.
         unsafe {
             if self.own.is_some() {
                 // A lost device is idle.

@@ -45,11 +45,12 @@ const WRITING: vk::BufferUsageFlags = vk::BufferUsageFlags::from_raw(
 /// The least number of a duplicate that a driver may close: a number that few processes reach.
 const FAR: u64 = 1 << 12;
 
-/// The memory of a segment, pool or topic in Vulkan: one `VkDeviceMemory` for each chunk, and the lease. [`Gpu::import`]
-/// returns one.
+/// The memory of a segment, pool or topic in Vulkan: one `VkDeviceMemory` for each chunk, and the lease.
+/// [`Gpu::import`] returns one.
 ///
-/// Buffers of a segment are made by [`buffer`](Self::buffer). In a pool or topic a process uses only the blocks that it holds:
-/// [`block`](Self::block), [`loan`](Self::loan) and [`sample`](Self::sample) make buffers of these, and no other call does.
+/// Buffers of a segment are made by [`buffer`](Self::buffer). In a pool or topic a process uses only the blocks that it
+/// holds: [`block`](Self::block), [`loan`](Self::loan) and [`sample`](Self::sample) make buffers of these, and no other
+/// call does.
 ///
 /// Dropping it frees the imports, unmaps host memory and gives the lease back. Buffers keep it.
 pub struct ImportedMemory {
@@ -70,8 +71,8 @@ pub(crate) struct Chunk {
 /// A mapping of host memory, which must stay as long as the import.
 pub(crate) enum HostMap {
     Frozen(SealedMap),
-    /// A mutable chunk, or a copy of a frozen one for a driver that imports no read-only mapping. NVIDIA's imports neither
-    /// that nor a private mapping (580.159.04, a driver fact).
+    /// A mutable chunk, or a copy of a frozen one for a driver that imports no read-only mapping. NVIDIA's imports
+    /// neither that nor a private mapping (580.159.04, a driver fact).
     Writable(SharedMap),
 }
 
@@ -79,8 +80,8 @@ impl Gpu {
     /// Imports a segment, pool or topic: each chunk once. See [`ImportedMemory`].
     ///
     /// # Errors
-    /// [`Error::WrongGpu`] for memory of another GPU; [`Error::Unsupported`] if the device was created without the extension
-    /// for this kind of memory; [`Error::Vulkan`] if the driver refuses the import.
+    /// [`Error::WrongGpu`] for memory of another GPU; [`Error::Unsupported`] if the device was created without the
+    /// extension for this kind of memory; [`Error::Vulkan`] if the driver refuses the import.
     pub fn import(self: &Arc<Self>, descriptors: Descriptors) -> Result<Arc<ImportedMemory>> {
         if let Place::Gpu(owner) = descriptors.place()
             && owner != self.uuid()
@@ -121,8 +122,8 @@ impl Gpu {
         let number = duplicate.into_raw_fd();
         let mut import = vk::ImportMemoryFdInfoKHR::default().handle_type(kind).fd(number);
         let memory = self.allocate(bytes, memory_type, &mut import).inspect_err(|_| {
-            // lavapipe (Mesa 22.3) and NVIDIA's driver (580.159.04) close a descriptor that they refuse. Khronos documents the
-            // contrary.
+            // lavapipe (Mesa 22.3) and NVIDIA's driver (580.159.04) close a descriptor that they refuse. Khronos
+            // documents the contrary.
             if is_same_file(number, fd) {
                 // SAFETY: the number still refers to the duplicate, which has no other owner.
                 drop(unsafe { OwnedFd::from_raw_fd(number) });
@@ -179,7 +180,8 @@ impl Gpu {
     ) -> Result<vk::DeviceMemory> {
         let allocate = vk::MemoryAllocateInfo::default().allocation_size(bytes).memory_type_index(memory_type);
         let allocate = allocate.push_next(import);
-        // SAFETY: the device is alive, and the callers' import describes memory of at least `bytes` bytes that they own.
+        // SAFETY: the device is alive, and the callers' import describes memory of at least `bytes` bytes that they
+        // own.
         let memory = unsafe { self.device().allocate_memory(&allocate, None) };
         memory.map_err(failed(format!("importing {bytes} bytes on {}", self.name())))
     }
@@ -202,8 +204,8 @@ impl ImportedMemory {
     ///
     /// # Errors
     /// [`Error::Partywall`] with [`NotFound::Tensor`](partywall::error::NotFound::Tensor); [`Error::ReadOnly`];
-    /// [`Error::Buffer`] for a tensor without bytes, one that spans chunks (see [`Descriptors::may_grow`]), or one that is not
-    /// aligned as Vulkan asks; [`Error::Vulkan`].
+    /// [`Error::Buffer`] for a tensor without bytes, one that spans chunks (see [`Descriptors::may_grow`]), or one that
+    /// is not aligned as Vulkan asks; [`Error::Vulkan`].
     pub fn buffer(self: &Arc<Self>, tensor: &str, usage: vk::BufferUsageFlags) -> Result<Buffer> {
         let table = self.descriptors.table();
         let Some(found) = table.find(tensor) else {
@@ -236,8 +238,8 @@ impl ImportedMemory {
         self.make(chunk, range, usage)
     }
 
-    /// Makes a buffer of a block of the imported pool. The block cannot be given back, offered or read by the CPU before the
-    /// buffer is dropped; drop it when the work that uses it is done.
+    /// Makes a buffer of a block of the imported pool. The block cannot be given back, offered or read by the CPU
+    /// before the buffer is dropped; drop it when the work that uses it is done.
     ///
     /// ```no_run
     /// use std::time::Duration;
@@ -256,8 +258,8 @@ impl ImportedMemory {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Partywall`] with [`Mismatch::Options`](partywall::error::Mismatch::Options) for a block of another pool;
-    /// [`Error::Buffer`], [`Error::Vulkan`].
+    /// [`Error::Partywall`] with [`Mismatch::Options`](partywall::error::Mismatch::Options) for a block of another
+    /// pool; [`Error::Buffer`], [`Error::Vulkan`].
     pub fn block<'b>(self: &Arc<Self>, block: &'b mut Block, usage: vk::BufferUsageFlags) -> Result<BlockBuffer<'b>> {
         self.held(block, usage)
     }
@@ -270,8 +272,8 @@ impl ImportedMemory {
         self.held(loan, usage)
     }
 
-    /// Makes a buffer of a sample of the imported topic, for reading. The sample cannot be given back before the buffer is
-    /// dropped. The buffer does not wait for the stream of a publisher: call [`Sample::wait`] first.
+    /// Makes a buffer of a sample of the imported topic, for reading. The sample cannot be given back before the buffer
+    /// is dropped. The buffer does not wait for the stream of a publisher: call [`Sample::wait`] first.
     ///
     /// # Errors
     /// As [`block`](Self::block); [`Error::ReadOnly`].
@@ -351,8 +353,8 @@ impl Drop for ImportedMemory {
     fn drop(&mut self) {
         for chunk in self.chunks.drain(..) {
             if self.gpu.is_ours() {
-                // SAFETY: no buffer is left, as each keeps this value, and the rules of the crate forbid work on it. The
-                // mapping of host memory is dropped with the chunk, afterwards.
+                // SAFETY: no buffer is left, as each keeps this value, and the rules of the crate forbid work on it.
+                // The mapping of host memory is dropped with the chunk, afterwards.
                 unsafe { self.gpu.device().free_memory(chunk.memory, None) };
             }
         }
@@ -388,8 +390,8 @@ impl Buffer {
         &self.memory
     }
 
-    /// Returns the barrier that makes what other processes have written visible to accesses on a queue of `queue_family`,
-    /// after a wait for their timeline. Its source stage is [`outside`](Self::outside).
+    /// Returns the barrier that makes what other processes have written visible to accesses on a queue of
+    /// `queue_family`, after a wait for their timeline. Its source stage is [`outside`](Self::outside).
     pub fn acquire(&self, access: vk::AccessFlags, queue_family: u32) -> vk::BufferMemoryBarrier<'static> {
         let barrier = self.barrier().dst_access_mask(access);
         match self.memory.descriptors.place().gpu() {
@@ -398,8 +400,8 @@ impl Buffer {
         }
     }
 
-    /// Returns the barrier that makes what a queue of `queue_family` has written visible to other processes, before a signal
-    /// of a timeline. Its destination stage is [`outside`](Self::outside).
+    /// Returns the barrier that makes what a queue of `queue_family` has written visible to other processes, before a
+    /// signal of a timeline. Its destination stage is [`outside`](Self::outside).
     pub fn release(&self, access: vk::AccessFlags, queue_family: u32) -> vk::BufferMemoryBarrier<'static> {
         let barrier = self.barrier().src_access_mask(access);
         match self.memory.descriptors.place().gpu() {

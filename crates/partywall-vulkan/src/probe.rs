@@ -124,7 +124,8 @@ fn copy(gpu: &Gpu, from: &Imported, to: &Imported) -> Result<()> {
     let released = [from.barrier(family, external), to.barrier(family, external)];
     let regions = [vk::BufferCopy::default().size(from.chunk.bytes)];
     let create = vk::CommandPoolCreateInfo::default().queue_family_index(family);
-    // SAFETY: all handles are alive, this thread alone uses the device, and the work is over when the pool is destroyed.
+    // SAFETY: all handles are alive, this thread alone uses the device, and the work is over when the pool is
+    // destroyed.
     let copied = unsafe {
         device.create_command_pool(&create, None).and_then(|pool| {
             let run = || {

@@ -1,7 +1,8 @@
 //! Order between enqueued work of Vulkan and other processes.
 //!
-//! A semaphore of Vulkan stays in its process. A thread carries values from a timeline to a semaphore, or back: hosts can wait
-//! for both, and a wait for a timeline ends with its writer, while nothing would end a wait for the semaphore of a dead process.
+//! A semaphore of Vulkan stays in its process. A thread carries values from a timeline to a semaphore, or back: hosts
+//! can wait for both, and a wait for a timeline ends with its writer, while nothing would end a wait for the semaphore
+//! of a dead process.
 
 use std::{
     collections::VecDeque,
@@ -24,9 +25,10 @@ const MAX_SLEEP: Duration = Duration::from_millis(100);
 
 /// A timeline semaphore of this process that follows a [`Timeline`]: [`Gpu::follow`] returns one.
 ///
-/// A thread waits for the timeline while values are wanted, and signals the semaphore. A wait also ends when the timeline ends
-/// before its value: its writer died, closed it, was evicted. **Vulkan simply continues then**, because a queue takes no
-/// errors; [`check`](Self::check) says so. Dropping this ends all waits; the semaphore itself stays until the [`Gpu`] is dropped.
+/// A thread waits for the timeline while values are wanted, and signals the semaphore. A wait also ends when the
+/// timeline ends before its value: its writer died, closed it, was evicted. **Vulkan simply continues then**, because a
+/// queue takes no errors; [`check`](Self::check) says so. Dropping this ends all waits; the semaphore itself stays
+/// until the [`Gpu`] is dropped.
 #[derive(Debug)]
 pub struct FollowedTimeline {
     shared: Arc<Followed>,
@@ -52,10 +54,12 @@ struct Wanted {
     ended: bool,
 }
 
-/// A timeline of other processes that is signalled once enqueued work of Vulkan is done: [`Gpu::signaller`] returns one.
+/// A timeline of other processes that is signalled once enqueued work of Vulkan is done: [`Gpu::signaller`] returns
+/// one.
 ///
-/// A thread waits for the semaphore and signals the timeline. If the device is lost, the timeline is closed, so that waits for
-/// it end. Dropping this closes the timeline without the values that were not reached; [`finish`](Self::finish) waits for them.
+/// A thread waits for the semaphore and signals the timeline. If the device is lost, the timeline is closed, so that
+/// waits for it end. Dropping this closes the timeline without the values that were not reached;
+/// [`finish`](Self::finish) waits for them.
 #[derive(Debug)]
 pub struct SignalledTimeline {
     shared: Arc<Signalled>,
@@ -120,12 +124,12 @@ impl Gpu {
 }
 
 impl FollowedTimeline {
-    /// Returns the semaphore and the value for which a submission waits, so that it runs once the timeline has reached `v`.
-    /// Returns immediately; the value need not be promised yet.
+    /// Returns the semaphore and the value for which a submission waits, so that it runs once the timeline has reached
+    /// `v`. Returns immediately; the value need not be promised yet.
     ///
     /// # Errors
-    /// [`Gone::Timeline`](partywall::error::Gone::Timeline) if the timeline has ended before `v`; [`Error::Value`] for a value
-    /// that the device's semaphores cannot wait for yet.
+    /// [`Gone::Timeline`](partywall::error::Gone::Timeline) if the timeline has ended before `v`; [`Error::Value`] for
+    /// a value that the device's semaphores cannot wait for yet.
     pub fn wait(&self, v: u64) -> Result<(vk::Semaphore, u64)> {
         let Followed { timeline, semaphore, changed, .. } = &*self.shared;
         let mut wanted = self.shared.lock();
@@ -146,12 +150,13 @@ impl FollowedTimeline {
         Ok((semaphore.handle, v))
     }
 
-    /// Checks that the timeline has really reached `v`. Call it when work that waited for `v` is done, before you use its
-    /// results.
+    /// Checks that the timeline has really reached `v`. Call it when work that waited for `v` is done, before you use
+    /// its results.
     ///
     /// # Errors
     /// [`Gone::Timeline`](partywall::error::Gone::Timeline) if the timeline ended before `v`;
-    /// [`InvalidData::Tainted`](partywall::error::InvalidData::Tainted) if `v` rests on another timeline that has failed.
+    /// [`InvalidData::Tainted`](partywall::error::InvalidData::Tainted) if `v` rests on another timeline that has
+    /// failed.
     pub fn check(&self, v: u64) -> Result<()> {
         let timeline = &self.shared.timeline;
         timeline.wait(v, Duration::ZERO)?;
@@ -217,11 +222,12 @@ impl Drop for FollowedTimeline {
 }
 
 impl SignalledTimeline {
-    /// Returns the semaphore and the value that a submission signals, so that the timeline reaches `v` when its work is done.
+    /// Returns the semaphore and the value that a submission signals, so that the timeline reaches `v` when its work is
+    /// done.
     ///
     /// # Errors
-    /// [`Error::Value`] unless `v` is larger than every value before, and no larger than [`MAX_VALUE`] or than the device's
-    /// semaphores can jump.
+    /// [`Error::Value`] unless `v` is larger than every value before, and no larger than [`MAX_VALUE`] or than the
+    /// device's semaphores can jump.
     pub fn signal(&self, v: u64) -> Result<(vk::Semaphore, u64)> {
         let Signalled { name, semaphore, changed, .. } = &*self.shared;
         let mut promised = self.shared.lock();

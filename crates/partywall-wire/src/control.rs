@@ -13,8 +13,8 @@ pub const BLOCK_ALIGNMENT: u64 = 256;
 /// The most dimensions of a topic's samples.
 pub const MAX_RANK: usize = 8;
 
-/// The shape of a pool, topic or queue. Its blocks lie in the version's first chunk, one every [`Control::stride`] bytes
-/// from the beginning. The outputs of a queue follow its inputs.
+/// The shape of a pool, topic or queue. Its blocks lie in the version's first chunk, one every [`Control::stride`]
+/// bytes from the beginning. The outputs of a queue follow its inputs.
 ///
 /// In a message, its control memory follows the version's file descriptors: the pool's, that of a queue's outputs, then
 /// the topic's or queue's.
@@ -321,16 +321,16 @@ pub struct SubscriberInfo {
     pub dropped: u64,
     /// Blocks that it holds, so that they are not reused.
     pub held: u32,
-    /// The ages of the samples that it received while ages were measured. Asking for this makes subscribers measure them for
-    /// the next minute.
+    /// The ages of the samples that it received while ages were measured. Asking for this makes subscribers measure
+    /// them for the next minute.
     pub ages: Ages,
     /// Milliseconds for which a publisher has waited for it, if one does.
     pub stalled: Option<u64>,
 }
 
-/// The ages of samples when a subscriber received them: the time since each was published, in nanoseconds. Samples that the
-/// subscriber received while ages were not measured do not count. While it receives, the numbers do not belong to a single
-/// moment.
+/// The ages of samples when a subscriber received them: the time since each was published, in nanoseconds. Samples that
+/// the subscriber received while ages were not measured do not count. While it receives, the numbers do not belong to a
+/// single moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ages {
     /// The number of ages. The other numbers are 0 if there are none.

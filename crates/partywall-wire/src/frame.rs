@@ -1,7 +1,7 @@
 //! Framing: eight bytes in front of each message, `length: u32` and `fds: u16` and two zero bytes, little-endian.
 //!
-//! A message with many file descriptors is preceded by *carriers*: heads without a body, each with some of the descriptors.
-//! They belong to the next message with a body, whose head counts them too.
+//! A message with many file descriptors is preceded by *carriers*: heads without a body, each with some of the
+//! descriptors. They belong to the next message with a body, whose head counts them too.
 //!
 //! The head never changes between protocol versions: it carries the handshake in which versions are compared.
 

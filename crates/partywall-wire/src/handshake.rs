@@ -59,9 +59,9 @@ pub struct Resume {
     pub token: Token,
 }
 
-/// The broker's first message. The member's events socket and the memory of the members' rows travel with a welcome. For an
-/// operator, pidfds follow: of the process that serves, and of its supervisor. Either may be missing, the supervisor's alone
-/// if there is none.
+/// The broker's first message. The member's events socket and the memory of the members' rows travel with a welcome.
+/// For an operator, pidfds follow: of the process that serves, and of its supervisor. Either may be missing, the
+/// supervisor's alone if there is none.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BrokerHello {
     /// Drawn at random when the broker starts. Another number is another broker, which knows no member of this one.

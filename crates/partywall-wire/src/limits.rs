@@ -9,9 +9,9 @@ pub const MAX_DEADLINE: u64 = 365 * 24 * 3_600_000;
 /// File descriptors in one message: the limit of Linux for one `SCM_RIGHTS` (`SCM_MAX_FD`, unix(7)).
 pub const MAX_FDS: usize = 253;
 
-/// File descriptors that a broker sends at once. The rest of a message's descriptors follow when these have been read. The
-/// kernel counts descriptors in flight per user, and refuses all of the user's processes once there are too many (unix(7),
-/// `ETOOMANYREFS`).
+/// File descriptors that a broker sends at once. The rest of a message's descriptors follow when these have been read.
+/// The kernel counts descriptors in flight per user, and refuses all of the user's processes once there are too many
+/// (unix(7), `ETOOMANYREFS`).
 pub const FDS_AT_ONCE: usize = 16;
 
 /// Chunks of one version. Below [`MAX_FDS`], so that a version with its table always fits one message.

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 pub enum MemberState {
     /// Connected.
     Alive,
-    /// Connected, and its heartbeat is late: it is stopped, or its machine is too busy to let it run. The broker takes no
-    /// action.
+    /// Connected, and its heartbeat is late: it is stopped, or its machine is too busy to let it run. The broker takes
+    /// no action.
     Hung,
     /// Its CUDA context is broken. It cannot use a GPU any more, and keeps what it holds until its process ends.
     LostContext,
@@ -84,8 +84,8 @@ pub struct WaitInfo {
     pub name: String,
     /// The version, absent if any will do, or the value of the timeline.
     pub target: Option<u64>,
-    /// The pid of the process that can end the wait, as far as it is known: the builder or the committer of the version,
-    /// or the writer of the timeline.
+    /// The pid of the process that can end the wait, as far as it is known: the builder or the committer of the
+    /// version, or the writer of the timeline.
     pub by: Option<u32>,
     /// Milliseconds since it began, of a wait for a timeline.
     pub ms: Option<u64>,
@@ -127,8 +127,8 @@ pub struct MemberInfo {
     /// When it joined, in milliseconds since 1970.
     #[serde(rename = "since_ms")]
     pub since: u64,
-    /// Its first waits for names, at most four, and its longest wait for a timeline. A wait for a timeline is listed once
-    /// it has lasted for about half a second.
+    /// Its first waits for names, at most four, and its longest wait for a timeline. A wait for a timeline is listed
+    /// once it has lasted for about half a second.
     pub waits: Vec<WaitInfo>,
     /// True if it runs on the simulated CUDA driver.
     pub simulated: bool,

@@ -135,7 +135,8 @@ pub enum Call {
         /// When its readers are to have dropped it. Without a deadline they may keep it.
         deadline: Option<Deadline>,
     },
-    /// Asks for everything about one name. Answer: [`Answer::Info`] with the table as in [`Opened`], but no lease and no chunks.
+    /// Asks for everything about one name. Answer: [`Answer::Info`] with the table as in [`Opened`], but no lease and
+    /// no chunks.
     Inspect {
         /// The name.
         name: String,
@@ -162,8 +163,8 @@ pub enum Call {
         /// True to let other users open it, if this creates it.
         shared: bool,
     },
-    /// Asks for the present incarnation of a timeline. A new writer begins a new incarnation after the death of the last.
-    /// Answer: [`Answer::Timeline`].
+    /// Asks for the present incarnation of a timeline. A new writer begins a new incarnation after the death of the
+    /// last. Answer: [`Answer::Timeline`].
     FollowTimeline {
         /// The lease.
         lease: u64,
@@ -196,8 +197,8 @@ pub enum Call {
         /// The name.
         name: String,
     },
-    /// Has a queue hold the segment behind a lease, until it is detached or the queue goes. Nothing changes if the queue holds
-    /// it already. Answer: [`Answer::Attached`].
+    /// Has a queue hold the segment behind a lease, until it is detached or the queue goes. Nothing changes if the
+    /// queue holds it already. Answer: [`Answer::Attached`].
     Attach {
         /// The lease on the queue.
         queue: u64,
@@ -218,8 +219,8 @@ pub enum Call {
         /// The number of the attachment.
         attachment: u32,
     },
-    /// Asks for events of names that match a pattern since a point, or waits for the next ones. Without a point, returns
-    /// the present point. Answer: [`Answer::Happened`], or [`Answer::Pending`] if there are no events yet.
+    /// Asks for events of names that match a pattern since a point, or waits for the next ones. Without a point,
+    /// returns the present point. Answer: [`Answer::Happened`], or [`Answer::Pending`] if there are no events yet.
     Watch {
         /// The pattern, by the rules of [`crate::Pattern`].
         pattern: String,
@@ -228,8 +229,8 @@ pub enum Call {
     },
     /// Reports that the member has opened a GPU. Answer: [`Answer::Done`].
     UsesGpu {
-        /// The directory of its MPS daemon, if it is a client of MPS. The end of its process then does not prove the end of
-        /// its work.
+        /// The directory of its MPS daemon, if it is a client of MPS. The end of its process then does not prove the
+        /// end of its work.
         mps: Option<String>,
     },
     /// Reports that the member's CUDA context is broken. Its leases stay until its process ends, even if it releases
@@ -238,8 +239,8 @@ pub enum Call {
         /// The GPU of the context, if known.
         gpu: Option<[u8; 16]>,
     },
-    /// Has the broker find out whether the memory at a place is lost, because memory there could not be imported. Answer:
-    /// [`Answer::MemoryCheck`], without waiting for the result.
+    /// Has the broker find out whether the memory at a place is lost, because memory there could not be imported.
+    /// Answer: [`Answer::MemoryCheck`], without waiting for the result.
     CheckMemory {
         /// The GPU, or the NUMA node of pinned memory.
         place: Place,
@@ -275,8 +276,8 @@ pub enum Call {
     },
     /// Ends the membership and drops all that it holds. Answer: [`Answer::Done`], after which the connection ends.
     Bye,
-    /// Has the program whose file is the message's only file descriptor continue as the broker, with everything that the
-    /// broker knows and holds. Refused with [`Refusal::NotReplaced`] if the program says that it cannot. Answer:
+    /// Has the program whose file is the message's only file descriptor continue as the broker, with everything that
+    /// the broker knows and holds. Refused with [`Refusal::NotReplaced`] if the program says that it cannot. Answer:
     /// [`Answer::Done`], after which all connections end; members resume.
     Replace,
     /// Gives back what an earlier request was granted, or waits for, after its connection was lost and the caller has
@@ -443,8 +444,8 @@ pub struct Open {
     pub wait: bool,
 }
 
-/// An opened version. File descriptors: one per chunk unless it has handles, then the table if it is [`Table::Fd`], then
-/// its control memory.
+/// An opened version. File descriptors: one per chunk unless it has handles, then the table if it is [`Table::Fd`],
+/// then its control memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Opened {
     /// Keeps the version openable until it is released.

@@ -24,8 +24,8 @@ pub enum Refusal {
         /// How it ended, if it existed less than a minute ago.
         ended: Option<Box<NameEnd>>,
     },
-    /// The name belonged to legacy memory and ended with its publication, or was lost with its GPU, less than a minute ago.
-    /// Publishing or committing again restores it.
+    /// The name belonged to legacy memory and ended with its publication, or was lost with its GPU, less than a minute
+    /// ago. Publishing or committing again restores it.
     Ended {
         /// The name asked for.
         name: String,
@@ -308,8 +308,8 @@ pub enum NoReplacement {
     Unsupervised,
     /// Another process is replacing it at this moment.
     InProgress,
-    /// The asking process cannot be shown to be in the namespaces of the broker. A process in a container must not start
-    /// programs outside.
+    /// The asking process cannot be shown to be in the namespaces of the broker. A process in a container must not
+    /// start programs outside.
     Elsewhere {
         /// What was found.
         found: String,

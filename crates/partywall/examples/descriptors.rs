@@ -1,5 +1,6 @@
 //! Passes a segment to a program in another language as file descriptors:
-//! `cargo run -p partywall --example descriptors -- PROGRAM NAME TENSOR`. The program that goes with it is `descriptors.c`.
+//! `cargo run -p partywall --example descriptors -- PROGRAM NAME TENSOR`. The program that goes with it is
+//! `descriptors.c`.
 //!
 //! Start the example `producer` first; its name is `example` and its tensor `x`.
 

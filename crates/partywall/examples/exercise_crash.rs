@@ -1,5 +1,6 @@
-//! Exercise 5, recovery from a crash: `cargo run -p partywall --example exercise_crash`. The program starts itself as three
-//! servers: the first dies while it loads weights, the second takes over and dies later, the third finds what is there.
+//! Exercise 5, recovery from a crash: `cargo run -p partywall --example exercise_crash`. The program starts itself as
+//! three servers: the first dies while it loads weights, the second takes over and dies later, the third finds what is
+//! there.
 #![allow(clippy::print_stdout, reason = "an example talks to its reader")]
 
 use std::{
@@ -47,7 +48,8 @@ fn serve(dies_loading: bool) -> Result<()> {
         }
         OpenOrBuild::Build(claim) => {
             println!("server {}: loading", process::id());
-            // kept: the name outlives this process; change it: do not keep it, and sleep a second before the third server
+            // kept: the name outlives this process; change it: do not keep it, and sleep a second before the third
+            // server
             let draft = claim.create(Place::Host).kept(true);
             let mut build = draft.tensor("w", DType::F32, &[ELEMENTS]).allocate()?;
             let (first_half, rest) = build.as_mut_slice::<f32>("w")?.split_at_mut(ELEMENTS as usize / 2);

@@ -1,5 +1,5 @@
-//! Exercise 2, the consumer comes too early: `cargo run -p partywall --example exercise_early_consumer`. The consumer is
-//! there first. It starts a producer that dies half-way, and then one that finishes.
+//! Exercise 2, the consumer comes too early: `cargo run -p partywall --example exercise_early_consumer`. The consumer
+//! is there first. It starts a producer that dies half-way, and then one that finishes.
 #![allow(clippy::print_stdout, reason = "an example talks to its reader")]
 
 use std::{env, error::Error, process, process::Command, thread, time::Duration};

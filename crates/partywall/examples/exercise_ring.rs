@@ -1,5 +1,5 @@
-//! Exercise 3, a ring buffer: `cargo run -p partywall --example exercise_ring`. A fast producer and a slow consumer, two
-//! processes, share four slots.
+//! Exercise 3, a ring buffer: `cargo run -p partywall --example exercise_ring`. A fast producer and a slow consumer,
+//! two processes, share four slots.
 #![allow(clippy::print_stdout, reason = "an example talks to its reader")]
 
 use std::{env, error::Error, process::Command, thread, time::Duration};

@@ -1,5 +1,5 @@
-//! Exercise 4, a work queue: `cargo run -p partywall --example exercise_work_queue`. A master submits numbers, and workers
-//! return their square roots. The first worker dies with a task in its hands, and the second one does it again.
+//! Exercise 4, a work queue: `cargo run -p partywall --example exercise_work_queue`. A master submits numbers, and
+//! workers return their square roots. The first worker dies with a task in its hands, and the second one does it again.
 #![allow(clippy::print_stdout, reason = "an example talks to its reader")]
 
 use std::{env, error::Error, process, process::Command, time::Duration};

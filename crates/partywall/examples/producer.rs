@@ -1,4 +1,5 @@
-//! Shares an array until Enter is pressed: `cargo run -p partywall --example producer -- host`, or `cuda`, `cuda:1`, `auto`.
+//! Shares an array until Enter is pressed: `cargo run -p partywall --example producer -- host`, or `cuda`, `cuda:1`,
+//! `auto`.
 #![allow(clippy::print_stdout, reason = "an example talks to its reader")]
 
 use partywall::{DType, DeviceChoice, Domain, gpu};

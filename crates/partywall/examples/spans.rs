@@ -1,5 +1,5 @@
-//! One time line of two processes: `cargo run -p partywall --example spans` has a producer and a consumer write their spans to
-//! `spans.json`, or to the file that is named. Open it in <https://ui.perfetto.dev> or in `chrome://tracing`.
+//! One time line of two processes: `cargo run -p partywall --example spans` has a producer and a consumer write their
+//! spans to `spans.json`, or to the file that is named. Open it in <https://ui.perfetto.dev> or in `chrome://tracing`.
 #![allow(clippy::print_stdout, reason = "an example talks to its reader")]
 
 use std::{

@@ -1,5 +1,5 @@
-//! Tasks for workers, none lost: `cargo run -p partywall --example square_roots -- master` in one terminal and `… worker` in
-//! another, in any order; or the same roles of `python/examples/square_roots.py`.
+//! Tasks for workers, none lost: `cargo run -p partywall --example square_roots -- master` in one terminal and
+//! `… worker` in another, in any order; or the same roles of `python/examples/square_roots.py`.
 #![allow(clippy::print_stdout, reason = "an example talks to its reader")]
 
 use std::{thread, time::Duration};

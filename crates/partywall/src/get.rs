@@ -15,8 +15,8 @@ use crate::{
 /// or `NAME:TENSOR@V`.
 ///
 /// A name contains neither `:` nor `@`, so it ends at the first of them. A tensor's name may contain both: after `@V:`
-/// everything is the tensor's name. In `NAME:TENSOR@V` the whole `TENSOR@V` is the tensor's name if the latest version has
-/// such a tensor; [`Domain::open_address`] looks it up.
+/// everything is the tensor's name. In `NAME:TENSOR@V` the whole `TENSOR@V` is the tensor's name if the latest version
+/// has such a tensor; [`Domain::open_address`] looks it up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Address {
     name: String,
@@ -84,8 +84,8 @@ impl fmt::Display for Address {
 }
 
 impl Domain {
-    /// Opens the version that an address names, for reading. Returns the segment and the name of the tensor, if the address
-    /// names one. Waits for a version that does not exist yet.
+    /// Opens the version that an address names, for reading. Returns the segment and the name of the tensor, if the
+    /// address names one. Waits for a version that does not exist yet.
     ///
     /// # Errors
     /// As [`Domain::open`]; [`NotFound::Tensor`](crate::error::NotFound::Tensor).
@@ -110,13 +110,14 @@ impl Domain {
 }
 
 impl Segment {
-    /// Writes all tensors, or only `tensor`, to a file in the format of the file's suffix; see [`files::write_to_path`].
-    /// Returns the number of bytes written.
+    /// Writes all tensors, or only `tensor`, to a file in the format of the file's suffix; see
+    /// [`files::write_to_path`]. Returns the number of bytes written.
     ///
     /// Calls `progress` with the number of bytes written since its last call. Setting `cancel` ends the writing.
     ///
     /// # Errors
-    /// [`NotFound::Tensor`](crate::error::NotFound::Tensor), [`Error::File`], [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda).
+    /// [`NotFound::Tensor`](crate::error::NotFound::Tensor), [`Error::File`],
+    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda).
     pub fn write_to_path(
         &self,
         tensor: Option<&str>,

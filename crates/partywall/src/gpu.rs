@@ -63,9 +63,9 @@ impl Gpu {
         self.stream.as_ref()
     }
 
-    /// Returns for each of these descriptors why the memory behind it is lost, if it is: a reset of its GPU, or a fault that
-    /// needs one, ends the memory and leaves the descriptors open. Call it in a process that has not used the GPU before,
-    /// because the contexts of others end with the memory.
+    /// Returns for each of these descriptors why the memory behind it is lost, if it is: a reset of its GPU, or a fault
+    /// that needs one, ends the memory and leaves the descriptors open. Call it in a process that has not used the GPU
+    /// before, because the contexts of others end with the memory.
     ///
     /// # Errors
     /// If this process cannot find out, because it cannot allocate, export and import other memory on the GPU.
@@ -85,8 +85,8 @@ impl Gpu {
         StreamRef::from_cudarc(&self.context, stream).map_err(access_error("taking cudarc's stream"))
     }
 
-    /// Returns Partywall's kernels, which are loaded and warmed up on first use. Call this before a stream of this GPU waits
-    /// for the first time: while a stream waits, loading blocks until the wait ends.
+    /// Returns Partywall's kernels, which are loaded and warmed up on first use. Call this before a stream of this GPU
+    /// waits for the first time: while a stream waits, loading blocks until the wait ends.
     ///
     /// # Errors
     /// [`DeviceFault::Cuda`].
@@ -133,8 +133,8 @@ impl Gpus {
             return Ok(gpu.clone());
         }
         let gpu = Arc::new(Gpu::open(uuid)?);
-        // Before this process uses memory of other processes on this GPU: from then on the death of this process may not
-        // prove that its GPU work is over.
+        // Before this process uses memory of other processes on this GPU: from then on the death of this process may
+        // not prove that its GPU work is over.
         if !open.reported {
             let mps = gpu.mps.as_ref().map(|pipes| pipes.display().to_string());
             match self.link.call(Call::UsesGpu { mps }) {
@@ -148,8 +148,8 @@ impl Gpus {
         Ok(gpu)
     }
 
-    /// Returns the GPU for memory that every GPU reaches: the one that was opened first, else the one of the calling thread's
-    /// current context, else the first.
+    /// Returns the GPU for memory that every GPU reaches: the one that was opened first, else the one of the calling
+    /// thread's current context, else the first.
     pub(crate) fn preferred(&self) -> Result<Arc<Gpu>> {
         if let Some(gpu) = self.open.lock().ignore_poison().gpus.first() {
             return Ok(gpu.clone());
@@ -206,8 +206,8 @@ impl<'a> DeviceRange<'a> {
     /// [`is_writable`](Self::is_writable). `stream` may be any cudarc stream of this GPU.
     ///
     /// # Errors
-    /// [`InvalidArgument::Range`] if the range does not consist of whole aligned elements, or the stream belongs to another
-    /// context.
+    /// [`InvalidArgument::Range`] if the range does not consist of whole aligned elements, or the stream belongs to
+    /// another context.
     ///
     /// # Panics
     /// If cudarc cannot create its events, because the context is lost.
@@ -279,12 +279,12 @@ fn missing_nodes(dev: &Path) -> Vec<&'static str> {
     nodes.into_iter().filter(|(_, is_there)| !is_there).map(|(node, _)| node).collect()
 }
 
-/// Returns the place that a choice stands for on the calling thread. [`DeviceChoice::Auto`] never fails: without a usable GPU
-/// it is host memory, and the second value is the reason.
+/// Returns the place that a choice stands for on the calling thread. [`DeviceChoice::Auto`] never fails: without a
+/// usable GPU it is host memory, and the second value is the reason.
 ///
 /// # Errors
-/// [`DeviceFault::NoDevice`] if this process does not see the GPU; [`DeviceFault::NoPinned`] for pinned memory where there is
-/// none.
+/// [`DeviceFault::NoDevice`] if this process does not see the GPU; [`DeviceFault::NoPinned`] for pinned memory where
+/// there is none.
 pub fn resolve(choice: DeviceChoice) -> Result<(Place, Option<String>)> {
     let by_ordinal = |ordinal: u32| -> Result<Place> {
         let wanted = format!("cuda:{ordinal}");
@@ -308,8 +308,8 @@ pub fn resolve(choice: DeviceChoice) -> Result<(Place, Option<String>)> {
     }
 }
 
-/// Returns for each of these descriptors why the pinned memory of a NUMA node behind it is lost, if it is. Only other memory
-/// of that node tells, so the loss of a GPU does not count. Needs no CUDA context.
+/// Returns for each of these descriptors why the pinned memory of a NUMA node behind it is lost, if it is. Only other
+/// memory of that node tells, so the loss of a GPU does not count. Needs no CUDA context.
 ///
 /// # Errors
 /// If this process cannot find out, because it cannot allocate, export and import other memory on the node.
@@ -325,8 +325,8 @@ pub fn find_lost_on_node(node: u32, descriptors: &[impl AsFd]) -> Result<Vec<Opt
     })
 }
 
-/// Returns the place of pinned memory on a node; by default on the node that is closest to the GPU of [`DeviceChoice::Auto`].
-/// Only an allocation proves that a node exists.
+/// Returns the place of pinned memory on a node; by default on the node that is closest to the GPU of
+/// [`DeviceChoice::Auto`]. Only an allocation proves that a node exists.
 fn pinned(node: Option<u32>) -> Result<Place> {
     let driver = node_driver()?;
     let gpus = Device::all(driver).map_err(not_pinned)?;
@@ -357,7 +357,8 @@ pub(crate) fn not_pinned(error: CudaError) -> Error {
     }
 }
 
-/// Returns the GPU of the calling thread's current CUDA context, if there is one: CUDA code of the thread allocates there.
+/// Returns the GPU of the calling thread's current CUDA context, if there is one: CUDA code of the thread allocates
+/// there.
 fn current() -> Option<Place> {
     let device = Device::current(Driver::load().ok()?).ok()??;
     Some(Place::Gpu(device.uuid().ok()?))
@@ -423,7 +424,8 @@ fn no_trial(memory: &str) -> impl Fn(CudaError) -> Error + use<> {
     cuda_error(format!("trying out {memory}"))
 }
 
-/// Returns the error of a failed driver call, which may mean that the context is lost or that no file descriptor is free.
+/// Returns the error of a failed driver call, which may mean that the context is lost or that no file descriptor is
+/// free.
 pub(crate) fn failed_call(what: &str, source: CudaError) -> Error {
     let what = what.to_owned();
     match (source.call, source.code) {

@@ -17,14 +17,15 @@ use crate::{
 /// for it.
 ///
 /// An adapter for code that already passes such events around. For new code a timeline is better, because an event
-/// - **cannot be rescued**: if the process that records it is killed, a stream that waits for it may wait for ever, and no
-///   call ends that wait (measured: still blocked after 3 s, when the test ended);
-/// - **must be recorded before the other process waits**: a wait refers to the latest record at the time of the call, and
-///   does nothing if there is none. The recording process must therefore send a message first, and one event cannot stand
-///   for two rounds;
-/// - **needs the same `/dev/shm` and the same user** on both sides; shared memory does not. Killed processes leave files
-///   in `/dev/shm`;
-/// - ends with the process that created it: using it in another process after that is undefined (vendor's documentation);
+/// - **cannot be rescued**: if the process that records it is killed, a stream that waits for it may wait for ever, and
+///   no call ends that wait (measured: still blocked after 3 s, when the test ended);
+/// - **must be recorded before the other process waits**: a wait refers to the latest record at the time of the call,
+///   and does nothing if there is none. The recording process must therefore send a message first, and one event cannot
+///   stand for two rounds;
+/// - **needs the same `/dev/shm` and the same user** on both sides; shared memory does not. Killed processes leave
+///   files in `/dev/shm`;
+/// - ends with the process that created it: using it in another process after that is undefined (vendor's
+///   documentation);
 /// - can only be opened in a process other than its creator, on the same GPU, and records no time.
 ///
 /// The 64 bytes of the handle can be sent by any channel, such as the metadata of a segment or a socket.
@@ -58,8 +59,8 @@ impl IpcEvent {
     /// this.
     ///
     /// # Errors
-    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda) if this process has opened the event instead of creating it,
-    /// or `/dev/shm` cannot be used.
+    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda) if this process has opened the event instead of creating
+    /// it, or `/dev/shm` cannot be used.
     pub fn export(&self) -> Result<IpcEventHandle> {
         self.event.export().map_err(|source| failed("sharing an event with other processes", self.gpu, source))
     }
@@ -93,7 +94,8 @@ impl IpcEvent {
     /// Waits on the host until the latest record is reached. Returns immediately if there is none.
     ///
     /// # Errors
-    /// [`Error::Timeout`], [`Error::Cancelled`]; [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda) as for [`query`](Self::query).
+    /// [`Error::Timeout`], [`Error::Cancelled`]; [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda) as for
+    /// [`query`](Self::query).
     pub fn synchronize<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<()> {
         // The driver's own wait has no timeout, and the recording process may be dead.
         let waiting = wait.into().begin();

@@ -27,15 +27,16 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! For host memory that GPUs use at the speed of their bus the place is [`Place::Pinned`].
-//! For GPU memory the place is [`Place::Gpu`], which [`gpu::resolve`] finds. A tensor is then a [`DeviceRange`]: an address
-//! for the caller's kernels, on the caller's streams.
+//! For host memory that GPUs use at the speed of their bus the place is [`Place::Pinned`]. For GPU memory the place is
+//! [`Place::Gpu`], which [`gpu::resolve`] finds. A tensor is then a [`DeviceRange`]: an address for the caller's
+//! kernels, on the caller's streams.
 //!
 //! # The broker
 //!
-//! Names live in a *broker*, a process of the program `partywall`, one for each domain. [`Domain::connect`] starts it in
-//! the background if none runs; it ends a minute after its last name and member are gone. The program must be installed:
-//! `cargo install --locked --path crates/partywall-cli` in a clone of the repository. It is searched for in this order:
+//! Names live in a *broker*, a process of the program `partywall`, one for each domain. [`Domain::connect`] starts it
+//! in the background if none runs; it ends a minute after its last name and member are gone. The program must be
+//! installed: `cargo install --locked --path crates/partywall-cli` in a clone of the repository. It is searched for in
+//! this order:
 //!
 //! 1. the path in `PARTYWALL_BIN`; if it is set, no other place is tried;
 //! 2. the path that [`DomainOptions::program`] names;
@@ -43,8 +44,8 @@
 //! 4. `partywall` on `PATH`.
 //!
 //! [`Unreachable::NoProgram`](crate::error::Unreachable::NoProgram) lists the paths that were tried. With
-//! [`DomainOptions::start`]`(false)`, or where `partywall serve` already runs, for example under a service manager, no broker
-//! is started.
+//! [`DomainOptions::start`]`(false)`, or where `partywall serve` already runs, for example under a service manager, no
+//! broker is started.
 //!
 //! # Environment
 //!
@@ -77,14 +78,14 @@
 //! # Tracing
 //!
 //! `open`, `publish`, `receive`, `wait`, `submit` and `claim` are spans of the crate `tracing`, at level `TRACE`, with the name of
-//! the object that they use. A program that installs a subscriber, for NVTX, Perfetto or Tracy, sees them on the time line of
-//! its threads. Without a subscriber a span costs the load of a word.
+//! the object that they use. A program that installs a subscriber, for NVTX, Perfetto or Tracy, sees them on the time
+//! line of its threads. Without a subscriber a span costs the load of a word.
 //!
 //! # Limits
 //!
-//! Partywall is for one machine, one user, and Linux. Processes of that user trust each other: read-only memory protects
-//! against mistakes, not against attacks. Nothing is written to disk. Processes that write the same `mutable` segment order
-//! their writes themselves. This library launches no kernels on a caller's stream.
+//! Partywall is for one machine, one user, and Linux. Processes of that user trust each other: read-only memory
+//! protects against mistakes, not against attacks. Nothing is written to disk. Processes that write the same `mutable`
+//! segment order their writes themselves. This library launches no kernels on a caller's stream.
 //!
 //! # Modules
 //!

@@ -11,8 +11,8 @@ pub enum Place {
     Host,
     /// The GPU with this UUID. Ordinals differ between processes, UUIDs do not.
     Gpu(DeviceUuid),
-    /// Main memory of this NUMA node that the driver has allocated and pinned: the CPU reaches it, and every GPU at the speed
-    /// of its bus, without registering it in each process. Processes need the driver to map it.
+    /// Main memory of this NUMA node that the driver has allocated and pinned: the CPU reaches it, and every GPU at the
+    /// speed of its bus, without registering it in each process. Processes need the driver to map it.
     Pinned(u32),
 }
 
@@ -75,7 +75,8 @@ impl From<Place> for partywall_wire::Place {
 /// A place as users name it: `auto`, `host`, `pinned`, `pinned:1`, `cuda`, `cuda:1`, or a GPU's UUID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum DeviceChoice {
-    /// The GPU whose context is current on the calling thread; otherwise the first GPU, or host memory if there is no GPU.
+    /// The GPU whose context is current on the calling thread; otherwise the first GPU, or host memory if there is no
+    /// GPU.
     #[default]
     Auto,
     /// Host memory.

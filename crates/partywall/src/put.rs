@@ -43,7 +43,8 @@ impl Domain {
 
 /// Options to put files, or the contents of a segment; see [`Domain::put`].
 ///
-/// The version becomes visible once it is complete and the files have not changed meanwhile. After an error nothing is left.
+/// The version becomes visible once it is complete and the files have not changed meanwhile. After an error nothing is
+/// left.
 #[derive(Clone)]
 #[must_use = "nothing is put until path(), stream(), plan() or segment()"]
 pub struct Put<'a> {
@@ -77,8 +78,8 @@ impl<'a> Put<'a> {
         self
     }
 
-    /// Sets a flag that ends the copy with [`FileProblem::Cancelled`], within one buffer's time. A copy that a GPU does is
-    /// finished first.
+    /// Sets a flag that ends the copy with [`FileProblem::Cancelled`], within one buffer's time. A copy that a GPU does
+    /// is finished first.
     pub fn cancel(mut self, cancel: &'a AtomicBool) -> Self {
         self.cancel = cancel;
         self
@@ -94,8 +95,8 @@ impl<'a> Put<'a> {
         self.plan(&Plan::from_path(path)?)
     }
 
-    /// Puts the bytes of a stream, which is read to its end: at most `limit` bytes. They are in memory twice for a moment,
-    /// because the length of a segment must be known before it is filled.
+    /// Puts the bytes of a stream, which is read to its end: at most `limit` bytes. They are in memory twice for a
+    /// moment, because the length of a segment must be known before it is filled.
     ///
     /// # Errors
     /// As [`Put::path`].
@@ -118,8 +119,8 @@ impl<'a> Put<'a> {
         self.commit(build)
     }
 
-    /// Puts the tensors and metadata of a segment, wherever it is: by the GPU where one reaches both places, else through
-    /// buffers of this process.
+    /// Puts the tensors and metadata of a segment, wherever it is: by the GPU where one reaches both places, else
+    /// through buffers of this process.
     ///
     /// # Errors
     /// As [`Put::path`].
@@ -178,8 +179,8 @@ impl<'a> Put<'a> {
     }
 }
 
-/// Returns the GPU that copies a segment to a place, if one reaches both. Memory of a GPU is reached by the GPU on which this
-/// process uses it, which need not be the one that has it.
+/// Returns the GPU that copies a segment to a place, if one reaches both. Memory of a GPU is reached by the GPU on
+/// which this process uses it, which need not be the one that has it.
 fn copying_gpu(source: &Segment, to: Place) -> Option<DeviceUuid> {
     let used = source.gpu().map(Gpu::uuid);
     match (source.place(), to) {

@@ -62,8 +62,8 @@ fn take_free(slots: &impl Slots, domain: &Domain) -> Option<Held> {
     })
 }
 
-/// Takes a slot, and waits if none is free. The waiter keeps its place in the queue until the wait is over. `live` fails once
-/// waiting makes no sense any more; `what` is the message of the timeout.
+/// Takes a slot, and waits if none is free. The waiter keeps its place in the queue until the wait is over. `live`
+/// fails once waiting makes no sense any more; `what` is the message of the timeout.
 pub(crate) fn take(
     slots: &impl Slots,
     domain: &Domain,

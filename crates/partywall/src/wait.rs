@@ -11,8 +11,8 @@ use crate::error::Error;
 
 /// How long a call waits, and what cancels the wait.
 ///
-/// Every call that waits takes one. A [`Duration`] is a timeout, an [`Instant`] a deadline; either can be cancelled by a
-/// flag or a closure. A timeout that the clock cannot represent, such as [`Duration::MAX`], never ends.
+/// Every call that waits takes one. A [`Duration`] is a timeout, an [`Instant`] a deadline; either can be cancelled by
+/// a flag or a closure. A timeout that the clock cannot represent, such as [`Duration::MAX`], never ends.
 ///
 /// ```no_run
 /// use std::{sync::atomic::AtomicBool, time::{Duration, Instant}};
@@ -60,8 +60,8 @@ pub(crate) struct Waiting<'a> {
 }
 
 impl<'a> Wait<'a> {
-    /// Ends the wait with [`Error::Cancelled`] as soon as `cancel` returns true. A call that does not have to wait does not
-    /// ask `cancel`.
+    /// Ends the wait with [`Error::Cancelled`] as soon as `cancel` returns true. A call that does not have to wait does
+    /// not ask `cancel`.
     pub fn cancelled_by(mut self, cancel: &'a impl Cancel) -> Self {
         self.cancel = Some(cancel);
         self

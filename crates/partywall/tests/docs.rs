@@ -1,5 +1,5 @@
-//! The Rust code in `docs/` compiles: each block of a page is here as it stands there, in a function that has what the page
-//! takes for given.
+//! The Rust code in `docs/` compiles: each block of a page is here as it stands there, in a function that has what the
+//! page takes for given.
 #![allow(dead_code, reason = "it is compiled, not run: most of it needs a GPU or another process")]
 
 use std::{iter, process::Command, time::Duration};

@@ -1,5 +1,5 @@
-//! Segments of the simulated GPU that grow, with each driver call of the growth failed and killed in turn; a commit without a
-//! free file descriptor; and a host segment whose pages cannot be locked.
+//! Segments of the simulated GPU that grow, with each driver call of the growth failed and killed in turn; a commit
+//! without a free file descriptor; and a host segment whose pages cannot be locked.
 #![allow(clippy::unwrap_used, clippy::print_stdout)] // tests, their helpers included
 
 use std::{fs::File, process::Command, time::Duration};

@@ -356,7 +356,8 @@ fn reader_is_not_blamed_for_a_damaged_table() {
 #[test]
 fn each_entry_belongs_to_an_error() {
     let anchors: Vec<_> = every_error().iter().map(|error| error.anchor()).collect();
-    // Entries for errors that need a driver, or that other programs than the library report, such as the Python package.
+    // Entries for errors that need a driver, or that other programs than the library report, such as the Python
+    // package.
     let elsewhere = [
         "socket-exists",
         "too-few-files",

@@ -1,8 +1,9 @@
-//! A compute shader of wgpu that works on a segment of Partywall in place: in host memory, and in the GPU memory of a CUDA
-//! process.
+//! A compute shader of wgpu that works on a segment of Partywall in place: in host memory, and in the GPU memory of a
+//! CUDA process.
 //!
-//! wgpu knows nothing of shared memory. The example creates wgpu's device with the extensions that an import needs, lends that
-//! device to `partywall-vulkan`, which imports the segment, and gives the `VkBuffer` of a tensor back to wgpu.
+//! wgpu knows nothing of shared memory. The example creates wgpu's device with the extensions that an import needs,
+//! lends that device to `partywall-vulkan`, which imports the segment, and gives the `VkBuffer` of a tensor back to
+//! wgpu.
 
 use std::{error::Error, ffi::CStr, sync::Arc, time::Duration};
 
@@ -126,8 +127,8 @@ fn buffer(device: &wgpu::Device, descriptors: Descriptors, tensor: &str) -> Resu
     let opened = unsafe { device.as_hal::<Vulkan>() }.ok_or("wgpu has another backend than Vulkan")?;
     let instance = opened.shared_instance().raw_instance();
     // SAFETY:
-    // - The physical device and the device are of this instance. wgpu enables timeline semaphores where it has them, and
-    //   nothing here uses them by Partywall.
+    // - The physical device and the device are of this instance. wgpu enables timeline semaphores where it has them,
+    //   and nothing here uses them by Partywall.
     // - Instance and device outlive the import: the closure below keeps wgpu's device until it has dropped the import.
     // - Nothing waits for a semaphore of `gpu`, because it makes none.
     let gpu: Arc<Gpu> = unsafe { Gpu::adopt(instance, opened.raw_physical_device(), opened.raw_device().clone()) };
@@ -140,8 +141,8 @@ fn buffer(device: &wgpu::Device, descriptors: Descriptors, tensor: &str) -> Resu
         drop((memory, gpu));
         drop(keep_device);
     });
-    // SAFETY: the handle is destroyed by the closure, which wgpu calls when the buffer is dropped and its work is done. It is
-    // never mapped, because its usage has neither MAP_READ nor MAP_WRITE.
+    // SAFETY: the handle is destroyed by the closure, which wgpu calls when the buffer is dropped and its work is done.
+    // It is never mapped, because its usage has neither MAP_READ nor MAP_WRITE.
     let buffer = unsafe { hal::vulkan::Buffer::from_raw_externally_owned(handle, drop_import) };
     let usage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC;
     let describe = wgpu::BufferDescriptor { label: Some("tensor"), size, usage, mapped_at_creation: false };

@@ -12,8 +12,8 @@ Access: TypeAlias = Literal["cpu", "gpu", "both"]
 Shape: TypeAlias = SupportsIndex | Iterable[SupportsIndex]
 
 Placed: TypeAlias = tuple[str, str, list[int], list[int] | None, tuple[str, int] | None]
-"""A tensor to be created: its name, dtype and shape; its strides, unless it has no gaps; and the earlier tensor whose memory it
-shows, if any, with the offset in bytes."""
+"""A tensor to be created: its name, dtype and shape; its strides, unless it has no gaps; and the earlier tensor whose
+memory it shows, if any, with the offset in bytes."""
 
 SINGLE = "data"
 """The name of the only tensor of a segment that was created without tensor names, as with `partywall put`."""
@@ -47,7 +47,8 @@ _NUMPY: dict[str, str] = {
 
 
 def dtype_name(dtype: Any) -> str:
-    """Returns Partywall's name of a dtype, from a name or an object of numpy, torch or jax; Python's `float` has 64 bits."""
+    """Returns Partywall's name of a dtype, from a name or an object of numpy, torch or jax; Python's `float` has 64
+    bits."""
     if isinstance(dtype, str):
         spelling = dtype[1:] if dtype[:1] in ("<", ">", "=", "|") else dtype
         name = _NUMPY.get(spelling, dtype)
@@ -153,8 +154,8 @@ def dense(tensor: Any, stream: Any) -> Source:
 
 
 def taken(tensors: Any, stream: Any, once: bool) -> tuple[dict[str, Source], dict[str, str]]:
-    """Holds tensors to be copied, as `dense` does; and returns for each name that of its tensor. With `once`, that is an
-    earlier name if the tensor is the same memory as the earlier one.
+    """Holds tensors to be copied, as `dense` does; and returns for each name that of its tensor. With `once`, that is
+    an earlier name if the tensor is the same memory as the earlier one.
     """
     sources: dict[str, Source] = {}
     names: dict[str, str] = {}

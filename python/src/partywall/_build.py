@@ -56,9 +56,9 @@ class Build(Interruptible[_native.Build], Connected[_native.Build], Tensors):
     def commit(self) -> Segment:
         """Publishes the memory atomically as the next version of its name, and returns that version.
 
-        Waits for all work that this process has enqueued on the GPU that has the memory, on any stream. Arrays made from the
-        tensors stay valid. Unless the version is mutable, only read it from now on: a write kills the process, or on a GPU
-        its CUDA context. If the commit fails, the build is unchanged.
+        Waits for all work that this process has enqueued on the GPU that has the memory, on any stream. Arrays made
+        from the tensors stay valid. Unless the version is mutable, only read it from now on: a write kills the process,
+        or on a GPU its CUDA context. If the commit fails, the build is unchanged.
         """
         domain, committed = self._domain, self._native.commit()
         # `commit` raises for a closed build, so the domain is still set.

@@ -45,12 +45,13 @@ class Descriptors(Connected[_native.Descriptors]):
             arguments = [f"{chunk.fd}:{chunk.nbytes}" for chunk in weights.chunks]
             subprocess.run(["./renderer", *arguments], pass_fds=weights.fds)
 
-    Nothing is mapped and no driver is loaded. Any API that imports memory by file descriptor can use the version in place:
-    `cuMemImportFromShareableHandle`, Vulkan's `OPAQUE_FD`, OpenGL or HIP for `vmm` memory, `mmap` for `host` memory. Map a
-    version that is not `mutable` for reading only: the kernel enforces that in host memory, and nothing does on a GPU.
+    Nothing is mapped and no driver is loaded. Any API that imports memory by file descriptor can use the version in
+    place: `cuMemImportFromShareableHandle`, Vulkan's `OPAQUE_FD`, OpenGL or HIP for `vmm` memory, `mmap` for `host`
+    memory. Map a version that is not `mutable` for reading only: the kernel enforces that in host memory, and nothing
+    does on a GPU.
 
-    The descriptors close on exec; `pass_fds` of `subprocess` hands them to a child. Closing this object closes them and gives
-    the lease back. Memory that was mapped before stays usable.
+    The descriptors close on exec; `pass_fds` of `subprocess` hands them to a child. Closing this object closes them and
+    gives the lease back. Memory that was mapped before stays usable.
     """
 
     @property

@@ -74,7 +74,8 @@ class Domain(Handle[_native.Domain]):
 
     @property
     def token(self) -> str:
-        """Identifies this connection to other processes of the domain, which pass it as `owner` to `create`, `put` and others.
+        """Identifies this connection to other processes of the domain, which pass it as `owner` to `create`, `put` and
+        others.
 
         It is no secret, and valid until the connection or the broker ends.
         """
@@ -98,15 +99,15 @@ class Domain(Handle[_native.Domain]):
     ) -> Build:
         """Begins the next version of `name` with one tensor of zeroes. Other processes see the version after `commit`.
 
-        `device` is one of: `auto`, the calling thread's current CUDA device, else the first GPU, or `host` if there is none;
-        `cuda` or `gpu`, which mean the same but never `host`; `cuda:N`; a GPU's UUID; `host` or `cpu`; `pinned`, host memory
-        that the driver pins on the NUMA node of that GPU, or `pinned:N` on node N. `access` is as for `open`. A `mutable`
-        version can be written after the commit, and can grow to `reserve` bytes. A `kept` version stays after this process has
-        ended. A `shared` version may be read by processes of other users, where the broker admits them; it cannot be mutable.
-        With `if_absent` the commit fails if the name exists.
+        `device` is one of: `auto`, the calling thread's current CUDA device, else the first GPU, or `host` if there is
+        none; `cuda` or `gpu`, which mean the same but never `host`; `cuda:N`; a GPU's UUID; `host` or `cpu`; `pinned`,
+        host memory that the driver pins on the NUMA node of that GPU, or `pinned:N` on node N. `access` is as for
+        `open`. A `mutable` version can be written after the commit, and can grow to `reserve` bytes. A `kept` version
+        stays after this process has ended. A `shared` version may be read by processes of other users, where the broker
+        admits them; it cannot be mutable. With `if_absent` the commit fails if the name exists.
 
-        With `owner`, the `token` of another process of this user, the name ends with that process and not with this one.
-        The commit raises `NoSuchMember` if that process has ended.
+        With `owner`, the `token` of another process of this user, the name ends with that process and not with this
+        one. The commit raises `NoSuchMember` if that process has ended.
         """
         tensors = {_arrays.SINGLE: (shape, dtype)}
         return self.create_many(
@@ -168,12 +169,12 @@ class Domain(Handle[_native.Domain]):
     ) -> Segment:
         """Opens the latest version of `name`, or `version`; `NAME@V` means the same.
 
-        Waits up to `timeout` seconds for the version to exist, or for ever with `None`; then raises `NameNotFound`. With
-        `write` a mutable version is opened for writing. `device` is the GPU that uses the memory, by default the one that has
-        it; with `allow_peer` it may be another one.
+        Waits up to `timeout` seconds for the version to exist, or for ever with `None`; then raises `NameNotFound`.
+        With `write` a mutable version is opened for writing. `device` is the GPU that uses the memory, by default the
+        one that has it; with `allow_peer` it may be another one.
 
-        `access` says what gets access to pinned memory immediately: `"cpu"`, `"gpu"` or `"both"`; by default the GPU if a
-        `device` is given, else the CPU. The other one gets access on first use.
+        `access` says what gets access to pinned memory immediately: `"cpu"`, `"gpu"` or `"both"`; by default the GPU if
+        a `device` is given, else the CPU. The other one gets access on first use.
         """
         version = valid_version(version)
         place = None if device is None else _arrays.device_name(device)
@@ -181,9 +182,11 @@ class Domain(Handle[_native.Domain]):
         return Segment(self, native)
 
     def descriptors(self, name: str, timeout: float | None = 0.0) -> Descriptors:
-        """Returns the memory of the latest version of `name`, or `NAME@V`, as file descriptors for other APIs and programs.
+        """Returns the memory of the latest version of `name`, or `NAME@V`, as file descriptors for other APIs and
+        programs.
 
-        Maps nothing and loads no driver. Waits as `open` does. Raises `WrongKind` for memory of `publish`, which has none.
+        Maps nothing and loads no driver. Waits as `open` does. Raises `WrongKind` for memory of `publish`, which has
+        none.
         """
         return Descriptors(self, self._native.descriptors(name, timeout))
 
@@ -192,9 +195,9 @@ class Domain(Handle[_native.Domain]):
     ) -> Segment:
         """Opens the latest version of `name`; if there is none, calls `build` to make it.
 
-        If several processes call this at the same time, one builds and the others wait for it, up to `timeout` seconds or
-        for ever. If the builder dies or fails, another process builds. `build` receives a `Claim`, creates the version with
-        it, and returns the committed segment.
+        If several processes call this at the same time, one builds and the others wait for it, up to `timeout` seconds
+        or for ever. If the builder dies or fails, another process builds. `build` receives a `Claim`, creates the
+        version with it, and returns the committed segment.
         """
         opened = self._native.open_or_build(name, timeout)
         if isinstance(opened, _native.Segment):
@@ -226,10 +229,10 @@ class Domain(Handle[_native.Domain]):
     ) -> Segment:
         """Copies a tensor, or a mapping of tensors by their names, and commits the copy as the next version of `name`.
 
-        A tensor is any object that supports DLPack or the buffer protocol. It is copied once: to the GPU that has the tensors,
-        or to `device`. The copy is made after the work on `stream`, by default the current stream of torch or cupy. The same
-        memory under several names, such as tied weights of a model, is stored once, unless the version is mutable.
-        `access` is as for `open`.
+        A tensor is any object that supports DLPack or the buffer protocol. It is copied once: to the GPU that has the
+        tensors, or to `device`. The copy is made after the work on `stream`, by default the current stream of torch or
+        cupy. The same memory under several names, such as tied weights of a model, is stored once, unless the version
+        is mutable. `access` is as for `open`.
 
         `owner` and the other options are as for `create`.
         """
@@ -263,7 +266,8 @@ class Domain(Handle[_native.Domain]):
         if_absent: bool = False,
         owner: str | None = None,
     ) -> Segment:
-        """Puts a safetensors or NumPy file, a folder of shards, or the bytes of any other file, as `partywall put` does.
+        """Puts a safetensors or NumPy file, a folder of shards, or the bytes of any other file, as `partywall put`
+        does.
 
         `access` is as for `open`; the CPU, which reads the file, has access in any case. `owner` is as for `create`.
         """
@@ -333,10 +337,11 @@ class Domain(Handle[_native.Domain]):
     def timeline(self, name: str, writer: bool = False, *, shared: bool = False) -> Timeline:
         """Opens a timeline to wait for it, or as its only `writer`. Creates it at 0 if it does not exist.
 
-        If it is created as `shared`, processes of other users may open it, where the broker admits them. All that have it open
-        can write its word, so each of their users can break it for all, and nothing else.
+        If it is created as `shared`, processes of other users may open it, where the broker admits them. All that have
+        it open can write its word, so each of their users can break it for all, and nothing else.
 
-        A new writer continues at the last value of the writer before it. Raises `WriterExists` if there is a writer already.
+        A new writer continues at the last value of the writer before it. Raises `WriterExists` if there is a writer
+        already.
         """
         return Timeline(self, self._native.timeline(name, writer, shared))
 
@@ -364,18 +369,17 @@ class Domain(Handle[_native.Domain]):
         """Opens a pool. With `blocks` (1 to 65,536) of `block_bytes` each, creates it if it does not exist.
 
         The pool is created on `device`, by default `auto` as in `create`. An existing pool must match the request, else
-        `WrongPool` is raised; without a `device` it may be in any place. Without numbers, `device` is the GPU that uses the
-        blocks, by default the one that has them; with `allow_peer` it may be another one. `access` is as for `open`, for a pool
-        that exists. The pool ends with the last process
-        that has it open, unless it is created as `kept`. If it is created as `shared`, processes of other users may open it,
-        where the broker admits them. All that have it open write its control memory, so each of their users can break it for
-        all, and nothing else.
+        `WrongPool` is raised; without a `device` it may be in any place. Without numbers, `device` is the GPU that uses
+        the blocks, by default the one that has them; with `allow_peer` it may be another one. `access` is as for
+        `open`, for a pool that exists. The pool ends with the last process that has it open, unless it is created as
+        `kept`. If it is created as `shared`, processes of other users may open it, where the broker admits them. All
+        that have it open write its control memory, so each of their users can break it for all, and nothing else.
 
-        A block of a `zeroed` pool is all zero when it is taken, even if its last holder died. Otherwise a block keeps the
-        content that its last holder left.
+        A block of a `zeroed` pool is all zero when it is taken, even if its last holder died. Otherwise a block keeps
+        the content that its last holder left.
 
-        Without numbers, waits up to `timeout` seconds for a pool that does not exist, by default not at all. With numbers,
-        waits up to `timeout` seconds for another process that is creating the pool, by default 10 s.
+        Without numbers, waits up to `timeout` seconds for a pool that does not exist, by default not at all. With
+        numbers, waits up to `timeout` seconds for another process that is creating the pool, by default 10 s.
         """
         native = self._native.pool(
             name,
@@ -407,10 +411,10 @@ class Domain(Handle[_native.Domain]):
     ) -> Queue:
         """Opens a queue of tasks. With `tasks`, `inputs` or `outputs`, creates it if it does not exist.
 
-        The queue has room for `tasks` (default 1024) tasks and results. `inputs` and `outputs` describe its two pools, each as
-        the number of blocks and the bytes of one; by default its tasks have no blocks. With a `lease`, in seconds, an attempt
-        that takes longer loses its task to another worker. An existing queue must match the request, else `WrongQueue` is
-        raised.
+        The queue has room for `tasks` (default 1024) tasks and results. `inputs` and `outputs` describe its two pools,
+        each as the number of blocks and the bytes of one; by default its tasks have no blocks. With a `lease`, in
+        seconds, an attempt that takes longer loses its task to another worker. An existing queue must match the
+        request, else `WrongQueue` is raised.
 
         `device`, `access`, `kept`, `shared` and `timeout` are as for `pool`.
         """
@@ -452,17 +456,17 @@ class Domain(Handle[_native.Domain]):
     ) -> Topic:
         """Opens a topic. With a `shape`, or the `max_bytes` of its largest sample, creates it if it does not exist.
 
-        All samples have this `shape` and `dtype`; publishing another sample raises `WrongSample`. For samples that vary, give
-        `max_bytes`: alone for samples of any type and shape, or with a shape in which `None` is any length, as in
-        `(None, 640, 3)`.
+        All samples have this `shape` and `dtype`; publishing another sample raises `WrongSample`. For samples that
+        vary, give `max_bytes`: alone for samples of any type and shape, or with a shape in which `None` is any length,
+        as in `(None, 640, 3)`.
 
-        The ring keeps `depth` samples (default 4); a subscriber gets the last `history` (0) of them when it joins. A topic has
-        at most `publishers` (2) with `loans` (2) each, and `subscribers` (4) that hold `held` samples (2) each. By default it
-        has as many `blocks` as these need: 4 + 2 · 2 + 4 · 2 = 16. An existing topic must match the request, else `WrongTopic`
-        is raised; options that are not given are not compared.
+        The ring keeps `depth` samples (default 4); a subscriber gets the last `history` (0) of them when it joins. A
+        topic has at most `publishers` (2) with `loans` (2) each, and `subscribers` (4) that hold `held` samples (2)
+        each. By default it has as many `blocks` as these need: 4 + 2 · 2 + 4 · 2 = 16. An existing topic must match the
+        request, else `WrongTopic` is raised; options that are not given are not compared.
 
-        `device`, `access`, `kept`, `shared`, `allow_peer` and `timeout` are as for `pool`. With `stamps=False` the publishers of this
-        object do not stamp samples with the time: such samples have no `age`.
+        `device`, `access`, `kept`, `shared`, `allow_peer` and `timeout` are as for `pool`. With `stamps=False` the
+        publishers of this object do not stamp samples with the time: such samples have no `age`.
         """
         native = self._native.topic(
             name,
@@ -508,8 +512,8 @@ class Domain(Handle[_native.Domain]):
     def evict(self, pid: int, kill: bool = False) -> list[EvictedMember]:
         """Evicts all members with this pid: ends their waits, builds and names, and refuses all their further requests.
 
-        Memory that they hold is freed when they are dead: it cannot be taken from a process that has it mapped. With `kill`
-        the broker sends SIGKILL. If that fails, the returned rows report it, and no exception is raised.
+        Memory that they hold is freed when they are dead: it cannot be taken from a process that has it mapped. With
+        `kill` the broker sends SIGKILL. If that fails, the returned rows report it, and no exception is raised.
         """
         return [EvictedMember(**row) for row in self._native.evict(pid, kill)]
 
@@ -540,9 +544,10 @@ class Domain(Handle[_native.Domain]):
     ) -> int:
         """Removes a name. Returns how many bytes stay allocated because segments of it are open.
 
-        With a `deadline` its readers have that many seconds to drop it: `Segment.wait_withdrawn` tells them. `then` says what
-        happens to those that are left. `"wait"`, the default: nothing. `"stale"`: they can take no other tensor of it, and
-        `Segment.check` raises `Withdrawn`; what they have stays valid. `"evict"`: they are evicted, except this process.
+        With a `deadline` its readers have that many seconds to drop it: `Segment.wait_withdrawn` tells them. `then`
+        says what happens to those that are left. `"wait"`, the default: nothing. `"stale"`: they can take no other
+        tensor of it, and `Segment.check` raises `Withdrawn`; what they have stays valid. `"evict"`: they are evicted,
+        except this process.
         """
         if then is not None and deadline is None:
             raise ValueError("then= says what happens at a deadline: give deadline=, too")
@@ -680,9 +685,9 @@ def connect(
     without them it is `default`.
 
     With `mps`, this process and its children become clients of the domain's MPS daemon, which is started if it does not
-    run (not with `start=False`): `CUDA_MPS_PIPE_DIRECTORY` is set in `os.environ`, unless it names a daemon already. Connect
-    before any library uses the GPU: once the CUDA driver is initialised, this raises `NotUnderMps`. Under MPS kernels of
-    several processes run at the same time; a fault in one process ends CUDA in all of them.
+    run (not with `start=False`): `CUDA_MPS_PIPE_DIRECTORY` is set in `os.environ`, unless it names a daemon already.
+    Connect before any library uses the GPU: once the CUDA driver is initialised, this raises `NotUnderMps`. Under MPS
+    kernels of several processes run at the same time; a fault in one process ends CUDA in all of them.
     """
     path = None if socket is None else os.fspath(socket)
     program = str(PROGRAM)

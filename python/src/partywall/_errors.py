@@ -298,7 +298,8 @@ class TaskGone(Error, LookupError):
 
 
 class WrongTaskState(Error, RuntimeError):
-    """The task is not a dead letter, so it cannot be retried; or it is neither done nor dead, so it cannot be purged."""
+    """The task is not a dead letter, so it cannot be retried; or it is neither done nor dead, so it cannot be
+    purged."""
 
 
 class SegmentInUse(TimeoutError):
@@ -326,7 +327,8 @@ class InputsLost(Error, ConnectionError):
 
 
 class AttemptFailed(Error, ConnectionError):
-    """The attempt whose output a stream has read has failed: its worker died or lost the task before its stream was done."""
+    """The attempt whose output a stream has read has failed: its worker died or lost the task before its stream was
+    done."""
 
 
 class TooManyLoans(Error, RuntimeError):
@@ -354,7 +356,8 @@ class StillUsed(Error, BufferError):
 
 
 class Unproven(Error, RuntimeError):
-    """The member is dead and what it held is in quarantine, or it is not known to be dead, so nothing is in quarantine."""
+    """The member is dead and what it held is in quarantine, or it is not known to be dead, so nothing is in
+    quarantine."""
 
 
 class Forked(Error, RuntimeError):

@@ -9,7 +9,8 @@ from partywall._errors import Error
 
 
 def array(tensor: _native.Tensor, dtype: Any = None, copy: bool | None = None) -> Any:
-    """Returns an array of the tensor's memory, for `numpy.asarray`. Raises `BufferError` if NumPy cannot use the memory."""
+    """Returns an array of the tensor's memory, for `numpy.asarray`. Raises `BufferError` if NumPy cannot use the
+    memory."""
     import numpy
 
     if tensor.device != "host":
@@ -72,7 +73,8 @@ class OneTensor(Exported):
 
 
 class Tensors(OneTensor, Mapping[str, _native.Tensor]):
-    """A mapping of names to tensors, in the order in which they were added. With a single tensor it can replace that."""
+    """A mapping of names to tensors, in the order in which they were added. With a single tensor it can replace
+    that."""
 
     def _tensors(self) -> list[_native.Tensor]:
         raise NotImplementedError

@@ -19,8 +19,8 @@ def launch(
     """Launches a CUDA graph once, with a value for each node that is to wait or signal. Returns immediately.
 
     `graph` is a `torch.cuda.CUDAGraph(keep_graph=True)` that was instantiated, or any object with its `raw_cuda_graph`,
-    `raw_cuda_graph_exec` and `replay`; a `replay` of your own takes the place of `graph.replay`. It must launch the graph on
-    `stream`, once, and must not signal the timelines itself. `stream` and `device` are as for `Timeline`.
+    `raw_cuda_graph_exec` and `replay`; a `replay` of your own takes the place of `graph.replay`. It must launch the
+    graph on `stream`, once, and must not signal the timelines itself. `stream` and `device` are as for `Timeline`.
 
     The rules are those of `wait_on` and `signal_on`. If a value is refused, the graph is not launched; a wait that only
     signals behind it in the graph could end raises `BadGraph`. If `replay` raises, no value is promised.

@@ -55,8 +55,8 @@ class Member:
     since: float
     """When it joined, as `time.time()` counts it."""
     waits: tuple[MemberWait, ...]
-    """Its first waits for names, at most four, and its longest wait for a timeline, which is listed once it has lasted for
-    about half a second."""
+    """Its first waits for names, at most four, and its longest wait for a timeline, which is listed once it has lasted
+    for about half a second."""
     simulated: bool
     """Whether it runs on the simulated CUDA driver."""
 

@@ -53,8 +53,8 @@ class Pool(Named[_native.Pool]):
             np.asarray(block)[:] = frame
 
     A process that has taken a block is the only one to use it until it gives the block back, or offers it and another
-    process accepts it. Waiters are served in the order of their arrival. The blocks of a process that dies return to the
-    pool. Threads may share a handle.
+    process accepts it. Waiters are served in the order of their arrival. The blocks of a process that dies return to
+    the pool. Threads may share a handle.
     """
 
     @property
@@ -92,9 +92,11 @@ class Pool(Named[_native.Pool]):
         return None if block is None else Block(block)
 
     def accept(self, block: "BlockRef | str") -> "Block":
-        """Accepts a block that its holder has offered, with its content. Raises `StaleBlock` if it is no longer offered.
+        """Accepts a block that its holder has offered, with its content. Raises `StaleBlock` if it is no longer
+        offered.
 
-        The caller is not ordered after work that the former holder's GPU still does on the block: use a `Timeline` for that.
+        The caller is not ordered after work that the former holder's GPU still does on the block: use a `Timeline` for
+        that.
         """
         return Block(self._native.accept(str(block)))
 
@@ -130,9 +132,9 @@ def count(number: SupportsIndex) -> int:
 class Block(Held[_native.Block], Exported):
     """A block of a pool. Give it back with `release`, `release_on` or the end of its `with`, or `offer` it.
 
-    `from_dlpack`, `np.asarray` and similar functions take its bytes; `tensor` gives them another shape and type. Arrays of a
-    block hold it: the block returns to the pool when the last of them is dropped. On a GPU it returns once all work of this
-    process on that GPU is done.
+    `from_dlpack`, `np.asarray` and similar functions take its bytes; `tensor` gives them another shape and type. Arrays
+    of a block hold it: the block returns to the pool when the last of them is dropped. On a GPU it returns once all
+    work of this process on that GPU is done.
     """
 
     @property
@@ -182,7 +184,8 @@ class Block(Held[_native.Block], Exported):
         return not self._native.closed
 
     def release(self) -> None:
-        """Gives the block back; on a GPU, once all work of this process on it is done. Raises `NotHeld` if it is not held.
+        """Gives the block back; on a GPU, once all work of this process on it is done. Raises `NotHeld` if it is not
+        held.
 
         If arrays of the block are still in use, the last of them gives it back.
         """
@@ -200,8 +203,8 @@ class Block(Held[_native.Block], Exported):
     def release_on(self, stream: Any = None, *, device: Any = None) -> None:
         """Gives the block back once all work that is now on the stream is done. Returns immediately.
 
-        `stream` and `device` are as for a `Timeline`. If arrays of the block are still in use, the last of them gives it
-        back, as with `release`.
+        `stream` and `device` are as for a `Timeline`. If arrays of the block are still in use, the last of them gives
+        it back, as with `release`.
         """
         self._native.release_on(*_streams.place(stream, device))
 

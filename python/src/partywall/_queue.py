@@ -100,8 +100,8 @@ class Queue(Named[_native.Queue]):
             numbers = np.asarray(task.inputs[0].tensor(dtype="float32"))
             np.sqrt(numbers, out=np.asarray(task.output.tensor(dtype="float32")))
 
-    A task belongs to one worker at a time. If the worker dies, fails the task or drops it, the task goes to another worker.
-    Each task has one result, which is taken once. Threads may share a handle.
+    A task belongs to one worker at a time. If the worker dies, fails the task or drops it, the task goes to another
+    worker. Each task has one result, which is taken once. Threads may share a handle.
     """
 
     def __init__(self, domain: "Domain", native: _native.Queue) -> None:
@@ -157,16 +157,16 @@ class Queue(Named[_native.Queue]):
         stream: Any = None,
         timeout: float | None = None,
     ) -> Ticket:
-        """Submits a task. Waits for a free place up to `timeout` seconds, or for ever; then raises `QueueFull`, which counts
-        the results that were not taken.
+        """Submits a task. Waits for a free place up to `timeout` seconds, or for ever; then raises `QueueFull`, which
+        counts the results that were not taken.
 
         `inputs` are blocks of the queue's `inputs`, which then belong to the task; parts of segments that were attached
-        (`attach`); or arrays as `Domain.put` takes them, which are copied into such blocks. `output` is the number of bytes
-        for the result. With `on_death="cancel"` the task and its result are removed when this process dies.
+        (`attach`); or arrays as `Domain.put` takes them, which are copied into such blocks. `output` is the number of
+        bytes for the result. With `on_death="cancel"` the task and its result are removed when this process dies.
 
-        On a GPU the task is submitted in the order of `stream`, by default torch's or cupy's current one: a worker's stream
-        waits until that stream has written the inputs. In pinned memory the inputs are complete, unless you give a `stream`. If
-        the task is refused, its blocks still belong to the caller.
+        On a GPU the task is submitted in the order of `stream`, by default torch's or cupy's current one: a worker's
+        stream waits until that stream has written the inputs. In pinned memory the inputs are complete, unless you give
+        a `stream`. If the task is refused, its blocks still belong to the caller.
         """
         if not _is_list(inputs):
             return self._native.submit(kind, None, output, args, max_attempts, on_death, None, timeout)
@@ -181,13 +181,14 @@ class Queue(Named[_native.Queue]):
             taken.release()
 
     def submit_all(self, tasks: Iterable[Task], *, timeout: float | None = None) -> list[Ticket]:
-        """Submits several tasks in their order, and wakes workers once. The inputs must be complete. Waits for places and blocks
-        up to `timeout` seconds, or for ever.
+        """Submits several tasks in their order, and wakes workers once. The inputs must be complete. Waits for places
+        and blocks up to `timeout` seconds, or for ever.
 
-        Arrays are copied into blocks of the queue's `inputs`. When no block is free, the tasks before are submitted at once, so
-        that workers free blocks.
+        Arrays are copied into blocks of the queue's `inputs`. When no block is free, the tasks before are submitted at
+        once, so that workers free blocks.
 
-        If it fails or Ctrl-C ends it, the exception's attribute `submitted` has the tickets of the tasks that were submitted.
+        If it fails or Ctrl-C ends it, the exception's attribute `submitted` has the tickets of the tasks that were
+        submitted.
         """
         batch = _Batch(self._native, self._inputs, timeout)
         try:
@@ -216,27 +217,30 @@ class Queue(Named[_native.Queue]):
         return self._native.claim_all(most, timeout)
 
     def claims(self, timeout: float | None = None) -> Iterator[ClaimedTask]:
-        """Claims one task after another. Waits for each up to `timeout` seconds, or for ever; ends when none comes in time.
+        """Claims one task after another. Waits for each up to `timeout` seconds, or for ever; ends when none comes in
+        time.
 
             for task in queue.claims():
                 ...                             # the end of the body completes the task
 
-        Requesting the next task completes the one before, unless it is already completed or failed. An exception that leaves
-        the body of the loop fails the task, with its text as the reason. After `break` or `return` the caller still has the
-        task: complete it, or it goes to another worker when it is dropped. Each thread calls `claims` for itself.
+        Requesting the next task completes the one before, unless it is already completed or failed. An exception that
+        leaves the body of the loop fails the task, with its text as the reason. After `break` or `return` the caller
+        still has the task: complete it, or it goes to another worker when it is dropped. Each thread calls `claims` for
+        itself.
         """
         # No Python object is between the loop and the compiled iterator, so the iterator can see why the loop drops it.
         return self._native.claims(timeout)
 
     def attach(self, segment: Segment | str) -> Attachment:
-        """Attaches a segment, or the latest version of a name (`NAME@V`: version V), so that tasks can name parts of it.
+        """Attaches a segment, or the latest version of a name (`NAME@V`: version V), so that tasks can name parts of
+        it.
 
             weights = queue.attach("model")
             ticket = queue.submit("infer", [weights["layers.0"], weights[:4096], numbers], output=numbers.nbytes)
 
-        The queue holds the segment until it is detached, whichever process dies. Workers open it once, for reading, and read it
-        in place. A version that is already attached is not attached again. At most 32 are attached at a time. Raises
-        `CannotAttach` for memory that ends with its publisher.
+        The queue holds the segment until it is detached, whichever process dies. Workers open it once, for reading, and
+        read it in place. A version that is already attached is not attached again. At most 32 are attached at a time.
+        Raises `CannotAttach` for memory that ends with its publisher.
         """
         if isinstance(segment, str):
             return self._native.attach_name(segment)
@@ -245,7 +249,8 @@ class Queue(Named[_native.Queue]):
         return self._native.attach(segment._native)
 
     def detach(self, attachment: Attachment, timeout: float | None = None) -> None:
-        """Ends an attachment once no task names it. Waits up to `timeout` seconds, or for ever; then raises `SegmentInUse`.
+        """Ends an attachment once no task names it. Waits up to `timeout` seconds, or for ever; then raises
+        `SegmentInUse`.
 
         Dead letters also name it. Raises `NotAttached` if it was already detached.
         """
@@ -287,7 +292,8 @@ class Queue(Named[_native.Queue]):
 
 
 def _is_list(inputs: Sequence[Any]) -> bool:
-    """Returns whether there are inputs in a list of inputs. Refuses other objects, above all an array without a list."""
+    """Returns whether there are inputs in a list of inputs. Refuses other objects, above all an array without a
+    list."""
     # Most calls have one of these, and the check of any other takes several times as long.
     if not isinstance(inputs, (tuple, list)) and (
         not isinstance(inputs, Sequence) or isinstance(inputs, (str, bytes, bytearray, memoryview))

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 class Segment(Interruptible[_native.Segment], Named[_native.Segment], Tensors):
     """An open version of a name: a lease on it, and a mapping of names to its tensors, in place.
 
-    `from_dlpack`, `memoryview` and similar functions also take a segment with one tensor. Closing the segment that committed
-    a name withdraws the name, unless it is `kept`. If that segment is only dropped, its domain keeps the name.
+    `from_dlpack`, `memoryview` and similar functions also take a segment with one tensor. Closing the segment that
+    committed a name withdraws the name, unless it is `kept`. If that segment is only dropped, its domain keeps the
+    name.
     """
 
     def __init__(self, domain: "Domain", native: _native.Segment) -> None:
@@ -84,15 +85,17 @@ class Segment(Interruptible[_native.Segment], Named[_native.Segment], Tensors):
     ) -> None:
         """Grows a `mutable` version that this segment has committed. Later opens see all of the growth or none.
 
-        The last tensor becomes `length` long along its first dimension. `tensors`, a mapping of names to shapes and dtypes,
-        are added behind it. `spare` bytes stay free for later growths. Existing data keeps its place, and existing arrays
-        keep their length: get the tensor again. Processes that have the version open see the growth after `refresh`.
+        The last tensor becomes `length` long along its first dimension. `tensors`, a mapping of names to shapes and
+        dtypes, are added behind it. `spare` bytes stay free for later growths. Existing data keeps its place, and
+        existing arrays keep their length: get the tensor again. Processes that have the version open see the growth
+        after `refresh`.
         """
         added = [] if tensors is None else _arrays.planned(tensors)
         self._native.grow(None if length is None else _arrays.count(length), added, _arrays.count(spare))
 
     def refresh(self) -> bool:
-        """Maps the memory that a `mutable` version has gained since it was opened or refreshed. Returns whether it has grown.
+        """Maps the memory that a `mutable` version has gained since it was opened or refreshed. Returns whether it has
+        grown.
 
         Raises `CannotGrow` if there is no room behind the mapping of this process: open the segment again.
         """
@@ -113,15 +116,16 @@ class Segment(Interruptible[_native.Segment], Named[_native.Segment], Tensors):
         streams: Iterable[Any] | None = None,
         timeout: float | None = 0.0,
     ) -> int:
-        """Maps the latest version of the name, or `version`, in place of this one. Returns the version that is mapped then.
+        """Maps the latest version of the name, or `version`, in place of this one. Returns the version that is mapped
+        then.
 
-        The addresses stay: tensors and arrays of this segment, views of them and captured CUDA graphs show the new version.
-        Without a newer version nothing changes, also if the name has ended; `timeout` says for how many seconds to wait for
-        one. A given `version` is awaited as by `Domain.open`.
+        The addresses stay: tensors and arrays of this segment, views of them and captured CUDA graphs show the new
+        version. Without a newer version nothing changes, also if the name has ended; `timeout` says for how many
+        seconds to wait for one. A given `version` is awaited as by `Domain.open`.
 
         Waits first for all work of this process on the GPU; or, with `streams`, for the work on these streams and on
-        `stream`, on your word that no other work uses the segment. `stream` is by default torch's or cupy's current one. No
-        thread may enqueue work that uses the segment until this returns: it would end CUDA in this process.
+        `stream`, on your word that no other work uses the segment. `stream` is by default torch's or cupy's current
+        one. No thread may enqueue work that uses the segment until this returns: it would end CUDA in this process.
 
         Raises `WrongKind` unless the segment is frozen and in a GPU's memory; `LayoutChanged` if the tensors differ;
         `Captured` while one of the streams is captured into a graph; `TimeoutError` if a call of another thread uses
@@ -147,22 +151,24 @@ class Segment(Interruptible[_native.Segment], Named[_native.Segment], Tensors):
         self._native.advance(newer._native, [stream, *(streams or ())], streams is not None)
 
     def pin(self, device: Any = "cuda") -> "Pinned":
-        """Registers host memory with CUDA until the returned object is closed, so that a GPU can copy it asynchronously.
+        """Registers host memory with CUDA until the returned object is closed, so that a GPU can copy it
+        asynchronously.
 
-        Takes 0.4 ms per MiB. Tensors that torch creates from the segment meanwhile are pinned. Where several processes use the
-        memory with GPUs, create it with `device="pinned"` instead.
+        Takes 0.4 ms per MiB. Tensors that torch creates from the segment meanwhile are pinned. Where several processes
+        use the memory with GPUs, create it with `device="pinned"` instead.
         """
         return Pinned(self, self._native.pin(_arrays.device_name(device)))
 
     def to(self, device: Any, stream: Any = None, *, name: str, access: Access | None = None) -> "Build":
-        """Begins the next version of `name` on `device` with the same tensors and metadata, and enqueues a copy into it.
+        """Begins the next version of `name` on `device` with the same tensors and metadata, and enqueues a copy into
+        it.
 
-        The copy is made on `stream`, by default torch's or cupy's current one, of the GPU of `device`, else of the one that
-        uses this segment. `Build.commit` waits for it. The lease of this segment stays until the copy is made. `access` is as
-        for `Domain.open`.
+        The copy is made on `stream`, by default torch's or cupy's current one, of the GPU of `device`, else of the one
+        that uses this segment. `Build.commit` waits for it. The lease of this segment stays until the copy is made.
+        `access` is as for `Domain.open`.
 
-        Copies are made between GPUs' memory and pinned memory, and from host memory that is pinned by `pin`; raises `WrongKind`
-        otherwise. To host memory, `Domain.put` copies the tensors.
+        Copies are made between GPUs' memory and pinned memory, and from host memory that is pinned by `pin`; raises
+        `WrongKind` otherwise. To host memory, `Domain.put` copies the tensors.
         """
         from partywall._build import Build
 
@@ -172,8 +178,8 @@ class Segment(Interruptible[_native.Segment], Named[_native.Segment], Tensors):
     def copy_from(self, source: "Segment", stream: Any = None) -> None:
         """Enqueues a copy of all tensors of `source`, which has the same, into this segment, which is open for writing.
 
-        As for `to`, but other processes may see a part of the copy. Raises `ReadOnly` unless it is open for writing, and
-        `WrongKind` if the tensors differ.
+        As for `to`, but other processes may see a part of the copy. Raises `ReadOnly` unless it is open for writing,
+        and `WrongKind` if the tensors differ.
         """
         self._native.copy_from(native_of(source), stream)
 
@@ -225,7 +231,8 @@ def native_of(source: Segment) -> _native.Segment:
 
 
 class Pinned(Interruptible[_native.Pinned]):
-    """A registration of a segment in host memory with CUDA; `Segment.pin` returns one. Closing it unregisters the memory."""
+    """A registration of a segment in host memory with CUDA; `Segment.pin` returns one. Closing it unregisters the
+    memory."""
 
     def __init__(self, segment: Segment, native: _native.Pinned) -> None:
         self._name = f"{segment.name}@{segment.version}"

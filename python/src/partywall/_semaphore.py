@@ -18,8 +18,8 @@ class Semaphore(Connected[_native.Semaphore]):
         with sem:                               # waits for a permit, and gives it back
             ...
 
-    Waiters are served in the order of their arrival. The permits of a process that dies become free. Threads and tasks may
-    share a handle.
+    Waiters are served in the order of their arrival. The permits of a process that dies become free. Threads and tasks
+    may share a handle.
     """
 
     def __init__(self, domain: "Domain", native: _native.Semaphore) -> None:

@@ -10,8 +10,8 @@ def handle(stream: Any, device: int) -> int | None:
     """Returns the driver's handle of a stream.
 
     A stream is an integer, an object with `__cuda_stream__`, or a stream of torch, cupy or numba. `None` means torch's
-    current stream on GPU `device` if torch has used a GPU, else cupy's if cupy is loaded, else the legacy default stream,
-    for which this returns `None`.
+    current stream on GPU `device` if torch has used a GPU, else cupy's if cupy is loaded, else the legacy default
+    stream, for which this returns `None`.
     """
     if stream is None:
         return _current(device)

@@ -14,14 +14,14 @@ from partywall._native import LimitedWait
 class Timeline(Connected[_native.Timeline]):
     """A named value that only grows. One process signals it; any number of hosts and streams wait for it.
 
-    Each value stands for work: the timeline reaches 5 when the work that 5 stands for is done. Every wait ends, when the
-    value is reached or when the writer ends. If the writer dies, a wait of a host raises `WriterDied`, but a waiting stream
-    continues. Therefore call `check` before you use results of work that a stream did after a wait. docs/ordering.md has
-    recipes.
+    Each value stands for work: the timeline reaches 5 when the work that 5 stands for is done. Every wait ends, when
+    the value is reached or when the writer ends. If the writer dies, a wait of a host raises `WriterDied`, but a
+    waiting stream continues. Therefore call `check` before you use results of work that a stream did after a wait.
+    docs/ordering.md has recipes.
 
-    `stream` is an integer, an object with `__cuda_stream__`, a stream of torch, cupy or numba, or `None` for the current
-    stream of torch, else of cupy. `device` is the stream's GPU if the stream does not name it; by default the current one of
-    torch or cupy.
+    `stream` is an integer, an object with `__cuda_stream__`, a stream of torch, cupy or numba, or `None` for the
+    current stream of torch, else of cupy. `device` is the stream's GPU if the stream does not name it; by default the
+    current one of torch or cupy.
     """
 
     @property
@@ -74,7 +74,8 @@ class Timeline(Connected[_native.Timeline]):
         self._native.signal_on_and_wake(timeline_value(value), *_streams.place(stream, device))
 
     def promise_on(self, value: SupportsIndex, stream: Any = None, *, device: Any = None) -> None:
-        """Declares that your kernel, which is already on a stream, will store `value` at `device_ptr`, and no value before.
+        """Declares that your kernel, which is already on a stream, will store `value` at `device_ptr`, and no value
+        before.
 
         Without this call, sleeping hosts see the value up to 100 ms late.
         """
@@ -93,7 +94,8 @@ class Timeline(Connected[_native.Timeline]):
         self._native.wait(timeline_value(value), timeout)
 
     def wait_announced(self, value: SupportsIndex, timeout: float | None = None) -> None:
-        """Waits until `value` is promised, which means that its work is enqueued. A `wait_on` or `wait` after that is short."""
+        """Waits until `value` is promised, which means that its work is enqueued. A `wait_on` or `wait` after that is
+        short."""
         self._native.wait_announced(timeline_value(value), timeout)
 
     async def wait_async(self, value: SupportsIndex, timeout: float | None = None) -> None:
@@ -124,12 +126,13 @@ class Timeline(Connected[_native.Timeline]):
     def wait_on(
         self, value: SupportsIndex, stream: Any = None, *, limit: float | None = None, device: Any = None
     ) -> LimitedWait | None:
-        """Makes work that is enqueued on a stream from now on wait until the timeline has reached `value`. Returns immediately.
+        """Makes work that is enqueued on a stream from now on wait until the timeline has reached `value`. Returns
+        immediately.
 
-        Load kernels, launch them once and allocate memory before a stream waits: while a stream waits, CUDA may block these
-        calls until the wait ends. With a `limit` the stream continues after at most that many seconds, and the returned
-        `LimitedWait` tells how the wait ended. A thread of this process polls such a wait, so it ends up to a millisecond
-        later than a wait without a limit.
+        Load kernels, launch them once and allocate memory before a stream waits: while a stream waits, CUDA may block
+        these calls until the wait ends. With a `limit` the stream continues after at most that many seconds, and the
+        returned `LimitedWait` tells how the wait ended. A thread of this process polls such a wait, so it ends up to a
+        millisecond later than a wait without a limit.
         """
         place, value = _streams.place(stream, device), timeline_value(value)
         if limit is not None:
@@ -157,7 +160,8 @@ class Timeline(Connected[_native.Timeline]):
         return GraphNode(self, _native.capture(self._native, signal, *_streams.place(stream, device)))
 
     def check(self) -> None:
-        """Raises `TimelineEnded` or `Tainted` if a value that was waited for through this handle is known to be invalid.
+        """Raises `TimelineEnded` or `Tainted` if a value that was waited for through this handle is known to be
+        invalid.
 
         Call it when the work that a stream did after a wait is done, before you use the results.
         """
@@ -172,7 +176,8 @@ class Timeline(Connected[_native.Timeline]):
         self._native.abandon()
 
     def device_ptr(self, device: Any = "cuda") -> int:
-        """Returns the address of the value, 8 bytes, for kernels on a GPU that read or store it. See docs/ordering.md."""
+        """Returns the address of the value, 8 bytes, for kernels on a GPU that read or store it. See
+        docs/ordering.md."""
         return self._native.device_ptr(device_name(device))
 
     def close(self) -> None:
@@ -200,7 +205,8 @@ class TimelineEvent(Handle[_native.TimelineEvent]):
         return self._native.fileno()
 
     def check(self) -> bool:
-        """Returns whether the value is reached. Raises as `Timeline.wait` does if the value can no longer be reached."""
+        """Returns whether the value is reached. Raises as `Timeline.wait` does if the value can no longer be
+        reached."""
         return self._native.check()
 
     def close(self) -> None:
@@ -214,7 +220,8 @@ class TimelineEvent(Handle[_native.TimelineEvent]):
 class GraphNode:
     """A wait or a signal in a CUDA graph, from `Timeline.capture_wait` or `Timeline.capture_signal`.
 
-    `partywall.launch` gives it a value at each launch. In a launch that gives it none, a wait passes and a signal does nothing.
+    `partywall.launch` gives it a value at each launch. In a launch that gives it none, a wait passes and a signal does
+    nothing.
     """
 
     def __init__(self, timeline: Timeline, native: _native.GraphNode) -> None:

@@ -45,8 +45,8 @@ class TopicStats:
 class Ages:
     """The ages of samples when a subscriber received them, in seconds: the time since each was published.
 
-    A sample that is published behind a stream counts from `publish`, not from the end of the stream's work. Percentiles are
-    at most an eighth too large.
+    A sample that is published behind a stream counts from `publish`, not from the end of the stream's work. Percentiles
+    are at most an eighth too large.
     """
 
     count: int
@@ -84,8 +84,8 @@ class Topic(Named[_native.Topic]):
             np.asarray(sample)
 
     A sample is one tensor. Subscribers read it in place, and it does not change while they hold it. All subscribers see
-    the samples of all publishers in the same order. Threads may share a handle. docs/topics.md describes what happens when
-    a process falls behind or dies.
+    the samples of all publishers in the same order. Threads may share a handle. docs/topics.md describes what happens
+    when a process falls behind or dies.
     """
 
     def __init__(self, domain: "Domain", native: _native.Topic) -> None:
@@ -148,18 +148,19 @@ class Topic(Named[_native.Topic]):
     ) -> "Subscriber":
         """Adds a subscriber to the topic, which receives all samples from now on and the last `history` samples before.
 
-        `policy` decides about samples that the subscriber does not receive in time. With `block` publishers wait for the
-        subscriber, so that it misses nothing; with `drop-oldest` it misses the oldest once it is `queue` samples behind; with
-        `latest` it always receives the latest.
+        `policy` decides about samples that the subscriber does not receive in time. With `block` publishers wait for
+        the subscriber, so that it misses nothing; with `drop-oldest` it misses the oldest once it is `queue` samples
+        behind; with `latest` it always receives the latest.
 
         On a GPU a sample may be received while its publisher's stream still writes it. With `order="host"` `recv` and
-        iteration wait until the sample is complete. With `order="stream"` they return immediately, and the stream that is
-        given to `recv`, by default the current one, waits. Samples in pinned memory are then tensors of that stream's GPU;
-        otherwise, unless `recv` is given a stream, they are tensors of the host, and `on` gives those of a GPU.
+        iteration wait until the sample is complete. With `order="stream"` they return immediately, and the stream that
+        is given to `recv`, by default the current one, waits. Samples in pinned memory are then tensors of that
+        stream's GPU; otherwise, unless `recv` is given a stream, they are tensors of the host, and `on` gives those of
+        a GPU.
 
-        A subscriber waits for further publishers for ever. With `until="idle"` its loop ends, and `recv` and `try_recv` raise
-        `TopicIdle`, once the last publisher has left and all samples are received. A topic that has never had a publisher is
-        not idle, so the subscriber may start first.
+        A subscriber waits for further publishers for ever. With `until="idle"` its loop ends, and `recv` and `try_recv`
+        raise `TopicIdle`, once the last publisher has left and all samples are received. A topic that has never had a
+        publisher is not idle, so the subscriber may start first.
         """
         if until not in (None, "idle"):
             raise ValueError(f"{until!r} is not a value of until: use until='idle', or leave it out")
@@ -196,8 +197,8 @@ class Topic(Named[_native.Topic]):
 class Publisher(Handle[_native.Publisher]):
     """A publisher of samples; `Topic.publisher` returns one. The samples of one publisher are received in their order.
 
-    On a GPU its samples come from one stream at a time: using another stream waits for the one before. Use one publisher for
-    each stream.
+    On a GPU its samples come from one stream at a time: using another stream waits for the one before. Use one
+    publisher for each stream.
     """
 
     def __init__(self, topic: Topic, native: _native.Publisher) -> None:
@@ -222,11 +223,12 @@ class Publisher(Handle[_native.Publisher]):
         return self._native.published()
 
     def send(self, tensor: Any, header: bytes = b"", *, timeout: float | None = None, stream: Any = None) -> int:
-        """Publishes a copy of a tensor and a header of up to 256 bytes. Returns how many samples it had published before.
+        """Publishes a copy of a tensor and a header of up to 256 bytes. Returns how many samples it had published
+        before.
 
-        It takes the same tensors as `Domain.put`. To pinned memory the CPU copies what is on the host. From GPU to GPU the
-        copy is made on `stream`, by default torch's or cupy's current one, and no host waits for it. Waits up to `timeout`
-        seconds, or for ever, for a block and for subscribers that must miss nothing; then raises `TopicFull`.
+        It takes the same tensors as `Domain.put`. To pinned memory the CPU copies what is on the host. From GPU to GPU
+        the copy is made on `stream`, by default torch's or cupy's current one, and no host waits for it. Waits up to
+        `timeout` seconds, or for ever, for a block and for subscribers that must miss nothing; then raises `TopicFull`.
         """
         handle = self._stream(stream)
         source = _arrays.dense(tensor, stream if handle is None else handle)
@@ -246,10 +248,10 @@ class Publisher(Handle[_native.Publisher]):
             with publisher.loan((480, 640, 3), "uint8") as out:
                 torch.from_dlpack(out).fill_(7)
 
-        The default `dtype` is the topic's. On a GPU the block is published after the work that is then on `stream`, by default
-        torch's or cupy's current one. In pinned memory the block is a tensor of the host that the CPU publishes, or with a
-        `stream` one of the GPU. Waits up to `timeout` seconds, or for ever, for a block, and again to publish it. A
-        publisher that already has as many loans as it may have gets `TooManyLoans` immediately.
+        The default `dtype` is the topic's. On a GPU the block is published after the work that is then on `stream`, by
+        default torch's or cupy's current one. In pinned memory the block is a tensor of the host that the CPU
+        publishes, or with a `stream` one of the GPU. Waits up to `timeout` seconds, or for ever, for a block, and again
+        to publish it. A publisher that already has as many loans as it may have gets `TooManyLoans` immediately.
         """
         if dtype is None and self._dtype is None:
             raise TypeError("the dtype is missing: give dtype=, because samples of this topic may have any type")
@@ -388,9 +390,9 @@ class Subscriber(Handle[_native.Subscriber], Iterator[Sample], AsyncIterator[Sam
     def recv(self, timeout: float | None = None, *, stream: Any = None) -> Sample:
         """Receives the next sample. Waits for it up to `timeout` seconds, or for ever.
 
-        By default the returned sample is complete. If it is not complete in time, the next call receives it. With a `stream`,
-        or `order="stream"`, the call returns earlier, and the stream, by default the current one, waits until it is complete.
-        A sample in pinned memory is then a tensor of the stream's GPU.
+        By default the returned sample is complete. If it is not complete in time, the next call receives it. With a
+        `stream`, or `order="stream"`, the call returns earlier, and the stream, by default the current one, waits until
+        it is complete. A sample in pinned memory is then a tensor of the stream's GPU.
         """
         if self._ordinal is None and stream is None:
             return self._native.recv(timeout, complete=True)
@@ -406,8 +408,8 @@ class Subscriber(Handle[_native.Subscriber], Iterator[Sample], AsyncIterator[Sam
     def try_recv(self) -> Sample | None:
         """Returns the next sample, or `None` if there is none.
 
-        On a GPU the publisher's stream may still write the sample: call `Sample.wait` or `Sample.wait_on` before you take its
-        arrays.
+        On a GPU the publisher's stream may still write the sample: call `Sample.wait` or `Sample.wait_on` before you
+        take its arrays.
         """
         if self._event is not None:
             # Cleared first, so that a sample that arrives meanwhile is not missed.
@@ -455,7 +457,8 @@ class Subscriber(Handle[_native.Subscriber], Iterator[Sample], AsyncIterator[Sam
         return sample
 
     def fileno(self) -> int:
-        """Returns a file descriptor for event loops, readable while `try_recv` has a sample to return. The subscriber owns it."""
+        """Returns a file descriptor for event loops, readable while `try_recv` has a sample to return. The subscriber
+        owns it."""
         if self._event is None:
             self._event = self._native.event()
         return self._event.fileno()

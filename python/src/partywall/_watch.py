@@ -26,7 +26,8 @@ class Event:
     ]
     """What happened.
 
-    `missed` means that the broker has discarded events. A program that keeps a list of names then lists the names again.
+    `missed` means that the broker has discarded events. A program that keeps a list of names then lists the names
+    again.
     """
     named: Literal["segment", "timeline", "semaphore", "pool", "topic"] | None
     """The kind of object that has the name."""

@@ -1,4 +1,5 @@
-"""Pinned host memory, on the simulated driver: tensors of the host that GPUs use in place, and copies between places."""
+"""Pinned host memory, on the simulated driver: tensors of the host that GPUs use in place, and copies between
+places."""
 
 import asyncio
 import re

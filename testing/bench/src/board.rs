@@ -81,8 +81,8 @@ pub(crate) fn yield_until(word: &AtomicU64, value: u64) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Sleeps on `word` until it is at least `value`. It has no timeout, which would cost a timer for each sleep; with one it is
-/// [`turns::sleep_until`](partywall_labs::bench::turns::sleep_until).
+/// Sleeps on `word` until it is at least `value`. It has no timeout, which would cost a timer for each sleep; with one
+/// it is [`turns::sleep_until`](partywall_labs::bench::turns::sleep_until).
 pub(crate) fn sleep_until(word: &AtomicU32, value: u32) {
     loop {
         let seen = word.load(Ordering::Acquire);

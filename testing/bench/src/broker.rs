@@ -123,8 +123,8 @@ pub(crate) fn connect(socket: &Path) -> Result<Domain, Failure> {
     Ok(Domain::options().socket(socket).start(false).connect()?)
 }
 
-/// Returns `PARTYWALL_BIN`, else `partywall` beside this program. `PATH` is not used, because the built program is to be
-/// measured.
+/// Returns `PARTYWALL_BIN`, else `partywall` beside this program. `PATH` is not used, because the built program is to
+/// be measured.
 pub(crate) fn binary() -> Result<PathBuf, Failure> {
     if let Some(binary) = env::var_os("PARTYWALL_BIN").filter(|value| !value.is_empty()) {
         return Ok(binary.into());

@@ -1,4 +1,5 @@
-//! Requests the file descriptors of a version from the broker without the library, so that a floor uses the same memory.
+//! Requests the file descriptors of a version from the broker without the library, so that a floor uses the same
+//! memory.
 
 use std::{collections::VecDeque, os::fd::OwnedFd, path::Path};
 
@@ -18,8 +19,8 @@ struct Client {
     fds: VecDeque<OwnedFd>,
 }
 
-/// Returns the size and the file descriptor of each chunk of the latest version of `name`, whose memory is on a simulated GPU or
-/// on a real one. The lease ends immediately; the file descriptors keep the memory.
+/// Returns the size and the file descriptor of each chunk of the latest version of `name`, whose memory is on a
+/// simulated GPU or on a real one. The lease ends immediately; the file descriptors keep the memory.
 pub(crate) fn chunks(path: &Path, name: &str, simulated: bool) -> Result<Vec<(u64, OwnedFd)>, Failure> {
     let mut client =
         Client { call: socket::connect(path)?, frames: FrameReader::new(MAX_MESSAGE), fds: VecDeque::new() };

@@ -65,8 +65,9 @@ struct Arguments {
     /// Also measure the subjects that need a GPU; without a GPU they are skipped
     #[arg(long)]
     gpu: bool,
-    /// Also measure rivals: subjects that need Python with the `partywall` package, torch and safetensors (`python3`, or
-    /// the one that PARTYWALL_PYTHON names), and iceoryx2 (built by cargo, or the program that PARTYWALL_ICEORYX2 names)
+    /// Also measure rivals: subjects that need Python with the `partywall` package, torch and safetensors (`python3`,
+    /// or the one that PARTYWALL_PYTHON names), and iceoryx2 (built by cargo, or the program that PARTYWALL_ICEORYX2
+    /// names)
     #[arg(long)]
     peers: bool,
     /// Take a tenth of the samples, and use smaller files

@@ -40,8 +40,8 @@ impl ModelFile {
         Self::write(&vec![matrix; (bytes / matrix.bytes()) as usize])
     }
 
-    /// Creates a file of 500 tensors in 14 GiB, similar to a model of seven billion parameters. A sixteenth of that for a
-    /// quick run, or if the machine has not enough room.
+    /// Creates a file of 500 tensors in 14 GiB, similar to a model of seven billion parameters. A sixteenth of that for
+    /// a quick run, or if the machine has not enough room.
     pub(crate) fn large(bench: &mut Bench, free_on_gpu: u64) -> Result<Self, Failure> {
         let model = |part: u64| {
             let matrix = |rows: u64, count| vec![Shape { rows: rows / part, columns: 4096 }; count];
@@ -111,8 +111,8 @@ impl Shape {
     }
 }
 
-/// Writes the tensors; tensor 3 is named `layers.3.weight`. Each page of 4,096 bytes begins with the page's number in the
-/// tensor and the tensor's number in the file, so that the pages differ, in case the system merges equal pages.
+/// Writes the tensors; tensor 3 is named `layers.3.weight`. Each page of 4,096 bytes begins with the page's number in
+/// the tensor and the tensor's number in the file, so that the pages differ, in case the system merges equal pages.
 fn write(path: &Path, tensors: &[Shape]) -> std::io::Result<()> {
     let mut start = 0;
     let entry = |(i, shape): (usize, &Shape)| {

@@ -11,8 +11,8 @@ use rustix::thread::futex::{self, Flags};
 
 use crate::board::Board;
 
-/// A mutex as Drepper describes it ("Futexes Are Tricky", 2011, mutex 2): 0 is free, 1 is held, 2 is held and there may be
-/// sleepers.
+/// A mutex as Drepper describes it ("Futexes Are Tricky", 2011, mutex 2): 0 is free, 1 is held, 2 is held and there may
+/// be sleepers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FutexMutex<'a>(pub(crate) &'a AtomicU32);
 

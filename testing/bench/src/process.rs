@@ -1,5 +1,5 @@
-//! Processes of a subject that obey commands. The standard input of each is one end of a [`Line`], which carries lines of
-//! text in both directions.
+//! Processes of a subject that obey commands. The standard input of each is one end of a [`Line`], which carries lines
+//! of text in both directions.
 //!
 //! Every wait for an answer has a timeout, after which the process is killed: a stream that waits for a value that is
 //! never written ends only with its process.
@@ -106,15 +106,15 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    /// Returns the line of a process that [`Process::start`] started. From now on the kernel kills this process when the
-    /// one that started it ends, because it may be waiting for a GPU and not read its line.
+    /// Returns the line of a process that [`Process::start`] started. From now on the kernel kills this process when
+    /// the one that started it ends, because it may be waiting for a GPU and not read its line.
     pub(crate) fn of_this_process() -> Result<Self, Failure> {
         set_parent_process_death_signal(Some(Signal::KILL))?;
         Ok(Self::new(std::io::stdin().as_fd().try_clone_to_owned()?))
     }
 
-    /// Returns the line of this process as [`Line::of_this_process`] does, for a process that is not killed: it has to clean up
-    /// when the other end is closed.
+    /// Returns the line of this process as [`Line::of_this_process`] does, for a process that is not killed: it has to
+    /// clean up when the other end is closed.
     pub(crate) fn of_this_process_that_ends_itself() -> Result<Self, Failure> {
         Ok(Self::new(std::io::stdin().as_fd().try_clone_to_owned()?))
     }

@@ -1,8 +1,8 @@
 //! Programs of `benches/peers`, in processes of their own.
 //!
 //! A program prints `ready`. Then it reads requests, one in each line: a number, and words that name what to measure if
-//! the program measures several things. It answers with that many lines, each with one sample. It ends when its standard
-//! input ends.
+//! the program measures several things. It answers with that many lines, each with one sample. It ends when its
+//! standard input ends.
 
 use std::{
     collections::VecDeque,
@@ -75,8 +75,8 @@ impl Program {
         self.sample_of("", 1)
     }
 
-    /// Returns a sampler that requests `block` samples at a time: with a request for each, the program would sleep before
-    /// every sample.
+    /// Returns a sampler that requests `block` samples at a time: with a request for each, the program would sleep
+    /// before every sample.
     pub(crate) fn sampler(&mut self, block: usize) -> Sampler<'_> {
         self.sampler_of("", block)
     }

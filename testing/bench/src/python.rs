@@ -1,4 +1,5 @@
-//! Programs of `benches/peers` in Python: rivals, and Partywall itself. They run with `PARTYWALL_PYTHON`, else `python3`.
+//! Programs of `benches/peers` in Python: rivals, and Partywall itself. They run with `PARTYWALL_PYTHON`, else
+//! `python3`.
 
 use std::{
     env,

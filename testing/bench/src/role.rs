@@ -33,8 +33,8 @@ pub(crate) const MEMBERS: &str = "members";
 /// Commits a segment that a GPU writes and that outlives the process: `SOCKET NAME PLACE TENSORS BYTES-OF-EACH`.
 pub(crate) const GPU_SEGMENT: &str = "gpu-segment";
 
-/// Hands over to another process of the same role: `SOCKET first|second [GPU-UUID BYTES-OF-A-LONG-KERNEL]`. Its standard
-/// input is a line, as that of all following roles.
+/// Hands over to another process of the same role: `SOCKET first|second [GPU-UUID BYTES-OF-A-LONG-KERNEL]`. Its
+/// standard input is a line, as that of all following roles.
 pub(crate) const PAIR: &str = "pair";
 
 /// Takes permits and gives them back: `SOCKET WORKERS PERMITS`.

@@ -23,8 +23,8 @@ pub(crate) enum Which {
     First,
 }
 
-/// Runs the operations with a fault and a kill at each chosen call, and prints the results. Returns `Ok(false)` if a check
-/// failed.
+/// Runs the operations with a fault and a kill at each chosen call, and prints the results. Returns `Ok(false)` if a
+/// check failed.
 pub(crate) fn run(filter: &str, which: Which, file: Option<&Path>) -> Result<bool, String> {
     let operations: Vec<_> = operations::matching(filter).collect();
     let next = AtomicUsize::new(0);
@@ -164,8 +164,8 @@ impl World {
         self.check_rest(operation)
     }
 
-    /// Checks that the broker holds what it held before, that the bystander's memory is unchanged, and that the operation
-    /// works in the bystander.
+    /// Checks that the broker holds what it held before, that the bystander's memory is unchanged, and that the
+    /// operation works in the bystander.
     fn check_rest(&mut self, operation: &Operation) -> Result<(), String> {
         let deadline = Instant::now() + partywall_harness::WATCHDOG;
         loop {
@@ -225,7 +225,8 @@ struct Finished {
 }
 
 impl End {
-    /// Returns the operation's outcome if the process then ran it once more with success, and left nothing in the driver.
+    /// Returns the operation's outcome if the process then ran it once more with success, and left nothing in the
+    /// driver.
     fn finished(self) -> Result<Finished, String> {
         if self.code != Some(0) {
             return Err(format!("exit code {:?}: {}", self.code, self.stderr.trim()));

@@ -396,8 +396,8 @@ impl Words {
         Ok(Self { base, count: bytes / 8 })
     }
 
-    /// Returns the words at an address at which the driver has given the CPU access, which nothing takes away while this
-    /// lives.
+    /// Returns the words at an address at which the driver has given the CPU access, which nothing takes away while
+    /// this lives.
     pub(crate) fn at(address: Address, bytes: usize) -> Self {
         let base = NonNull::new(address as *mut AtomicU64).expect("the driver maps nothing at 0");
         Self { base, count: bytes / 8 }

@@ -188,8 +188,8 @@ impl Vulkan {
         self.finish()
     }
 
-    /// Submits commands after a point and before another one. The buffers that `record` uses must live until the queue is
-    /// idle.
+    /// Submits commands after a point and before another one. The buffers that `record` uses must live until the queue
+    /// is idle.
     pub(crate) fn submit(
         &self,
         wait: Option<Point>,

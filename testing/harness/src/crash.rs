@@ -1,8 +1,8 @@
 //! Processes that are killed or stopped between any two steps of an operation.
 //!
-//! [`at_each_point`] runs a role in one process after the other. The first process ends at the first crash point that it
-//! passes (`partywall_shm::crash`), the second at the second, until a process passes all points; then the same is repeated
-//! with the next fate. The role calls [`arm`] right before the tested operation, and [`disarm`] after it.
+//! [`at_each_point`] runs a role in one process after the other. The first process ends at the first crash point that
+//! it passes (`partywall_shm::crash`), the second at the second, until a process passes all points; then the same is
+//! repeated with the next fate. The role calls [`arm`] right before the tested operation, and [`disarm`] after it.
 
 use std::{
     io::{Read, Write},

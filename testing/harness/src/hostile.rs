@@ -60,8 +60,8 @@ impl Hostile {
         Self::ALL.into_iter().find(|way| way.name() == name)
     }
 
-    /// Misbehaves until this process is killed. Calls `begun` once the broker has its first share of it. `again` returns the
-    /// command of a process that calls this method with the same arguments.
+    /// Misbehaves until this process is killed. Calls `begun` once the broker has its first share of it. `again`
+    /// returns the command of a process that calls this method with the same arguments.
     ///
     /// # Panics
     /// If this process cannot have what it misbehaves with.

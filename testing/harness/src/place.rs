@@ -1,13 +1,13 @@
 //! The place of shared memory in tests that are the same for every place.
 //!
 //! CI runs these tests in host memory and, with [`DEVICE`] set, in memory of the simulated driver: of a GPU, and in
-//! `cargo xtask test --long` of a NUMA node, too. A test that applies only to host memory has `host_memory` in its name, and
-//! runs once.
+//! `cargo xtask test --long` of a NUMA node, too. A test that applies only to host memory has `host_memory` in its
+//! name, and runs once.
 
 use partywall::{Place, gpu};
 
-/// The environment variable with the place: `cuda` for the first GPU of the driver that `PARTYWALL_LIBCUDA` names, `pinned`
-/// for its pinned memory; host memory if it is not set.
+/// The environment variable with the place: `cuda` for the first GPU of the driver that `PARTYWALL_LIBCUDA` names,
+/// `pinned` for its pinned memory; host memory if it is not set.
 pub(crate) const DEVICE: &str = "PARTYWALL_TEST_DEVICE";
 
 /// Returns the place as the option `--device` takes it.

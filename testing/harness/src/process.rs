@@ -196,7 +196,8 @@ impl Drop for Running {
     }
 }
 
-/// Returns a pidfd of a process that this test has started, directly or not. A signal through it reaches no other process.
+/// Returns a pidfd of a process that this test has started, directly or not. A signal through it reaches no other
+/// process.
 ///
 /// # Panics
 /// If there is no such process.

@@ -59,7 +59,8 @@ impl Sandbox {
         sandbox
     }
 
-    /// Returns the file that says which simulated memory is lost: a line for each loss, as the simulated driver reads it.
+    /// Returns the file that says which simulated memory is lost: a line for each loss, as the simulated driver reads
+    /// it.
     pub fn losses(&self) -> PathBuf {
         self.path().join("losses")
     }
@@ -271,8 +272,8 @@ pub fn binary() -> PathBuf {
     near("partywall", "partywall-cli")
 }
 
-/// Copies a program to where every user can start it. Another process writes the copy: a process that a thread of this one
-/// starts meanwhile would inherit the open file, and the kernel starts no program that is open for writing.
+/// Copies a program to where every user can start it. Another process writes the copy: a process that a thread of this
+/// one starts meanwhile would inherit the open file, and the kernel starts no program that is open for writing.
 ///
 /// # Panics
 /// If it cannot be copied.

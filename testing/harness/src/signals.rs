@@ -9,7 +9,8 @@ const SENT: [i32; 4] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM];
 
 /// Makes processes that are started from now on begin with the default action of every signal.
 ///
-/// A shell ignores SIGINT in background processes, `nohup` ignores SIGHUP, and child processes inherit ignored signals. A
+/// A shell ignores SIGINT in background processes, `nohup` ignores SIGHUP, and child processes inherit ignored signals.
+/// A
 /// *handled* signal, in contrast, has its default action after `exec`. This process therefore installs handlers that do
 /// nothing for the signals that it ignores. The standard library clears the mask of blocked signals itself.
 ///

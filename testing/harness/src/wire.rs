@@ -281,8 +281,8 @@ impl Client {
         }
     }
 
-    /// Returns the state of a member, or `None` if it is unknown. These clients have no heartbeat, so a state of hung counts
-    /// as alive.
+    /// Returns the state of a member, or `None` if it is unknown. These clients have no heartbeat, so a state of hung
+    /// counts as alive.
     ///
     /// # Panics
     /// If the broker refuses.

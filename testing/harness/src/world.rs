@@ -12,7 +12,8 @@ use partywall_broker::{Broker, Config, Exit, StopHandle};
 
 use crate::{Actor, Running, eventually, simulated_driver};
 
-/// The environment variable that makes a test program play a role: the test `role` reads it, and otherwise does nothing.
+/// The environment variable that makes a test program play a role: the test `role` reads it, and otherwise does
+/// nothing.
 pub const ROLE: &str = "PARTYWALL_TEST_ROLE";
 
 /// A broker in a thread, with a socket of its own. Dropping it ends the broker.
@@ -156,7 +157,8 @@ impl World {
         actor
     }
 
-    /// As [`play_through`](Self::play_through). Also returns the text that the role printed after `word` before it was ready.
+    /// As [`play_through`](Self::play_through). Also returns the text that the role printed after `word` before it was
+    /// ready.
     ///
     /// # Panics
     /// If it ends before it says `ready`.

@@ -1,7 +1,7 @@
 //! `cargo xtask lines`: the code lines in `crates/*/src`, by crate.
 //!
-//! A code line has something besides white space and comments, is compiled without `cfg(test)`, `cfg(loom)` and `cfg(fuzzing)`, and
-//! lies in a file that a module of such code declares.
+//! A code line has something besides white space and comments, is compiled without `cfg(test)`, `cfg(loom)` and
+//! `cfg(fuzzing)`, and lies in a file that a module of such code declares.
 
 mod lexer;
 mod source;

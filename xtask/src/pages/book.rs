@@ -1,7 +1,8 @@
 //! Builds a book from the pages, with mdBook.
 //!
-//! The chapters are the pages that can be reached from `docs/index.md`, the learning path first. They keep their paths, so that a link leads to the
-//! same place in the book, in a checkout and on a forge; other files that they link to are copied.
+//! The chapters are the pages that can be reached from `docs/index.md`, the learning path first. They keep their paths,
+//! so that a link leads to the same place in the book, in a checkout and on a forge; other files that they link to are
+//! copied.
 
 use std::collections::VecDeque;
 use std::fs;

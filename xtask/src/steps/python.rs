@@ -14,8 +14,8 @@ const FETCH_TIMEOUT: Duration = Duration::from_secs(600);
 /// The profile for optimised builds that are faster to build than a release.
 pub(super) const OPTIMISED: &str = "ci";
 
-/// Downloads the packages that the tests need. They include jax, which takes half a minute, but not torch, which has five
-/// gigabytes.
+/// Downloads the packages that the tests need. They include jax, which takes half a minute, but not torch, which has
+/// five gigabytes.
 pub(super) fn packages(workspace: &Workspace) -> Outcome {
     match environment(workspace) {
         Ok(_) => Outcome::Passed,

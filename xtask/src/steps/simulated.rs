@@ -30,8 +30,8 @@ pub(super) fn faults(workspace: &Workspace) -> Outcome {
     fail(workspace, "faults", &["--first"]).into()
 }
 
-/// Fails each driver call of each public operation, and kills a process at each. An operation calls most functions several
-/// times, so this takes five times as long.
+/// Fails each driver call of each public operation, and kills a process at each. An operation calls most functions
+/// several times, so this takes five times as long.
 pub(super) fn all_faults(workspace: &Workspace) -> Outcome {
     fail(workspace, "all-faults", &[]).into()
 }

@@ -1,9 +1,9 @@
-//! Hand-offs between two processes by iceoryx2: one message, and as many subscribers as one wants, which a thread of the
-//! other process looks after.
+//! Hand-offs between two processes by iceoryx2: one message, and as many subscribers as one wants, which a thread of
+//! the other process looks after.
 //!
-//! Two of these are started, `DIRECTORY MODE SUBSCRIBERS first` and `… second`, and say `ready` when they have found each
-//! other. Asked on standard input for so many samples, both at the same time, they hand over to each other and print
-//! nanoseconds, a line each. Those of the first count.
+//! Two of these are started, `DIRECTORY MODE SUBSCRIBERS first` and `… second`, and say `ready` when they have found
+//! each other. Asked on standard input for so many samples, both at the same time, they hand over to each other and
+//! print nanoseconds, a line each. Those of the first count.
 #![forbid(unsafe_code)]
 
 use std::{
@@ -135,8 +135,8 @@ impl Side {
         Ok(Self { first, publisher, notifier, subscribers: all, at: 0, _node: node })
     }
 
-    /// Nanoseconds of one hand-off, in the mean of a hundred that go there and back: until every subscriber of the other
-    /// side has the message.
+    /// Nanoseconds of one hand-off, in the mean of a hundred that go there and back: until every subscriber of the
+    /// other side has the message.
     fn exchange(&mut self, count: usize, by: By) -> Result<Vec<f64>, Failure> {
         let mut samples = Vec::with_capacity(count);
         for _ in 0..count {

@@ -1,9 +1,9 @@
 //! Segments that queues hold.
 //!
-//! Any member that has a queue open may attach a segment to it, and tasks of the queue then name parts of the segment as inputs.
-//! The queue's version keeps the segment's version, as a member's lease does. The memory stays if the member that attached it dies,
-//! and if the segment's name ends. An attachment belongs to the queue: any member that has the queue open may end it, unless tasks
-//! name it. Otherwise it ends with the queue.
+//! Any member that has a queue open may attach a segment to it, and tasks of the queue then name parts of the segment
+//! as inputs. The queue's version keeps the segment's version, as a member's lease does. The memory stays if the member
+//! that attached it dies, and if the segment's name ends. An attachment belongs to the queue: any member that has the
+//! queue open may end it, unless tasks name it. Otherwise it ends with the queue.
 //!
 //! Whether tasks name an attachment is in control memory. The server looks there before it applies the request: see
 //! [`Registry::to_detach`].
@@ -92,8 +92,8 @@ impl Registry {
         Ok(Answer::Attached { attachment }.into())
     }
 
-    /// Returns the control memory in which the server has to end an attachment before it applies a request, and the attachment:
-    /// only there it is known whether tasks name it. `None` if the request is another, or would be refused.
+    /// Returns the control memory in which the server has to end an attachment before it applies a request, and the
+    /// attachment: only there it is known whether tasks name it. `None` if the request is another, or would be refused.
     pub(crate) fn to_detach(&self, member: MemberId, call: &Call) -> Option<(FdId, u32)> {
         let Call::DetachSegment(DetachSegment { queue, attachment, .. }) = call else { return None };
         self.check_evicted(member, call).and_then(|()| self.check_membership(member, call)).ok()?;

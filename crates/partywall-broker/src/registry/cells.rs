@@ -1,8 +1,8 @@
 //! Cells: each holds one incarnation of a timeline, in slabs that members map.
 //!
-//! Every process that maps a slab can write all of it. The timelines of a user that are not shared are therefore in slabs
-//! of that user, which no other user gets. A shared timeline has a slab of its own, which is closed when no process can
-//! use the timeline any more.
+//! Every process that maps a slab can write all of it. The timelines of a user that are not shared are therefore in
+//! slabs of that user, which no other user gets. A shared timeline has a slab of its own, which is closed when no
+//! process can use the timeline any more.
 //!
 //! A cell is reused for another timeline only when no process can read it or store in it any more:
 //!
@@ -202,8 +202,8 @@ impl Cells {
 }
 
 impl Registry {
-    /// Returns where the next cell of an area would come from; of a new one, if `area` is absent. `slab` is the new slab,
-    /// if one has been created for it, and `uid` the user to which it would be charged.
+    /// Returns where the next cell of an area would come from; of a new one, if `area` is absent. `slab` is the new
+    /// slab, if one has been created for it, and `uid` the user to which it would be charged.
     pub(super) fn cell_source(
         &self,
         area: Option<Area>,

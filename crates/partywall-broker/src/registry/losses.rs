@@ -1,4 +1,5 @@
-//! Memory that is lost: of a GPU by a reset, or by a fault that needs one; of a NUMA node with the driver that pinned it.
+//! Memory that is lost: of a GPU by a reset, or by a fault that needs one; of a NUMA node with the driver that pinned
+//! it.
 //!
 //! The file descriptors stay open, but the driver does not import them any more. The server finds out which ones
 //! ([`Event::DeviceLost`](super::Event::DeviceLost)), because no member's word may end another member's names.
@@ -25,8 +26,8 @@ impl Version {
 }
 
 impl Registry {
-    /// Returns the first chunk of each version at a place of the driver that is not known to be lost. A version grows by
-    /// younger chunks, so its first chunk is lost if any is.
+    /// Returns the first chunk of each version at a place of the driver that is not known to be lost. A version grows
+    /// by younger chunks, so its first chunk is lost if any is.
     pub(crate) fn chunks_at(&self, place: Place) -> Vec<FdId> {
         let versions = self.entries.values().flat_map(|entry| entry.versions.values());
         let is_there = |version: &&Version| version.memory.place == place && !version.is_lost();

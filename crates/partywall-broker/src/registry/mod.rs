@@ -7,8 +7,8 @@
 //!
 //! The state can be written and read again (serde). Applying the same events at the same times leads to the same state
 //! and the same effects, so a journal of events restores it. Requests that only ask need no record, nor do refused ones
-//! that brought no descriptors. A new event or call needs `Serialize` and a step in `tests::random`, where registries are
-//! restored between any two events.
+//! that brought no descriptors. A new event or call needs `Serialize` and a step in `tests::random`, where registries
+//! are restored between any two events.
 //!
 //! | module | contains |
 //! |---|---|
@@ -217,8 +217,8 @@ impl Registry {
             Event::Suspected { member } if self.is_operator(member) => self.leave(member, &mut out),
             Event::Suspected { member } => {
                 self.drop_waits(member);
-                // A child of a member that has exited still holds its memory if it only closes a connection, as it does when it
-                // executes another program.
+                // A child of a member that has exited still holds its memory if it only closes a connection, as it does
+                // when it executes another program.
                 if self.members.get(&member).is_some_and(|record| record.life == Life::Alive) {
                     self.set_life(member, Life::Suspect);
                 }
@@ -256,9 +256,9 @@ impl Registry {
         out
     }
 
-    /// Refuses another member of a user if the maximum number is connected. A member counts while it, or a child that it
-    /// forked, is connected. Operators do not count, nor do members that have hung up or are in quarantine, but those keep
-    /// their row, and count for their user.
+    /// Refuses another member of a user if the maximum number is connected. A member counts while it, or a child that
+    /// it forked, is connected. Operators do not count, nor do members that have hung up or are in quarantine, but
+    /// those keep their row, and count for their user.
     pub(crate) fn check_room(&self, uid: u32) -> Result<(), Refused> {
         let is_connected = |member: &&Member| matches!(member.life, Life::Alive | Life::HeldByChild);
         let connected = self.sharing_members().map(|(_, member)| member).filter(is_connected).count();
@@ -293,8 +293,8 @@ impl Registry {
     }
 
     /// Returns whether a process of a user may join. Members on the simulated driver and on the real one cannot share
-    /// memory. The first member of a user decides which of the two all its members use, for as long as it has a member or
-    /// GPU memory.
+    /// memory. The first member of a user decides which of the two all its members use, for as long as it has a member
+    /// or GPU memory.
     pub(crate) fn admits(&self, uid: u32, simulated: bool) -> bool {
         simulated == self.is_simulated(uid) || self.members_of(uid) == 0 && !self.has_driver_memory(uid)
     }
@@ -401,9 +401,9 @@ impl Registry {
         }
     }
 
-    /// Returns the answer to a repeated request that was already carried out. A member that lost its connection, or whose
-    /// broker was restarted, repeats its last request and those that wait, each under its number. If only the answer was
-    /// lost, a second execution would commit twice or grant a lease that the member never learns of.
+    /// Returns the answer to a repeated request that was already carried out. A member that lost its connection, or
+    /// whose broker was restarted, repeats its last request and those that wait, each under its number. If only the
+    /// answer was lost, a second execution would commit twice or grant a lease that the member never learns of.
     ///
     /// Leases and claims are found by the request that created them, other answers are kept until the member's next
     /// request. Requests that were refused are simply executed again: they changed nothing.

@@ -87,7 +87,8 @@ impl Registry {
         Ok(Answer::Done.into())
     }
 
-    /// Drops a lease on a timeline or semaphore. Returns the memory of the semaphore if the member's permits there have to be returned.
+    /// Drops a lease on a timeline or semaphore. Returns the memory of the semaphore if the member's permits there have
+    /// to be returned.
     pub(super) fn drop_object_lease(&mut self, lease: LeaseId, out: &mut Effects) -> Option<FdId> {
         let ObjectLease { member, object, .. } = self.object_leases.remove(&lease)?;
         if let Some(record) = self.members.get_mut(&member) {

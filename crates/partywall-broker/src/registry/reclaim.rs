@@ -109,8 +109,8 @@ impl Registry {
         let begun = out.len();
         self.run(&GIVE_BACK, member, &departure, out);
         let Some(Member { identity, since, row, .. }) = self.members.remove(&member) else { return };
-        // A row that is being cleared is freed by `RowCleared`; the row's next member would lose its own permits and blocks
-        // otherwise.
+        // A row that is being cleared is freed by `RowCleared`; the row's next member would lose its own permits and
+        // blocks otherwise.
         if !out[begun..].iter().any(|effect| matches!(effect, Effect::ClearRow { .. })) {
             self.rows.give_back(row);
         }

@@ -232,8 +232,8 @@ impl Registry {
     }
 
     /// Makes the member itself keep the name of a version whose committer's lease it gives back. Returns false if the
-    /// lease owns no name, or if that is a name of owned legacy memory: its publisher may free the memory with the lease.
-    /// The publisher of *shared* legacy memory keeps it until the name ends.
+    /// lease owns no name, or if that is a name of owned legacy memory: its publisher may free the memory with the
+    /// lease. The publisher of *shared* legacy memory keeps it until the name ends.
     fn leave_name(&mut self, member: MemberId, lease: LeaseId) -> bool {
         let Some(held) = self.version_leases.get(&lease) else { return false };
         let name = held.name.clone();

@@ -112,8 +112,8 @@ impl Registry {
         self.check_names_above(member, name, |_| false)
     }
 
-    /// Refuses to create a timeline under a name of another user. A member that has a shared topic or queue open may: its
-    /// streams signal there.
+    /// Refuses to create a timeline under a name of another user. A member that has a shared topic or queue open may:
+    /// its streams signal there.
     pub(super) fn check_new_timeline(&self, member: MemberId, name: &Name) -> Result<(), Refused> {
         let is_used = |version: &Version| version.memory.control.is_some() && version.holders.contains_key(&member);
         // The name may be another user's by now, and the removed topic still in use.
@@ -241,8 +241,8 @@ impl Registry {
         versions.filter(|version| version.uid == uid).any(|version| version.memory.place.needs_driver())
     }
 
-    /// Returns the audit lines for the outcome of a request: what a member got of another user, or was refused because of
-    /// its user.
+    /// Returns the audit lines for the outcome of a request: what a member got of another user, or was refused because
+    /// of its user.
     pub(super) fn audited(&self, member: MemberId, outcome: &Outcome) -> Vec<Effect> {
         let uid = self.uid_of(member);
         let line = |what: OtherUsers, owner: u32, granted: bool| {

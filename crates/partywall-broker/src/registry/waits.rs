@@ -37,8 +37,8 @@ impl Registry {
         Ok(Answer::Done.into())
     }
 
-    /// Gives back what an earlier request of a member was granted, or waits for: the member has not seen the answer, and does
-    /// not know whether there was one.
+    /// Gives back what an earlier request of a member was granted, or waits for: the member has not seen the answer,
+    /// and does not know whether there was one.
     pub(super) fn give_up(&mut self, member: MemberId, request: RequestId, out: &mut Effects) -> Decision {
         self.end_wait(member, request);
         let Some(record) = self.members.get(&member) else { return Ok(Answer::Done.into()) };

@@ -57,8 +57,8 @@ impl Log {
         }
     }
 
-    /// Returns as many matching events after a point, of names that the watcher sees, as one answer can hold, and the point
-    /// after the last compared event.
+    /// Returns as many matching events after a point, of names that the watcher sees, as one answer can hold, and the
+    /// point after the last compared event.
     fn page(&self, after: u64, pattern: &Pattern, sees: impl Fn(Owned) -> bool) -> (Vec<Happening>, u64) {
         let from = usize::try_from(after.saturating_sub(self.begin())).unwrap_or(usize::MAX);
         let kept = self.kept.range(from.min(self.kept.len())..);

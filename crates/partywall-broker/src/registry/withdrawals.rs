@@ -1,8 +1,8 @@
 //! Withdrawals with a deadline.
 //!
-//! The name ends at once, as with every withdrawal. Readers may go on until the deadline. Then the requested policy applies
-//! to those that still have a withdrawn version open. A withdrawal belongs to the versions that it withdrew, and ends with
-//! the last of them: a version that is committed under the name later is not affected.
+//! The name ends at once, as with every withdrawal. Readers may go on until the deadline. Then the requested policy
+//! applies to those that still have a withdrawn version open. A withdrawal belongs to the versions that it withdrew,
+//! and ends with the last of them: a version that is committed under the name later is not affected.
 
 use std::collections::BTreeSet;
 
@@ -134,8 +134,8 @@ impl Registry {
         }
     }
 
-    /// Returns what the deadline does to a reader. A user does not evict members of another one: for those, a withdrawal
-    /// that evicts makes the versions stale.
+    /// Returns what the deadline does to a reader. A user does not evict members of another one: for those, a
+    /// withdrawal that evicts makes the versions stale.
     fn policy(&self, reader: MemberId, notice: &Notice, owner: u32) -> Then {
         match notice.then {
             Then::Evict if self.uid_of(reader) != owner => Then::Stale,

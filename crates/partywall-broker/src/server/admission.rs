@@ -69,8 +69,8 @@ impl Server {
         self.registry.check_rows().map_err(translate::refusal)
     }
 
-    /// Makes room for another operator among those of some users; if necessary, dismisses the one that has been idle for
-    /// longest.
+    /// Makes room for another operator among those of some users; if necessary, dismisses the one that has been idle
+    /// for longest.
     fn make_room_for_operator(
         &mut self,
         of: impl Fn(u32) -> bool,
@@ -215,7 +215,8 @@ impl Server {
             self.runner.control.begin_row(uid, row);
         }
         self.welcome(id, member, ours, theirs, true);
-        // After the welcome, because there is no events socket before it, and the member may be reminded of stale leases.
+        // After the welcome, because there is no events socket before it, and the member may be reminded of stale
+        // leases.
         if self.peers.members.current(member) == Some(id) {
             self.apply(Event::Resumed { member });
         }

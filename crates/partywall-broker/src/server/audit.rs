@@ -1,9 +1,8 @@
 //! Audit lines: which users connect, what they get of each other, and what they are refused.
 //!
-//! The lines have the target `audit` in the log. Each names two users: that of the process, and the owner of what it asked
-//! for, or the broker's. A process of another user could fill the log with
-//! them, and so hide earlier ones: beyond [`LINES`] in a second, lines of a user are only counted, and the next line says
-//! how many are missing.
+//! The lines have the target `audit` in the log. Each names two users: that of the process, and the owner of what it
+//! asked for, or the broker's. A process of another user could fill the log with them, and so hide earlier ones: beyond
+//! [`LINES`] in a second, lines of a user are only counted, and the next line says how many are missing.
 
 use std::{
     collections::BTreeMap,

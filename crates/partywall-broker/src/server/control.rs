@@ -1,8 +1,9 @@
 //! Control memory: created by the broker and shared with members.
 //!
-//! Every member can write every byte of the control memory that it has. Every loop here therefore terminates for any bytes, and no
-//! value read is trusted: it is only shown to people or passed on as a number. Whether tasks name an
-//! attachment decides whether it ends: a member that breaks the rules can end it early, and its tasks then name nothing.
+//! Every member can write every byte of the control memory that it has. Every loop here therefore terminates for any
+//! bytes, and no value read is trusted: it is only shown to people or passed on as a number. Whether tasks name an
+//! attachment decides whether it ends: a member that breaks the rules can end it early, and its tasks then name
+//! nothing.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -47,8 +48,9 @@ pub(super) struct Control {
     slots_read: u32,
 }
 
-/// The memory of the rows of one user's members. Row numbers are the same in all of them, and each has room for all rows:
-/// only used pages take memory. A user gets its own memory alone, and so writes no heartbeats of others and reads no traces.
+/// The memory of the rows of one user's members. Row numbers are the same in all of them, and each has room for all
+/// rows: only used pages take memory. A user gets its own memory alone, and so writes no heartbeats of others and reads
+/// no traces.
 #[derive(Debug)]
 struct Rows {
     members: Members,
@@ -436,8 +438,8 @@ impl Control {
         self.clearing.push_back(Clearing::Row { row, tables });
     }
 
-    /// Runs scheduled steps, as many as one turn of the loop allows. Returns the detachments that were done, and the rows
-    /// that have been cleared.
+    /// Runs scheduled steps, as many as one turn of the loop allows. Returns the detachments that were done, and the
+    /// rows that have been cleared.
     pub(super) fn clear(&mut self, registry: &Registry) -> (u32, Vec<u16>) {
         let mut detached = 0;
         let mut cleared = Vec::new();
@@ -517,8 +519,8 @@ pub(super) fn queue_shape(control: &wire::Control) -> Option<queue::Shape> {
     Some(queue::Shape { tasks, inputs: control.blocks, outputs, lease })
 }
 
-/// Maps an object that a former process has left; `None` if its memory is damaged. The next worker tries again if there is
-/// too little memory for the mapping.
+/// Maps an object that a former process has left; `None` if its memory is damaged. The next worker tries again if there
+/// is too little memory for the mapping.
 fn map<T>(fd: FdId, store: &FdStore, map: impl FnOnce(BorrowedFd<'_>) -> io::Result<T>) -> Option<T> {
     let held = store.share(&[fd]).pop()?;
     match map(held.fd()?) {

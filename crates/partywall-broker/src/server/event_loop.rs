@@ -312,7 +312,8 @@ impl Server {
         }
     }
 
-    /// Discards timers of completed handshakes and of withdrawals that are over, and the idle timer if the broker is not idle any more.
+    /// Discards timers of completed handshakes and of withdrawals that are over, and the idle timer if the broker is
+    /// not idle any more.
     fn discard_timers(&mut self) {
         let connections = &self.peers.connections;
         let idle = self.idle_since.is_some();

@@ -6,8 +6,8 @@
 //! closes its end; closing our end does not. A socket with unread descriptors is therefore kept here even after its
 //! connection is gone.
 //!
-//! For the kernel all descriptors that the broker sends are in flight for the broker's user. Processes of other users may
-//! therefore leave only a part of them unread, each user a smaller one.
+//! For the kernel all descriptors that the broker sends are in flight for the broker's user. Processes of other users
+//! may therefore leave only a part of them unread, each user a smaller one.
 //!
 //! A message reserves a slot for each descriptor that it sends at once. It keeps the slots until its last group of
 //! descriptors has been read, so a message that has begun never waits for other processes.
@@ -235,8 +235,8 @@ impl InFlight {
 /// Maximum number of unread descriptors of one process.
 const MAX_OF_PROCESS: usize = 64;
 
-/// A process that leaves descriptors unread for this long counts as one that does not read. On a busy machine a thread may wait
-/// for a processor for tens of milliseconds, and the requests of its process are not refused for that.
+/// A process that leaves descriptors unread for this long counts as one that does not read. On a busy machine a thread
+/// may wait for a processor for tens of milliseconds, and the requests of its process are not refused for that.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// Maximum number of unread descriptors of all processes. The kernel limits what a client may send by the client's soft

@@ -347,8 +347,8 @@ impl Membership {
         }
     }
 
-    /// Returns the result of the SIGKILL for a member, also for a repeated request. A former worker has not left it, and of a
-    /// member that is proved dead nothing is left: both count as killed, unless the member never had a pidfd.
+    /// Returns the result of the SIGKILL for a member, also for a repeated request. A former worker has not left it,
+    /// and of a member that is proved dead nothing is left: both count as killed, unless the member never had a pidfd.
     pub(super) fn killed(&self, member: MemberId) -> Kill {
         let Some(record) = self.records.get(&member) else { return Kill::Sent };
         record.killed.unwrap_or(if record.provable { Kill::Sent } else { Kill::NoPidfd })

@@ -1,7 +1,7 @@
 //! Has a child process check whether the memory at a place is lost, and ends what is lost.
 //!
-//! See [`crate::memory_check`]. Nothing waits for the child: it may be blocked in the driver, where even SIGKILL does not end it
-//! at once. The next child is therefore started only when the former one has ended.
+//! See [`crate::memory_check`]. Nothing waits for the child: it may be blocked in the driver, where even SIGKILL does
+//! not end it at once. The next child is therefore started only when the former one has ended.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -34,8 +34,8 @@ pub(super) struct MemoryChecks {
     waiting: VecDeque<(Place, Vec<FdId>)>,
     /// When places were checked.
     checked: BTreeMap<Place, Instant>,
-    /// Places of which nothing was found out: when to check them again, and how often after that. A GPU that is just being
-    /// reset cannot be used.
+    /// Places of which nothing was found out: when to check them again, and how often after that. A GPU that is just
+    /// being reset cannot be used.
     again: BTreeMap<Place, (Instant, u32)>,
 }
 
@@ -222,7 +222,8 @@ fn text(place: Place) -> String {
     format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
 
-/// How long after a check begins before the place is checked again: members that report without end start no more children.
+/// How long after a check begins before the place is checked again: members that report without end start no more
+/// children.
 const PAUSE: Duration = Duration::from_secs(10);
 
 /// How often a place is checked again if nothing is found out.

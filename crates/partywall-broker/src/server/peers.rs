@@ -147,11 +147,12 @@ impl Peers {
         store.discard(connection.take_received());
     }
 
-    /// Returns the connection to close if unfinished messages hold more descriptors than the broker keeps, after `last` has
-    /// sent something.
+    /// Returns the connection to close if unfinished messages hold more descriptors than the broker keeps, after `last`
+    /// has sent something.
     ///
-    /// A process that holds too many alone loses its last connection. Otherwise the message that has been unfinished for
-    /// longest is lost, of another user than the broker's if there is one: a message of the library is finished soon.
+    /// A process that holds too many alone loses its last connection. Otherwise the message that has been unfinished
+    /// for longest is lost, of another user than the broker's if there is one: a message of the library is finished
+    /// soon.
     pub(super) fn holds_too_many_unclaimed(&self, last: ConnectionId) -> Option<ConnectionId> {
         let key = self.connections.get(&last).filter(|connection| connection.unclaimed() > 0)?.process().key;
         let is_heard = |connection: &Connection| !matches!(connection.phase(), Phase::Lingering(_));

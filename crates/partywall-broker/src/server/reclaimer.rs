@@ -252,8 +252,8 @@ impl Drop for Donated {
 
 /// The socket of a client.
 ///
-/// The kernel closes with it what the client has sent through it and nobody has read: any file, GPU memory among them. If
-/// there is something, the thread closes the socket.
+/// The kernel closes with it what the client has sent through it and nobody has read: any file, GPU memory among them.
+/// If there is something, the thread closes the socket.
 #[derive(Debug)]
 pub(super) struct ClientSocket(Donated);
 

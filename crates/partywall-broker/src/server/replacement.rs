@@ -111,8 +111,8 @@ impl Server {
         Ok(())
     }
 
-    /// Checks that a process of the broker's user, at the other end of a connection, could as well start programs by itself
-    /// where the broker runs. A process in a container that has been given the broker's socket could not.
+    /// Checks that a process of the broker's user, at the other end of a connection, could as well start programs by
+    /// itself where the broker runs. A process in a container that has been given the broker's socket could not.
     fn may_replace(&self, id: ConnectionId, member: MemberId) -> Result<(), String> {
         let connection = self.peers.connections.get(&id).ok_or("its connection has ended")?;
         // Not the pid that it has told, which is checked only if the kernel knows one.
@@ -204,8 +204,8 @@ impl Server {
         }
     }
 
-    /// Leaves everything to the program that was accepted, if there is one. Returns whether this process has to end now,
-    /// without closing anything.
+    /// Leaves everything to the program that was accepted, if there is one. Returns whether this process has to end
+    /// now, without closing anything.
     pub(super) fn hand_over(&mut self) -> bool {
         let Some(replacement) = self.replacement.take_if(|replacement| matches!(replacement.stage, Stage::Accepted(_)))
         else {

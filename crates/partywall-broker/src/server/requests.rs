@@ -66,8 +66,8 @@ impl Server {
             let answer = wire::Answer::MemoryCheck { runs: self.suspect_memory(place) };
             return self.send_reply(id, member, Reply { id: request.id, outcome: Ok(answer) });
         }
-        // A context ends with the memory of its GPU, but mostly for other reasons. A reset of the driver ends pinned memory,
-        // too. Members that have it open already do not import it again, and so could not report it.
+        // A context ends with the memory of its GPU, but mostly for other reasons. A reset of the driver ends pinned
+        // memory, too. Members that have it open already do not import it again, and so could not report it.
         if let wire::Call::ContextLost { gpu } = request.call {
             let places = gpu.map(wire::Place::Gpu).into_iter().chain(self.registry.nodes());
             places.for_each(|place| _ = self.suspect_memory(place));

@@ -142,8 +142,8 @@ impl State<Registry> {
             | Effect::Kill(_)
             | Effect::RemoveSocket
             | Effect::Stop => redo.push(effect),
-            // Members repeat their requests and waits. Timers and confirmations follow from the registry's state, and all
-            // connections end.
+            // Members repeat their requests and waits. Timers and confirmations follow from the registry's state, and
+            // all connections end.
             Effect::Reply { .. }
             | Effect::Notify { .. }
             | Effect::Confirm(_)
@@ -188,8 +188,8 @@ impl Past {
 }
 
 impl Server {
-    /// Continues where a former worker was killed. Returns what to close once members are served again: memory may take long
-    /// to be freed.
+    /// Continues where a former worker was killed. Returns what to close once members are served again: memory may take
+    /// long to be freed.
     pub(super) fn resume_service(&mut self, unfinished: Unfinished) -> Left {
         let begun = Instant::now();
         let Unfinished { redo, clearing, members, rest } = unfinished;
@@ -302,11 +302,12 @@ impl Server {
 }
 
 /// Closes those descriptors that belong to nothing the journal names and whose close never waits: locks of directories,
-/// for which other processes wait, pipes, epoll instances and eventfds. What this worker has to open may need their numbers.
+/// for which other processes wait, pipes, epoll instances and eventfds. What this worker has to open may need their
+/// numbers.
 ///
-/// Returns the others: sockets of clients that had not introduced themselves, events sockets, descriptors of requests that
-/// were not decided, memory that was released. With a socket the kernel closes what was sent through it and not read, which
-/// may be memory, and a client may have sent any file.
+/// Returns the others: sockets of clients that had not introduced themselves, events sockets, descriptors of requests
+/// that were not decided, memory that was released. With a socket the kernel closes what was sent through it and not
+/// read, which may be memory, and a client may have sent any file.
 fn close_at_once(rest: Vec<OwnedFd>) -> Vec<OwnedFd> {
     let closes_at_once = |fd: &OwnedFd| match classify(fd) {
         Ok(FdKind::Other(what)) => AT_ONCE.contains(&&*what),

@@ -54,7 +54,8 @@ impl Runner {
 }
 
 impl Server {
-    /// Does in control memory what a request needs and what depends on the registry's state: creates it, or ends an attachment.
+    /// Does in control memory what a request needs and what depends on the registry's state: creates it, or ends an
+    /// attachment.
     pub(super) fn provide(&mut self, member: MemberId, mut call: Call) -> Result<Call, Refusal> {
         // Members may have ended the cell themselves. The new writer needs a cell that has not ended.
         if let Call::OpenTimeline(open) = &call

@@ -10,8 +10,8 @@
 //! | 3 | the event is recorded | the remaining effects are carried out at the restart |
 //! | 4 | the other effects, such as ends of timelines, closes, the reply | as above; each may happen twice |
 //!
-//! A cell is started before the record because a second start would set its timeline back. A decision that panics is not
-//! recorded, so no restart repeats it.
+//! A cell is started before the record because a second start would set its timeline back. A decision that panics is
+//! not recorded, so no restart repeats it.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -52,8 +52,8 @@ pub(crate) struct Supervised {
     supervisor: u32,
     /// A request that was being handled at two deaths: it is not handled again.
     pub(super) fatal: Option<(MemberId, RequestId)>,
-    /// Set while an event is missing in the journal, from which a restart would continue with a wrong state: when to begin
-    /// the journal anew.
+    /// Set while an event is missing in the journal, from which a restart would continue with a wrong state: when to
+    /// begin the journal anew.
     behind: Option<Instant>,
 }
 
@@ -84,7 +84,8 @@ pub(super) enum Record<E> {
     Undone { at: CellAt, value: u64 },
 }
 
-/// Everything that a worker knows. Raise [`STATE_VERSION`](crate::replacement::STATE_VERSION) whenever the encoding changes.
+/// Everything that a worker knows. Raise [`STATE_VERSION`](crate::replacement::STATE_VERSION) whenever the encoding
+/// changes.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct State<R> {
     pub(super) format: Format,
@@ -120,8 +121,8 @@ pub(crate) fn check_state(bytes: &[u8]) -> Result<(), String> {
     }
 }
 
-/// Ends a worker that lacks something to continue with, so that its supervisor starts another one. It drops nothing: that
-/// would close what the next worker continues with.
+/// Ends a worker that lacks something to continue with, so that its supervisor starts another one. It drops nothing:
+/// that would close what the next worker continues with.
 pub(super) fn lack(error: &StartError) -> ! {
     tracing::error!(%error, "cannot continue yet; the supervisor tries again");
     std::process::exit(LACKS)
@@ -230,8 +231,8 @@ impl Server {
         point("broker: recorded beside the registry");
     }
 
-    /// Prepares for a request: refuses it if it was fatal twice, or if it cannot be recorded and `takes` something. A request
-    /// that gives something back is recorded in the memory that is kept for it.
+    /// Prepares for a request: refuses it if it was fatal twice, or if it cannot be recorded and `takes` something. A
+    /// request that gives something back is recorded in the memory that is kept for it.
     pub(super) fn begin_request(&mut self, member: MemberId, request: u64, takes: bool) -> Result<(), Refusal> {
         let Some(supervised) = &mut self.supervised else { return Ok(()) };
         if supervised.fatal == Some((member, RequestId(request))) {
@@ -311,7 +312,8 @@ fn to_give_back(registry: &Registry) -> u64 {
     leases * OF_LEASE + members * OF_MEMBER
 }
 
-/// Bytes of the records of a lease or claim that is given back: the request, the close of its memory, the end of its cell.
+/// Bytes of the records of a lease or claim that is given back: the request, the close of its memory, the end of its
+/// cell.
 const OF_LEASE: u64 = 128;
 
 /// Bytes of the records of a member that leaves or dies: its connections, its process, its detachments, its row.

@@ -43,12 +43,12 @@ fn unfinished_messages_of_many_processes_leave_room_for_others() {
     open_and_release(&mut late);
 }
 
-/// The open files of the broker: as many as its limits need, which each broker checks before it starts. The kernel allows a
-/// user of the broker as many descriptors in flight.
+/// The open files of the broker: as many as its limits need, which each broker checks before it starts. The kernel
+/// allows a user of the broker as many descriptors in flight.
 const OPEN_FILES: u64 = 16_384;
 
-/// The open files of a broker beside a flood of descriptors: as many as a user usually may have, and as the hostile process
-/// could fill with one message that it does not finish on each of four connections.
+/// The open files of a broker beside a flood of descriptors: as many as a user usually may have, and as the hostile
+/// process could fill with one message that it does not finish on each of four connections.
 const FEW_FILES: u64 = 1_024;
 
 /// Uses a broker beside a process that misbehaves, and that may have 1,024 open files.

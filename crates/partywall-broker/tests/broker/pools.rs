@@ -360,8 +360,8 @@ fn broker_survives_any_control_memory_of_pools() {
     survive_any_control_memory(TOPIC, |_, _| {});
 }
 
-/// Creates an object, and overwrites its control memory again and again. Others open it, are asked about, evicted, and leave
-/// meanwhile. `open_more` is called with each of them and with the lease of the object.
+/// Creates an object, and overwrites its control memory again and again. Others open it, are asked about, evicted, and
+/// leave meanwhile. `open_more` is called with each of them and with the lease of the object.
 pub(crate) fn survive_any_control_memory(control: Control, open_more: impl Fn(&mut Client, u64)) {
     let broker = TestBroker::start();
     let mut watcher = broker.client();

@@ -23,8 +23,8 @@ pub(crate) struct Arguments {
     /// What to measure
     #[arg(value_enum, default_value = "all", value_name = "SUBJECT")]
     subject: Chosen,
-    /// Where the memory is: auto, host, cuda, cuda:N, or a GPU's UUID; auto is the first GPU, or host memory where there is
-    /// none
+    /// Where the memory is: auto, host, cuda, cuda:N, or a GPU's UUID; auto is the first GPU, or host memory where
+    /// there is none
     #[arg(long, value_name = "DEVICE", default_value_t)]
     device: DeviceChoice,
     /// Write report.json, and report.html with plots, into this folder
@@ -129,8 +129,8 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     Ok(())
 }
 
-/// Reports an unusable folder before a measurement that takes minutes. Removes again what it makes, so that an interrupted
-/// measurement leaves nothing.
+/// Reports an unusable folder before a measurement that takes minutes. Removes again what it makes, so that an
+/// interrupted measurement leaves nothing.
 fn check(out: &Path) -> Result<(), Failure> {
     let is_missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
     let missing: Vec<_> = out.ancestors().take_while(is_missing).collect();

@@ -23,7 +23,8 @@ pub(crate) struct Arguments {
     source: String,
     /// The name of the copy: letters, digits and `._-/`
     name: String,
-    /// Where the memory is: auto (the first GPU, else host memory), host, pinned, pinned:N, cuda, cuda:N, or a GPU's UUID
+    /// Where the memory is: auto (the first GPU, else host memory), host, pinned, pinned:N, cuda, cuda:N, or a GPU's
+    /// UUID
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     device: DeviceChoice,
     /// Do nothing if the name already exists; this is not a failure

@@ -1,9 +1,9 @@
 //! `partywall mps`: NVIDIA's MPS daemon in a directory of its own beside the domain's socket, see [`partywall::mps`].
 //!
-//! With `--json`: `start` prints `pipes` and `logs` (directories), `already` (whether it ran), `watcher` (a pid or null).
-//! `stop` prints `pipes` and `stopped` (whether it ran). `status` prints `pipes`, `logs`, `runs`, `watcher`, `held` (whether
-//! a command of `run --mps` or a process with `connect(mps=True)` runs), and `servers`, a list of `pid` and `clients`
-//! (pids). A missing daemon is a failure of neither `stop` nor `status`.
+//! With `--json`: `start` prints `pipes` and `logs` (directories), `already` (whether it ran), `watcher` (a pid or
+//! null). `stop` prints `pipes` and `stopped` (whether it ran). `status` prints `pipes`, `logs`, `runs`, `watcher`,
+//! `held` (whether a command of `run --mps` or a process with `connect(mps=True)` runs), and `servers`, a list of `pid`
+//! and `clients` (pids). A missing daemon is a failure of neither `stop` nor `status`.
 
 use std::time::Duration;
 
@@ -45,7 +45,8 @@ enum Action {
     },
     /// Show the daemon, its servers and their clients
     Status,
-    /// Start the daemon and watch it. Used only by `start`, `run --mps` and the libraries: the process becomes the watcher
+    /// Start the daemon and watch it. Used only by `start`, `run --mps` and the libraries: the process becomes the
+    /// watcher
     #[command(hide = true)]
     Watch(Start),
 }

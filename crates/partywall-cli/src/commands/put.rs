@@ -99,7 +99,8 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     if arguments.hold { hold(context, &segment, &cancel) } else { Ok(segment.release()?) }
 }
 
-/// Returns why a name is invalid; it may include a version, which cannot be chosen. `command` is the command without the name.
+/// Returns why a name is invalid; it may include a version, which cannot be chosen. `command` is the command without
+/// the name.
 pub(super) fn bad_name(command: &str, name: &str, error: Error) -> Failure {
     let Some((name, version)) = name.split_once('@') else { return error.into() };
     let message = format!("version {version:?} of {name:?} cannot be chosen: versions are counted, from 1");

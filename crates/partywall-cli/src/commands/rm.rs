@@ -1,5 +1,6 @@
 //! `partywall rm NAME…`. With `--json`: `removed`, a list of `name`, `version`, `bytes_kept`, `holders`
-//! ([`describe`]), `queues` ([`describe`]), `notice` (with `--deadline` as of [`describe::version`], else null), and `failed`, a list of `name`, `error` (`code`, `kind`, `message`, `advice`).
+//! ([`describe`]), `queues` ([`describe`]), `notice` (with `--deadline` as of [`describe::version`], else null), and
+//! `failed`, a list of `name`, `error` (`code`, `kind`, `message`, `advice`).
 //!
 //! Every name is tried. The exit code is that of the first failure. Before it removes the matches of a pattern, the
 //! command asks for confirmation unless `--yes` is given. Without a terminal to ask at, it refuses.

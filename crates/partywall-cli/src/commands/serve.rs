@@ -2,9 +2,9 @@
 //!
 //! The command itself is the supervisor, which starts the broker's worker again if it dies.
 //!
-//! In the foreground it prints one line when it is ready, or with `--json` an object: `pid` (of the worker), `supervisor`
-//! (its own pid), `socket`, `domain`, `version`, `log` (a path or null). `--background` prints the same once the daemon is ready, and ends. `--check` prints
-//! `socket`, `domain`, `version`, `log`.
+//! In the foreground it prints one line when it is ready, or with `--json` an object: `pid` (of the worker),
+//! `supervisor` (its own pid), `socket`, `domain`, `version`, `log` (a path or null). `--background` prints the same
+//! once the daemon is ready, and ends. `--check` prints `socket`, `domain`, `version`, `log`.
 //!
 //! In the foreground it is a service of systemd, if systemd has started it; see [`manager`].
 //!
@@ -116,8 +116,8 @@ pub(crate) struct Arguments {
     /// Most semaphores [default: 4096]
     #[arg(long, value_name = "N", value_parser = parse_number::<u64>)]
     max_semaphores: Option<u64>,
-    /// Most bytes of each user's versions, timelines and semaphores [default: a quarter of --max-bytes for each user but
-    /// the broker's]
+    /// Most bytes of each user's versions, timelines and semaphores [default: a quarter of --max-bytes for each user
+    /// but the broker's]
     #[arg(long, value_name = "BYTES", value_parser = parse_size)]
     max_bytes_per_uid: Option<u64>,
     /// Most bytes of each user's pinned memory on each NUMA node [default: likewise, of --max-pinned-bytes]
@@ -132,8 +132,8 @@ pub(crate) struct Arguments {
     /// Most members of each user, unproven ones among them [default: likewise, of --max-clients]
     #[arg(long, value_name = "N", value_parser = parse_members)]
     max_clients_per_uid: Option<u64>,
-    /// Most connections at a time of each user but the broker's that are no members, for `ps`, `ls` and the like [default:
-    /// 4 of 16]
+    /// Most connections at a time of each user but the broker's that are no members, for `ps`, `ls` and the like
+    /// [default: 4 of 16]
     #[arg(long, value_name = "N", value_parser = parse_number::<u64>)]
     max_seats_per_uid: Option<u64>,
     /// Most bytes of one message [default: 256KiB; at least 64KiB]
@@ -251,7 +251,8 @@ fn serve(
     if let Some(lab) = arguments.of_a_lab {
         let refused = |errno| Failure::system("asking for a signal", errno);
         set_parent_process_death_signal(Some(Signal::TERM)).map_err(refused)?;
-        // The lab may have been killed before the request; then no signal arrives. This one waits until the worker runs.
+        // The lab may have been killed before the request; then no signal arrives. This one waits until the worker
+        // runs.
         if Pid::as_raw(getppid()) != lab {
             kill_process(getpid(), Signal::TERM).map_err(refused)?;
         }
@@ -365,8 +366,8 @@ impl Ready<'_> {
         self.about(&format!("with pid {}, supervised by pid {}, ", self.pid, self.supervisor))
     }
 
-    /// Returns what a service manager shows for as long as the domain lives. The worker's pid would be wrong after its death,
-    /// and the supervisor opens no socket to correct it while a worker shares its table of files.
+    /// Returns what a service manager shows for as long as the domain lives. The worker's pid would be wrong after its
+    /// death, and the supervisor opens no socket to correct it while a worker shares its table of files.
     fn status(&self) -> String {
         self.about(&format!("supervised by pid {} ", self.supervisor))
     }

@@ -36,8 +36,8 @@ use crate::{Context, describe, failure::Failure, output::Output, text};
 /// The arguments of the command.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// The name of a segment, pool, topic, queue, timeline or semaphore; `NAME@V` is version V of a segment [default: the
-    /// latest]
+    /// The name of a segment, pool, topic, queue, timeline or semaphore; `NAME@V` is version V of a segment [default:
+    /// the latest]
     #[arg(value_name = "NAME[@V]")]
     name: String,
     /// List all tensors, not only the first 20
@@ -287,8 +287,8 @@ fn used_later(domain: &Domain, info: &SegmentInfo) -> Result<Option<ControlInfo>
     }
 }
 
-/// Returns the state of a topic later if it lacks ages of samples, because subscribers measure ages from the first question
-/// on.
+/// Returns the state of a topic later if it lacks ages of samples, because subscribers measure ages from the first
+/// question on.
 fn with_ages(domain: &Domain, mut info: SegmentInfo) -> Result<SegmentInfo, Failure> {
     let topic = info.control.as_ref().and_then(|control| control.topic.as_ref());
     let lacks = |topic: &TopicInfo| {

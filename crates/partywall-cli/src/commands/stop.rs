@@ -57,8 +57,8 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
         Err(error) => return Err(error.into()),
     };
     let Ended { pid, how } = how;
-    // A broker that ends by itself has removed its socket, unless it is a socket of systemd: looking for a listener there
-    // would start the next broker.
+    // A broker that ends by itself has removed its socket, unless it is a socket of systemd: looking for a listener
+    // there would start the next broker.
     let stale = how != "asked" && remove_stale(&location)?;
     let who = pid.map_or_else(String::new, |pid| format!(" with pid {pid}"));
     context.output().line(format!("the broker{who} at {} has ended", location.socket.display()));
@@ -103,8 +103,8 @@ fn ask(context: &Context, location: &Location, domain: &Domain, force: bool) -> 
     let seen = partywall::broker_pid(location).ok().flatten();
     let has_supervisor = status.as_ref().is_none_or(|status| status.supervisor.is_some());
     let pid = seen.filter(|_| has_supervisor).or(status.map(|status| status.pid));
-    // The broker sent them, so they cannot mean another process, as a pid could. The last one ends last: the supervisor, or
-    // the broker itself if it has none.
+    // The broker sent them, so they cannot mean another process, as a pid could. The last one ends last: the
+    // supervisor, or the broker itself if it has none.
     let processes = domain.broker_processes();
     match domain.stop_broker(force) {
         Ok(()) => {}
@@ -128,8 +128,8 @@ fn ask(context: &Context, location: &Location, domain: &Domain, force: bool) -> 
     }
 }
 
-/// Kills a broker that has not ended, for the reason that `message` gives: of its processes the supervisor first, which is
-/// the last of them and would restart the worker.
+/// Kills a broker that has not ended, for the reason that `message` gives: of its processes the supervisor first, which
+/// is the last of them and would restart the worker.
 fn kill(
     context: &Context,
     location: &Location,

@@ -1,8 +1,8 @@
 //! `partywall trace`: writes what the processes of a domain publish, receive, submit, claim, signal and wait for, as a file
 //! for <https://ui.perfetto.dev>.
 //!
-//! With `--json` it prints an object with `out` (the file), `events`, `arrows` (between events), `processes`, `lost` (events
-//! that were not read in time) and `seconds`.
+//! With `--json` it prints an object with `out` (the file), `events`, `arrows` (between events), `processes`, `lost`
+//! (events that were not read in time) and `seconds`.
 
 use std::{
     fs::{File, OpenOptions},
@@ -24,7 +24,8 @@ use crate::{Context, failure::Failure, signals, text};
 /// The arguments of the command.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// Trace only topics, queues and timelines whose names match; `*` stands for any characters, also `/`, and `?` for one
+    /// Trace only topics, queues and timelines whose names match; `*` stands for any characters, also `/`, and `?` for
+    /// one
     #[arg(value_name = "NAME", value_parser = Pattern::new)]
     names: Vec<Pattern>,
     /// How long to trace; Ctrl-C ends it earlier

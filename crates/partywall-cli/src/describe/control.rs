@@ -15,9 +15,9 @@ use crate::text::count;
 ///
 /// - of each: `kind`, `blocks` (how many; of a queue those for inputs), `block_bytes` (usable bytes of one block);
 /// - of a pool: `zeroed` (whether a block is all zero when it is taken);
-/// - of a topic: `depth`, `history`, `max_publishers`, `max_loans` (of each), `max_subscribers`, `max_held`, `dtype` (null
-///   if samples may have any type), `shape` (of all samples, a list in which null is any length; null if samples may have
-///   any shape);
+/// - of a topic: `depth`, `history`, `max_publishers`, `max_loans` (of each), `max_subscribers`, `max_held`, `dtype`
+///   (null if samples may have any type), `shape` (of all samples, a list in which null is any length; null if samples
+///   may have any shape);
 /// - of a queue: `tasks` (its capacity), `outputs` (blocks), `output_bytes` (of one), `lease_ms` (0 if attempts have no
 ///   time limit).
 pub(crate) fn shape(control: &Control) -> Value {
@@ -36,9 +36,9 @@ pub(crate) fn shape(control: &Control) -> Value {
 }
 
 /// Returns the usage of a pool, topic or queue: `free` (blocks), of a topic `publishers`, `subscribers`, `published`
-/// (samples so far), and of a queue `tasks`: how many are in each state, `pending`, `claimed`, `enqueued`, `done` (results
-/// that were not taken), `dead` (dead letters), `ending` (over, with attempts that may still use their blocks); `free` (how
-/// many more fit); `completed` (results so far), `returned` (attempts without a result so far).
+/// (samples so far), and of a queue `tasks`: how many are in each state, `pending`, `claimed`, `enqueued`, `done`
+/// (results that were not taken), `dead` (dead letters), `ending` (over, with attempts that may still use their
+/// blocks); `free` (how many more fit); `completed` (results so far), `returned` (attempts without a result so far).
 pub(crate) fn usage(usage: &Usage) -> Value {
     let mut value = usage.topic.map_or_else(|| json!({}), |topic| json!(topic));
     value["free"] = json!(usage.free);
@@ -82,11 +82,11 @@ pub(crate) fn sum(control: &Control, topic: &TopicShape) -> String {
 ///
 /// - of each: `audit` (`clean`, or what is wrong), `waiting` (how many wait for a block), `counts` (of blocks: `free`,
 ///   `held`, `offered`, `in_ring`, `read`, `unused`, `handed`);
-/// - of a topic: `published` (samples so far), `publishers` ([`publisher`]) and `subscribers` ([`subscriber`]), which may
-///   be incomplete if there are very many;
-/// - of a queue: `tasks` (as in [`usage`]), `outputs` (of the output blocks: `free`, `held`, `in_results`) and `attached`,
-///   the segments that it holds: `name`, `version`, `bytes`, `attachment` (the number by which tasks name it), `tasks` (how
-///   many name it and may still read it).
+/// - of a topic: `published` (samples so far), `publishers` ([`publisher`]) and `subscribers` ([`subscriber`]), which
+///   may be incomplete if there are very many;
+/// - of a queue: `tasks` (as in [`usage`]), `outputs` (of the output blocks: `free`, `held`, `in_results`) and
+///   `attached`, the segments that it holds: `name`, `version`, `bytes`, `attachment` (the number by which tasks name
+///   it), `tasks` (how many name it and may still read it).
 pub(crate) fn detail(info: &ControlInfo) -> Value {
     let BlockCounts { free, held, offered, in_ring, read, unused, handed, waiting, .. } = info.blocks;
     let mut value = json!({
@@ -128,8 +128,8 @@ fn publisher(publisher: &PublisherInfo) -> Value {
 
 /// Returns a subscriber: `id`, `pid`, `state`, `detached` as in [`publisher`]; `policy` (`block`, `drop-oldest` or
 /// `latest`), `queue` (how many samples it may be behind, or null), `lag` (how many samples it is behind), `received`,
-/// `dropped`, `held`, `ages` (of the samples that it received, [`ages`]), `stalled_ms` (for how long a publisher has waited
-/// for it, or null).
+/// `dropped`, `held`, `ages` (of the samples that it received, [`ages`]), `stalled_ms` (for how long a publisher has
+/// waited for it, or null).
 fn subscriber(subscriber: &SubscriberInfo) -> Value {
     let mut value = participant(&subscriber.who);
     value["policy"] = json!(subscriber.policy());
@@ -143,8 +143,9 @@ fn subscriber(subscriber: &SubscriberInfo) -> Value {
     value
 }
 
-/// Returns the ages of samples, each the time from its publication until it was received: `count` (how many were measured),
-/// `p50_ns`, `p99_ns`, `max_ns`; or null if none was measured. Subscribers measure for a minute after each question.
+/// Returns the ages of samples, each the time from its publication until it was received: `count` (how many were
+/// measured), `p50_ns`, `p99_ns`, `max_ns`; or null if none was measured. Subscribers measure for a minute after each
+/// question.
 pub(crate) fn ages(ages: &Ages) -> Value {
     match ages.count {
         0 => Value::Null,

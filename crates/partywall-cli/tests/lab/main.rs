@@ -64,7 +64,8 @@ fn assert_nothing_left(ledger: &Path, processes: usize) {
     }
 }
 
-/// Returns a lab's report, after checking that its processes, of which there are `processes`, left nothing on the device.
+/// Returns a lab's report, after checking that its processes, of which there are `processes`, left nothing on the
+/// device.
 #[track_caller]
 fn report_of(name: &str, processes: usize) -> Report {
     let sandbox = Sandbox::new();

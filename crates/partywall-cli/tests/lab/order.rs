@@ -59,7 +59,8 @@ fn recorder_dead_while_a_stream_waits_for_its_event_ends_the_lab_on_the_simulate
     let mut running = Running::spawn(&mut lab(&sandbox, &["events"]));
     while !running.line().contains("slow enough to be waited for") {}
     let recorder = processes_of(&sandbox).into_iter().find(|(_, command)| command.contains("\0recorder\0")).unwrap().0;
-    // The next step is the wait for the event, after a kernel of 200 ms. The lab has to end, whenever the recorder dies.
+    // The next step is the wait for the event, after a kernel of 200 ms. The lab has to end, whenever the recorder
+    // dies.
     std::thread::sleep(std::time::Duration::from_millis(100));
     rustix::process::kill_process(recorder, rustix::process::Signal::KILL).unwrap();
     let output = running.wait();

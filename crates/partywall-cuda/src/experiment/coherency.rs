@@ -244,7 +244,8 @@ impl Coherency {
         limit: Duration,
     ) -> Result<(), AccessError> {
         let parameters = pairs(words, handover, limit)?;
-        // SAFETY: the parameters are those of `pw_write_pairs`, which stays below the number of pairs, inside the words.
+        // SAFETY: the parameters are those of `pw_write_pairs`, which stays below the number of pairs, inside the
+        // words.
         unsafe { launch(&self.write_pairs, stream, A_THREAD_A_PAIR, parameters) }?;
         Ok(stream.synchronize()?)
     }

@@ -83,13 +83,13 @@ impl Drop for UnshareableMemory {
     }
 }
 
-/// Memory of a NUMA node that another process exported, attached by as few driver calls as possible and never handed out,
-/// to measure how long the driver takes. Dropping it unmaps it; a failure goes to [`Driver::take_drop_error`].
+/// Memory of a NUMA node that another process exported, attached by as few driver calls as possible and never handed
+/// out, to measure how long the driver takes. Dropping it unmaps it; a failure goes to [`Driver::take_drop_error`].
 pub struct NodeAttachment(#[expect(dead_code, reason = "kept for its drop")] Parts);
 
 impl NodeAttachment {
-    /// Imports `bytes` bytes of `node`, maps them, and lets the device of `device` and, if `cpu`, the CPU read them: one
-    /// import, one reservation, one mapping, and one `cuMemSetAccess` for both.
+    /// Imports `bytes` bytes of `node`, maps them, and lets the device of `device` and, if `cpu`, the CPU read them:
+    /// one import, one reservation, one mapping, and one `cuMemSetAccess` for both.
     ///
     /// # Errors
     /// The driver's error.
@@ -217,7 +217,8 @@ pub fn calls_in_forked_children(context: &Context) -> std::io::Result<[(&'static
     let calls: [(_, &dyn Fn() -> u8); 3] = [("cuInit", &init), ("cuDeviceGetCount", &count), ("cuMemAlloc", &allocate)];
     let mut answers = [("", CuResult::SUCCESS); 3];
     for (answer, (name, call)) in answers.iter_mut().zip(calls) {
-        // SAFETY: in a forked child the driver refuses a call before it takes a lock (measured); nothing else runs there.
+        // SAFETY: in a forked child the driver refuses a call before it takes a lock (measured); nothing else runs
+        // there.
         let code = unsafe { partywall_os::process::in_fork(call) }?;
         *answer = (name, CuResult(code.into()));
     }
@@ -280,8 +281,8 @@ impl SquareRoots {
         to.require_writable()?;
         to.elements(4)?;
         let floats = from.elements(4)?;
-        // SAFETY: the parameters are those of the kernel. It reads the floats of `from` and writes as many to `to`, which
-        // has room for them.
+        // SAFETY: the parameters are those of the kernel. It reads the floats of `from` and writes as many to `to`,
+        // which has room for them.
         Ok(unsafe { launch(&self.kernel, stream, [64, 256], [from.device_ptr(), to.device_ptr(), floats]) }?)
     }
 }
@@ -331,8 +332,8 @@ impl Chains {
         } else {
             &self.reading
         };
-        // SAFETY: the parameters are those of the kernel. It reads words of `chain` up to the last but one, and writes the word
-        // at `at`, and with `writing` the words behind those that it reads.
+        // SAFETY: the parameters are those of the kernel. It reads words of `chain` up to the last but one, and writes
+        // the word at `at`, and with `writing` the words behind those that it reads.
         Ok(unsafe { launch(kernel, stream, [1, 1], [chain.device_ptr(), last, links, at.device_ptr()]) }?)
     }
 }

@@ -54,14 +54,15 @@ pub struct Picture<'a> {
     pub pixels: DeviceSlice<'a>,
     /// Its width and height, in pixels; at most 4,096 each.
     pub size: [u32; 2],
-    /// How many tiles are beside each other, and how many below each other; at most 16 in all. Tile `n` of `parts` begins
-    /// at `length · n / parts`, rounded down.
+    /// How many tiles are beside each other, and how many below each other; at most 16 in all. Tile `n` of `parts`
+    /// begins at `length · n / parts`, rounded down.
     pub tiles: [u32; 2],
     /// The fourth byte that the pixels of each tile should have.
     pub tags: [u8; 16],
 }
 
-/// The checks of pictures on a GPU, of which several may be enqueued at a time. Only their results are copied to the host.
+/// The checks of pictures on a GPU, of which several may be enqueued at a time. Only their results are copied to the
+/// host.
 ///
 /// `Send` and `Sync`.
 #[derive(Debug)]
@@ -129,15 +130,16 @@ impl Rasteriser {
         for (parameter, element) in parameters[3..].iter_mut().zip(matrix.as_flattened()) {
             *parameter = element.cast_unsigned();
         }
-        // SAFETY: the parameters are those of the kernel. It reads three words of each vector and writes as many; both ranges
-        // were checked.
+        // SAFETY: the parameters are those of the kernel. It reads three words of each vector and writes as many; both
+        // ranges were checked.
         Ok(unsafe { launch(&self.turn, stream, shape(count), parameters) }?)
     }
 
     /// Enqueues a copy of a tile's pixels to its place in a picture. `tile` is its left upper corner, width and height.
     ///
     /// # Errors
-    /// The tile is not in the picture; memory is too short, not aligned or, if it is written, read-only; the driver refuses.
+    /// The tile is not in the picture; memory is too short, not aligned or, if it is written, read-only; the driver
+    /// refuses.
     pub fn enqueue_place(
         &self,
         stream: StreamRef<'_>,
@@ -165,7 +167,8 @@ impl Rasteriser {
     /// Enqueues drawing a tile.
     ///
     /// # Errors
-    /// Memory that is too short, not aligned or, if it is written, read-only; more than 2^24 triangles; the driver refuses.
+    /// Memory that is too short, not aligned or, if it is written, read-only; more than 2^24 triangles; the driver
+    /// refuses.
     pub fn enqueue(&self, stream: StreamRef<'_>, drawing: &Drawing<'_>) -> Result<(), AccessError> {
         let [x, y, width, height] = drawing.tile.map(u64::from);
         let count = width * height;
@@ -213,14 +216,15 @@ impl Rasteriser {
             tint.unwrap_or_default().into(),
             drawing.tag.into(),
         ];
-        // SAFETY: as above. It reads a fragment and writes a pixel for each pixel of the tile, and reads colours below the
-        // count of triangles.
+        // SAFETY: as above. It reads a fragment and writes a pixel for each pixel of the tile, and reads colours below
+        // the count of triangles.
         Ok(unsafe { launch(&self.shade, stream, shape(count), shade) }?)
     }
 }
 
 impl Checks {
-    /// Loads the kernel, and allocates memory for this many checks at a time. Before any stream waits for another process.
+    /// Loads the kernel, and allocates memory for this many checks at a time. Before any stream waits for another
+    /// process.
     ///
     /// # Errors
     /// As for [`Kernels::load`](crate::Kernels::load); no memory.
@@ -263,11 +267,11 @@ impl Checks {
         let [low, high] = [0, 1].map(|half: usize| u64::from_le_bytes(tags[half]));
         let parameters = [pixels.device_ptr(), width, height, columns, rows, low, high, result.device_ptr()];
         let blocks = (width * height).div_ceil(u64::from(CHECK_THREADS)).clamp(1, CHECK_BLOCKS) as u32;
-        // SAFETY: the parameters are those of the kernel. It reads the pixels of the picture and adds to the two words of the
-        // result; both ranges were checked. The blocks have whole warps, as it demands.
+        // SAFETY: the parameters are those of the kernel. It reads the pixels of the picture and adds to the two words
+        // of the result; both ranges were checked. The blocks have whole warps, as it demands.
         unsafe { launch(&self.kernel, stream, [blocks, CHECK_THREADS], parameters) }?;
-        // SAFETY: nothing reads or frees the memory before the copy is done: `finish` and dropping the place wait for the
-        // event behind it, and without that event this waits for the stream.
+        // SAFETY: nothing reads or frees the memory before the copy is done: `finish` and dropping the place wait for
+        // the event behind it, and without that event this waits for the stream.
         unsafe { stream.enqueue_copy_to_host(&mut place.copied, result) }?;
         place.done.record(stream).inspect_err(|_| drop(stream.synchronize()))?;
         place.is_pending = true;

@@ -37,8 +37,8 @@ fn without_a_context<F: Fn(&str)>(faults: &[&str], left: &[&str], body: F) {
     run_roles::<F>(faults, left, |faults| body(faults));
 }
 
-/// Runs `body` if this process was started for that; else starts the test that the type `F` belongs to once for each list of
-/// faults.
+/// Runs `body` if this process was started for that; else starts the test that the type `F` belongs to once for each
+/// list of faults.
 #[track_caller]
 fn run_roles<F>(faults: &[&str], left: &[&str], body: impl FnOnce(&str)) {
     if std::env::var_os(ROLE).is_some() {

@@ -161,8 +161,8 @@ impl Usage {
         }
     }
 
-    /// Names the limit that made an opening fail. The kernel's limits come first: the driver opens files and maps memory, too,
-    /// and says little when the kernel refuses.
+    /// Names the limit that made an opening fail. The kernel's limits come first: the driver opens files and maps
+    /// memory, too, and says little when the kernel refuses.
     fn limit_behind(&self, error: &Error) -> &'static str {
         match error {
             Error::LimitReached(LimitReached::FileDescriptors(_)) => FILES,

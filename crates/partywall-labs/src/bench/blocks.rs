@@ -1,5 +1,5 @@
-//! Hand-offs by blocks of a pool: one side offers a block, and the other side accepts it. The reference of the block goes through
-//! a Unix socket, because a pool carries no messages.
+//! Hand-offs by blocks of a pool: one side offers a block, and the other side accepts it. The reference of the block
+//! goes through a Unix socket, because a pool carries no messages.
 
 use std::{
     io::{Read, Write},
@@ -63,8 +63,8 @@ impl Blocks {
     }
 }
 
-/// A relay by blocks in GPU memory: each stream copies the byte of the accepted block into the next one. A timeline of the sender
-/// orders the receiver's stream behind the copy.
+/// A relay by blocks in GPU memory: each stream copies the byte of the accepted block into the next one. A timeline of
+/// the sender orders the receiver's stream behind the copy.
 pub(super) struct BlockRelay {
     stream: Stream,
     blocks: Blocks,

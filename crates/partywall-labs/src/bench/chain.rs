@@ -1,5 +1,5 @@
-//! A chain of words through memory. Each link names the word of the next one, so that a load cannot begin before the previous
-//! load has ended. The order looks random, so that no hardware can predict it.
+//! A chain of words through memory. Each link names the word of the next one, so that a load cannot begin before the
+//! previous load has ended. The order looks random, so that no hardware can predict it.
 
 /// Words from one link to the next in memory: 128 bytes, a line of the caches of GPUs and two of those of processors.
 pub(super) const STRIDE: usize = 16;
@@ -30,8 +30,8 @@ pub(super) fn end(bytes: u64, links: u64) -> u64 {
     (0..links).fold(0, |link, _| order.after(link)) * STRIDE as u64
 }
 
-/// The order of the links, as a function: a table would be as large as the measured memory. A permutation gives each link a
-/// place, and the link at the next place follows it, so that one cycle contains all links.
+/// The order of the links, as a function: a table would be as large as the measured memory. A permutation gives each
+/// link a place, and the link at the next place follows it, so that one cycle contains all links.
 struct Order {
     bits: u32,
 }
@@ -55,7 +55,8 @@ impl Order {
         (0..ROUNDS).fold(next, |value, _| self.mixed(value).wrapping_mul(INVERSE) & self.mask())
     }
 
-    /// Mixes the bits of a value. The function is its own inverse, because it leaves the upper half of the bits unchanged.
+    /// Mixes the bits of a value. The function is its own inverse, because it leaves the upper half of the bits
+    /// unchanged.
     fn mixed(&self, value: u64) -> u64 {
         value ^ (value >> self.bits.div_ceil(2))
     }

@@ -89,8 +89,8 @@ fn on_host(bench: &Bench<'_>, peer: &mut Peer, sizes: &[u64], rotated: u64) -> R
 
 const COPIED_POOL: &str = "copied/into";
 
-/// Makes the samples of a comparison take turns among the parts of buffers. All cases share it, because a part that one case has
-/// just used would be in a cache for the next case.
+/// Makes the samples of a comparison take turns among the parts of buffers. All cases share it, because a part that one
+/// case has just used would be in a cache for the next case.
 pub(super) struct Turns {
     bytes: u64,
     next: Cell<u64>,
@@ -109,8 +109,8 @@ impl Turns {
     }
 }
 
-/// Copies one part after the other to the same place of another buffer. A sample is at least a mebibyte, because less would take
-/// no longer than reading the clock.
+/// Copies one part after the other to the same place of another buffer. A sample is at least a mebibyte, because less
+/// would take no longer than reading the clock.
 fn copies<'a>(source: &'a [u8], to: &'a mut [u8], expected: &'a [u8], size: u64, turns: &'a Turns) -> Sampler<'a> {
     let size = size as usize;
     let sample = size.max(1 << 20).min(source.len());
@@ -137,7 +137,8 @@ pub(super) fn same(bytes: &[u8], expected: &[u8]) -> Result<(), partywall_measur
     if differs { Err("the copy differs".into()) } else { Ok(()) }
 }
 
-/// Overwrites the bytes that [`same`] compares. Otherwise a copy that does nothing would find the bytes of an earlier copy.
+/// Overwrites the bytes that [`same`] compares. Otherwise a copy that does nothing would find the bytes of an earlier
+/// copy.
 fn spoil(bytes: &mut [u8]) {
     for part in ends(bytes.len()) {
         bytes[part].fill(SPOILT);
@@ -210,8 +211,8 @@ fn on_gpu(bench: &Bench<'_>, gpu: &Gpu, handle: &Handle, sizes: &[u64], rotated:
     Ok(())
 }
 
-/// Copies on a GPU's stream, timed by its own clock. The host's side is page-locked. All memory contains the expected bytes
-/// beforehand.
+/// Copies on a GPU's stream, timed by its own clock. The host's side is page-locked. All memory contains the expected
+/// bytes beforehand.
 #[derive(Clone, Copy)]
 struct Copies<'a> {
     gpu: &'a Gpu,

@@ -1,7 +1,8 @@
 //! Hand-offs: how long one process takes to notify another, in each available way.
 //!
-//! Two processes notify each other in turns. A sample is the time of many turns, divided by their number. Each way waits as it
-//! does by default: Partywall polls for some microseconds before it sleeps; a futex and a socket sleep immediately.
+//! Two processes notify each other in turns. A sample is the time of many turns, divided by their number. Each way
+//! waits as it does by default: Partywall polls for some microseconds before it sleeps; a futex and a socket sleep
+//! immediately.
 
 use std::{
     io::{Read, Write},
@@ -54,11 +55,11 @@ pub(super) enum Behind {
     Event,
     /// A sample of a topic in GPU memory, which says what to wait for.
     Topic,
-    /// A task of a queue on the way there and its output on the way back, both in GPU memory. Hosts wait until these are
-    /// enqueued, not until they are written.
+    /// A task of a queue on the way there and its output on the way back, both in GPU memory. Hosts wait until these
+    /// are enqueued, not until they are written.
     Queue,
-    /// A block of a pool in GPU memory, offered while a stream still writes it. Its reference goes through a Unix socket, and
-    /// the other stream waits for a timeline.
+    /// A block of a pool in GPU memory, offered while a stream still writes it. Its reference goes through a Unix
+    /// socket, and the other stream waits for a timeline.
     Pool,
     /// A permit that a stream gives back after its work. The host of the other stream waits for it.
     Semaphore,
@@ -296,8 +297,8 @@ impl By {
 
 /// Hand-offs by semaphores of one permit each. A side sends by giving back the permit that the other side waits for.
 ///
-/// With three semaphores, a side that has received already holds the permit for its next send: hand-off `n` uses the permit of
-/// hand-off `n - 3`, by which the sender of `n` has received. With two semaphores it would not.
+/// With three semaphores, a side that has received already holds the permit for its next send: hand-off `n` uses the
+/// permit of hand-off `n - 3`, by which the sender of `n` has received. With two semaphores it would not.
 pub(super) struct Permits {
     semaphores: [Semaphore; 3],
     held: [Option<Permit>; 3],

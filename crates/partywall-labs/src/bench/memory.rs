@@ -30,7 +30,8 @@ const LEGACY: &str = "a legacy handle (cuIpcOpenMemHandle) of another process";
 
 pub(super) fn latency(bench: &Bench<'_>) -> Result<(), Failure> {
     let mut peer = bench.peer()?;
-    // Shared ones to read and to write, the own one, and on a GPU one by a legacy handle; there both processes write from the host.
+    // Shared ones to read and to write, the own one, and on a GPU one by a legacy handle; there both processes write
+    // from the host.
     let copies = if bench.gpu.is_some() { 4 } else { 3 };
     let sizes = [12, 16, 20, 24, 28, 30].map(|power| 1 << power).into_iter().chain([LARGEST]);
     for size in bench.that_fit("latency", sizes, copies, 2) {

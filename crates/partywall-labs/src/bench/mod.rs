@@ -15,8 +15,9 @@
 //! | [`samplers`] | samplers, also for the project's own benchmarks |
 //! | [`turns`] | hand-offs in turn and the objects of hosts, also for the project's own benchmarks |
 //!
-//! It has a broker and a domain of its own. Another process, a *peer*, creates the shared objects and follows the orders of this
-//! one. Every case is checked: the bytes that were read, copied or handed over are the bytes that the peer has written.
+//! It has a broker and a domain of its own. Another process, a *peer*, creates the shared objects and follows the
+//! orders of this one. Every case is checked: the bytes that were read, copied or handed over are the bytes that the
+//! peer has written.
 
 mod across;
 mod alloc;
@@ -196,8 +197,8 @@ impl<'a> Bench<'a> {
         Ok(peer)
     }
 
-    /// Returns the sizes that a subject varies. It has `copies` buffers of a size at once, and on a GPU `host_copies` more on the
-    /// host. Sizes that do not fit are noted.
+    /// Returns the sizes that a subject varies. It has `copies` buffers of a size at once, and on a GPU `host_copies`
+    /// more on the host. Sizes that do not fit are noted.
     fn sizes(&self, what: &str, copies: u64, host_copies: u64) -> Vec<u64> {
         let most = if self.gpu.is_some() { LARGEST } else { 256 << 20 };
         let steps = (0..).map(|step| 4096 << (4 * step)).take_while(|size| *size < most);
@@ -224,8 +225,8 @@ impl<'a> Bench<'a> {
         fit
     }
 
-    /// Returns the size of a buffer, a power of two. Samples of small sizes take turns among its parts, so that no cache contains
-    /// them. There are `copies` buffers at once, and on a GPU `host_copies` more on the host.
+    /// Returns the size of a buffer, a power of two. Samples of small sizes take turns among its parts, so that no
+    /// cache contains them. There are `copies` buffers at once, and on a GPU `host_copies` more on the host.
     fn rotated(&self, largest: u64, copies: u64, host_copies: u64) -> u64 {
         let on_host = if self.gpu.is_some() { self.host_room / host_copies.max(1) } else { u64::MAX };
         if self.quick { largest } else { rotation(largest, on_host.min(self.room / copies)) }

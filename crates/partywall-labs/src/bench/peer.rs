@@ -38,7 +38,8 @@ pub(super) enum Order {
     Commit { name: String, bytes: u64, mutable: bool },
     /// Commits a segment that a kernel has filled.
     Fill { name: String, bytes: u64 },
-    /// Allocates memory from the driver, with a chain in it or filled by a kernel; answers with the handle for other processes.
+    /// Allocates memory from the driver, with a chain in it or filled by a kernel; answers with the handle for other
+    /// processes.
     Legacy { bytes: u64, chain: bool },
     /// Frees all memory allocated by [`Legacy`](Self::Legacy).
     Free,
@@ -48,7 +49,8 @@ pub(super) enum Order {
     Across(across::Offer),
     /// Copies the next `bytes` bytes from the other GPU's memory; answers with GB/s.
     CopyAcross { way: across::Way, bytes: u64 },
-    /// Has a kernel read the next `bytes` bytes of the other GPU's memory, or of its own if `way` is `None`; answers with GB/s.
+    /// Has a kernel read the next `bytes` bytes of the other GPU's memory, or of its own if `way` is `None`; answers
+    /// with GB/s.
     ReadAcross { way: Option<across::Way>, bytes: u64 },
     /// Creates a context on the GPU, if there is one; answers whether it is under MPS.
     UseGpu,

@@ -22,8 +22,8 @@ use super::{
 };
 use crate::prelude::*;
 
-/// Streams that pass a byte on: each copies the byte that the other one has copied. A stream that does not wait would pass on
-/// [`SPOILT`] to the end.
+/// Streams that pass a byte on: each copies the byte that the other one has copied. A stream that does not wait would
+/// pass on [`SPOILT`] to the end.
 pub(super) struct Relay {
     behind: Behind,
     signals: Signals,
@@ -190,8 +190,8 @@ impl Samples {
     }
 }
 
-/// A relay by a queue: the first side submits the byte as the input of a task, and the other side copies it into the output. No
-/// host waits for a stream before an exchange ends.
+/// A relay by a queue: the first side submits the byte as the input of a task, and the other side copies it into the
+/// output. No host waits for a stream before an exchange ends.
 pub(super) struct Tasks {
     stream: Stream,
     queue: Queue,

@@ -68,7 +68,8 @@ pub enum Half {
 }
 
 impl Half {
-    /// Returns a sampler of the microseconds of this half. `open` returns a value, which `check` checks and `close` closes.
+    /// Returns a sampler of the microseconds of this half. `open` returns a value, which `check` checks and `close`
+    /// closes.
     pub fn sampler<'a, T>(
         self,
         open: impl Fn() -> Result<T, Failure> + 'a,
@@ -91,8 +92,8 @@ impl Half {
         })
     }
 
-    /// Returns a sampler of the microseconds that the driver alone takes for this half, with memory that another process has
-    /// exported. Each file comes with its number of bytes, and stays open.
+    /// Returns a sampler of the microseconds that the driver alone takes for this half, with memory that another
+    /// process has exported. Each file comes with its number of bytes, and stays open.
     pub fn of_the_driver<'a>(self, context: &'a Context, files: &'a [(u64, OwnedFd)]) -> Sampler<'a> {
         let map = |(bytes, file): &(u64, OwnedFd)| {
             Mapping::new(PhysicalMemory::import(context, file.as_fd(), *bytes)?, Access::ReadOnly)
@@ -105,8 +106,8 @@ impl Half {
     }
 }
 
-/// Returns a sampler of the time of one pair of calls in `unit`, the mean of `count`: a single pair would take no longer than
-/// reading the clock.
+/// Returns a sampler of the time of one pair of calls in `unit`, the mean of `count`: a single pair would take no
+/// longer than reading the clock.
 pub fn pairs<'a>(unit: Unit, count: u32, mut pair: impl FnMut() -> Result<(), Failure> + 'a) -> Sampler<'a> {
     Box::new(move || {
         let start = Instant::now();
@@ -142,8 +143,8 @@ pub fn allocation(gpu: &Gpu, bytes: u64) -> Result<(), Failure> {
     Ok(DeviceBuffer::new(gpu.context(), bytes).map(drop)?)
 }
 
-/// Allocates private memory from the system's allocator, writes a byte of each page, and frees it. The kernel provides a page
-/// only once it is written.
+/// Allocates private memory from the system's allocator, writes a byte of each page, and frees it. The kernel provides
+/// a page only once it is written.
 ///
 /// # Errors
 /// None.

@@ -1,4 +1,5 @@
-//! Hand-offs in turn, and the objects by which hosts hand over. `partywall bench` and the project's own benchmarks share them.
+//! Hand-offs in turn, and the objects by which hosts hand over. `partywall bench` and the project's own benchmarks
+//! share them.
 
 use std::{
     fmt,
@@ -45,8 +46,8 @@ pub fn store_and_wake(word: &AtomicU32, value: u32, sleepers: u32) {
     futex::wake(word, sleepers);
 }
 
-/// Sleeps until a word is at least `value`, with a timeout, as the library's waits do. Returns the present value, which is lower
-/// after the timeout.
+/// Sleeps until a word is at least `value`, with a timeout, as the library's waits do. Returns the present value, which
+/// is lower after the timeout.
 pub fn sleep_until(word: &AtomicU32, value: u32) -> u32 {
     let mut waits = true;
     loop {
@@ -87,7 +88,8 @@ pub struct Topics {
 }
 
 impl Topics {
-    /// Opens both topics, or creates them. A sample has at most `bytes` bytes, and each side has `subscribers` subscribers.
+    /// Opens both topics, or creates them. A sample has at most `bytes` bytes, and each side has `subscribers`
+    /// subscribers.
     ///
     /// # Errors
     /// Those of the library.
@@ -149,7 +151,8 @@ impl Topics {
     }
 }
 
-/// One side's ends of two queues in host memory: it submits to one and works on the other. The argument of a task is a number.
+/// One side's ends of two queues in host memory: it submits to one and works on the other. The argument of a task is a
+/// number.
 pub struct Queues {
     ours: Queue,
     theirs: Queue,

@@ -214,8 +214,8 @@ fn tasks(records: &[Record], ends: &Ends) -> Check {
     Check { id: "tasks", title: "Tasks of a queue", why, claim: Some(TASK), counted, violations }
 }
 
-/// Checks permits and blocks. A member surely had one from the line after taking it to the line before giving it back, or to
-/// its kill.
+/// Checks permits and blocks. A member surely had one from the line after taking it to the line before giving it back,
+/// or to its kill.
 fn holders(records: &[Record], ends: &Ends) -> Check {
     let mut violations = Vec::new();
     let mut permits: BTreeSet<u32> = BTreeSet::new();

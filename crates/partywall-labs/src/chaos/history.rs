@@ -1,7 +1,7 @@
 //! The history: one JSON object a line, appended by every process of the lab.
 //!
-//! Each line is padded to [`LINE`] bytes, so that it never crosses a page: the kernel copies a page at a time, and a signal
-//! ends a write only between two pages. A killed process therefore leaves a whole line, or none.
+//! Each line is padded to [`LINE`] bytes, so that it never crosses a page: the kernel copies a page at a time, and a
+//! signal ends a write only between two pages. A killed process therefore leaves a whole line, or none.
 
 use std::{
     fs::File,

@@ -12,8 +12,8 @@ use partywall::{
 use super::*;
 use crate::weights::tensors;
 
-/// Fills memory that this process holds with one word. The result is that of a call. In pinned memory the CPU and the GPU
-/// take turns.
+/// Fills memory that this process holds with one word. The result is that of a call. In pinned memory the CPU and the
+/// GPU take turns.
 macro_rules! filled {
     ($memory:expr, $device:ident, $place:expr, $word:expr) => {
         (|| -> Result<(), Failure> {

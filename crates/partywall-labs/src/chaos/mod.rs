@@ -1,7 +1,7 @@
 //! `partywall lab chaos`: members of every kind, struck at random moments, and a record of what they were promised.
 //!
-//! A strike kills or stops a member, shuts down its connections, or leaves it without descriptors or memory for a while; or it
-//! kills the broker.
+//! A strike kills or stops a member, shuts down its connections, or leaves it without descriptors or memory for a
+//! while; or it kills the broker.
 //!
 //! | role | process | does |
 //! |---|---|---|
@@ -13,8 +13,8 @@
 //! | watcher | child | notes each version that the broker reports |
 //! | observer | `partywall lab chaos` | starts a broker and the others, strikes them by a plan, checks the history |
 //!
-//! Each process appends what it begins and what it was promised to one file, the history (`history.rs`). Only the checker
-//! (`check.rs`) judges it, and only by that file.
+//! Each process appends what it begins and what it was promised to one file, the history (`history.rs`). Only the
+//! checker (`check.rs`) judges it, and only by that file.
 
 mod check;
 mod history;

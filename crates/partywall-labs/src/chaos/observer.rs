@@ -1,4 +1,5 @@
-//! The observer: starts the members, strikes them by the plan, counts the resources that are left, and runs the checker.
+//! The observer: starts the members, strikes them by the plan, counts the resources that are left, and runs the
+//! checker.
 
 use std::{fs, os::unix::process::ExitStatusExt, path::Path};
 

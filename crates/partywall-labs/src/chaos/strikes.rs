@@ -30,8 +30,8 @@ impl Victim {
         }
     }
 
-    /// Shuts down its connections, but not its standard input, by which the observer talks to it. Returns false if the kernel
-    /// does not let this process do so.
+    /// Shuts down its connections, but not its standard input, by which the observer talks to it. Returns false if the
+    /// kernel does not let this process do so.
     pub(super) fn close_sockets(self) -> bool {
         let Ok(pidfd) = process::pidfd(self.0) else { return false };
         let socket =

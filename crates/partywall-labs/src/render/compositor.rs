@@ -100,8 +100,8 @@ impl Compositor {
         Ok(())
     }
 
-    /// Composes frames at a rate, each of the latest tiles. It goes on while there is no writer: viewers see these frames,
-    /// and the next writer continues with what it receives.
+    /// Composes frames at a rate, each of the latest tiles. It goes on while there is no writer: viewers see these
+    /// frames, and the next writer continues with what it receives.
     fn live(&self, player: &mut Player<'_>, tiles: &Subscriber) -> Result<(), Failure> {
         let mut pace = Pace::new(player.job.rate.unwrap_or(1));
         let mut latest: Vec<Option<Received>> = self.tiles.iter().map(|_| None).collect();
@@ -211,9 +211,9 @@ impl Compositor {
     }
 }
 
-/// Returns which tiles are late, by the times at which their scenes were published: those whose renderer has not drawn the next
-/// scene [`LATE`] after it came. While no other tile is newer the scenes themselves may be missing, and none is late; that of
-/// a single renderer is.
+/// Returns which tiles are late, by the times at which their scenes were published: those whose renderer has not drawn
+/// the next scene [`LATE`] after it came. While no other tile is newer the scenes themselves may be missing, and none
+/// is late; that of a single renderer is.
 fn late(published: &[Moment], composed: Moment, interval: Duration) -> impl Iterator<Item = bool> {
     let newest = published.iter().max().copied();
     let is_alone = published.len() == 1;

@@ -220,8 +220,8 @@ fn torus(triangles: u32) -> Mesh {
     Mesh { vertices: words(&positions, &normals), indices, colours }
 }
 
-/// Returns sine and cosine of a part of a whole turn. Made of sums and products alone, which every machine rounds alike,
-/// as its own functions would not.
+/// Returns sine and cosine of a part of a whole turn. Made of sums and products alone, which every machine rounds
+/// alike, as its own functions would not.
 fn sine_and_cosine(part: u32, whole: u32) -> [f64; 2] {
     let quarters = u64::from(part) * 4;
     let quarter = quarters / u64::from(whole) % 4;

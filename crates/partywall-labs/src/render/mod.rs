@@ -17,8 +17,8 @@
 //!    └───────────────── timeline written ◄────────────────────┘
 //! ```
 //!
-//! At most [`IN_FLIGHT`] frames are published and not written, and each topic keeps as many for a late subscriber. So the
-//! successor of any killed process finds everything that its predecessor had not finished.
+//! At most [`IN_FLIGHT`] frames are published and not written, and each topic keeps as many for a late subscriber. So
+//! the successor of any killed process finds everything that its predecessor had not finished.
 //!
 //! A tile is a block of its own, although one picture that all renderers write into would save the compositor's copy. A
 //! killed renderer may still be writing, under MPS: its block then waits in quarantine, and a picture could not.
@@ -112,7 +112,8 @@ struct Order {
     /// Frames a second, 1 to 240 [default: as fast as possible; with --live 30; a movie plays with 25]
     #[arg(long, global = true, value_name = "N", value_parser = number_in::<u32>(1..=240))]
     fps: Option<u32>,
-    /// Compose at a fixed rate, whatever is there: a tile that is late by 0.4 s is grey, and each has the pid of its process
+    /// Compose at a fixed rate, whatever is there: a tile that is late by 0.4 s is grey, and each has the pid of its
+    /// process
     #[arg(long, global = true)]
     live: bool,
     /// Kill this role (SIGKILL) in the middle of a frame, when it has finished a third of the frames, and restart it
@@ -251,8 +252,8 @@ struct Written {
 struct Drawn {
     frame: u32,
     pid: u32,
-    /// How long it took: the kernels on the GPU by events, else the host. Of kernels it is the time of the last tile before
-    /// that was finished, or 0.
+    /// How long it took: the kernels on the GPU by events, else the host. Of kernels it is the time of the last tile
+    /// before that was finished, or 0.
     nanos: u32,
 }
 

@@ -57,8 +57,8 @@ pub(super) fn png(pixels: &[u32], size: Size) -> Result<Vec<u8>, Failure> {
     Ok(file.into_inner())
 }
 
-/// Makes the parts of a movie file, one for each frame. Their writer needs to know only whether a part is the first one,
-/// so another process can continue a movie.
+/// Makes the parts of a movie file, one for each frame. Their writer needs to know only whether a part is the first
+/// one, so another process can continue a movie.
 pub(super) struct Movie {
     size: Size,
     fps: u32,

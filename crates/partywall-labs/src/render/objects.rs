@@ -10,8 +10,9 @@ const FRAMES: &str = "frames";
 /// The timeline of the writer: how many frames are written.
 pub(super) const WRITTEN: &str = "written";
 
-/// How many tiles of each renderer the ring of tiles keeps. A renderer may be [`IN_FLIGHT`] frames ahead of another one, so
-/// between its tile of a frame that is not written and the newest tile may lie those of as many frames before and behind.
+/// How many tiles of each renderer the ring of tiles keeps. A renderer may be [`IN_FLIGHT`] frames ahead of another
+/// one, so between its tile of a frame that is not written and the newest tile may lie those of as many frames before
+/// and behind.
 pub(super) const TILES_BEFORE: u32 = 2 * IN_FLIGHT;
 
 /// The topics, as the watcher creates them.
@@ -32,13 +33,13 @@ impl Topics {
         let largest = job.tiles().iter().map(|tile| tile.size.pixels()).max().unwrap_or_default();
         let tiles =
             topic(TILES).dtype(DType::U32).max_bytes(largest as u64 * 4).depth(TILES_BEFORE * job.renderers + 1);
-        // The compositor keeps the tiles of each frame until it is written, and then until its GPU is done with later frames:
-        // those of 2 * IN_FLIGHT frames. The rest is for the tile that comes, and for those that it replaces.
+        // The compositor keeps the tiles of each frame until it is written, and then until its GPU is done with later
+        // frames: those of 2 * IN_FLIGHT frames. The rest is for the tile that comes, and for those that it replaces.
         let tiles = tiles.publishers(renderers).subscribers(2).held(2 * (IN_FLIGHT + 1) * job.renderers).create()?;
         let shape = [u64::from(job.size.height), u64::from(job.size.width)];
         let frames = topic(FRAMES).dtype(DType::U32).shape(&shape).depth(IN_FLIGHT + 1);
-        // The writer holds frames that it checks, and frames that wait for one before them. Subscribers are the writer, its
-        // successor, a viewer, and another one that comes and goes.
+        // The writer holds frames that it checks, and frames that wait for one before them. Subscribers are the writer,
+        // its successor, a viewer, and another one that comes and goes.
         let frames = frames.publishers(2).subscribers(4).held(2 * IN_FLIGHT + 2).create()?;
         Ok(Self { _scene: scene, _tiles: tiles, _frames: frames })
     }

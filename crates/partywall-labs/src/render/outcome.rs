@@ -59,8 +59,8 @@ impl Death {
         now >= self.restart && (!can_be_seen || self.is_seen || now >= self.restart + LONGEST_PAUSE)
     }
 
-    /// Returns whether the tile of a killed renderer is grey in a frame that was written since. On a busy machine it may
-    /// have been late before.
+    /// Returns whether the tile of a killed renderer is grey in a frame that was written since. On a busy machine it
+    /// may have been late before.
     pub(super) fn is_seen_in(&self, frame: &Written) -> bool {
         frame.at > self.at && self.tile.is_some_and(|tile| frame.late >> tile & 1 == 1)
     }

@@ -6,7 +6,8 @@
 //! | driver | one allocation of `cuMemCreate`, by its descriptor | words of that memory, which streams write and wait for |
 //! | textbook | one allocation of `cuMemAlloc`, by its legacy handle | interprocess events, and words of host memory that hosts write after a synchronisation for each frame |
 //!
-//! They have the same kernels and as many frames in flight. Nobody checks who is dead: a killed process stops them for ever.
+//! They have the same kernels and as many frames in flight. Nobody checks who is dead: a killed process stops them for
+//! ever.
 
 use std::ops::Range;
 
@@ -95,8 +96,8 @@ impl Stage {
     }
 }
 
-/// Where everything is in one allocation: the mesh, the results of each stage for each frame in flight, and a word for each
-/// stage.
+/// Where everything is in one allocation: the mesh, the results of each stage for each frame in flight, and a word for
+/// each stage.
 struct Layout {
     ranges: Vec<[u64; 2]>,
     /// How many stages have results.

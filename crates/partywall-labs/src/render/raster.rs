@@ -296,8 +296,8 @@ fn shade(fragment: u64, colours: &[u32], look: Look) -> u32 {
     colour & 0x00ff_ffff | u32::from(look.tag) << 24
 }
 
-/// Returns a number that differs for different pictures. Fourth bytes do not count. [`Checks`] returns the same of pictures
-/// on a GPU.
+/// Returns a number that differs for different pictures. Fourth bytes do not count. [`Checks`] returns the same of
+/// pictures on a GPU.
 pub(super) fn hash(pixels: &[u32]) -> u64 {
     (0..).zip(pixels).fold(0, |sum: u64, (place, pixel)| sum.wrapping_add(Checks::mixed(place, *pixel)))
 }

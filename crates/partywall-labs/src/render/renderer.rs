@@ -194,8 +194,8 @@ impl Device {
         })
     }
 
-    /// Enqueues the kernels of one tile. Returns the time of the last tile that the GPU has finished: that of this one is not
-    /// known before its header is published.
+    /// Enqueues the kernels of one tile. Returns the time of the last tile that the GPU has finished: that of this one
+    /// is not known before its header is published.
     fn draw(
         &mut self,
         mesh: &Segment,

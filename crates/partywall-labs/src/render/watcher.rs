@@ -139,7 +139,8 @@ struct Stage {
 }
 
 impl Victim {
-    /// Returns the place of the victim among the stages: geometry, compositor, writer, viewer, renderers. The broker is none.
+    /// Returns the place of the victim among the stages: geometry, compositor, writer, viewer, renderers. The broker is
+    /// none.
     fn place(self, renderers: u32) -> Option<usize> {
         match self {
             Self::Geometry => Some(GEOMETRY),
@@ -325,8 +326,8 @@ impl Watcher<'_> {
         Ok(())
     }
 
-    /// Lets a viewer come or go, if it is time: the first one comes at a third of the frames and leaves at half of them, then
-    /// the second one comes, and is killed at two thirds. Returns whether one did.
+    /// Lets a viewer come or go, if it is time: the first one comes at a third of the frames and leaves at half of
+    /// them, then the second one comes, and is killed at two thirds. Returns whether one did.
     fn visit(&mut self) -> Result<bool, Failure> {
         let Job { frames, unwritten, .. } = self.job;
         let is_first = self.visitors.len() == 2;

@@ -1,8 +1,8 @@
 //! The writer: checks each frame and encodes it. Whole frames go to files or to the watcher, so that a killed writer
 //! leaves no half of one.
 //!
-//! On a GPU a kernel checks a frame, and 16 bytes come back. The pixels are copied only if they are kept. Checks of several
-//! frames are enqueued at a time, so that the GPU need not come back to this process for each of them.
+//! On a GPU a kernel checks a frame, and 16 bytes come back. The pixels are copied only if they are kept. Checks of
+//! several frames are enqueued at a time, so that the GPU need not come back to this process for each of them.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -178,8 +178,8 @@ impl Writer {
         self.take(player, Frame { header, sample, found })
     }
 
-    /// Takes a checked frame, and writes those whose turn it is. In place of a frame that rests on a killed process comes
-    /// another one. In `--live` frames are written as they come, and numbered here.
+    /// Takes a checked frame, and writes those whose turn it is. In place of a frame that rests on a killed process
+    /// comes another one. In `--live` frames are written as they come, and numbered here.
     fn take(&mut self, player: &mut Player<'_>, mut frame: Frame) -> Result<(), Failure> {
         if self.live {
             frame.header.frame = self.next;

@@ -6,7 +6,8 @@
 //! | reader | child, several | opens the latest version and checks every word, again and again; or loads a file |
 //! | rollout | `partywall lab weights` | starts a broker and the others, kills trainers, restarts readers; concludes |
 //!
-//! Every tensor of a version is the same pattern times the factor of the version, so that each word identifies its version.
+//! Every tensor of a version is the same pattern times the factor of the version, so that each word identifies its
+//! version.
 
 mod file;
 mod reader;
@@ -95,8 +96,8 @@ struct Committed {
 /// The instructions to a reader.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 enum Reading {
-    /// Open the latest version and check it, until the rollout ends this process. The answer to each `()` of the rollout is
-    /// a [`Progress`].
+    /// Open the latest version and check it, until the rollout ends this process. The answer to each `()` of the
+    /// rollout is a [`Progress`].
     Name,
     /// Load the file at this path, and end.
     File(std::path::PathBuf),

@@ -65,8 +65,8 @@ struct Total {
     slowest: Duration,
 }
 
-/// The times from the start of a process until it has the addresses of all weights, and the part that is not the start of
-/// the process and the driver.
+/// The times from the start of a process until it has the addresses of all weights, and the part that is not the start
+/// of the process and the driver.
 #[derive(Debug, Default)]
 struct Restarts {
     opened: Vec<(Duration, Duration)>,
@@ -110,8 +110,8 @@ impl Rollout<'_> {
         Ok(())
     }
 
-    /// Kills a trainer that has written half of a version, once every reader has checked the weights again; before that the
-    /// broker, if `and_broker` is set.
+    /// Kills a trainer that has written half of a version, once every reader has checked the weights again; before that
+    /// the broker, if `and_broker` is set.
     fn kill_half_way(&mut self, and_broker: bool) -> Result<(), Failure> {
         let mut victim = self.session.spawn("trainer")?;
         victim.say(Job::Half { number: self.total.versions + 1, mib: self.mib })?;
@@ -150,8 +150,8 @@ impl Rollout<'_> {
         Ok(())
     }
 
-    /// Starts a reader, and waits until it has the addresses of all weights. Returns how long that took, and the part of it
-    /// that is not the start of the process and the driver.
+    /// Starts a reader, and waits until it has the addresses of all weights. Returns how long that took, and the part
+    /// of it that is not the start of the process and the driver.
     fn start(&mut self, what: Reading) -> Result<(Peer, (Duration, Duration)), Failure> {
         let start = Moment::now();
         let mut reader = self.session.spawn("reader")?;

@@ -66,7 +66,8 @@ impl Patterns {
     }
 }
 
-/// Returns how often the pattern is doubled in a version. Successive versions differ in every word except one, the zero.
+/// Returns how often the pattern is doubled in a version. Successive versions differ in every word except one, the
+/// zero.
 fn doublings(number: u64) -> u32 {
     (number % VARIANTS as u64) as u32
 }

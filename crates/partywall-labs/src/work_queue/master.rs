@@ -50,8 +50,9 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
 
 /// Returns why no worker is killed, if none is.
 ///
-/// Under MPS the death of a client with work on the GPU may end the server, and with it the other clients. A death there
-/// does not prove that the GPU has finished, either, so each one would leave blocks in quarantine until none are left.
+/// Under MPS the death of a client with work on the GPU may end the server, and with it the other clients. A death
+/// there does not prove that the GPU has finished, either, so each one would leave blocks in quarantine until none are
+/// left.
 fn spared(order: &Order, under_mps: bool) -> Option<&'static str> {
     match (order.kill, under_mps) {
         (false, _) => Some("nothing was killed: --kill does it"),

@@ -1,7 +1,7 @@
 //! The control memory of a pool, which records the holder of each block. The blocks themselves are in other memory.
 //!
-//! A block is a slot; `slots` documents layout and protocol. The block's index is the slot's. Its *generation* is the slot's
-//! ticket, so a block that was freed, or handed over, and taken again has another generation.
+//! A block is a slot; `slots` documents layout and protocol. The block's index is the slot's. Its *generation* is the
+//! slot's ticket, so a block that was freed, or handed over, and taken again has another generation.
 //!
 //! An [offered](Slots::offer) block belongs to the offering member until a member that knows its index and generation
 //! has [accepted](Slots::accept) it, and is freed if the offering member dies. A *published* block belongs to a topic

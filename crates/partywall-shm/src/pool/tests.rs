@@ -195,7 +195,8 @@ proptest! {
         }
     }
 
-    /// A broken or hostile member may leave any bytes: every call terminates without a panic, and the broker recovers everything.
+    /// A broken or hostile member may leave any bytes: every call terminates without a panic, and the broker recovers
+    /// everything.
     #[test]
     fn any_bytes_can_be_recovered(
         words in vec((any::<prop::sample::Index>(), any::<u64>(), 0..5_u64), 1..400),

@@ -1,8 +1,8 @@
 //! Attachments: the segments that the tasks of a queue may name as inputs.
 //!
-//! The broker keeps each attached segment until it is detached or the queue goes, even if the process that attached it dies. The
-//! table has an entry for each attachment: which number tasks may name. Only the broker writes it. What a number stands for is in
-//! the broker's own list, so a member that overwrites the table gains nothing.
+//! The broker keeps each attached segment until it is detached or the queue goes, even if the process that attached it
+//! dies. The table has an entry for each attachment: which number tasks may name. Only the broker writes it. What a
+//! number stands for is in the broker's own list, so a member that overwrites the table gains nothing.
 //!
 //! | bits | field | |
 //! |---|---|---|
@@ -12,17 +12,18 @@
 //! So a number stands for one segment only, for as long as the queue exists.
 //!
 //! **Detaching.** The broker takes *attached* back, and behind a fence counts the tasks whose attempts may still read the segment
-//! ([`Queue::begin_detach`]). If there is one, it sets *attached* again and refuses. A submitter describes its task, and behind a
-//! fence looks at *attached*, before the task is pending ([`Queue::submit`]). One of them sees what the other did. So a task that
-//! is in the queue names segments that are attached, and no number has to be counted up or down by a process that may be killed.
+//! ([`Queue::begin_detach`]). If there is one, it sets *attached* again and refuses. A submitter describes its task,
+//! and behind a fence looks at *attached*, before the task is pending ([`Queue::submit`]). One of them sees what the
+//! other did. So a task that is in the queue names segments that are attached, and no number has to be counted up or
+//! down by a process that may be killed.
 //!
-//! The broker may read a body while its submitter writes it. A task whose submitter has found *attached* is read whole, or is over
-//! by then; the others are given back.
+//! The broker may read a body while its submitter writes it. A task whose submitter has found *attached* is read whole,
+//! or is over by then; the others are given back.
 //!
-//! If a submitter is killed or stopped between any two steps, its place is *writing*, and the attachments in the body count until
-//! the submitter continues or the broker recovers the place. The body may still be that of the place's former task: then a detach
-//! is refused that would be granted a moment later. If the broker is killed, no segment is attached or detached any more, and
-//! processes keep what they have open.
+//! If a submitter is killed or stopped between any two steps, its place is *writing*, and the attachments in the body
+//! count until the submitter continues or the broker recovers the place. The body may still be that of the place's
+//! former task: then a detach is refused that would be granted a moment later. If the broker is killed, no segment is
+//! attached or detached any more, and processes keep what they have open.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -62,7 +63,8 @@ impl Queue {
         self.entry(attachment).0.store(u64::from(attachment) | ATTACHED, Ordering::Release);
     }
 
-    /// Ends an attachment, unless tasks name it: then returns these, and tasks may still name it. Only the broker calls this.
+    /// Ends an attachment, unless tasks name it: then returns these, and tasks may still name it. Only the broker calls
+    /// this.
     pub fn begin_detach(&self, attachment: u32) -> Option<InUse> {
         self.entry(attachment).0.store(attachment.into(), Ordering::Relaxed);
         // Pairs with the fence in `submit`: a submitter that found it attached has described its task for us to see.
@@ -75,8 +77,8 @@ impl Queue {
         in_use
     }
 
-    /// Returns how many attachments have ended. A process that keeps segments open compares it with what it was, to close those
-    /// that are attached no more.
+    /// Returns how many attachments have ended. A process that keeps segments open compares it with what it was, to
+    /// close those that are attached no more.
     pub fn detached(&self) -> u64 {
         self.control().detached.load(Ordering::Acquire)
     }
@@ -86,7 +88,8 @@ impl Queue {
         self.entry(attachment).0.load(Ordering::Acquire) == u64::from(attachment) | ATTACHED
     }
 
-    /// Counts for each attachment the tasks that name it and may still read it. While others use the queue, these are hints.
+    /// Counts for each attachment the tasks that name it and may still read it. While others use the queue, these are
+    /// hints.
     pub fn all_uses(&self) -> BTreeMap<u32, u32> {
         let mut uses = BTreeMap::new();
         for (_, body) in self.readers() {

@@ -109,7 +109,8 @@ impl Queue {
         lost
     }
 
-    /// Counts the results that no process has read. Reads the words of the places alone, so it takes less time than an audit.
+    /// Counts the results that no process has read. Reads the words of the places alone, so it takes less time than an
+    /// audit.
     pub fn unread(&self) -> u32 {
         self.places.iter().filter(|place| place.load().state() == State::Done).count() as u32
     }

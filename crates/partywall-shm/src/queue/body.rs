@@ -15,9 +15,9 @@
 //! | 376 | text of the last failure: 128 bytes, the first one its length | the worker that says so |
 //! | 504 | arguments: 512 bytes | the submitter |
 //!
-//! The submitter writes its words while the place is *writing*, and no process writes them later, except for one flag and the attempt
-//! before the last retry. A process that
-//! is not the submitter or the worker believes what it reads only if the place's word is unchanged afterwards.
+//! The submitter writes its words while the place is *writing*, and no process writes them later, except for one flag
+//! and the attempt before the last retry. A process that is not the submitter or the worker believes what it reads only
+//! if the place's word is unchanged afterwards.
 //!
 //! | flag | | |
 //! |---|---|---|
@@ -40,14 +40,14 @@
 //! | cell | 24 | of that timeline | the worker |
 //! | incarnation | 32 | as at 48; of that timeline | the worker |
 //!
-//! A record is **open** while a fenced attempt may still read the inputs or write its own output. It opens before the task is
-//! taken back, so that the place cannot go to another task meanwhile: only for that reason may a fenced worker, which does not
-//! know yet, write the other words of its record. It is **drained** once the worker's streams are done or the worker is proved
-//! dead.
+//! A record is **open** while a fenced attempt may still read the inputs or write its own output. It opens before the
+//! task is taken back, so that the place cannot go to another task meanwhile: only for that reason may a fenced worker,
+//! which does not know yet, write the other words of its record. It is **drained** once the worker's streams are done
+//! or the worker is proved dead.
 //!
-//! The attempts of a task are numbered from 1, and no number is used twice: the record of an attempt, and the word of its place,
-//! tell it from all others of the task. So a retry does not set the number back. It writes which attempt was the last one before it
-//! (see `Queue::retry`), and the attempts that the task may have are counted from there.
+//! The attempts of a task are numbered from 1, and no number is used twice: the record of an attempt, and the word of
+//! its place, tell it from all others of the task. So a retry does not set the number back. It writes which attempt was
+//! the last one before it (see `Queue::retry`), and the attempts that the task may have are counted from there.
 
 use std::fmt;
 
@@ -284,8 +284,8 @@ impl RecordWord {
     }
 }
 
-/// When a task was submitted and retried, as it was seen. A process that was stopped before it changes the word does not change
-/// that of a later task, because the word has the generation.
+/// When a task was submitted and retried, as it was seen. A process that was stopped before it changes the word does
+/// not change that of a later task, because the word has the generation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Origin(u64);
 
@@ -306,7 +306,8 @@ impl Record {
 
     /// Names the output of the attempt, and what completes it.
     pub(super) fn set_output(&self, output: Option<BlockId>, point: Option<StreamPoint>) {
-        // Pairs with the fence in `Queue::output`: a member that sees these stores sees that the former attempt is over.
+        // Pairs with the fence in `Queue::output`: a member that sees these stores sees that the former attempt is
+        // over.
         fence(Ordering::Release);
         // The change of the place's word that shows these stores orders them.
         let word = output.map_or(0, |block| u64::from(block.index + 1) | block.generation << BLOCK_GENERATION);
@@ -443,8 +444,8 @@ impl Body {
         Origin(self.origin.load(Ordering::Relaxed))
     }
 
-    /// Lets a task have all its attempts once more, after the attempt `before`. Returns false if another process has changed the
-    /// word that was seen.
+    /// Lets a task have all its attempts once more, after the attempt `before`. Returns false if another process has
+    /// changed the word that was seen.
     pub(super) fn allow_more(&self, seen: Origin, before: u8) -> bool {
         // The change of the place's word orders it.
         self.origin.compare_exchange(seen.0, seen.retried(before).0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
@@ -480,8 +481,8 @@ impl Body {
         self.head.load(Ordering::Relaxed)
     }
 
-    /// Says whether the inputs are complete, now that the submitter has gone. `seen` is the head of the task that is meant: no
-    /// other can have it, because the submitter's row belongs to no other member yet.
+    /// Says whether the inputs are complete, now that the submitter has gone. `seen` is the head of the task that is
+    /// meant: no other can have it, because the submitter's row belongs to no other member yet.
     pub(super) fn decide_inputs(&self, seen: u64, complete: bool) {
         let decided = seen | if complete { INPUTS_COMPLETE } else { INPUTS_LOST };
         // A failure: the place has another task. The change of the place's word would show it.
@@ -583,8 +584,8 @@ mod layout {
 
     const _: () = assert!(size_of::<super::Body>() == 1016);
 
-    // SAFETY: `repr(C)`, its fields are atomics of 8 bytes, arrays of them, of pairs and of structs of five of them, and lie
-    // without gaps: their sizes add up to 1016.
+    // SAFETY: `repr(C)`, its fields are atomics of 8 bytes, arrays of them, of pairs and of structs of five of them,
+    // and lie without gaps: their sizes add up to 1016.
     unsafe impl partywall_os::map::Atomics for super::Body {}
 }
 

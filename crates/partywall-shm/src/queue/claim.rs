@@ -1,19 +1,22 @@
 //! Claiming: how a worker gets a task, and how the task is taken back.
 //!
-//! 1. The worker searches for the oldest pending task: among all places if `late` is ahead of `late_claimed`, else at `head`.
-//! 2. It makes the place *claimed* by one compare-and-swap, which counts the attempt. A claim is a generation, an attempt and a
+//! 1. The worker searches for the oldest pending task: among all places if `late` is ahead of `late_claimed`, else at
+//!    `head`.
+//! 2. It makes the place *claimed* by one compare-and-swap, which counts the attempt. A claim is a generation, an
+//!    attempt and a
 //!    row; the word says all three.
-//! 3. It writes the lease. The lease names the attempt, so an older one means nothing. If the worker is stopped before it, the
+//! 3. It writes the lease. The lease names the attempt, so an older one means nothing. If the worker is stopped before
+//!    it, the
 //!    member that checks for ended leases writes one on its behalf.
 //!
 //! **Taking back.** When a worker is gone, or its lease ends, another member records the attempt as open and makes the place
 //! *pending* or *dead*, by one compare-and-swap from the word of that attempt. From then on no change that the old worker tries
-//! succeeds, for each starts from that word: it is *fenced*. If the worker was faster, its own change has succeeded, and the
-//! record is drained by the worker.
+//! succeeds, for each starts from that word: it is *fenced*. If the worker was faster, its own change has succeeded,
+//! and the record is drained by the worker.
 //!
-//! If the worker is killed or stopped between any two steps: before step 2 nothing has happened; after it, the task waits until
-//! its lease ends or the worker is proved dead. A member that is killed or stopped while it takes a task back leaves an open
-//! record of an attempt that goes on: that attempt's end drains it.
+//! If the worker is killed or stopped between any two steps: before step 2 nothing has happened; after it, the task
+//! waits until its lease ends or the worker is proved dead. A member that is killed or stopped while it takes a task
+//! back leaves an open record of an attempt that goes on: that attempt's end drains it.
 
 use std::time::Duration;
 
@@ -107,7 +110,8 @@ impl Queue {
     /// [`Fenced`] if the claim has been taken back.
     pub fn extend(&self, claimed: &Claimed, until: u64) -> Result<(), Fenced> {
         if self.is_claimed(claimed) {
-            // If a later attempt has begun since, it loses its lease to this one, and gets another one from the next check.
+            // If a later attempt has begun since, it loses its lease to this one, and gets another one from the next
+            // check.
             self.bodies[claimed.index].lease.store(Lease::of(claimed.word, until).0, Ordering::Release);
             if self.is_claimed(claimed) {
                 return Ok(());
@@ -116,9 +120,9 @@ impl Queue {
         Err(Fenced)
     }
 
-    /// Searches for what no hint names: leases that have ended, tasks that are pending and were not counted, and places whose
-    /// tasks are over. Members that wait call this repeatedly; one of them searches every [`TEND_EVERY`]. Returns whether the
-    /// caller did.
+    /// Searches for what no hint names: leases that have ended, tasks that are pending and were not counted, and places
+    /// whose tasks are over. Members that wait call this repeatedly; one of them searches every [`TEND_EVERY`]. Returns
+    /// whether the caller did.
     pub fn tend(&self, pools: Pools<'_>) -> bool {
         let now = now();
         let tended = &self.control().tended;
@@ -132,8 +136,9 @@ impl Queue {
         true
     }
 
-    /// Returns how long a member that waits may sleep before it calls [`tend`](Self::tend) again. In a queue whose attempts have
-    /// a lease this is the rest of [`TEND_EVERY`], so that the end of a lease is acted on soon after that.
+    /// Returns how long a member that waits may sleep before it calls [`tend`](Self::tend) again. In a queue whose
+    /// attempts have a lease this is the rest of [`TEND_EVERY`], so that the end of a lease is acted on soon after
+    /// that.
     pub fn sleep_limit(&self) -> Duration {
         self.sleep_limit_at(now())
     }
@@ -185,8 +190,8 @@ impl Queue {
         false
     }
 
-    /// Takes an attempt back: the task is pending again, or a dead letter, or over if no process wants it. Returns false if the
-    /// attempt has ended meanwhile.
+    /// Takes an attempt back: the task is pending again, or a dead letter, or over if no process wants it. Returns
+    /// false if the attempt has ended meanwhile.
     pub(super) fn take_back(&self, pools: Pools<'_>, index: usize, seen: Word, reason: Reason) -> bool {
         self.record(index, seen, RecordWord::open(reason, seen));
         point("queue: attempt recorded as open, not taken back");
@@ -300,11 +305,13 @@ impl Queue {
         None
     }
 
-    /// Returns a pending task as one that may be claimed: unless the attempt with which the next one shares its record is open.
+    /// Returns a pending task as one that may be claimed: unless the attempt with which the next one shares its record
+    /// is open.
     fn candidate(&self, index: usize, word: Word) -> Option<Candidate> {
         let next = word.attempts().saturating_add(1);
         if self.lacks_record(index, word, next) {
-            // Pairs with the fence in `look_after_drain`: either we see the record drained, or its worker sees the task pending.
+            // Pairs with the fence in `look_after_drain`: either we see the record drained, or its worker sees the task
+            // pending.
             fence(Ordering::SeqCst);
             if self.lacks_record(index, word, next) {
                 return None;
@@ -315,8 +322,8 @@ impl Queue {
 }
 
 impl Queue {
-    /// Returns whether a task that is pending cannot be claimed yet, because an attempt that was taken back may still use the record
-    /// that its next attempt needs.
+    /// Returns whether a task that is pending cannot be claimed yet, because an attempt that was taken back may still
+    /// use the record that its next attempt needs.
     pub fn is_held_back(&self, id: TaskId) -> bool {
         self.task(id).is_some_and(|(_, _, seen)| self.holds_back(id.index as usize, seen))
     }
@@ -372,8 +379,8 @@ fn change(lease: &AtomicU64, seen: Lease, to: Lease) -> bool {
 /// The largest end of a lease: 34 years after the machine's start.
 const UNTIL: u64 = u64::MAX >> 24;
 
-/// How many tasks that need an output block a task that needs none may pass while no block is free. Workers consider them at each
-/// poll.
+/// How many tasks that need an output block a task that needs none may pass while no block is free. Workers consider
+/// them at each poll.
 const MOST_PASSED: usize = 1024;
 
 /// Attempts to change a lease. Each failure is another member's success.

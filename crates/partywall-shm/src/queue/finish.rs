@@ -1,21 +1,23 @@
 //! Finishing: how a task gets its one result, how the result is read, and how the place becomes free.
 //!
-//! 1. The worker names its output block in the record of its attempt, and records the attempt as drained if no stream uses its
+//! 1. The worker names its output block in the record of its attempt, and records the attempt as drained if no stream
+//!    uses its
 //!    blocks any more. It makes the place *done* by one compare-and-swap from its own attempt's word: that publishes attempt and
 //!    block in one step, and fails if the attempt has been taken back. Then it gives up its own hold on the block.
 //!    A worker whose stream still works makes the place *enqueued* first, and *done* when the stream has come so far.
-//! 2. A reader makes the place *ending*, which one reader alone can, takes the block over, and makes the place *draining*. The
+//! 2. A reader makes the place *ending*, which one reader alone can, takes the block over, and makes the place
+//!    *draining*. The
 //!    same is done to cancel a pending task, and to purge a result or a dead letter.
 //! 3. The inputs are freed, and a place that is *draining* becomes free, once no record of the task is open
 //!    ([`Queue::settle`]). The worker does that, or the reader, or the fenced worker that drains last.
 //!
-//! A reader may look at the output of an enqueued task before it is done, in the order of a stream ([`Queue::output`]). It has no
-//! hold on the block. Its proof is step 2 from the word of the very attempt, with the very block ([`Queue::take_output`]): the
-//! block was the worker's until the place was *done*, and the queue's until then.
+//! A reader may look at the output of an enqueued task before it is done, in the order of a stream ([`Queue::output`]).
+//! It has no hold on the block. Its proof is step 2 from the word of the very attempt, with the very block
+//! ([`Queue::take_output`]): the block was the worker's until the place was *done*, and the queue's until then.
 //!
-//! If the worker is killed or stopped between any two steps: before the place is *done* its attempt is taken back; after it the
-//! result stands, and the broker gives the block to the queue if the worker cannot. If a reader is killed after step 2, the result
-//! is lost with it, as if it had died a moment later; the broker frees its block.
+//! If the worker is killed or stopped between any two steps: before the place is *done* its attempt is taken back;
+//! after it the result stands, and the broker gives the block to the queue if the worker cannot. If a reader is killed
+//! after step 2, the result is lost with it, as if it had died a moment later; the broker frees its block.
 
 use super::{
     BlockId, Claimed, Description, Fenced, Pools, Queue, Row, StreamPoint, TaskId,
@@ -94,7 +96,8 @@ pub enum NotRetried {
 }
 
 impl Queue {
-    /// Completes a task, whose output is in `output`. No stream may use its blocks any more. The output belongs to the queue then.
+    /// Completes a task, whose output is in `output`. No stream may use its blocks any more. The output belongs to the
+    /// queue then.
     ///
     /// # Errors
     /// [`Fenced`] if the attempt has been taken back. The output is still held, and the attempt drained.
@@ -204,8 +207,8 @@ impl Queue {
         self.task(id).map_or(TaskState::Gone, |(_, _, seen)| task_state(seen))
     }
 
-    /// Returns the output of a task that is done or enqueued. The block stays the worker's or the queue's: whether what was read
-    /// of it is the result is known once [`take_output`](Self::take_output) has taken it.
+    /// Returns the output of a task that is done or enqueued. The block stays the worker's or the queue's: whether what
+    /// was read of it is the result is known once [`take_output`](Self::take_output) has taken it.
     ///
     /// # Errors
     /// The state of the task if it is neither.
@@ -238,8 +241,8 @@ impl Queue {
         self.take_if(pools, row, id, |_| true)
     }
 
-    /// Takes the result of a task if it is this output. Then the block has had nothing else in it since the stream of its worker
-    /// came so far: it was not free in between.
+    /// Takes the result of a task if it is this output. Then the block has had nothing else in it since the stream of
+    /// its worker came so far: it was not free in between.
     ///
     /// # Errors
     /// As [`take`](Self::take); [`TaskState::Done`] if the result is another attempt's.
@@ -299,7 +302,8 @@ impl Queue {
 
     /// Makes a dead letter pending again. It may be attempted as often as before, under further numbers.
     ///
-    /// 1. The caller writes which attempt is the last one before the retry. Until step 2 that changes nothing, because no attempt of
+    /// 1. The caller writes which attempt is the last one before the retry. Until step 2 that changes nothing, because
+    ///    no attempt of
     ///    a dead letter is under way. Two retries at once may see different records open; then the task may have an attempt more
     ///    or less, but at least one.
     /// 2. It makes the place *pending*.
@@ -335,8 +339,8 @@ impl Queue {
         Err(NotRetried::State(self.state(id)))
     }
 
-    /// Returns the number after which the next attempt of a dead letter comes: that of its last attempt, or a later one if the next
-    /// attempt would have to wait for the record of one that is open. Returns `None` if no number is left.
+    /// Returns the number after which the next attempt of a dead letter comes: that of its last attempt, or a later one
+    /// if the next attempt would have to wait for the record of one that is open. Returns `None` if no number is left.
     fn attempt_before(&self, index: usize, seen: Word) -> Option<u8> {
         let last = seen.attempts();
         let numbers = || (last..MAX_ATTEMPTS).take(RECORDS);
@@ -350,8 +354,8 @@ impl Queue {
         self.is_still(id).then_some(description)
     }
 
-    /// Reads why attempts of a task have had no result: the numbers of the last ones with their reasons, oldest first, and what
-    /// the last worker said that failed it.
+    /// Reads why attempts of a task have had no result: the numbers of the last ones with their reasons, oldest first,
+    /// and what the last worker said that failed it.
     pub fn failures(&self, id: TaskId) -> (Vec<(u8, Reason)>, Vec<u8>) {
         let Some((_, body, seen)) = self.task(id) else { return Default::default() };
         let all = body.records().iter().map(|record| record.load()).filter(|found| found.is_of(seen.generation()));
@@ -432,8 +436,8 @@ impl Queue {
         }
     }
 
-    /// Frees the inputs of a task that is done or draining, and a place that is draining, if no attempt may read them any more.
-    /// May be repeated.
+    /// Frees the inputs of a task that is done or draining, and a place that is draining, if no attempt may read them
+    /// any more. May be repeated.
     pub(super) fn settle(&self, pools: Pools<'_>, index: usize, seen: Word) {
         if !matches!(seen.state(), State::Done | State::Draining) {
             return;

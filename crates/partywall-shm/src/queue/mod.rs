@@ -23,17 +23,20 @@
 //!
 //! *B* = 512 + 64 · ⌈`tasks` / 8⌉. All other bytes are 0.
 //!
-//! The places are a ring. Position `p` is at the place `p` modulo `tasks`. A submitter takes the first free place at `tail` or
-//! behind it, and passes over places that still have a task, so that a task that never ends costs its own place only. The words
-//! of the places alone say what becomes of a task; `head` and `tail` say where to look:
+//! The places are a ring. Position `p` is at the place `p` modulo `tasks`. A submitter takes the first free place at
+//! `tail` or behind it, and passes over places that still have a task, so that a task that never ends costs its own
+//! place only. The words of the places alone say what becomes of a task; `head` and `tail` say where to look:
 //!
-//! 1. A place is taken at a position before `head` + `tasks` only, and `tail` is moved behind it before its task is pending. So
+//! 1. A place is taken at a position before `head` + `tasks` only, and `tail` is moved behind it before its task is
+//!    pending. So
 //!    the positions from `head` to `tail` contain each place once at most, in the order in which the tasks were submitted.
-//! 2. `head` passes positions that are not pending. If one becomes pending afterwards, because its submitter was slow or its
+//! 2. `head` passes positions that are not pending. If one becomes pending afterwards, because its submitter was slow
+//!    or its
 //!    attempt was taken back, the member that made it pending adds to `late`. A worker that finds `late` ahead of
 //!    `late_claimed` checks all places first, so that a task that came back goes first; also one of a slow submitter,
 //!    unless the ring has come round to its place.
-//! 3. A member that was killed or stopped between making a task pending and adding to `late` leaves a task that no hint names.
+//! 3. A member that was killed or stopped between making a task pending and adding to `late` leaves a task that no hint
+//!    names.
 //!    The members that wait search for such tasks, and for leases that have ended, every [`TEND_EVERY`]. The broker does so when
 //!    it recovers the holdings of dead members.
 //!
@@ -215,7 +218,8 @@ impl Queue {
         self.eventcount(event).prepare()
     }
 
-    /// Sleeps until there may have been an event; at most for `limit` and [`MAX_SLEEP`](crate::MAX_SLEEP). May return early.
+    /// Sleeps until there may have been an event; at most for `limit` and [`MAX_SLEEP`](crate::MAX_SLEEP). May return
+    /// early.
     pub fn sleep(&self, event: Event, key: EventKey, limit: Duration) {
         self.eventcount(event).sleep(key, limit);
     }
@@ -235,8 +239,8 @@ impl Queue {
         }
     }
 
-    /// Has a thread that may have slept until an event leave what it does not need to others. Call this after the last sleep,
-    /// whatever was found.
+    /// Has a thread that may have slept until an event leave what it does not need to others. Call this after the last
+    /// sleep, whatever was found.
     pub fn pass_on(&self, event: Event) {
         match event {
             Event::Work => {

@@ -17,12 +17,12 @@ use crate::{
 };
 
 impl Queue {
-    /// Takes the attempts of the `gone` rows back, for a reason, and ends the tasks that end with them as submitters. `reached`
-    /// says how far an incarnation of a timeline, which has ended, really came: an enqueued task whose value was reached has its
-    /// result, and one whose inputs will never be complete is a dead letter.
+    /// Takes the attempts of the `gone` rows back, for a reason, and ends the tasks that end with them as submitters.
+    /// `reached` says how far an incarnation of a timeline, which has ended, really came: an enqueued task whose value
+    /// was reached has its result, and one whose inputs will never be complete is a dead letter.
     ///
-    /// The rows keep their blocks, and their attempts are open. The call ends for any bytes, and may be repeated. Returns how
-    /// many attempts and tasks it has ended.
+    /// The rows keep their blocks, and their attempts are open. The call ends for any bytes, and may be repeated.
+    /// Returns how many attempts and tasks it has ended.
     pub fn detach(
         &self,
         pools: Pools<'_>,
@@ -47,8 +47,9 @@ impl Queue {
         ended
     }
 
-    /// Takes back everything of the `dead` rows: attempts, places, blocks, and their places in the queues for a block. Returns
-    /// how many blocks they held. Call this instead of [`Slots::recover`], once the rows' processes are proved dead.
+    /// Takes back everything of the `dead` rows: attempts, places, blocks, and their places in the queues for a block.
+    /// Returns how many blocks they held. Call this instead of [`Slots::recover`], once the rows' processes are proved
+    /// dead.
     ///
     /// Ends whatever the bytes are, and may be repeated.
     pub fn recover(&self, pools: Pools<'_>, dead: impl Fn(Row) -> bool) -> u32 {
@@ -64,7 +65,8 @@ impl Queue {
                 State::Writing if is_lost => {
                     place.change(seen, seen.with(State::Free, 0));
                 }
-                // The output of a result that was not taken over may still be held by its worker, which is about to give it up.
+                // The output of a result that was not taken over may still be held by its worker, which is about to
+                // give it up.
                 State::Ending if is_lost => {
                     let record = self.bodies[index].record(seen.attempts());
                     let found = record.load();
@@ -83,7 +85,8 @@ impl Queue {
         }
         point("queue: places of the dead free, blocks not taken");
         let taken = Cell::new(0);
-        // Whether a task has their blocks does not matter: they become the queue's, and those that no task has are freed.
+        // Whether a task has their blocks does not matter: they become the queue's, and those that no task has are
+        // freed.
         let publish = |_, seen: SlotWord| {
             taken.set(taken.get() + u32::from(seen.state() != slots::State::Held(NOBODY)));
             true

@@ -1,20 +1,24 @@
 //! Submitting: how a task comes into the queue.
 //!
-//! 1. The submitter takes a free place (*writing*), and moves `tail` behind it. If `head` has come past its position meanwhile,
+//! 1. The submitter takes a free place (*writing*), and moves `tail` behind it. If `head` has come past its position
+//!    meanwhile,
 //!    it gives the place back and begins again.
-//! 2. It writes the body. The input blocks are still its own. If the body names attachments that are attached no more, the
+//! 2. It writes the body. The input blocks are still its own. If the body names attachments that are attached no more,
+//!    the
 //!    submitter gives the place back; see `attachments`.
-//! 3. It makes the place *pending*, by one compare-and-swap: from here on the blocks that the body names are the task's. Then it
+//! 3. It makes the place *pending*, by one compare-and-swap: from here on the blocks that the body names are the
+//!    task's. Then it
 //!    gives up its own hold on them.
 //! 4. Behind a fence, it adds to `late` if `head` has passed the position. It notifies workers.
 //!
-//! If the submitter is killed or stopped between any two steps: before step 3 nothing has been submitted; the place and the
-//! blocks are the submitter's own until it goes on or is proved dead. After step 3 the task is in the queue. The broker gives the
-//! blocks to the task if the submitter cannot. Workers that sleep look again after [`MAX_SLEEP`](crate::MAX_SLEEP).
+//! If the submitter is killed or stopped between any two steps: before step 3 nothing has been submitted; the place and
+//! the blocks are the submitter's own until it goes on or is proved dead. After step 3 the task is in the queue. The
+//! broker gives the blocks to the task if the submitter cannot. Workers that sleep look again after
+//! [`MAX_SLEEP`](crate::MAX_SLEEP).
 //!
 //! **Why `head` passes no pending task.** A worker that passes a position moves `head`, and behind a fence looks at the place
-//! again; a submitter makes it pending, and behind a fence looks at `head`. One of them sees what the other did, and adds to
-//! `late`.
+//! again; a submitter makes it pending, and behind a fence looks at `head`. One of them sees what the other did, and
+//! adds to `late`.
 
 use super::{
     NewInput, NewTask, Queue, Row, TaskId,
@@ -73,7 +77,8 @@ impl Queue {
             self.move_tail(position);
             point("queue: tail moved, place not checked");
             if self.has_passed(position) {
-                // We were slow, and others have used this position. Tasks that were submitted since would come later than ours.
+                // We were slow, and others have used this position. Tasks that were submitted since would come later
+                // than ours.
                 self.places[index].change(word, word.with(State::Free, 0));
                 position = self.control().tail.load(Ordering::Acquire);
                 continue;
@@ -90,8 +95,8 @@ impl Queue {
         self.control().space.notify();
     }
 
-    /// Submits a task. The blocks among its inputs belong to the queue then. Workers have to be [notified](Queue::notify)
-    /// afterwards, once for all tasks that are submitted together.
+    /// Submits a task. The blocks among its inputs belong to the queue then. Workers have to be
+    /// [notified](Queue::notify) afterwards, once for all tasks that are submitted together.
     ///
     /// # Errors
     /// [`NotSubmitted`]; the blocks are still the caller's.

@@ -20,8 +20,8 @@
 //! | 7 ending | one member has taken the result, cancelled it or purged it | draining |
 //! | 8 draining | it is over; fenced attempts may still read its inputs | free |
 //!
-//! Each change is one compare-and-swap from what was seen. Generations repeat after 2³⁵ tasks in one place: with 64 places and a
-//! million tasks a second, after 25 days, longer than any process is stopped between two steps.
+//! Each change is one compare-and-swap from what was seen. Generations repeat after 2³⁵ tasks in one place: with 64
+//! places and a million tasks a second, after 25 days, longer than any process is stopped between two steps.
 
 use super::Row;
 use crate::sync::{AtomicU64, Ordering};

@@ -492,7 +492,8 @@ proptest! {
         prop_assert_eq!(semaphore.audit(), idle(maximum));
     }
 
-    /// A broken or hostile member may leave any bytes: every call terminates without a panic, and the broker recovers everything.
+    /// A broken or hostile member may leave any bytes: every call terminates without a panic, and the broker recovers
+    /// everything.
     #[test]
     fn any_bytes_can_be_recovered(
         words in vec((any::<prop::sample::Index>(), any::<u64>(), 0..4_u64), 1..400),

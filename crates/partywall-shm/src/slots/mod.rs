@@ -1,4 +1,5 @@
-//! Slots that processes share, and a queue of the waiters for a free one: the permits of a semaphore, the blocks of a pool.
+//! Slots that processes share, and a queue of the waiters for a free one: the permits of a semaphore, the blocks of a
+//! pool.
 //!
 //! | offset | field | written by |
 //! |---|---|---|

@@ -45,8 +45,8 @@ impl TableBuilder {
     }
 
     /// Returns a builder with the tensors and metadata of a table. The tensors keep their places if they are laid out
-    /// again in one chunk, with or without further tensors behind them. A tensor that lies within an earlier one is a view
-    /// of it.
+    /// again in one chunk, with or without further tensors behind them. A tensor that lies within an earlier one is a
+    /// view of it.
     pub fn from_table<B: AsRef<[u8]>>(table: &Table<B>) -> Self {
         let mut builder = Self::default();
         // The tensors that are no views, by their places.
@@ -129,12 +129,13 @@ impl TableBuilder {
         self.push(name, dtype, shape, strides, None)
     }
 
-    /// Adds a tensor with the given strides that shows memory of the tensor `of`, from `offset` bytes on. Both names may
-    /// describe the same elements, as tied weights of a model do. A tensor without elements has no memory, of any tensor.
+    /// Adds a tensor with the given strides that shows memory of the tensor `of`, from `offset` bytes on. Both names
+    /// may describe the same elements, as tied weights of a model do. A tensor without elements has no memory, of any
+    /// tensor.
     ///
     /// # Errors
-    /// As [`TableBuilder::add_strided`]; [`TableError::BadShape`] if `of` was not added before, if the tensor does not lie
-    /// within it, or if its first element is not aligned.
+    /// As [`TableBuilder::add_strided`]; [`TableError::BadShape`] if `of` was not added before, if the tensor does not
+    /// lie within it, or if its first element is not aligned.
     pub fn add_view(
         &mut self,
         name: &str,
@@ -217,8 +218,8 @@ impl TableBuilder {
         self.tensors.is_empty()
     }
 
-    /// Lays the tensors out in chunks of at most `chunk_bytes`. A larger tensor gets its own chunk. Views take no memory. The
-    /// limit is raised if more than `max_chunks` would be needed.
+    /// Lays the tensors out in chunks of at most `chunk_bytes`. A larger tensor gets its own chunk. Views take no
+    /// memory. The limit is raised if more than `max_chunks` would be needed.
     ///
     /// # Errors
     /// [`TableError::Limit`] if the sizes add up to more than 2⁶³.
@@ -256,7 +257,8 @@ impl TableBuilder {
         self.tensors.iter().map(|tensor| tensor.name.as_str())
     }
 
-    /// Returns the bytes of each tensor from its first element to the end of its last, in the order in which they were added.
+    /// Returns the bytes of each tensor from its first element to the end of its last, in the order in which they were
+    /// added.
     pub fn tensor_bytes(&self) -> impl Iterator<Item = u64> {
         self.tensors.iter().map(|tensor| tensor.bytes)
     }

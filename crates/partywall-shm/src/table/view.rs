@@ -34,8 +34,8 @@ pub struct Tensor<'a> {
 }
 
 impl<B: AsRef<[u8]>> Table<B> {
-    /// Checks a table against the lengths of its version's chunks. `bytes` must not change afterwards. There may be more
-    /// chunks than the table uses.
+    /// Checks a table against the lengths of its version's chunks. `bytes` must not change afterwards. There may be
+    /// more chunks than the table uses.
     ///
     /// # Errors
     /// [`TableError::ForeignLayout`] or [`TableError::Damaged`].
@@ -148,8 +148,8 @@ impl<B: AsRef<[u8]>> Table<B> {
         Ok(tensor)
     }
 
-    /// Checks that this table is `before` after growth: it has the same metadata, and the same tensors at the same places.
-    /// The last tensor of `before` may be longer along its first axis, and further tensors may follow.
+    /// Checks that this table is `before` after growth: it has the same metadata, and the same tensors at the same
+    /// places. The last tensor of `before` may be longer along its first axis, and further tensors may follow.
     ///
     /// # Errors
     /// [`TableError::Damaged`] if it is not.

@@ -18,7 +18,8 @@
 //! 2. A timeline ends in three steps, each a compare-and-swap: `ending` from 0, `value` to poison, `last` from 0. A
 //!    process that finds an incomplete end completes it ([`Cell::settle`]). The value that counts is the one that was
 //!    poisoned.
-//! 3. Once `ending` is set, `last` alone says what has been reached. A later store of the GPU, from a writer that was not
+//! 3. Once `ending` is set, `last` alone says what has been reached. A later store of the GPU, from a writer that was
+//!    not
 //!    dead, that replaces the poison changes nothing for hosts; the broker repairs the poison for streams ([`Cell::undo`])
 //!    as long as such a store is possible.
 //! 4. `value` is loaded before `ending`. In the other order, a late store as in rule 3 could count: `ending` is loaded
@@ -181,8 +182,8 @@ impl Cell {
         Ended { ending, last }
     }
 
-    /// Returns a late store that has replaced the poison of an ended timeline. Call this from time to time while the writer
-    /// of an ended cell may still write; note the value, and [`undo`](Self::undo) the store.
+    /// Returns a late store that has replaced the poison of an ended timeline. Call this from time to time while the
+    /// writer of an ended cell may still write; note the value, and [`undo`](Self::undo) the store.
     pub fn late_store(&self) -> Option<LateStore> {
         self.ending()?;
         let poison = poison(self.settle());

@@ -1,14 +1,14 @@
 //! The ages of samples: a stamp in each sample, and for each subscriber a histogram for observers.
 //!
-//! A publisher stamps each sample with the time ([`now_ns`](crate::members::now_ns)) at which it puts the sample into the
-//! ring. The stamp is a word of the sample's [descriptor](super::descriptor), so rules 1 to 3 of those words hold for it: a
-//! reader that holds the sample has its stamp. The age of a sample is the time from its stamp until a subscriber has
-//! received it.
+//! A publisher stamps each sample with the time ([`now_ns`](crate::members::now_ns)) at which it puts the sample into
+//! the ring. The stamp is a word of the sample's [descriptor](super::descriptor), so rules 1 to 3 of those words hold
+//! for it: a reader that holds the sample has its stamp. The age of a sample is the time from its stamp until a
+//! subscriber has received it.
 //!
-//! A subscriber reads the clock only if an age is wanted: if it measures on its own account, or if an observer has asked.
-//! An observer asks by storing the end of a lease in `ages_until` of the topic's header, which subscribers read at each
-//! sample. The subscriber that first finds the lease expired clears the word. An observer that is killed therefore costs
-//! subscribers a read of the clock for each sample until the lease has expired, and nothing afterwards.
+//! A subscriber reads the clock only if an age is wanted: if it measures on its own account, or if an observer has
+//! asked. An observer asks by storing the end of a lease in `ages_until` of the topic's header, which subscribers read
+//! at each sample. The subscriber that first finds the lease expired clears the word. An observer that is killed
+//! therefore costs subscribers a read of the clock for each sample until the lease has expired, and nothing afterwards.
 //!
 //! | offset | word of a histogram | |
 //! |---|---|---|
@@ -22,12 +22,12 @@
 //! 2. A subscriber that joins clears the histogram before it opens its port.
 //! 3. Observers read at any time. The words that they see do not belong to a single moment.
 //!
-//! If the owner is killed between any two steps, the last age counts in some words and not in others. The words are only for
-//! people, and no process decides anything by them.
+//! If the owner is killed between any two steps, the last age counts in some words and not in others. The words are
+//! only for people, and no process decides anything by them.
 //!
 //! A clock cannot make an age negative: a stamp later than the time of receipt counts as age 0. That happens if another
-//! process breaks the rules, or runs in another time namespace (time_namespaces(7)). `CLOCK_MONOTONIC` restarts only with
-//! the machine, which ends the memory, too.
+//! process breaks the rules, or runs in another time namespace (time_namespaces(7)). `CLOCK_MONOTONIC` restarts only
+//! with the machine, which ends the memory, too.
 
 use partywall_wire::Ages;
 
@@ -113,8 +113,8 @@ impl Topic {
         self.control().ages_until.load(Ordering::Relaxed) != 0
     }
 
-    /// Adds the age of a stamped sample that `place` received at `now` ([`now_ns`](crate::members::now_ns)). Ends an observer's
-    /// question that has expired.
+    /// Adds the age of a stamped sample that `place` received at `now` ([`now_ns`](crate::members::now_ns)). Ends an
+    /// observer's question that has expired.
     pub fn add_age(&self, place: &SubscriberPlace, taken: &Taken, now: u64) {
         let stamp = self.descriptors[taken.block() as usize].stamp();
         if stamp != NO_STAMP {

@@ -5,8 +5,8 @@
 //! | block | 0–15 | its index in the pool |
 //! | lap + 1 | 16–63 | which of the positions that share the entry; 0: none of them has been filled |
 //!
-//! Position `p` is at entry `p` modulo the depth, in the lap `p` divided by it. Laps end after 2⁴⁸ – 1: with ten million samples
-//! a second and a depth of one, after ten months.
+//! Position `p` is at entry `p` modulo the depth, in the lap `p` divided by it. Laps end after 2⁴⁸ – 1: with ten
+//! million samples a second and a depth of one, after ten months.
 //!
 //! The only change of an entry is [`RingEntry::fill`]: a compare-and-swap from the word of one lap to a word of the
 //! next lap, by a publisher that has seen every earlier position filled. Therefore positions are filled in order, each

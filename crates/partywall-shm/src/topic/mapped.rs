@@ -108,7 +108,8 @@ impl Places {
 
 const MAGIC: u64 = u64::from_le_bytes(*b"PWTOPIC1");
 
-/// Change the text whenever the bytes change, and never for a name alone: `bell` is the eventcount, `seat` the port slot.
+/// Change the text whenever the bytes change, and never for a name alone: `bell` is the eventcount, `seat` the port
+/// slot.
 pub(crate) const LAYOUT_HASH: u64 = crate::layout_hash(
     b"header 256: magic8 hash8 blocks4 depth4 publishers4 subscribers4 held4 loans4 0:24 tail8 samples:bell8 0:48 \
     space:bell8 0:56 joins8 ids8 publishers_joined8 ages_until8 0:32; bell: rings4 sleepers4; ring128: block16 lap48 0:120; \

@@ -126,7 +126,8 @@ mod layout {
     const _: () =
         assert!(size_of::<Publishing>() == LINES && size_of::<Subscribing>() == LINES && size_of::<Holds>() == LINES);
 
-    // SAFETY: `repr(C)`, its fields are atomics (one in a transparent struct) and an array of them, and sixteen fill it.
+    // SAFETY: `repr(C)`, its fields are atomics (one in a transparent struct) and an array of them, and sixteen fill
+    // it.
     unsafe impl partywall_os::map::Atomics for Publishing {}
     // SAFETY: as above.
     unsafe impl partywall_os::map::Atomics for Subscribing {}

@@ -355,8 +355,8 @@ fn all_sleeping_readers_are_woken() {
     });
 }
 
-/// A publisher is killed when its sample is in the ring and no waiter is notified. For processes, [`MAX_SLEEP`] ends every sleep,
-/// and bounds this. A model has no clock, and shows that the next publisher wakes the reader, too.
+/// A publisher is killed when its sample is in the ring and no waiter is notified. For processes, [`MAX_SLEEP`] ends
+/// every sleep, and bounds this. A model has no clock, and shows that the next publisher wakes the reader, too.
 #[test]
 fn an_unannounced_sample_is_received_with_the_next_one() {
     check(3, || {
@@ -390,7 +390,8 @@ fn unannounced_sample_is_received_when_its_publisher_is_detached() {
     });
 }
 
-/// A reader is killed when it has moved its cursor and before it notifies: the broker wakes the publisher that waits for it.
+/// A reader is killed when it has moved its cursor and before it notifies: the broker wakes the publisher that waits
+/// for it.
 #[test]
 fn publisher_is_woken_when_its_slowest_reader_dies() {
     check(3, || {

@@ -16,10 +16,10 @@
 //!
 //! **Why a subscriber that joins is not overrun.** The subscriber counts itself in `joins`, and behind a fence reads the
 //! tail. A publisher sees position `p` unfilled, and behind a fence reads `joins`. If it does not see the subscriber
-//! there, its fence came first: the subscriber finds the positions before `p` filled, begins at `p` − depth + 1 or later, and
-//! does not need the sample that the publisher overwrites at `p`. If the publisher comes later with another position, it
-//! reads `joins` again. The fence has to come after the positions before `p` were filled; if they were filled before the
-//! publisher's last fence, that fence serves.
+//! there, its fence came first: the subscriber finds the positions before `p` filled, begins at `p` − depth + 1 or
+//! later, and does not need the sample that the publisher overwrites at `p`. If the publisher comes later with another
+//! position, it reads `joins` again. The fence has to come after the positions before `p` were filled; if they were
+//! filled before the publisher's last fence, that fence serves.
 
 use std::time::Duration;
 
@@ -202,7 +202,8 @@ impl Topic {
     /// Checks that no `Block` subscriber needs the sample that `position` overwrites.
     fn check_space(&self, place: &mut PublisherPlace, position: u64) -> Result<(), Unpublished> {
         let depth = self.ring.len() as u64;
-        // Pairs with the addition in `join_as_subscriber`: a publisher that sees it sees the subscriber's port and cursor.
+        // Pairs with the addition in `join_as_subscriber`: a publisher that sees it sees the subscriber's port and
+        // cursor.
         let joins = self.control().joins.load(Ordering::Acquire);
         if place.joins == Some(joins) && position < place.floor.saturating_add(depth) {
             return Ok(());
@@ -214,7 +215,8 @@ impl Topic {
             if port.occupancy() != Occupancy::Active || subscriber.queue.load(Ordering::Relaxed) != 0 {
                 continue;
             }
-            // Pairs with the store in `receive`: a publisher that sees the cursor sees the hold when it searches for holds.
+            // Pairs with the store in `receive`: a publisher that sees the cursor sees the hold when it searches for
+            // holds.
             let cursor = subscriber.cursor.load(Ordering::Acquire);
             if cursor < place.floor {
                 slowest = Some(port);

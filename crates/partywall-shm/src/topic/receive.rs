@@ -214,10 +214,11 @@ impl Topic {
     /// Returns whether all publishers have left and the subscriber whose [`SubscriberPlace::next`] is `next` has
     /// received everything. Returns false if the topic has never had a publisher.
     ///
-    /// A publisher that is killed or stopped while it joins or leaves keeps the topic busy until the broker detaches it.
+    /// A publisher that is killed or stopped while it joins or leaves keeps the topic busy until the broker detaches
+    /// it.
     pub fn is_idle(&self, next: u64) -> bool {
-        // Pairs with the addition in `join_as_publisher`: if a publisher has left meanwhile, and had waited for another one to
-        // join, the second load sees the other one counted.
+        // Pairs with the addition in `join_as_publisher`: if a publisher has left meanwhile, and had waited for another
+        // one to join, the second load sees the other one counted.
         let joined = || self.control().publishers_joined.load(Ordering::Acquire);
         let before = joined();
         let is_present = |port: &PortSlot| matches!(port.load().occupancy(), Occupancy::Taken | Occupancy::Active);

@@ -16,8 +16,8 @@
 //! that fills an entry, retires a block or clears a hold does so, and behind a fence checks for waiters. One of the two
 //! sees the other's change. A waiter also sweeps again after [`MAX_SLEEP`](crate::MAX_SLEEP).
 //!
-//! If a member that sweeps is killed or stopped between any two steps, some blocks are freed and the others are left to the
-//! next sweep.
+//! If a member that sweeps is killed or stopped between any two steps, some blocks are freed and the others are left to
+//! the next sweep.
 
 use super::{Topic, port::Occupancy};
 use crate::{

@@ -28,5 +28,6 @@ const _: () = assert!(size_of::<Header>() == 64 && size_of::<Slot>() == 64 && si
 
 // SAFETY: `repr(C)`, atomics and an array of them, which fill it.
 unsafe impl partywall_os::map::Atomics for Header {}
-// SAFETY: `repr(C)`, atomics and arrays of atomics and of structs of atomics, which lie without gaps, as the sizes show.
+// SAFETY: `repr(C)`, atomics and arrays of atomics and of structs of atomics, which lie without gaps, as the sizes
+// show.
 unsafe impl partywall_os::map::Atomics for Ring {}

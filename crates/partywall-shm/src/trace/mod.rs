@@ -1,5 +1,5 @@
-//! Traces: what members publish, receive and release, which tasks they submit, claim and complete, and what they signal and wait
-//! for, while an observer asks.
+//! Traces: what members publish, receive and release, which tasks they submit, claim and complete, and what they signal
+//! and wait for, while an observer asks.
 //!
 //! Each user's members have traces of their own, which follow their [rows](crate::members).
 //!
@@ -21,23 +21,24 @@
 //! | 48 | `value` | the sample's position, the task's [number](TaskId::number) or the timeline's value |
 //!
 //! **Switching on.** A tracer renews `until`, a little ahead of now ([`LEASE`]). Members read the word before each event. The
-//! member that first finds the lease expired clears the word. A tracer that is killed therefore costs members a read of the
-//! clock for each event until its lease has expired, and one load of a shared word afterwards. Several tracers may run at a
-//! time: each has its own position in the rings.
+//! member that first finds the lease expired clears the word. A tracer that is killed therefore costs members a read of
+//! the clock for each event until its lease has expired, and one load of a shared word afterwards. Several tracers may
+//! run at a time: each has its own position in the rings.
 //!
 //! **Recording.**
 //! 1. A member counts `next` up, which gives it a number, and with it a slot.
-//! 2. It marks the slot as being written, by a compare-and-swap. If another thread is writing the slot, or a later event is
+//! 2. It marks the slot as being written, by a compare-and-swap. If another thread is writing the slot, or a later
+//!    event is
 //!    there, the event is lost.
 //! 3. Behind a fence it writes the words, and then stores the state without the mark.
 //!
-//! If the member is killed or stopped after step 1, this event is lost. After step 2, the slot stays marked and all its later
-//! events are lost, one in [`EVENTS`] of the ring, until the broker ends. A reader uses the words of a slot only if the state
-//! is the event's number, without the mark, before and after it has read them. So no event is torn.
+//! If the member is killed or stopped after step 1, this event is lost. After step 2, the slot stays marked and all its
+//! later events are lost, one in [`EVENTS`] of the ring, until the broker ends. A reader uses the words of a slot only
+//! if the state is the event's number, without the mark, before and after it has read them. So no event is torn.
 //!
 //! **Reading.** A tracer follows `next`. It counts an event as lost if the slot holds a later one, and if the slot is not
-//! written by its next reading, unless that follows at once. No contents of the memory are trusted: reading terminates, and
-//! unknown codes count as lost.
+//! written by its next reading, unless that follows at once. No contents of the memory are trusted: reading terminates,
+//! and unknown codes count as lost.
 
 #[cfg(not(loom))]
 mod mapped;
@@ -377,8 +378,8 @@ impl Action {
     }
 }
 
-/// Returns the number of a topic or queue, of one version, or of a timeline, of version 0. Two objects could have one number by
-/// chance, in about one of 2³² traces of a domain with 65,536 objects.
+/// Returns the number of a topic or queue, of one version, or of a timeline, of version 0. Two objects could have one
+/// number by chance, in about one of 2³² traces of a domain with 65,536 objects.
 pub fn object(name: &str, version: u64) -> u64 {
     let hash = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
     name.bytes().chain(version.to_le_bytes()).fold(0xcbf2_9ce4_8422_2325, hash)

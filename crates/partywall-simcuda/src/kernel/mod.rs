@@ -1,6 +1,6 @@
 //! Emulates, by their names, Partywall's kernels and that of one driver fact. Those of
-//! `partywall-cuda/kernels/partywall.cu` are here, those of `lab.cu` in [`lab`], those of `images.cu` in [`images`], and
-//! those of `render.cu` in [`render`].
+//! `partywall-cuda/kernels/partywall.cu` are here, those of `lab.cu` in [`lab`], those of `images.cu` in [`images`],
+//! and those of `render.cu` in [`render`].
 //!
 //! Their results do not depend on the shape of the grid: they stride over it, or take the amount of work as a
 //! parameter.

@@ -65,8 +65,8 @@ impl Backing {
         Ok(Arc::new(Self { map, bytes, owned: true, file: None, charged: None }))
     }
 
-    /// Returns memory that the caller has mapped. `shared` memory is mapped a second time, so that streams can use it even
-    /// if the caller unmaps it early; private memory has no second mapping.
+    /// Returns memory that the caller has mapped. `shared` memory is mapped a second time, so that streams can use it
+    /// even if the caller unmaps it early; private memory has no second mapping.
     ///
     /// # Safety
     /// The range is mapped, and if it is not shared stays so for as long as the value lives.

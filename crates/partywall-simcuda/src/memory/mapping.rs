@@ -142,8 +142,8 @@ entry_points! {
         if flags != 0 { return Err(Code::INVALID_VALUE); }
         state::lock().memory.map(pointer, bytes as u64, offset, handle)
     }
-    // Does not wait, so work that still uses the memory causes a fault; with a real driver it may or may not. Also works
-    // after a fault (measured).
+    // Does not wait, so work that still uses the memory causes a fault; with a real driver it may or may not. Also
+    // works after a fault (measured).
     fn cuMemUnmap(pointer: DevicePtr, bytes: usize) {
         capture::unsafe_call()?;
         state::lock().memory.unmap(pointer, bytes as u64)

@@ -55,8 +55,8 @@ pub(crate) struct Region {
     /// The offset of the region in its backing.
     pub(crate) offset: u64,
     pub(crate) kind: Kind,
-    /// The ordinal of the device that has the memory; `None` if a NUMA node has it, or a device that this process does not
-    /// see.
+    /// The ordinal of the device that has the memory; `None` if a NUMA node has it, or a device that this process does
+    /// not see.
     pub(crate) device: Option<usize>,
     /// The context in which it was created, and with which it ends; 0 if it belongs to no context.
     pub(crate) context: Handle,
@@ -102,7 +102,8 @@ pub(crate) struct HostRange {
 unsafe impl Send for HostRange {}
 
 impl HostRange {
-    /// Returns a pointer to the first byte. Other threads and processes may write the bytes, so create no reference to them.
+    /// Returns a pointer to the first byte. Other threads and processes may write the bytes, so create no reference to
+    /// them.
     pub(crate) fn pointer(&self) -> *mut u8 {
         self.pointer
     }
@@ -128,8 +129,8 @@ impl HostRange {
 
 /// Returns the memory at an address, up to `bytes` bytes, if work in the context may access it.
 ///
-/// The range ends at the end of the region, even if more bytes were requested (several allocations may be mapped side by
-/// side). A caller that needs all bytes calls this again for the rest.
+/// The range ends at the end of the region, even if more bytes were requested (several allocations may be mapped side
+/// by side). A caller that needs all bytes calls this again for the rest.
 ///
 /// # Errors
 /// `ILLEGAL_ADDRESS`: nothing is mapped at the address, or not for this device, or not for writing. If running work gets

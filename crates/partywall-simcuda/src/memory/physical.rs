@@ -1,7 +1,7 @@
 //! Physical memory of the VMM interface: `cuMemCreate` and the ways it crosses processes.
 //!
-//! An allocation is a memfd whose name contains the device or the NUMA node; an exported descriptor is a duplicate of the
-//! memfd's.
+//! An allocation is a memfd whose name contains the device or the NUMA node; an exported descriptor is a duplicate of
+//! the memfd's.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -19,7 +19,8 @@ use crate::{capture, context, ledger, state};
 /// Physical memory that handles and mappings refer to.
 pub(crate) struct Physical {
     pub(super) backing: Arc<Backing>,
-    /// The ordinal of the device that it lives on; none for a NUMA node, and for a device that this process does not see.
+    /// The ordinal of the device that it lives on; none for a NUMA node, and for a device that this process does not
+    /// see.
     pub(super) device: Option<usize>,
     pub(super) properties: MemAllocationProp,
     /// True if it was imported, from another process or this one; imported memory cannot be exported.

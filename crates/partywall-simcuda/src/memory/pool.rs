@@ -1,7 +1,7 @@
 //! Memory pools: memory that is allocated and freed in the order of a stream.
 //!
-//! An address is valid immediately; the memory is freed when the stream reaches the operation. Until then the same stream may
-//! have it again: its later work is behind the work that used the memory before.
+//! An address is valid immediately; the memory is freed when the stream reaches the operation. Until then the same
+//! stream may have it again: its later work is behind the work that used the memory before.
 
 use std::collections::BTreeMap;
 

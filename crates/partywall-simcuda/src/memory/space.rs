@@ -68,8 +68,8 @@ impl Space {
     }
 }
 
-/// Gives the CPU access to memory at addresses that were taken, or takes it away. The pages are resident at once, as those
-/// of the driver are.
+/// Gives the CPU access to memory at addresses that were taken, or takes it away. The pages are resident at once, as
+/// those of the driver are.
 ///
 /// # Errors
 /// `OPERATING_SYSTEM`.
@@ -84,7 +84,8 @@ pub(super) fn show(address: DevicePtr, backing: &Backing, flags: u32) -> Result<
     };
     let file = backing.file().expect("memory that was created is a file");
     let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::POPULATE;
-    // SAFETY: the addresses belong to the area, and the caller has mapped this memory there, as far as the program knows.
+    // SAFETY: the addresses belong to the area, and the caller has mapped this memory there, as far as the program
+    // knows.
     let mapped = unsafe { rustix::mm::mmap(address as *mut _, backing.bytes(), protection, flags, file, 0) };
     mapped.map(drop).map_err(|_| Code::OPERATING_SYSTEM)
 }

@@ -36,8 +36,8 @@ unsafe extern "system" fn collect(
     data: *const vk::DebugUtilsMessengerCallbackDataEXT<'_>,
     messages: *mut c_void,
 ) -> vk::Bool32 {
-    // SAFETY: the layer passes a message that ends with a zero, and the pointer of `Fixture::new`, which lives longer than the
-    // messenger.
+    // SAFETY: the layer passes a message that ends with a zero, and the pointer of `Fixture::new`, which lives longer
+    // than the messenger.
     unsafe {
         let messages = &*messages.cast::<Mutex<Vec<String>>>();
         messages.lock().unwrap().push(CStr::from_ptr((*data).p_message).to_string_lossy().into_owned());
@@ -167,7 +167,8 @@ impl Fixture {
 
 impl Drop for Fixture {
     fn drop(&mut self) {
-        // SAFETY: nothing is enqueued any more, and everything that was made of the device is gone but what `gpu` destroys.
+        // SAFETY: nothing is enqueued any more, and everything that was made of the device is gone but what `gpu`
+        // destroys.
         unsafe {
             let _ = self.device.device_wait_idle();
             self.device.destroy_command_pool(self.pool, None);

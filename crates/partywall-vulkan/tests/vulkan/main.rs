@@ -1,5 +1,5 @@
-//! Segments and timelines in Vulkan, on a CPU's Vulkan driver (lavapipe) under the validation layer. Each test fails if the
-//! layer reports anything that the test does not expect.
+//! Segments and timelines in Vulkan, on a CPU's Vulkan driver (lavapipe) under the validation layer. Each test fails if
+//! the layer reports anything that the test does not expect.
 #![allow(clippy::unwrap_used)] // tests, their helpers included
 #![allow(unsafe_code)] // calls of Vulkan
 

@@ -1,8 +1,8 @@
 //! Examines what works on this machine, by trying it: the findings of `partywall doctor`, for any front end.
 //!
-//! Each [`Probe`] runs in a child process with a time limit, because the driver may hang or crash. The front end gives the
-//! command line of that child, which calls [`Doctor::answer`]; the child prints a [`Finding`] as one line of JSON. Some
-//! probes start a second process and pass memory to it over its standard input.
+//! Each [`Probe`] runs in a child process with a time limit, because the driver may hang or crash. The front end gives
+//! the command line of that child, which calls [`Doctor::answer`]; the child prints a [`Finding`] as one line of JSON.
+//! Some probes start a second process and pass memory to it over its standard input.
 //!
 //! A probe leaves nothing behind, starts no broker, and takes at most 64 MiB of memory, on the GPUs of the [`Scope`]
 //! only.
@@ -192,8 +192,8 @@ pub struct Doctor {
 }
 
 impl Doctor {
-    /// Returns a doctor for the domain of `options`. `child` is a command line to which the title of a probe is appended; it
-    /// must call [`Doctor::answer`] of a `Doctor` with the same options.
+    /// Returns a doctor for the domain of `options`. `child` is a command line to which the title of a probe is
+    /// appended; it must call [`Doctor::answer`] of a `Doctor` with the same options.
     pub fn new(child: Vec<OsString>, options: DomainOptions) -> Self {
         Self { child, options, scope: Scope::First, limit: Duration::from_secs(20), vulkan: None }
     }
@@ -212,16 +212,16 @@ impl Doctor {
         self
     }
 
-    /// Sets how [`Probe::Vulkan`] tries Vulkan. This library has no bindings of it, so that the front end brings them. Only
-    /// [`answer`](Self::answer) needs it.
+    /// Sets how [`Probe::Vulkan`] tries Vulkan. This library has no bindings of it, so that the front end brings them.
+    /// Only [`answer`](Self::answer) needs it.
     #[must_use]
     pub fn vulkan(mut self, try_it: TryVulkan) -> Self {
         self.vulkan = Some(try_it);
         self
     }
 
-    /// Runs all probes, one after the other, and calls `show` with each report. Blocks until the last one, each probe for at
-    /// most the limit.
+    /// Runs all probes, one after the other, and calls `show` with each report. Blocks until the last one, each probe
+    /// for at most the limit.
     pub fn examine(&self, mut show: impl FnMut(&Report)) -> GpuState {
         let mut state = GpuState::Present;
         for &probe in Probe::EXAMINED {

@@ -82,8 +82,8 @@ impl Platform {
     }
 }
 
-/// For each namespace: its number at boot, if the kernel fixes it (`include/linux/proc_ns.h`), and its meaning for processes
-/// that share memory.
+/// For each namespace: its number at boot, if the kernel fixes it (`include/linux/proc_ns.h`), and its meaning for
+/// processes that share memory.
 const NAMESPACES: [(&str, Option<u64>, &str); 5] = [
     ("pid", Some(0xEFFF_FFFC), "pids differ outside; deaths are proved by pidfds, which cross"),
     ("ipc", Some(0xEFFF_FFFF), "Partywall needs none of it, but /dev/shm is often separate with it"),

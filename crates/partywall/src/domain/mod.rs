@@ -60,12 +60,13 @@ use crate::{
 
 /// A place where processes share memory by name: a connection to one broker.
 ///
-/// Cheap to clone, and usable from any thread. Clones, segments and builds share the connection, which ends with the last
-/// of them. A block or sample that was dropped while the GPU may still use it keeps the connection until the GPU is idle;
-/// the connection then ends on another thread. [`Block::release_on`](crate::Block::release_on) and
+/// Cheap to clone, and usable from any thread. Clones, segments and builds share the connection, which ends with the
+/// last of them. A block or sample that was dropped while the GPU may still use it keeps the connection until the GPU
+/// is idle; the connection then ends on another thread. [`Block::release_on`](crate::Block::release_on) and
 /// [`Sample::release_on`](crate::Sample::release_on) do not keep it.
 ///
-/// After a fork the child must connect anew: every call there returns [`Unreachable::Forked`], and dropping does nothing.
+/// After a fork the child must connect anew: every call there returns [`Unreachable::Forked`], and dropping does
+/// nothing.
 #[derive(Debug, Clone)]
 pub struct Domain {
     connection: Arc<Connection>,
@@ -129,15 +130,15 @@ impl DomainOptions {
     /// Sets whether to connect as an operator, which is not a member of the domain. False by default.
     ///
     /// Such a connection can list, show, evict, remove, and end the broker; every other call returns
-    /// [`Denied::NotMember`](crate::error::Denied::NotMember). The broker keeps room for a few operators even when it accepts
-    /// no more members. Operators are not listed among the members.
+    /// [`Denied::NotMember`](crate::error::Denied::NotMember). The broker keeps room for a few operators even when it
+    /// accepts no more members. Operators are not listed among the members.
     pub fn operator(mut self, operator: bool) -> Self {
         self.operator = operator;
         self
     }
 
-    /// Sets the program to start as the broker, for front ends that include one. `PARTYWALL_BIN` takes precedence. Without
-    /// either, the program is `partywall` beside this process's executable, or on `PATH`.
+    /// Sets the program to start as the broker, for front ends that include one. `PARTYWALL_BIN` takes precedence.
+    /// Without either, the program is `partywall` beside this process's executable, or on `PATH`.
     pub fn program(mut self, path: impl Into<PathBuf>) -> Self {
         self.program = Some(path.into());
         self
@@ -145,8 +146,8 @@ impl DomainOptions {
 
     /// Sets whether to connect only if this process would become a client of an MPS daemon. False by default.
     ///
-    /// This only checks that a daemon listens in the directory that `CUDA_MPS_PIPE_DIRECTORY` names: a program with threads
-    /// cannot set the variable safely. `partywall run --mps COMMAND` sets it. See [`mps`](crate::mps).
+    /// This only checks that a daemon listens in the directory that `CUDA_MPS_PIPE_DIRECTORY` names: a program with
+    /// threads cannot set the variable safely. `partywall run --mps COMMAND` sets it. See [`mps`](crate::mps).
     pub fn mps(mut self, mps: bool) -> Self {
         self.mps = mps;
         self
@@ -173,8 +174,8 @@ impl DomainOptions {
     /// [`Unreachable::NoAnswer`] if no broker runs and none may be started, [`Unreachable::NoProgram`] or
     /// [`Unreachable::NotStarted`] if none can be started, [`Unreachable::Version`], [`Unreachable::User`],
     /// [`Unreachable::UnsafeDirectory`], [`LimitReached::Broker`](crate::error::LimitReached::Broker);
-    /// [`MpsFault::NoDaemon`](crate::error::MpsFault::NoDaemon) and [`MpsFault::User`](crate::error::MpsFault::User) with
-    /// [`mps`](Self::mps).
+    /// [`MpsFault::NoDaemon`](crate::error::MpsFault::NoDaemon) and [`MpsFault::User`](crate::error::MpsFault::User)
+    /// with [`mps`](Self::mps).
     pub fn connect(&self) -> Result<Domain> {
         if self.mps {
             crate::mps::check(&crate::mps::pipes())?;
@@ -268,10 +269,10 @@ impl Domain {
     /// ```
     ///
     /// # Errors
-    /// [`NotFound::Name`] if it does not exist and the timeout is zero, [`Error::Timeout`] if it is not committed in time;
-    /// instead of both, for legacy memory that has existed, [`Gone::OwnerDied`](crate::error::Gone::OwnerDied) or [`Gone::Withdrawn`](crate::error::Gone::Withdrawn);
-    /// [`Mismatch::Object`](crate::error::Mismatch::Object) for a pool or topic;
-    /// [`NotFound::Version`] for a version that is gone; the kind's own errors of mapping it.
+    /// [`NotFound::Name`] if it does not exist and the timeout is zero, [`Error::Timeout`] if it is not committed in
+    /// time; instead of both, for legacy memory that has existed, [`Gone::OwnerDied`](crate::error::Gone::OwnerDied) or
+    /// [`Gone::Withdrawn`](crate::error::Gone::Withdrawn); [`Mismatch::Object`](crate::error::Mismatch::Object) for a
+    /// pool or topic; [`NotFound::Version`] for a version that is gone; the kind's own errors of mapping it.
     pub fn open<'w>(&self, name: &str, wait: impl Into<Wait<'w>>) -> Result<Segment> {
         self.opener(name).open_within(wait.into())
     }
@@ -281,8 +282,8 @@ impl Domain {
         OpenOptions::new(self.clone(), name)
     }
 
-    /// Opens the latest version of `name`, or makes the caller its builder if the name does not exist. While another process
-    /// builds it, waits for the commit; if that process dies or gives up, one waiter becomes the builder.
+    /// Opens the latest version of `name`, or makes the caller its builder if the name does not exist. While another
+    /// process builds it, waits for the commit; if that process dies or gives up, one waiter becomes the builder.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -325,8 +326,8 @@ impl Domain {
     }
 
     /// Removes `name`, and sets its readers a deadline to drop it. The name cannot be opened any more, as after
-    /// [`remove`](Self::remove). Readers learn of the deadline by [`Segment::wait_withdrawn`]; `then` says what happens to
-    /// those that are left at the deadline. A version that is committed under the name meanwhile is not affected.
+    /// [`remove`](Self::remove). Readers learn of the deadline by [`Segment::wait_withdrawn`]; `then` says what happens
+    /// to those that are left at the deadline. A version that is committed under the name meanwhile is not affected.
     ///
     /// The deadline holds even if this process ends before it. A deadline cannot be changed.
     ///
@@ -340,8 +341,8 @@ impl Domain {
     /// ```
     ///
     /// # Errors
-    /// [`NotFound::Name`]; [`Busy::Withdrawing`](crate::error::Busy::Withdrawing) if readers of the withdrawn name already
-    /// have a deadline; [`InvalidArgument::Deadline`] if it is more than a year away.
+    /// [`NotFound::Name`]; [`Busy::Withdrawing`](crate::error::Busy::Withdrawing) if readers of the withdrawn name
+    /// already have a deadline; [`InvalidArgument::Deadline`] if it is more than a year away.
     pub fn withdraw(&self, name: &str, deadline: Duration, then: Then) -> Result<Removed> {
         let after = u64::try_from(deadline.as_millis()).ok().filter(|after| *after <= limits::MAX_DEADLINE);
         let after = after.ok_or(InvalidArgument::Deadline { after: deadline })?;
@@ -404,9 +405,9 @@ impl Domain {
         answered!(self.link().call(call)?, Answer::Done => ())
     }
 
-    /// Returns pidfds of the broker's processes when this operator connected: of the one that served, then of its supervisor.
-    /// Unlike a pid, a pidfd never comes to mean another process. Either may be missing: in a sandbox without pidfds, and
-    /// after the death of the supervisor. A connection that is no operator's has none.
+    /// Returns pidfds of the broker's processes when this operator connected: of the one that served, then of its
+    /// supervisor. Unlike a pid, a pidfd never comes to mean another process. Either may be missing: in a sandbox
+    /// without pidfds, and after the death of the supervisor. A connection that is no operator's has none.
     pub fn broker_processes(&self) -> &[OwnedFd] {
         &self.connection.processes
     }
@@ -424,7 +425,8 @@ impl Domain {
         self.link().call(Call::Ping).map(drop)
     }
 
-    /// Ends the broker, with `force` even while names and members exist. All names are dropped; mapped memory stays mapped.
+    /// Ends the broker, with `force` even while names and members exist. All names are dropped; mapped memory stays
+    /// mapped.
     ///
     /// # Errors
     /// [`Busy::BrokerInUse`](crate::error::Busy::BrokerInUse) without `force` while something exists.
@@ -435,8 +437,8 @@ impl Domain {
     /// Has another program continue as the broker, with everything that the broker knows and holds. Members notice only
     /// that a call takes longer. `program` is the file of a `partywall` program.
     ///
-    /// Returns once the program has said that it can continue. The next call is answered by it; or by the former program,
-    /// if the new one ends before it serves.
+    /// Returns once the program has said that it can continue. The next call is answered by it; or by the former
+    /// program, if the new one ends before it serves.
     ///
     /// # Errors
     /// [`Denied::Replacement`](crate::error::Denied::Replacement) if the broker goes on as it was.
@@ -511,8 +513,8 @@ impl Domain {
         self.gpus()?.get(uuid)
     }
 
-    /// Returns the GPU that uses pinned memory unless another one is named: the one that this connection opened first, else the
-    /// one whose context is current on the calling thread, else the first.
+    /// Returns the GPU that uses pinned memory unless another one is named: the one that this connection opened first,
+    /// else the one whose context is current on the calling thread, else the first.
     ///
     /// # Errors
     /// As [`gpu`](Self::gpu).
@@ -605,8 +607,8 @@ fn pages<T, K: PartialOrd>(
     }
 }
 
-/// Returns a pidfd of the process that listens on a domain's socket, by connecting without a greeting. The kernel makes it;
-/// `None` before Linux 6.5, and if that process has ended while another one serves its socket.
+/// Returns a pidfd of the process that listens on a domain's socket, by connecting without a greeting. The kernel makes
+/// it; `None` before Linux 6.5, and if that process has ended while another one serves its socket.
 ///
 /// # Errors
 /// As [`broker_pid`].

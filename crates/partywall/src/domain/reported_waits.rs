@@ -1,8 +1,9 @@
 //! The waits for timelines that listings of members show.
 //!
 //! Waits do not pass through the broker. Every 250 ms the service thread writes the longest wait of the process to the
-//! member's row, from which the broker reads it. A wait that ends earlier costs nothing more: a thread adds its wait only
-//! after its first sleep, and streams note their waits for another reason (see [`stream_waits`](super::stream_waits)).
+//! member's row, from which the broker reads it. A wait that ends earlier costs nothing more: a thread adds its wait
+//! only after its first sleep, and streams note their waits for another reason (see
+//! [`stream_waits`](super::stream_waits)).
 
 use std::{
     sync::{Arc, Mutex, MutexGuard},
@@ -34,8 +35,8 @@ pub(crate) struct HostWait {
 }
 
 impl HostWaits {
-    /// Adds a wait, which began at `start`, for a value of the timeline of a lease. It continues a paused one for the same
-    /// value.
+    /// Adds a wait, which began at `start`, for a value of the timeline of a lease. It continues a paused one for the
+    /// same value.
     pub(crate) fn add(self: &Arc<Self>, lease: u64, value: u64, start: Instant) -> HostWait {
         let mut waits = self.lock();
         let paused = |other: &Listed| other.paused.is_some() && (other.wait.lease, other.wait.value) == (lease, value);
@@ -96,8 +97,8 @@ impl ReportedWaits {
     }
 }
 
-/// The age in milliseconds from which a wait is shown: pipelines wait all the time for shorter. A paused wait is shown for
-/// as long.
+/// The age in milliseconds from which a wait is shown: pipelines wait all the time for shorter. A paused wait is shown
+/// for as long.
 const LEAST: u64 = 250;
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! The background thread of a connection: it reads events and runs [poll tasks](super::poll_tasks), such as the heartbeat.
+//! The background thread of a connection: it reads events and runs [poll tasks](super::poll_tasks), such as the
+//! heartbeat.
 //!
 //! The thread never blocks on the broker, whose calls are [background jobs](crate::completion::Worker), on the driver,
 //! or on a stream. A thread or stream that waits for it therefore waits for nothing else. It accesses no memory of the
@@ -124,12 +125,13 @@ impl Service {
 
     /// Leaves the domain and ends the thread. No handle uses the connection any more, but streams may.
     ///
-    /// While a stream may wait for another process, connection and thread stay alive: they release the stream if that process
-    /// dies. In that case, and if the driver is slow, this returns before they have ended. Without a context (`lost`) no
-    /// stream waits any more.
+    /// While a stream may wait for another process, connection and thread stay alive: they release the stream if that
+    /// process dies. In that case, and if the driver is slow, this returns before they have ended. Without a context
+    /// (`lost`) no stream waits any more.
     pub(super) fn end(&mut self, lost: bool) {
         let shared = self.shared.clone();
-        // If no thread could be started for the job that ends the connection, the service thread runs it, and must not block.
+        // If no thread could be started for the job that ends the connection, the service thread runs it, and must not
+        // block.
         let is_ours = self.thread.as_ref().is_some_and(|thread| thread.thread().id() == thread::current().id());
         if !is_ours {
             shared.completions.await_owed(TIMEOUT);
@@ -295,8 +297,8 @@ impl Shared {
         });
     }
 
-    /// Ends the waits of this process's hosts. If the broker is `gone`, ends all waits for its open timelines, also those of
-    /// streams and other processes, because nothing else would end them when a writer dies.
+    /// Ends the waits of this process's hosts. If the broker is `gone`, ends all waits for its open timelines, also
+    /// those of streams and other processes, because nothing else would end them when a writer dies.
     fn end_waits(self: &Arc<Self>, gone: bool) {
         self.timeline_memory.set_gone();
         if !gone {

@@ -90,7 +90,8 @@ impl Watch {
     /// Waits for the next event and returns it; `None` if none comes in time.
     ///
     /// # Errors
-    /// [`Error::Cancelled`](crate::Error::Cancelled); [`Unreachable::Gone`]: the names are gone too, and the last events may be missing.
+    /// [`Error::Cancelled`](crate::Error::Cancelled); [`Unreachable::Gone`]: the names are gone too, and the last
+    /// events may be missing.
     pub fn next<'w>(&mut self, wait: impl Into<Wait<'w>>) -> Result<Option<WatchEvent>> {
         let waiting = wait.into().begin();
         loop {

@@ -1,7 +1,7 @@
 //! The class of an error, the advice about it, and its entry in the documentation.
 //!
-//! A match on an enum of this module has no `_` arm, so that a new variant does not compile without advice. An enum of a
-//! crate below is `non_exhaustive`, so a match on it needs one, which serves variants of later releases.
+//! A match on an enum of this module has no `_` arm, so that a new variant does not compile without advice. An enum of
+//! a crate below is `non_exhaustive`, so a match on it needs one, which serves variants of later releases.
 
 use std::{borrow::Cow, fmt, fs, io};
 

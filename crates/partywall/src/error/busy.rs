@@ -26,7 +26,8 @@ pub enum Busy {
     TopicFull {
         /// The topic.
         topic: String,
-        /// The subscriber's process, if it is known. Unknown for a call without a timeout, which does not ask the broker.
+        /// The subscriber's process, if it is known. Unknown for a call without a timeout, which does not ask the
+        /// broker.
         pid: Option<u32>,
         /// The state of that process.
         state: Option<MemberState>,

@@ -37,7 +37,8 @@ pub enum DeviceFault {
         /// The reason.
         why: String,
     },
-    /// This process cannot use pinned memory: it has no driver, or the driver cannot allocate it or has no such NUMA node.
+    /// This process cannot use pinned memory: it has no driver, or the driver cannot allocate it or has no such NUMA
+    /// node.
     #[error("this process cannot use pinned memory{}: {why}", for_name(name.as_deref()))]
     NoPinned {
         /// The segment; `None` if the memory was only asked for.
@@ -65,8 +66,9 @@ pub enum DeviceFault {
         /// The call and its code.
         source: CudaError,
     },
-    /// A kernel of this process, or under MPS of another process, has ended the CUDA context: this process cannot use a GPU
-    /// any more. Other processes are notified: its timelines end as [`TimelineEnding::OwnerFaulted`](partywall_wire::TimelineEnding::OwnerFaulted).
+    /// A kernel of this process, or under MPS of another process, has ended the CUDA context: this process cannot use a
+    /// GPU any more. Other processes are notified: its timelines end as
+    /// [`TimelineEnding::OwnerFaulted`](partywall_wire::TimelineEnding::OwnerFaulted).
     #[error("{what}: the CUDA context of this process is lost ({source})")]
     ContextLost {
         /// The operation, or the GPU on which it was found.
@@ -74,8 +76,8 @@ pub enum DeviceFault {
         /// The call that found it, and its code.
         source: CudaError,
     },
-    /// The GPU was reset or has failed, or the driver has lost its pinned memory of a NUMA node: the memory of the name is
-    /// gone. Mappings of it are of no use any more.
+    /// The GPU was reset or has failed, or the driver has lost its pinned memory of a NUMA node: the memory of the name
+    /// is gone. Mappings of it are of no use any more.
     #[error("{name:?} is lost: {}", lost_text(*place))]
     DeviceLost {
         /// The name.

@@ -24,8 +24,9 @@ pub enum Gone {
         /// How long ago that was proved.
         ago: Duration,
     },
-    /// The memory can no longer be opened, because its publisher dropped it or a process removed the name; or no new view of
-    /// it is allowed, because the [deadline](crate::Domain::withdraw) for dropping it has passed. Views that exist stay valid.
+    /// The memory can no longer be opened, because its publisher dropped it or a process removed the name; or no new
+    /// view of it is allowed, because the [deadline](crate::Domain::withdraw) for dropping it has passed. Views that
+    /// exist stay valid.
     #[error("{name:?} was withdrawn by pid {pid} {} ago", seconds(*ago))]
     Withdrawn {
         /// The name.
@@ -79,8 +80,8 @@ pub enum Gone {
         /// The topic.
         topic: String,
     },
-    /// The claim of a task has been taken back: its lease ended, or the broker took this process for dead. The task goes to
-    /// another worker, or has ended.
+    /// The claim of a task has been taken back: its lease ended, or the broker took this process for dead. The task
+    /// goes to another worker, or has ended.
     #[error("attempt {attempt} of task {task} was taken back")]
     Claim {
         /// The reference of the task.
@@ -110,8 +111,8 @@ pub enum Gone {
         /// The number of the attachment.
         attachment: u32,
     },
-    /// This process was evicted from the domain: its names are withdrawn, and its calls are refused. Mapped memory stays
-    /// mapped.
+    /// This process was evicted from the domain: its names are withdrawn, and its calls are refused. Mapped memory
+    /// stays mapped.
     #[error("this process was evicted by pid {by} {} ago", seconds(*ago))]
     Evicted {
         /// The process that evicted it.

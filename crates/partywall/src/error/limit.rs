@@ -81,8 +81,8 @@ pub enum LimitReached {
         /// What would be needed.
         needed: u64,
     },
-    /// This process or others have not read file descriptors that the broker has sent. If it is others, the call has waited
-    /// for them. Unread descriptors count against the limit of the user.
+    /// This process or others have not read file descriptors that the broker has sent. If it is others, the call has
+    /// waited for them. Unread descriptors count against the limit of the user.
     #[error("{}", unread_text(*unread, *allowed, pids))]
     UnreadDescriptors {
         /// How many are unread.
@@ -124,7 +124,8 @@ pub enum TopicLimit {
 }
 
 impl LimitReached {
-    /// Returns the error that there is no memory for segment `name`; `memory` is the free and the whole memory, if known.
+    /// Returns the error that there is no memory for segment `name`; `memory` is the free and the whole memory, if
+    /// known.
     pub(crate) fn memory(name: &str, place: Place, asked: u64, memory: Option<(u64, u64)>) -> Error {
         let (free, total) = memory.unzip();
         Self::Memory { name: name.to_owned(), place, asked, free, total, held: None }.into()

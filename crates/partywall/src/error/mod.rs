@@ -1,7 +1,7 @@
 //! All errors of the library: what happened, why, and what to do.
 //!
-//! [`Error`] has one variant for each reaction that a program can have. Most variants contain an enum in a file of its own,
-//! with the messages, the advice and the entries of `docs/troubleshooting.md`.
+//! [`Error`] has one variant for each reaction that a program can have. Most variants contain an enum in a file of its
+//! own, with the messages, the advice and the entries of `docs/troubleshooting.md`.
 
 mod advice;
 mod argument;

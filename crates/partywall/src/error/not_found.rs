@@ -31,8 +31,8 @@ pub enum NotFound {
         /// How the name ended, if it was there less than a minute ago.
         ended: Option<Box<Ended>>,
     },
-    /// The name exists, but this version does not. It never will again: numbers start anew only when no version of a name is
-    /// left.
+    /// The name exists, but this version does not. It never will again: numbers start anew only when no version of a
+    /// name is left.
     #[error("{name:?} has no version {version}{}", latest.map_or_else(String::new, |v| format!(" (the latest is {v})")))]
     Version {
         /// The name.

@@ -35,8 +35,8 @@ pub enum Unreachable {
         /// Why.
         why: String,
     },
-    /// The broker of this connection is gone. Mapped memory stays readable; names are lost. A call in progress may have taken
-    /// effect.
+    /// The broker of this connection is gone. Mapped memory stays readable; names are lost. A call in progress may have
+    /// taken effect.
     #[error("the broker at {} is gone", socket.display())]
     Gone {
         /// Its socket.

@@ -189,8 +189,8 @@ impl Heap {
         self.inner.limit
     }
 
-    /// Returns the bytes that the heap has taken from the GPU: of all chunks, whether their blocks are free or not; 0 in a
-    /// forked child.
+    /// Returns the bytes that the heap has taken from the GPU: of all chunks, whether their blocks are free or not; 0
+    /// in a forked child.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         // There a thread of the parent may hold the lock for ever.

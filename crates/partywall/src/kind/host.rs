@@ -1,7 +1,7 @@
 //! Host memory: one sealed memfd for each chunk.
 //!
-//! The kernel seals a frozen version against writing, so that its readers get plain slices. A mutable version can never be
-//! frozen, so it is accessed by volatile operations only.
+//! The kernel seals a frozen version against writing, so that its readers get plain slices. A mutable version can never
+//! be frozen, so it is accessed by volatile operations only.
 
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},

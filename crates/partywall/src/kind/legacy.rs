@@ -1,8 +1,8 @@
 //! GPU memory that its publisher allocated by other means, opened by the driver's 64-byte handles.
 //!
-//! Each chunk is one whole allocation, because a handle names an allocation. Only the publisher keeps it alive. Readers map
-//! it with the publisher's rights: it is not frozen, and only this library refuses writes. The driver refuses to open a
-//! handle in the process that published it (measured); that process finds the memory by its origin.
+//! Each chunk is one whole allocation, because a handle names an allocation. Only the publisher keeps it alive. Readers
+//! map it with the publisher's rights: it is not frozen, and only this library refuses writes. The driver refuses to
+//! open a handle in the process that published it (measured); that process finds the memory by its origin.
 
 use std::{
     collections::HashMap,
@@ -114,7 +114,8 @@ impl Drop for Own {
     }
 }
 
-/// The published allocations, by origin. Empty in a forked child, where CUDA does not work and the addresses are invalid.
+/// The published allocations, by origin. Empty in a forked child, where CUDA does not work and the addresses are
+/// invalid.
 static PUBLISHED: PerProcess<HashMap<[u8; 16], Weak<Own>>> = PerProcess::new();
 
 fn published(origin: &[u8; 16]) -> Option<Arc<Own>> {

@@ -52,8 +52,8 @@ pub(crate) trait Kind: Sync {
         Ok(bytes)
     }
 
-    /// Allocates a chunk of at least `bytes` bytes for memory that grows. Returns its length, and the file descriptor for the
-    /// broker.
+    /// Allocates a chunk of at least `bytes` bytes for memory that grows. Returns its length, and the file descriptor
+    /// for the broker.
     fn chunk(&self, name: &str, place: Place, bytes: u64, gpus: &Arc<Gpus>) -> Result<(u64, OwnedFd)>;
 
     /// Maps a version that the broker has granted.
@@ -88,8 +88,8 @@ pub(crate) trait Draft: Send + Sync {
     /// Returns the length of each chunk, as allocated.
     fn chunk_bytes(&self) -> Vec<u64>;
 
-    /// Allocates one more chunk, of at least `bytes` bytes, behind the others. Only called before the memory is frozen, on
-    /// memory that may not grow.
+    /// Allocates one more chunk, of at least `bytes` bytes, behind the others. Only called before the memory is frozen,
+    /// on memory that may not grow.
     fn push(&mut self, name: &str, place: Place, bytes: u64, gpus: &Arc<Gpus>) -> Result<()>;
 
     /// Returns how many bytes the memory may grow to; 0 if it may not.
@@ -114,8 +114,8 @@ pub(crate) trait Draft: Send + Sync {
     /// Begins to copy host bytes into the chunks, by one or several threads.
     fn uploads(&mut self) -> Box<dyn Uploads + '_>;
 
-    /// Ends the writing, unless the memory is `mutable`. Existing mappings stay in place, read-only if the memory is frozen.
-    /// May be called again, also after a failure.
+    /// Ends the writing, unless the memory is `mutable`. Existing mappings stay in place, read-only if the memory is
+    /// frozen. May be called again, also after a failure.
     fn freeze(&mut self, mutable: bool) -> Result<()>;
 
     /// Returns a file descriptor for each chunk, for the broker, once frozen.
@@ -136,7 +136,8 @@ pub(crate) trait Upload {
     /// Returns a buffer for the next piece: pinned memory where that is faster.
     fn buffer(&mut self) -> Result<&mut [u8]>;
 
-    /// Copies parts of the buffer. May return before the copies are done; call [`buffer`](Self::buffer) for the next piece.
+    /// Copies parts of the buffer. May return before the copies are done; call [`buffer`](Self::buffer) for the next
+    /// piece.
     fn submit(&mut self, copies: &[Copy]) -> Result<()>;
 
     /// Waits until all copies are done.
@@ -154,8 +155,8 @@ pub(crate) struct Copy {
     pub(crate) offset: u64,
 }
 
-/// The mapped chunks of a committed version. The consecutive chunks of a version that may grow count as one. The default
-/// methods are for GPU memory that cannot grow.
+/// The mapped chunks of a committed version. The consecutive chunks of a version that may grow count as one. The
+/// default methods are for GPU memory that cannot grow.
 pub(crate) trait Memory: Send + Sync {
     /// Returns whether the CPU has access.
     fn has_cpu(&self) -> bool {
@@ -177,9 +178,9 @@ pub(crate) trait Memory: Send + Sync {
         Err(wrong_kind("GPU", "mutable host", "a shared slice"))
     }
 
-    /// Divides the first chunk, if the CPU can write it, into `count` blocks of `bytes` bytes that can be borrowed one by one.
-    /// The first begins at `offset`, the others follow every `stride` bytes. Returns `None` if the CPU
-    /// has no access, if the blocks do not lie within the chunk, or if the chunk is already divided.
+    /// Divides the first chunk, if the CPU can write it, into `count` blocks of `bytes` bytes that can be borrowed one
+    /// by one. The first begins at `offset`, the others follow every `stride` bytes. Returns `None` if the CPU has no
+    /// access, if the blocks do not lie within the chunk, or if the chunk is already divided.
     fn block_borrows(&self, _offset: u64, _stride: u64, _bytes: u64, _count: u32) -> Option<BlockBorrows> {
         None
     }
@@ -232,8 +233,8 @@ pub(crate) trait Memory: Send + Sync {
         0
     }
 
-    /// Maps chunks, given by their lengths and file descriptors, after the existing ones. Only called on memory that may grow,
-    /// with chunks that fit into [`Memory::reserved`].
+    /// Maps chunks, given by their lengths and file descriptors, after the existing ones. Only called on memory that
+    /// may grow, with chunks that fit into [`Memory::reserved`].
     fn extend(&self, chunks: &[(u64, OwnedFd)]) -> Result<Box<dyn Extension + '_>>;
 
     /// Returns the mapping of each chunk, whose memory can be replaced at its addresses; `None` for other than GPU

@@ -1,12 +1,12 @@
 //! Host memory that the driver allocates on a NUMA node, pinned from the start, and exported as file descriptors.
 //!
-//! Each chunk is one `cuMemCreate`, mapped whole at one address range for the CPU and for a GPU. A process pays for what it
-//! uses: the CPU and the GPU get access when the version is opened, as its [`Access`] says, or on first use. The CPU alone
-//! needs no CUDA context, and such a process is no member that uses a GPU.
+//! Each chunk is one `cuMemCreate`, mapped whole at one address range for the CPU and for a GPU. A process pays for
+//! what it uses: the CPU and the GPU get access when the version is opened, as its [`Access`] says, or on first use.
+//! The CPU alone needs no CUDA context, and such a process is no member that uses a GPU.
 //!
-//! Nothing is sealed. Each process maps frozen memory read-only, which the page tables of CPU and GPU enforce, but a process
-//! could map it otherwise: this protects against bugs, not against attackers. So plain slices exist only of memory of the
-//! own user.
+//! Nothing is sealed. Each process maps frozen memory read-only, which the page tables of CPU and GPU enforce, but a
+//! process could map it otherwise: this protects against bugs, not against attackers. So plain slices exist only of
+//! memory of the own user.
 //!
 //! The descriptor of such memory looks like that of GPU memory. An importer asks the driver where the memory is, and
 //! refuses another place before it maps anything.

@@ -12,8 +12,8 @@ use crate::error::{MpsFault, Result};
 static HELD: PerProcess<Vec<(PathBuf, MpsHold)>> = PerProcess::new();
 
 impl MpsDaemon {
-    /// Makes ready that this process becomes a client: starts the daemon, unless `start` is false, and holds it until this
-    /// process ends. Returns the value that the caller must give to [`PIPES`] before the CUDA driver is
+    /// Makes ready that this process becomes a client: starts the daemon, unless `start` is false, and holds it until
+    /// this process ends. Returns the value that the caller must give to [`PIPES`] before the CUDA driver is
     /// initialised, or `None` if the variable has its value. A variable that names another daemon is left as it is.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! The vendor's control program: it starts a daemon, and passes requests to one.
 //!
-//! The program prints its answer and exits with 0 for most failures, too, so an answer counts by what it says: pids are lines
-//! of digits, and other lines are messages for people.
+//! The program prints its answer and exits with 0 for most failures, too, so an answer counts by what it says: pids are
+//! lines of digits, and other lines are messages for people.
 
 use std::{
     fs::{self, File},

@@ -106,7 +106,8 @@ impl MpsDaemon {
         self
     }
 
-    /// Sets how long a daemon that this value starts runs without clients and holds; `None` means for ever. 60 s by default.
+    /// Sets how long a daemon that this value starts runs without clients and holds; `None` means for ever. 60 s by
+    /// default.
     #[must_use]
     pub fn idle_exit(mut self, after: Option<Duration>) -> Self {
         self.idle = after;
@@ -123,8 +124,8 @@ impl MpsDaemon {
         self.directory.logs()
     }
 
-    /// Starts the daemon and its watcher, unless both run, and waits until the daemon answers. Several starts at once are
-    /// one.
+    /// Starts the daemon and its watcher, unless both run, and waits until the daemon answers. Several starts at once
+    /// are one.
     ///
     /// If its client comes later, use [`start_held`](Self::start_held).
     ///
@@ -149,7 +150,8 @@ impl MpsDaemon {
         command.args(["mps", "watch", "--domain", &self.location.domain, "--socket"]).arg(&self.location.socket);
         command.arg("--timeout").arg(self.timeout.as_secs_f64().to_string());
         command.arg("--idle-exit").arg(self.idle.map_or_else(|| "never".into(), |idle| idle.as_secs_f64().to_string()));
-        // The watcher waits for a lock and then for the daemon, each as long as the timeout, and reports what was too long.
+        // The watcher waits for a lock and then for the daemon, each as long as the timeout, and reports what was too
+        // long.
         run_starter(&mut command, self.timeout * 2 + SLACK).map_err(|StarterFailed { why, advice, code }| {
             let kind = if code == Some(TIMED_OUT) { ErrorKind::TimedOut } else { ErrorKind::Device };
             MpsFault::NotStarted { why, advice, kind }
@@ -158,8 +160,8 @@ impl MpsDaemon {
         Ok(MpsStarted { already: false, watcher: self.directory.watcher() })
     }
 
-    /// Starts the daemon as [`start`](Self::start) does, and [holds](Self::hold) it. For a process that becomes a client
-    /// later, or whose children do.
+    /// Starts the daemon as [`start`](Self::start) does, and [holds](Self::hold) it. For a process that becomes a
+    /// client later, or whose children do.
     ///
     /// # Errors
     /// As [`start`](Self::start).
@@ -181,8 +183,8 @@ impl MpsDaemon {
         }
     }
 
-    /// Keeps the daemon from being stopped because it is idle, as long as the returned value lives. Waits while the daemon
-    /// is being stopped.
+    /// Keeps the daemon from being stopped because it is idle, as long as the returned value lives. Waits while the
+    /// daemon is being stopped.
     ///
     /// # Errors
     /// As for the directory in [`start`](Self::start).
@@ -190,8 +192,8 @@ impl MpsDaemon {
         self.directory.hold(Instant::now() + self.timeout + SLACK)
     }
 
-    /// Stops the daemon and its servers, and removes its directory. Returns false if no daemon ran. With `force`, ends it
-    /// while it has clients, too; CUDA ends in all of them.
+    /// Stops the daemon and its servers, and removes its directory. Returns false if no daemon ran. With `force`, ends
+    /// it while it has clients, too; CUDA ends in all of them.
     ///
     /// # Errors
     /// [`MpsFault::InUse`] without `force`; [`MpsFault::NoAnswer`] for a daemon that does not end in time;

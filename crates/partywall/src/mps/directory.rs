@@ -1,7 +1,7 @@
 //! The directory of a domain's MPS daemon, and the locks in it.
 //!
-//! It is `NAME.mps` beside the socket `NAME.sock`, and has mode 0700. It exists while a daemon runs or is wanted, and after a
-//! daemon that was not stopped, for the sake of its logs:
+//! It is `NAME.mps` beside the socket `NAME.sock`, and has mode 0700. It exists while a daemon runs or is wanted, and
+//! after a daemon that was not stopped, for the sake of its logs:
 //!
 //! | path | content |
 //! |---|---|
@@ -11,8 +11,9 @@
 //! | `holds` | a shared lock is held by each process that may still become a client; see [`MpsHold`] |
 //! | `watcher` | the watcher holds its lock, and writes its pid into it |
 //!
-//! All locks are flock(2): the kernel releases them with the last process that holds them, so a killed process leaves none.
-//! A lock of a directory that was removed meanwhile is worth nothing: each is checked against the path once it is held.
+//! All locks are flock(2): the kernel releases them with the last process that holds them, so a killed process leaves
+//! none. A lock of a directory that was removed meanwhile is worth nothing: each is checked against the path once it is
+//! held.
 
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
@@ -42,8 +43,8 @@ pub(super) struct Directory {
     parent: PathBuf,
 }
 
-/// Keeps a domain's MPS daemon from being stopped because it is idle, as long as this value or a process that inherited it
-/// exists. For a process that may become a client later.
+/// Keeps a domain's MPS daemon from being stopped because it is idle, as long as this value or a process that inherited
+/// it exists. For a process that may become a client later.
 #[derive(Debug)]
 pub struct MpsHold {
     file: File,
@@ -99,8 +100,8 @@ impl Directory {
         }
     }
 
-    /// Takes the lock under which the daemon is started and stopped, and makes the directory if it does not exist. Returns
-    /// `None` at the deadline.
+    /// Takes the lock under which the daemon is started and stopped, and makes the directory if it does not exist.
+    /// Returns `None` at the deadline.
     pub(super) fn try_lock(&self, deadline: Instant) -> Result<Option<DirLock>> {
         loop {
             let directory = self.open()?;
@@ -118,8 +119,8 @@ impl Directory {
         self.try_lock(deadline)?.ok_or_else(busy)
     }
 
-    /// Makes empty directories for a daemon, where none runs. What a killed daemon has left is removed. Called under the
-    /// lock.
+    /// Makes empty directories for a daemon, where none runs. What a killed daemon has left is removed. Called under
+    /// the lock.
     pub(super) fn prepare(&self) -> Result<()> {
         for path in [self.pipes(), self.logs()] {
             remove_all(&path).map_err(|error| self.failed("clearing", errno_of(&error)))?;
@@ -133,7 +134,8 @@ impl Directory {
     pub(super) fn remove(&self) -> Result<()> {
         self.remove_pipes()?;
         match self.lock_holds()? {
-            // Its lock is kept until the directory is gone, so that a process that wants to hold the daemon waits for that.
+            // Its lock is kept until the directory is gone, so that a process that wants to hold the daemon waits for
+            // that.
             Some(_unheld) => remove_all(&self.root).map_err(|error| self.failed("removing", errno_of(&error))),
             None => Ok(()),
         }
@@ -331,8 +333,8 @@ mod tests {
         let lock = directory.lock(soon()).unwrap();
         std::thread::scope(|threads| {
             let waiting = threads.spawn(|| directory.lock(soon()));
-            // The other thread may wait already or come later. In neither case may it return with the lock of the removed
-            // directory.
+            // The other thread may wait already or come later. In neither case may it return with the lock of the
+            // removed directory.
             directory.remove().unwrap();
             drop(lock);
             let held = waiting.join().unwrap().unwrap();

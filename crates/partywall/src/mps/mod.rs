@@ -1,19 +1,19 @@
 //! NVIDIA's MPS: whether this process is under it, and a daemon for each domain.
 //!
-//! Without MPS the processes on a GPU take turns in time slices, and a hand-off from a kernel of one process to a kernel of
-//! another takes 143 µs. Under MPS, kernels of several processes run at the same time, and it takes 5.6 µs (measured on an
-//! H200). The price: a fault, or a kill in a long kernel, ends CUDA in all processes of the same server, and a process's
-//! death does not prove that its GPU work is over, so its memory is quarantined.
+//! Without MPS the processes on a GPU take turns in time slices, and a hand-off from a kernel of one process to a
+//! kernel of another takes 143 µs. Under MPS, kernels of several processes run at the same time, and it takes 5.6 µs
+//! (measured on an H200). The price: a fault, or a kill in a long kernel, ends CUDA in all processes of the same
+//! server, and a process's death does not prove that its GPU work is over, so its memory is quarantined.
 //!
-//! Another process, the MPS server, runs the GPU work of its clients. A *daemon* starts that server when the first client
-//! comes. [`MpsDaemon`] runs the vendor's daemon in a directory of its own beside the domain's socket, and a *watcher*
-//! stops it when no process needs it any more. It neither touches a daemon in another directory nor changes the compute
-//! mode of a GPU.
+//! Another process, the MPS server, runs the GPU work of its clients. A *daemon* starts that server when the first
+//! client comes. [`MpsDaemon`] runs the vendor's daemon in a directory of its own beside the domain's socket, and a
+//! *watcher* stops it when no process needs it any more. It neither touches a daemon in another directory nor changes
+//! the compute mode of a GPU.
 //!
-//! A process becomes a client if `CUDA_MPS_PIPE_DIRECTORY` names the daemon's directory when its CUDA driver is initialised.
-//! `partywall run --mps COMMAND` starts a command so, and the Python package's `connect(mps=True)` sets the variable for its
-//! own process. A Rust program cannot set it safely once it has threads; [`DomainOptions::mps`](crate::DomainOptions::mps)
-//! therefore only checks.
+//! A process becomes a client if `CUDA_MPS_PIPE_DIRECTORY` names the daemon's directory when its CUDA driver is
+//! initialised. `partywall run --mps COMMAND` starts a command so, and the Python package's `connect(mps=True)` sets
+//! the variable for its own process. A Rust program cannot set it safely once it has threads;
+//! [`DomainOptions::mps`](crate::DomainOptions::mps) therefore only checks.
 //!
 //! | module | content |
 //! |---|---|
@@ -64,8 +64,8 @@ pub(crate) fn check(pipes: &Path) -> Result<()> {
     if is_served(pipes) { Ok(()) } else { Err(MpsFault::NoDaemon { pipes: pipes.to_owned() }.into()) }
 }
 
-/// Returns whether this process uses the device through an MPS server. If the driver cannot answer, returns whether an MPS
-/// daemon listens where this process would look for one.
+/// Returns whether this process uses the device through an MPS server. If the driver cannot answer, returns whether an
+/// MPS daemon listens where this process would look for one.
 pub(crate) fn serves(device: &Device) -> bool {
     is_client(device).unwrap_or_else(|| is_served(&pipes()))
 }

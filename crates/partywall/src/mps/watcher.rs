@@ -1,11 +1,11 @@
 //! The watcher: the process that starts a domain's MPS daemon, and stops it when no process needs it any more.
 //!
-//! It stops the daemon once the daemon has had no client and no [hold](super::MpsHold) for a while. To stop it, the watcher
-//! takes the lock of the directory and the one that excludes holds, and checks once more: a process that holds the daemon
-//! afterwards waits, finds no daemon, and starts one.
+//! It stops the daemon once the daemon has had no client and no [hold](super::MpsHold) for a while. To stop it, the
+//! watcher takes the lock of the directory and the one that excludes holds, and checks once more: a process that holds
+//! the daemon afterwards waits, finds no daemon, and starts one.
 //!
-//! A watcher that is killed leaves the daemon running, with all its clients. The next start finds a daemon without a watcher
-//! and gives it a new one. A watcher whose daemon ends, or is killed, removes the daemon's sockets and ends.
+//! A watcher that is killed leaves the daemon running, with all its clients. The next start finds a daemon without a
+//! watcher and gives it a new one. A watcher whose daemon ends, or is killed, removes the daemon's sockets and ends.
 
 use std::{
     fs,
@@ -36,9 +36,9 @@ pub enum Watched {
 }
 
 impl MpsDaemon {
-    /// Starts the daemon if it does not run, and watches it until it ends or has been idle for `idle_exit`. Calls `ready`
-    /// when the daemon answers. For the program `partywall`, in a process that has no other children: it waits for all, and
-    /// a daemon that does not answer is killed with them.
+    /// Starts the daemon if it does not run, and watches it until it ends or has been idle for `idle_exit`. Calls
+    /// `ready` when the daemon answers. For the program `partywall`, in a process that has no other children: it waits
+    /// for all, and a daemon that does not answer is killed with them.
     ///
     /// # Errors
     /// As [`start`](Self::start).

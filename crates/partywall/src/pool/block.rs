@@ -26,10 +26,10 @@ use partywall_wire::Named;
 
 /// A block of a [`Pool`](super::Pool) that only its holder uses. Dropping it gives it back.
 ///
-/// If [`device`](Self::device) or [`device_mut`](Self::device_mut) was called, work that this process has enqueued may still
-/// use the block. Dropping it then frees it once all work is done that the process has on that GPU at that moment; a helper
-/// thread waits for the GPU. That is always correct but often later than necessary: [`release_on`](Self::release_on) waits
-/// for one stream only.
+/// If [`device`](Self::device) or [`device_mut`](Self::device_mut) was called, work that this process has enqueued may
+/// still use the block. Dropping it then frees it once all work is done that the process has on that GPU at that
+/// moment; a helper thread waits for the GPU. That is always correct but often later than necessary:
+/// [`release_on`](Self::release_on) waits for one stream only.
 ///
 /// In a forked child the block belongs to the parent, and dropping it does nothing.
 #[must_use = "a block is given back when it is dropped"]
@@ -62,8 +62,8 @@ impl Block {
         Self { blocks, held: Some(held), bytes: OnceLock::new(), exposed: AtomicBool::new(exposed) }
     }
 
-    /// Returns the bytes for writing by the CPU. Host and pinned memory only. If the block's range on a GPU was returned, first
-    /// waits until all work of this process on that GPU is done, because that work may use the bytes.
+    /// Returns the bytes for writing by the CPU. Host and pinned memory only. If the block's range on a GPU was
+    /// returned, first waits until all work of this process on that GPU is done, because that work may use the bytes.
     ///
     /// # Errors
     /// - [`Mismatch::Kind`] for a block on a GPU;
@@ -111,8 +111,8 @@ impl Block {
         bytemuck::try_cast_slice(&self.bytes()?[..len]).map_err(|e| not_elements(&self.blocks, e))
     }
 
-    /// Returns the block's address in host memory or pinned memory, for code in other languages. It is valid while the block
-    /// is held. Does not wait for work of a GPU.
+    /// Returns the block's address in host memory or pinned memory, for code in other languages. It is valid while the
+    /// block is held. Does not wait for work of a GPU.
     ///
     /// # Errors
     /// As [`bytes_mut`](Self::bytes_mut).
@@ -120,9 +120,9 @@ impl Block {
         Ok(self.blocks.bytes()?.as_ptr(self.borrow()?))
     }
 
-    /// Returns the block's range on its GPU, or on the GPU that uses pinned memory, for the caller's kernels and copies. In
-    /// pinned memory the range is for reading, because the CPU may have the [`bytes`](Self::bytes) at the same time;
-    /// [`device_mut`](Self::device_mut) returns one for writing.
+    /// Returns the block's range on its GPU, or on the GPU that uses pinned memory, for the caller's kernels and
+    /// copies. In pinned memory the range is for reading, because the CPU may have the [`bytes`](Self::bytes) at the
+    /// same time; [`device_mut`](Self::device_mut) returns one for writing.
     ///
     /// # Errors
     /// [`Mismatch::Kind`] for host memory.
@@ -131,8 +131,8 @@ impl Block {
         Ok(if matches!(self.blocks.segment().place(), Place::Pinned(_)) { range.read_only() } else { range })
     }
 
-    /// Returns the block's range as [`device`](Self::device) does, also for writing. [`bytes`](Self::bytes) waits for the work
-    /// that was enqueued with it.
+    /// Returns the block's range as [`device`](Self::device) does, also for writing. [`bytes`](Self::bytes) waits for
+    /// the work that was enqueued with it.
     ///
     /// # Errors
     /// As [`device`](Self::device).
@@ -176,8 +176,8 @@ impl Block {
         Ok(self)
     }
 
-    /// Gives the block back. If its range on a GPU was returned, first waits until all work of this process on that GPU is
-    /// done.
+    /// Gives the block back. If its range on a GPU was returned, first waits until all work of this process on that GPU
+    /// is done.
     ///
     /// # Errors
     /// - [`Gone::HeldBlock`] if the broker took this process for dead and has freed the block;
@@ -195,14 +195,16 @@ impl Block {
 
     /// Gives the block back once all work that is on `stream` now is done. Does not wait.
     ///
-    /// After that work the stream writes a word, which the connection's service thread polls with pauses of up to 1 ms. If
-    /// the process is killed first, the block is freed once its death is proved. If the CUDA context is lost, it is unknown
-    /// whether the work is over, and the block is freed when the process ends.
+    /// After that work the stream writes a word, which the connection's service thread polls with pauses of up to 1 ms.
+    /// If the process is killed first, the block is freed once its death is proved. If the CUDA context is lost, it is
+    /// unknown whether the work is over, and the block is freed when the process ends.
     ///
     /// # Errors
-    /// The error contains the block, which is still held: [`DeviceFault::Captured`](crate::error::DeviceFault::Captured),
+    /// The error contains the block, which is still held:
+    /// [`DeviceFault::Captured`](crate::error::DeviceFault::Captured),
     /// [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost),
-    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda); [`Unreachable::Forked`](crate::error::Unreachable::Forked).
+    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda);
+    /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn release_on(mut self, stream: StreamRef<'_>) -> Result<(), UnreleasedBlock> {
         let domain = self.blocks.domain();
         let fence = match domain.fence_on(stream, || format!("giving a block of pool {:?} to a stream", self.pool())) {
@@ -223,11 +225,11 @@ impl Block {
     }
 
     /// Offers the block to the process that receives the reference and [accepts](super::Pool::accept) it. Until then it
-    /// belongs to this process: it is freed if this process dies or closes its last handle of the pool. The block's bytes
-    /// must be complete.
+    /// belongs to this process: it is freed if this process dies or closes its last handle of the pool. The block's
+    /// bytes must be complete.
     ///
-    /// Does not wait for the GPU. If GPU work still uses the block, the process that accepts it must wait for that work, for
-    /// example with a [`Timeline`](crate::Timeline).
+    /// Does not wait for the GPU. If GPU work still uses the block, the process that accepts it must wait for that
+    /// work, for example with a [`Timeline`](crate::Timeline).
     ///
     /// ```no_run
     /// # use std::{io::Write, time::Duration};

@@ -19,7 +19,8 @@ use crate::{
     wait::Wait,
 };
 
-/// The blocks of an open pool or topic, or the inputs or outputs of a queue. Every block in use has a reference to this.
+/// The blocks of an open pool or topic, or the inputs or outputs of a queue. Every block in use has a reference to
+/// this.
 pub(crate) struct Blocks {
     control: Arc<shm::Pool>,
     object: Object,
@@ -187,19 +188,20 @@ impl Blocks {
         &self.shape
     }
 
-    /// Returns the lease, for work that may outlive these handles: without a lease the broker frees this process's blocks.
+    /// Returns the lease, for work that may outlive these handles: without a lease the broker frees this process's
+    /// blocks.
     pub(crate) fn keep(&self) -> Option<Arc<LeaseGuard>> {
         self.memory.keep.clone()
     }
 
-    /// Borrows a block for reading by the CPU, until it is [given back](Self::give_back). Returns `None` if the CPU has no
-    /// access (see [`bytes`](Self::bytes)), or if this process borrows the block for writing.
+    /// Borrows a block for reading by the CPU, until it is [given back](Self::give_back). Returns `None` if the CPU has
+    /// no access (see [`bytes`](Self::bytes)), or if this process borrows the block for writing.
     pub(crate) fn borrow(&self, index: u32) -> Option<BorrowedBlock> {
         self.lender()?.borrow(index as usize)
     }
 
-    /// Borrows a block for writing by the CPU, until it is [given back](Self::give_back_mut). Returns `None` if the CPU has no
-    /// access (see [`bytes`](Self::bytes)), or if this process borrows the block already.
+    /// Borrows a block for writing by the CPU, until it is [given back](Self::give_back_mut). Returns `None` if the CPU
+    /// has no access (see [`bytes`](Self::bytes)), or if this process borrows the block already.
     pub(crate) fn borrow_mut(&self, index: u32) -> Option<BorrowedBlockMut> {
         self.lender()?.borrow_mut(index as usize)
     }
@@ -218,7 +220,8 @@ impl Blocks {
         }
     }
 
-    /// Returns the lender, which shows the bytes of borrowed blocks. Gives the CPU access to pinned memory, if it has none.
+    /// Returns the lender, which shows the bytes of borrowed blocks. Gives the CPU access to pinned memory, if it has
+    /// none.
     ///
     /// # Errors
     /// [`Mismatch::Kind`](crate::error::Mismatch::Kind) for memory of a GPU;

@@ -36,19 +36,19 @@ use crate::{
 /// The most blocks that a pool can have.
 pub const MAX_BLOCKS: u32 = MOST;
 
-/// A fixed number of equal blocks of memory under one name, in host memory or on a GPU. Any process can take a block and
-/// give it back. Use a pool for buffers that are needed again and again by several processes.
+/// A fixed number of equal blocks of memory under one name, in host memory or on a GPU. Any process can take a block
+/// and give it back. Use a pool for buffers that are needed again and again by several processes.
 ///
 /// Taking a block and giving it back happen in shared memory, without the broker and the driver: about a tenth of a
-/// microsecond while a block is free. All blocks are in one mapping, which is made when the pool is opened and shared by all
-/// handles of a connection.
+/// microsecond while a block is free. All blocks are in one mapping, which is made when the pool is opened and shared
+/// by all handles of a connection.
 ///
 /// # Ownership
 ///
-/// Only the holder of a block uses it, until the holder gives it back, or has [offered](Block::offer) it and another process
-/// [accepts](Pool::accept) it. That is an agreement; the kernel does not enforce it. Each time that a block is taken or
-/// accepted it gets another *generation*: a reference to an earlier generation is [stale](Gone::Block), and never leads to
-/// other data. A block contains what its last user left in it, unless the pool's blocks are
+/// Only the holder of a block uses it, until the holder gives it back, or has [offered](Block::offer) it and another
+/// process [accepts](Pool::accept) it. That is an agreement; the kernel does not enforce it. Each time that a block is
+/// taken or accepted it gets another *generation*: a reference to an earlier generation is [stale](Gone::Block), and
+/// never leads to other data. A block contains what its last user left in it, unless the pool's blocks are
 /// [zeroed](PoolOptions::zeroed); [`Block::zero`] and [`Block::zero_on`] clear it.
 ///
 /// # Order
@@ -58,9 +58,10 @@ pub const MAX_BLOCKS: u32 = MOST;
 /// # Deaths
 ///
 /// If a process is killed, its blocks, including those that it has offered, are free within a second after its death is
-/// proved. If that does not prove that its GPU work is over, as under MPS, the blocks are in quarantine with the process. A
-/// stopped process keeps its blocks; a block that it waits for goes to the next waiter. If the broker is gone, processes
-/// can still take and give back blocks, but waits end with [`Unreachable::Gone`](crate::error::Unreachable::Gone).
+/// proved. If that does not prove that its GPU work is over, as under MPS, the blocks are in quarantine with the
+/// process. A stopped process keeps its blocks; a block that it waits for goes to the next waiter. If the broker is
+/// gone, processes can still take and give back blocks, but waits end with
+/// [`Unreachable::Gone`](crate::error::Unreachable::Gone).
 ///
 /// The pool ends with the last process that has it open, unless it is [kept](PoolOptions::kept). May be used from any
 /// thread.
@@ -142,7 +143,8 @@ impl Pool {
     /// [zeroed](PoolOptions::zeroed) on a GPU, this enqueues the zeroing on `stream` and does not wait for it.
     ///
     /// # Errors
-    /// As [`alloc`](Self::alloc); [`InvalidArgument::Range`](crate::error::InvalidArgument::Range) for a stream of another GPU.
+    /// As [`alloc`](Self::alloc); [`InvalidArgument::Range`](crate::error::InvalidArgument::Range) for a stream of
+    /// another GPU.
     pub fn alloc_on<'w>(&self, stream: StreamRef<'_>, wait: impl Into<Wait<'w>>) -> Result<Block> {
         let mut block = self.take(wait.into())?;
         match self.gpu() {
@@ -161,9 +163,9 @@ impl Pool {
         held.map(|held| self.fresh(self.block(held))).transpose()
     }
 
-    /// Takes over a block that its holder has [offered](Block::offer). The caller then holds it as if it had allocated it,
-    /// with another generation and with the bytes that are in it. The process that offered the block can take it back in
-    /// this way, too. This does not wait for GPU work of the offering process that still uses the block; use a
+    /// Takes over a block that its holder has [offered](Block::offer). The caller then holds it as if it had allocated
+    /// it, with another generation and with the bytes that are in it. The process that offered the block can take it
+    /// back in this way, too. This does not wait for GPU work of the offering process that still uses the block; use a
     /// [`Timeline`](crate::Timeline) for that.
     ///
     /// ```no_run
@@ -206,8 +208,8 @@ impl Pool {
     /// Returns whether the pool may still be used. Takes nanoseconds.
     ///
     /// # Errors
-    /// [`Gone::Withdrawn`] once the deadline of a withdrawal with [`Then::Stale`](crate::Then::Stale) has passed. Blocks
-    /// that this process holds stay valid; no other can be taken or accepted.
+    /// [`Gone::Withdrawn`] once the deadline of a withdrawal with [`Then::Stale`](crate::Then::Stale) has passed.
+    /// Blocks that this process holds stay valid; no other can be taken or accepted.
     /// [`DeviceFault::DeviceLost`](crate::error::DeviceFault::DeviceLost) once the memory is lost.
     pub fn check(&self) -> Result<()> {
         self.blocks.check()
@@ -277,8 +279,8 @@ impl Pool {
             .map(|held| self.block(held))
     }
 
-    /// Zeroes a block that was just taken, if the pool promises that. The previous holder cannot do it when giving the block
-    /// back: it may have died.
+    /// Zeroes a block that was just taken, if the pool promises that. The previous holder cannot do it when giving the
+    /// block back: it may have died.
     fn fresh(&self, block: Block) -> Result<Block> {
         if self.is_zeroed() { block.zeroed() } else { Ok(block) }
     }

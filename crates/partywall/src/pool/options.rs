@@ -33,19 +33,19 @@ impl PoolOptions {
         self
     }
 
-    /// Sets the bytes of each block, at least 1. Required to create a pool. The blocks of an existing pool must have the
-    /// same size. Each block begins at a multiple of 256 bytes.
+    /// Sets the bytes of each block, at least 1. Required to create a pool. The blocks of an existing pool must have
+    /// the same size. Each block begins at a multiple of 256 bytes.
     pub fn block_bytes(mut self, bytes: u64) -> Self {
         self.block_bytes = Some(bytes);
         self
     }
 
-    /// Sets whether a block is all zero when it is taken, so that it contains nothing of earlier holders, including those
-    /// that died. By default it contains what its last holder left. An existing pool must have the same setting, if this is
-    /// given.
+    /// Sets whether a block is all zero when it is taken, so that it contains nothing of earlier holders, including
+    /// those that died. By default it contains what its last holder left. An existing pool must have the same setting,
+    /// if this is given.
     ///
-    /// The process that takes a block zeroes it. In host memory that costs as much as writing the block. On a GPU it costs
-    /// a memset and a wait for it, unless the block is taken by [`Pool::alloc_on`], which does not wait.
+    /// The process that takes a block zeroes it. In host memory that costs as much as writing the block. On a GPU it
+    /// costs a memset and a wait for it, unless the block is taken by [`Pool::alloc_on`], which does not wait.
     pub fn zeroed(mut self, zeroed: bool) -> Self {
         self.zeroed = Some(zeroed);
         self
@@ -63,18 +63,19 @@ impl PoolOptions {
         self.wanted.create(self.control()?).map(Pool::new)
     }
 
-    /// Creates the pool in GPU memory that other code allocated (torch's caching allocator, cupy, `cuMemAlloc`), as kind
-    /// `legacy`. The blocks follow each other from `memory`'s address on, which must be a multiple of 256, and keep their
-    /// contents. The caller makes sure that no other code uses this memory.
+    /// Creates the pool in GPU memory that other code allocated (torch's caching allocator, cupy, `cuMemAlloc`), as
+    /// kind `legacy`. The blocks follow each other from `memory`'s address on, which must be a multiple of 256, and
+    /// keep their contents. The caller makes sure that no other code uses this memory.
     ///
     /// Like everything that is [published](Domain::publish), such a pool promises less than others. It ends with this
-    /// process, or with this process's last handle of the pool. Processes that have the pool open can go on, but no other
-    /// process can open it; and if the memory is then used for something else, those processes overwrite it. Keep the pool
-    /// open for as long as others use it.
+    /// process, or with this process's last handle of the pool. Processes that have the pool open can go on, but no
+    /// other process can open it; and if the memory is then used for something else, those processes overwrite it. Keep
+    /// the pool open for as long as others use it.
     ///
     /// # Errors
     /// - [`InvalidArgument::Options`](crate::error::InvalidArgument::Options);
-    ///   [`InvalidArgument::Table`](crate::error::InvalidArgument::Table) if the blocks reach beyond `memory`'s allocation;
+    ///   [`InvalidArgument::Table`](crate::error::InvalidArgument::Table) if the blocks reach beyond `memory`'s
+    ///   allocation;
     /// - [`Denied::Keeping`](crate::error::Denied::Keeping), [`Denied::NameExists`](crate::error::Denied::NameExists);
     /// - [`DeviceFault::NotShareable`](crate::error::DeviceFault::NotShareable);
     /// - as [`Publication::commit`](crate::Publication::commit).
@@ -85,8 +86,8 @@ impl PoolOptions {
     /// Opens the pool.
     ///
     /// # Errors
-    /// - [`NotFound::Name`](crate::error::NotFound::Name) without a timeout, [`Error::Timeout`](crate::Error::Timeout) with
-    ///   one;
+    /// - [`NotFound::Name`](crate::error::NotFound::Name) without a timeout, [`Error::Timeout`](crate::Error::Timeout)
+    ///   with one;
     /// - [`Mismatch::Object`](crate::error::Mismatch::Object) if the name is not a pool,
     ///   [`Mismatch::Options`](crate::error::Mismatch::Options) if the pool differs from these options;
     /// - as [`OpenOptions::open`](crate::OpenOptions::open).
@@ -94,8 +95,8 @@ impl PoolOptions {
         self.wanted.open(|control| self.check(control)).map(Pool::new)
     }
 
-    /// Opens the pool, or creates it if it does not exist. If several processes call this at once, one of them creates the
-    /// pool; if it dies, another does.
+    /// Opens the pool, or creates it if it does not exist. If several processes call this at once, one of them creates
+    /// the pool; if it dies, another does.
     ///
     /// # Errors
     /// [`Error::Timeout`](crate::Error::Timeout) while another process creates it; as [`create`](Self::create) and

@@ -93,8 +93,8 @@ impl Wanted {
         self.attach(answered!(answer, Answer::Opened(opened) => opened)?, fds, check)
     }
 
-    /// Opens the blocks, or creates them if they do not exist. If several processes call this at once, one of them creates
-    /// the blocks; if it dies, another does.
+    /// Opens the blocks, or creates them if they do not exist. If several processes call this at once, one of them
+    /// creates the blocks; if it dies, another does.
     pub(crate) fn open_or_create(
         &self,
         control: Control,
@@ -201,8 +201,8 @@ macro_rules! wanted_setters {
         }
 
         #[doc = concat!("Sets whether processes of other users may open a newly created ", $what, ", where the broker admits")]
-        /// them. All that have it open write its control memory, so each of their users can break it for all; and nothing
-        /// else.
+        /// them. All that have it open write its control memory, so each of their users can break it for all; and
+        /// nothing else.
         pub fn shared(mut self, shared: bool) -> Self {
             self.wanted.shared = shared;
             self

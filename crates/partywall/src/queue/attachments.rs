@@ -115,8 +115,8 @@ impl Queue {
     ///
     /// # Errors
     /// [`Busy::AttachmentInUse`] if tasks still name it at the end of the wait; [`Error::Cancelled`];
-    /// [`Gone::Attachment`](crate::error::Gone::Attachment) if it was detached before; [`Mismatch::Options`] for one of another
-    /// queue; those of every call.
+    /// [`Gone::Attachment`](crate::error::Gone::Attachment) if it was detached before; [`Mismatch::Options`] for one of
+    /// another queue; those of every call.
     pub fn detach<'w>(&self, attachment: &Attachment, wait: impl Into<Wait<'w>>) -> Result<()> {
         self.open.require_ours()?;
         self.open.check_attachment(attachment)?;

@@ -339,7 +339,8 @@ impl ClaimedTask {
         self.open.queue().extend(self.claimed(), until).map_err(|_| self.fenced())
     }
 
-    /// Waits until the submitter's stream has completed the inputs. Returns immediately for inputs that hosts have written.
+    /// Waits until the submitter's stream has completed the inputs. Returns immediately for inputs that hosts have
+    /// written.
     ///
     /// # Errors
     /// [`InvalidData::TaskInputs`] if the submitter ended before that; [`Error::Timeout`], [`Error::Cancelled`]; as
@@ -593,8 +594,8 @@ impl TaskInput {
         Some(Self { source, exposed: AtomicBool::new(false) })
     }
 
-    /// Returns the bytes. Host and pinned memory only. A submitter's stream may still write them: [`ClaimedTask::wait_inputs`]
-    /// waits for that.
+    /// Returns the bytes. Host and pinned memory only. A submitter's stream may still write them:
+    /// [`ClaimedTask::wait_inputs`] waits for that.
     ///
     /// # Errors
     /// [`Mismatch::Kind`](crate::error::Mismatch::Kind) for GPU memory, and for a part of a mutable segment;
@@ -629,8 +630,8 @@ impl TaskInput {
         bytemuck::try_cast_slice(&bytes[..whole]).map_err(not_elements)
     }
 
-    /// Returns the address in host or pinned memory, for code in other languages, which must only read it. Valid while the task
-    /// is claimed.
+    /// Returns the address in host or pinned memory, for code in other languages, which must only read it. Valid while
+    /// the task is claimed.
     ///
     /// # Errors
     /// As [`bytes`](Self::bytes), except for a mutable segment, which any process may change at any time.
@@ -644,8 +645,8 @@ impl TaskInput {
         }
     }
 
-    /// Returns the range on its GPU, or on the GPU that uses pinned memory, for kernels and copies that only read it. A submitter's stream may still write it:
-    /// [`ClaimedTask::wait_inputs_on`] orders a stream behind that.
+    /// Returns the range on its GPU, or on the GPU that uses pinned memory, for kernels and copies that only read it. A
+    /// submitter's stream may still write it: [`ClaimedTask::wait_inputs_on`] orders a stream behind that.
     ///
     /// # Errors
     /// [`Mismatch::Kind`](crate::error::Mismatch::Kind) for host memory; for a part of a segment those of

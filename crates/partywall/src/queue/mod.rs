@@ -195,10 +195,10 @@ impl Queue {
     /// ([`max_attempts`](Task::max_attempts)), under further numbers, and keeps the reasons of its last attempts.
     ///
     /// # Errors
-    /// [`Denied::OtherUser`] in a queue of another user, which may need to ask the broker;
-    /// [`Busy::TaskState`] if the task is not a dead letter, or has had 255 attempts; [`Gone::Task`] if it is over; [`InvalidData::TaskInputs`]
-    /// if its submitter ended before its inputs were complete; [`Mismatch::Options`](crate::error::Mismatch::Options)
-    /// for a task of another queue; [`Unreachable::Forked`].
+    /// [`Denied::OtherUser`] in a queue of another user, which may need to ask the broker; [`Busy::TaskState`] if the
+    /// task is not a dead letter, or has had 255 attempts; [`Gone::Task`] if it is over; [`InvalidData::TaskInputs`] if
+    /// its submitter ended before its inputs were complete; [`Mismatch::Options`](crate::error::Mismatch::Options) for
+    /// a task of another queue; [`Unreachable::Forked`].
     pub fn retry(&self, task: &TaskRef) -> Result<()> {
         self.open.require_ours()?;
         self.require_owner()?;

@@ -67,8 +67,9 @@ impl QueueOptions {
     /// Creates the queue.
     ///
     /// # Errors
-    /// [`Denied::NameExists`](crate::error::Denied::NameExists); [`InvalidArgument::Options`](crate::error::InvalidArgument::Options);
-    /// as [`Builder::allocate`](crate::Builder::allocate) and [`Build::commit`](crate::Build::commit).
+    /// [`Denied::NameExists`](crate::error::Denied::NameExists);
+    /// [`InvalidArgument::Options`](crate::error::InvalidArgument::Options); as
+    /// [`Builder::allocate`](crate::Builder::allocate) and [`Build::commit`](crate::Build::commit).
     pub fn create(&self) -> Result<Queue> {
         self.wanted.create(self.control()?).and_then(Queue::new)
     }
@@ -90,8 +91,8 @@ impl QueueOptions {
         self.wanted.open(|control| self.check(control)).and_then(Queue::new)
     }
 
-    /// Opens the queue, or creates it if it does not exist. If several processes call this at once, one of them creates the
-    /// queue; if it dies, another does.
+    /// Opens the queue, or creates it if it does not exist. If several processes call this at once, one of them creates
+    /// the queue; if it dies, another does.
     ///
     /// # Errors
     /// As [`PoolOptions::open_or_create`](crate::PoolOptions::open_or_create).

@@ -40,8 +40,8 @@ impl Segment {
         self.memory().allow_cpu().map_err(|e| self.named(e))
     }
 
-    /// Divides memory into `count` blocks of `bytes` bytes that can be borrowed one by one. Returns `None` if the CPU has no
-    /// access.
+    /// Divides memory into `count` blocks of `bytes` bytes that can be borrowed one by one. Returns `None` if the CPU
+    /// has no access.
     pub(crate) fn block_borrows(&self, offset: u64, stride: u64, bytes: u64, count: u32) -> Option<BlockBorrows> {
         self.memory().block_borrows(offset, stride, bytes, count)
     }
@@ -56,7 +56,8 @@ impl Segment {
         self.memory().device(0, offset, bytes).map_err(|e| self.named(e))
     }
 
-    /// Returns part of the memory on the stream's GPU, which pinned memory is then used on, unless another one is chosen.
+    /// Returns part of the memory on the stream's GPU, which pinned memory is then used on, unless another one is
+    /// chosen.
     pub(crate) fn device_range_on(&self, stream: StreamRef<'_>, offset: u64, bytes: u64) -> Result<DeviceRange<'_>> {
         self.memory().choose_gpu(stream.context()).map_err(|e| self.named(e))?;
         let range = self.device_range(offset, bytes)?;

@@ -115,8 +115,8 @@ impl Builder {
         self
     }
 
-    /// Adds a tensor that shows memory of the tensor `of`, which was added before, from `offset` bytes on: the memory exists
-    /// once. Strides are in elements. [`Builder::allocate`] returns errors about the tensor.
+    /// Adds a tensor that shows memory of the tensor `of`, which was added before, from `offset` bytes on: the memory
+    /// exists once. Strides are in elements. [`Builder::allocate`] returns errors about the tensor.
     pub fn view(mut self, name: &str, dtype: DType, shape: &[u64], strides: &[u64], (of, offset): (&str, u64)) -> Self {
         let added = self.table.add_view(name, dtype, shape, strides, of, offset);
         self.problem = self.problem.or(added.err());
@@ -138,17 +138,17 @@ impl Builder {
 
     commit_setters!();
 
-    /// Sets how many bytes a mutable version may grow to. Each process that opens it reserves that many addresses, which costs
-    /// no memory; a process without room for them maps only the present length. By default eight times the initial length,
-    /// at least 64 MiB and at most 256 GiB.
+    /// Sets how many bytes a mutable version may grow to. Each process that opens it reserves that many addresses,
+    /// which costs no memory; a process without room for them maps only the present length. By default eight times the
+    /// initial length, at least 64 MiB and at most 256 GiB.
     pub fn reserve(mut self, bytes: u64) -> Self {
         self.reserve = Some(bytes);
         self
     }
 
-    /// Gives the name to another member of the same user, by its [`Domain::member`]: the name ends with that member, and
-    /// not with this process. A name that is [`kept`](Self::kept) has no owner. If the member is gone, [`Build::commit`]
-    /// returns [`NotFound::Member`](crate::error::NotFound::Member).
+    /// Gives the name to another member of the same user, by its [`Domain::member`]: the name ends with that member,
+    /// and not with this process. A name that is [`kept`](Self::kept) has no owner. If the member is gone,
+    /// [`Build::commit`] returns [`NotFound::Member`](crate::error::NotFound::Member).
     pub fn owner(mut self, member: u64) -> Self {
         self.commit.owner = Some(member);
         self
@@ -160,21 +160,23 @@ impl Builder {
         self
     }
 
-    /// Makes the version a pool or topic whose blocks are the first chunk. It is mutable and of fixed length, and its name
-    /// ends with its last user unless it is kept.
+    /// Makes the version a pool or topic whose blocks are the first chunk. It is mutable and of fixed length, and its
+    /// name ends with its last user unless it is kept.
     pub(crate) fn control(mut self, control: Control) -> Self {
         self.control = Some(control);
         self.mutable(true)
     }
 
-    /// Sets the largest chunk in bytes; a chunk of a single tensor may be larger. A mutable version begins as one chunk.
+    /// Sets the largest chunk in bytes; a chunk of a single tensor may be larger. A mutable version begins as one
+    /// chunk.
     pub fn chunk_bytes(mut self, bytes: u64) -> Self {
         self.chunk_bytes = bytes;
         self
     }
 
-    /// Allocates each chunk only when [`Build::allocate_for`] needs it, in the order of the tensors; the commit allocates
-    /// the rest. Memory that is given up meanwhile can thus become the next chunk. Without effect on a mutable version.
+    /// Allocates each chunk only when [`Build::allocate_for`] needs it, in the order of the tensors; the commit
+    /// allocates the rest. Memory that is given up meanwhile can thus become the next chunk. Without effect on a
+    /// mutable version.
     ///
     /// ```no_run
     /// # use partywall::{DType, Domain, Place};
@@ -295,8 +297,8 @@ pub struct Build {
 }
 
 impl Build {
-    /// Allocates the chunk of a tensor and all chunks before it, unless they are allocated already: of a build whose chunks are
-    /// allocated [on demand](Builder::on_demand). The methods that take `&mut self` do it, too.
+    /// Allocates the chunk of a tensor and all chunks before it, unless they are allocated already: of a build whose
+    /// chunks are allocated [on demand](Builder::on_demand). The methods that take `&mut self` do it, too.
     ///
     /// # Errors
     /// [`NotFound::Tensor`](crate::error::NotFound::Tensor); as [`Builder::allocate`];
@@ -348,8 +350,9 @@ impl Build {
             .map_err(|e| InvalidArgument::range(tensor, format!("cannot use its bytes as elements: {e}")))
     }
 
-    /// Returns a tensor's bytes for writing by the CPU. Host and pinned memory only. If a GPU was given addresses of pinned
-    /// memory, first waits until all work of this process on that GPU is done, because that work may write the bytes.
+    /// Returns a tensor's bytes for writing by the CPU. Host and pinned memory only. If a GPU was given addresses of
+    /// pinned memory, first waits until all work of this process on that GPU is done, because that work may write the
+    /// bytes.
     ///
     /// # Errors
     /// [`NotFound::Tensor`](crate::error::NotFound::Tensor), [`Mismatch::Kind`];
@@ -366,11 +369,12 @@ impl Build {
         bytes.map_err(|e| named(e, &self.name))
     }
 
-    /// Returns a tensor's range on its GPU, for the caller's kernels and copies. The caller must enqueue all of them before
-    /// the commit, which waits for them.
+    /// Returns a tensor's range on its GPU, for the caller's kernels and copies. The caller must enqueue all of them
+    /// before the commit, which waits for them.
     ///
     /// # Errors
-    /// [`NotFound::Tensor`](crate::error::NotFound::Tensor), [`Mismatch::Kind`]; [`InvalidArgument::Range`] for a tensor without bytes.
+    /// [`NotFound::Tensor`](crate::error::NotFound::Tensor), [`Mismatch::Kind`]; [`InvalidArgument::Range`] for a
+    /// tensor without bytes.
     pub fn device(&self, tensor: &str) -> Result<DeviceRange<'_>> {
         let entry = find(&self.name, &self.table, tensor)?;
         if entry.bytes() == 0 {
@@ -397,12 +401,12 @@ impl Build {
         self.draft.gpu()
     }
 
-    /// Copies `bytes` into a tensor in memory of any kind. Host-synchronous, but in pinned memory not ordered with work that
-    /// was enqueued on a GPU.
+    /// Copies `bytes` into a tensor in memory of any kind. Host-synchronous, but in pinned memory not ordered with work
+    /// that was enqueued on a GPU.
     ///
     /// # Errors
-    /// [`NotFound::Tensor`](crate::error::NotFound::Tensor); [`InvalidArgument::Range`] if the tensor has another number of
-    /// bytes; [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda);
+    /// [`NotFound::Tensor`](crate::error::NotFound::Tensor); [`InvalidArgument::Range`] if the tensor has another
+    /// number of bytes; [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda);
     /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn write(&mut self, tensor: &str, mut bytes: &[u8]) -> Result<()> {
         self.domain.link().require_ours()?;
@@ -467,8 +471,8 @@ impl Build {
 
     /// Commits as [`Build::commit`] does, for callers that have passed addresses to other code. Addresses from
     /// [`Build::as_mut_bytes`] and [`Build::device`] stay valid for as long as the segment lives, or the build that a
-    /// failure returns. Unless the version is mutable they are read-only afterwards: a write ends the process, or on a GPU
-    /// its context.
+    /// failure returns. Unless the version is mutable they are read-only afterwards: a write ends the process, or on a
+    /// GPU its context.
     ///
     /// # Errors
     /// As [`Build::commit`].

@@ -32,8 +32,9 @@ impl Builder {
 }
 
 impl Segment {
-    /// Begins a version of `name` at `place` with the same tensors and metadata, and enqueues a copy of their contents on
-    /// `stream`. [`Build::commit`] waits for the copy. Use [`Builder::like`] and [`Build::copy_from`] to set other options.
+    /// Begins a version of `name` at `place` with the same tensors and metadata, and enqueues a copy of their contents
+    /// on `stream`. [`Build::commit`] waits for the copy. Use [`Builder::like`] and [`Build::copy_from`] to set other
+    /// options.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -80,13 +81,13 @@ impl Segment {
 }
 
 impl Build {
-    /// Enqueues a copy of all tensors of `source`, whose tensors must be the same. As few calls of the driver as the memory
-    /// has chunks, and no call waits for the copy. The commit waits for it, and so does dropping the source, whose lease
-    /// stays until then.
+    /// Enqueues a copy of all tensors of `source`, whose tensors must be the same. As few calls of the driver as the
+    /// memory has chunks, and no call waits for the copy. The commit waits for it, and so does dropping the source,
+    /// whose lease stays until then.
     ///
     /// `stream` belongs to the GPU on which this process uses the source or the build. The other side is on the same GPU,
-    /// pinned memory, or a host segment that is [pinned](Segment::pin): there is no slow path. Keep the pin until the copy is
-    /// done.
+    /// pinned memory, or a host segment that is [pinned](Segment::pin): there is no slow path. Keep the pin until the
+    /// copy is done.
     ///
     /// # Errors
     /// [`Mismatch::Tensors`] unless both have the same tensors; [`Mismatch::Kind`] for a source in host memory that is

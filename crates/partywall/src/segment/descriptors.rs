@@ -25,25 +25,28 @@ use crate::{
     wait::Wait,
 };
 
-/// A version's memory as file descriptors, its tensor table, and a lease on it. Nothing is mapped and no driver is loaded.
+/// A version's memory as file descriptors, its tensor table, and a lease on it. Nothing is mapped and no driver is
+/// loaded.
 ///
-/// Any API that imports memory by file descriptor can use the version in place: CUDA's `cuMemImportFromShareableHandle`,
-/// Vulkan's `OPAQUE_FD`, OpenGL and HIP for `vmm` memory, CUDA for `pinned` memory, `mmap` for `host` memory. So can programs in other languages:
-/// [`pass_to`](Self::pass_to) hands the descriptors to a child process.
+/// Any API that imports memory by file descriptor can use the version in place: CUDA's
+/// `cuMemImportFromShareableHandle`, Vulkan's `OPAQUE_FD`, OpenGL and HIP for `vmm` memory, CUDA for `pinned` memory,
+/// `mmap` for `host` memory. So can programs in other languages: [`pass_to`](Self::pass_to) hands the descriptors to a
+/// child process.
 ///
 /// - The descriptors close on exec, and belong to this object.
-/// - An importer maps a *frozen* version (not [mutable](Self::is_mutable)) for reading only. The kernel enforces that in host
-///   memory, whose descriptors are read-only. A GPU's driver lets each importer choose, in `pinned` memory, too.
+/// - An importer maps a *frozen* version (not [mutable](Self::is_mutable)) for reading only. The kernel enforces that
+///   in host memory, whose descriptors are read-only. A GPU's driver lets each importer choose, in `pinned` memory,
+///   too.
 /// - A version that [may grow](Self::may_grow) has the chunks that it had at the time of the call. Map them one after
 ///   another: a tensor may span two chunks, and offsets count from the beginning of the first.
 ///
-/// Dropping this closes the descriptors and gives the lease back; [`release`](Self::release) also returns errors. Memory that
-/// was mapped or imported stays usable afterwards. Without a lease, however, the broker forgets a version that is not the
-/// latest, and its memory is no longer counted; keep this object for as long as the memory is in use. In a forked child the
-/// descriptors work, and dropping closes the child's copies only.
+/// Dropping this closes the descriptors and gives the lease back; [`release`](Self::release) also returns errors.
+/// Memory that was mapped or imported stays usable afterwards. Without a lease, however, the broker forgets a version
+/// that is not the latest, and its memory is no longer counted; keep this object for as long as the memory is in use.
+/// In a forked child the descriptors work, and dropping closes the child's copies only.
 ///
-/// The memory of a pool or topic that is open ([`Pool::descriptors`], [`Topic::descriptors`]) is one chunk with all blocks.
-/// [`HeldBlock::range_in`] returns where a block is that this process holds. Use no other block.
+/// The memory of a pool or topic that is open ([`Pool::descriptors`], [`Topic::descriptors`]) is one chunk with all
+/// blocks. [`HeldBlock::range_in`] returns where a block is that this process holds. Use no other block.
 ///
 /// ```no_run
 /// # use std::{process::Command, time::Duration};
@@ -78,7 +81,8 @@ pub struct Descriptors {
     blocks: Option<Arc<Blocks>>,
 }
 
-/// A block that this process holds: a [`Block`] of a pool, or a [`Loan`] or [`Sample`] of a topic. Only these implement it.
+/// A block that this process holds: a [`Block`] of a pool, or a [`Loan`] or [`Sample`] of a topic. Only these implement
+/// it.
 pub trait HeldBlock: sealed::Sealed {
     /// Returns where the bytes of the block are in the first chunk of the memory of its pool or topic.
     ///
@@ -102,8 +106,8 @@ pub struct ChunkDescriptor {
 }
 
 impl ChunkDescriptor {
-    /// Returns the length of the chunk in bytes, as allocated. On a GPU and in pinned memory this is the size to import, a
-    /// multiple of the driver's granularity (2 MiB).
+    /// Returns the length of the chunk in bytes, as allocated. On a GPU and in pinned memory this is the size to
+    /// import, a multiple of the driver's granularity (2 MiB).
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -116,8 +120,8 @@ impl AsFd for ChunkDescriptor {
 }
 
 impl Domain {
-    /// Returns the memory of the latest version of `name`, or `NAME@V`, as file descriptors. Waits for a version that does
-    /// not exist yet. See [`Descriptors`].
+    /// Returns the memory of the latest version of `name`, or `NAME@V`, as file descriptors. Waits for a version that
+    /// does not exist yet. See [`Descriptors`].
     ///
     /// # Errors
     /// As [`Domain::open`] up to mapping; [`Mismatch::Kind`] for `legacy` memory, which has no file descriptors;
@@ -144,7 +148,8 @@ impl Pool {
 }
 
 impl Topic {
-    /// Returns the memory of all blocks as file descriptors, for other APIs. The topic stays open as long as the result.
+    /// Returns the memory of all blocks as file descriptors, for other APIs. The topic stays open as long as the
+    /// result.
     ///
     /// # Errors
     /// As [`Pool::descriptors`].
@@ -190,13 +195,14 @@ impl Descriptors {
         })
     }
 
-    /// Returns whether this is the memory of a pool or topic, of which only [held blocks](HeldBlock::range_in) may be used.
+    /// Returns whether this is the memory of a pool or topic, of which only [held blocks](HeldBlock::range_in) may be
+    /// used.
     pub fn has_blocks(&self) -> bool {
         self.blocks.is_some()
     }
 
-    /// Lets the process that `command` starts inherit the chunks' descriptors. Returns the number that each has there, in
-    /// the order of the chunks. `command` keeps duplicates, which no other child inherits.
+    /// Lets the process that `command` starts inherit the chunks' descriptors. Returns the number that each has there,
+    /// in the order of the chunks. `command` keeps duplicates, which no other child inherits.
     ///
     /// # Errors
     /// [`LimitReached::FileDescriptors`](crate::error::LimitReached::FileDescriptors).

@@ -72,8 +72,8 @@ pub enum Refreshed {
     Unchanged,
     /// The version has grown, and all of it is mapped now.
     Grown,
-    /// The version has grown beyond the addresses that this process has reserved, so it keeps its old length here. Open it
-    /// again to map all of it.
+    /// The version has grown beyond the addresses that this process has reserved, so it keeps its old length here. Open
+    /// it again to map all of it.
     DoesNotFit {
         /// The version's length in bytes.
         bytes: u64,
@@ -112,19 +112,19 @@ impl Growth<'_> {
         self
     }
 
-    /// Allocates the missing memory in one chunk and makes the version longer, in one step. The version keeps its number.
-    /// Processes that open it afterwards get the new length; a process that has it open keeps the old length until it
-    /// refreshes. New memory reads as zero. Processes order their writes themselves, as in all mutable memory.
+    /// Allocates the missing memory in one chunk and makes the version longer, in one step. The version keeps its
+    /// number. Processes that open it afterwards get the new length; a process that has it open keeps the old length
+    /// until it refreshes. New memory reads as zero. Processes order their writes themselves, as in all mutable memory.
     ///
-    /// If the process is killed before the step, the version keeps the old length; after it, the version has the new one.
+    /// If the process is killed before the step, the version keeps the old length; after it, the version has the new
+    /// one.
     ///
     /// # Errors
-    /// [`Denied::Growth`] for a version that is frozen, was committed by another process, or has grown since this process
-    /// last refreshed it;
-    /// [`InvalidArgument::Table`] for invalid tensors; [`LimitReached::Memory`]; [`LimitReached::Broker`] for a limit of the
-    /// broker, 128 chunks or 1,024 growths of one version; [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda); those of
-    /// every call. The segment is then unchanged. Only if the broker's answer was lost may it have grown;
-    /// [`Segment::refresh`] then finds the new length.
+    /// [`Denied::Growth`] for a version that is frozen, was committed by another process, or has grown since this
+    /// process last refreshed it; [`InvalidArgument::Table`] for invalid tensors; [`LimitReached::Memory`];
+    /// [`LimitReached::Broker`] for a limit of the broker, 128 chunks or 1,024 growths of one version;
+    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda); those of every call. The segment is then unchanged. Only
+    /// if the broker's answer was lost may it have grown; [`Segment::refresh`] then finds the new length.
     pub fn commit(self) -> Result<()> {
         let Self { segment, longer, tensors, spare } = self;
         let Some(lease) = segment.lease else { return Ok(()) };
@@ -174,7 +174,8 @@ impl Growth<'_> {
     }
 }
 
-/// Returns the table of the existing tensors, the last of them longer if asked, and of `tensors`; and the bytes they use.
+/// Returns the table of the existing tensors, the last of them longer if asked, and of `tensors`; and the bytes they
+/// use.
 fn longer_table(
     before: &Table<TableBytes>,
     longer: Option<(String, u64)>,
@@ -211,8 +212,8 @@ impl Segment {
     /// valid and keep their length; tensors looked up afterwards have the new length.
     ///
     /// # Errors
-    /// [`InvalidData::Table`] if the new table describes existing tensors in another way; those of mapping memory, and of
-    /// every call. The segment is then unchanged.
+    /// [`InvalidData::Table`] if the new table describes existing tensors in another way; those of mapping memory, and
+    /// of every call. The segment is then unchanged.
     pub fn refresh(&self) -> Result<Refreshed> {
         let Some(lease) = self.lease.filter(|_| self.facts.reserved > 0) else { return Ok(Refreshed::Unchanged) };
         let _turn = self.turn()?;
@@ -228,8 +229,8 @@ impl Segment {
     /// Waits until the version has grown beyond the length that this process knows, and refreshes the segment.
     ///
     /// # Errors
-    /// [`Error::Timeout`], [`Error::Cancelled`]; [`Denied::Growth`] for a version that is frozen, or whose committer has
-    /// dropped it; as [`Segment::refresh`].
+    /// [`Error::Timeout`], [`Error::Cancelled`]; [`Denied::Growth`] for a version that is frozen, or whose committer
+    /// has dropped it; as [`Segment::refresh`].
     pub fn wait_growth<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<Refreshed> {
         let Some(lease) = self.lease else { return Ok(Refreshed::Unchanged) };
         let waiting = wait.into().begin();

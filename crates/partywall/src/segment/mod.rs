@@ -53,14 +53,14 @@ use crate::{
 
 /// An open version of a name: its memory, mapped into this process, and a lease that keeps it openable by others.
 ///
-/// Dropping a segment unmaps its memory and then gives the lease back, waiting for the broker's answer: microseconds, but up
-/// to twenty seconds if the broker is stopped. [`Segment::release`] does the same and returns errors. Unmapping GPU memory
-/// waits for all work of this process on that GPU, so kernels may still use the memory when the segment is dropped. Do not
-/// drop a segment while a stream waits for another process.
+/// Dropping a segment unmaps its memory and then gives the lease back, waiting for the broker's answer: microseconds,
+/// but up to twenty seconds if the broker is stopped. [`Segment::release`] does the same and returns errors. Unmapping
+/// GPU memory waits for all work of this process on that GPU, so kernels may still use the memory when the segment is
+/// dropped. Do not drop a segment while a stream waits for another process.
 ///
 /// The committer of an `owned` version holds the name with its segment: dropping the segment withdraws the name, unless
-/// [`Segment::leave_name`] leaves it to the connection. [Published](Domain::publish) memory is released only after that.
-/// `Send` and `Sync`.
+/// [`Segment::leave_name`] leaves it to the connection. [Published](Domain::publish) memory is released only after
+/// that. `Send` and `Sync`.
 #[must_use = "dropping the committer's segment withdraws the name"]
 pub struct Segment {
     // Unmapped before the lease is given back.
@@ -151,8 +151,8 @@ impl Segment {
         self.facts.place
     }
 
-    /// Returns the GPU on which this process uses the memory; `None` for host memory, and for pinned memory that no GPU has used
-    /// here yet.
+    /// Returns the GPU on which this process uses the memory; `None` for host memory, and for pinned memory that no GPU
+    /// has used here yet.
     pub fn gpu(&self) -> Option<&Gpu> {
         self.memory().gpu()
     }
@@ -207,8 +207,8 @@ impl Segment {
         self.stage().table.tensor_bytes()
     }
 
-    /// Returns the numbers that the chunks' file descriptors had in this process, for display. The descriptors were closed
-    /// after the commit had sent them, or the open had mapped them.
+    /// Returns the numbers that the chunks' file descriptors had in this process, for display. The descriptors were
+    /// closed after the commit had sent them, or the open had mapped them.
     pub fn fd_numbers(&self) -> &[RawFd] {
         &self.facts.fd_numbers
     }
@@ -250,8 +250,9 @@ impl Segment {
         self.control.take()
     }
 
-    /// Waits until the name is removed or ends with its owner. A newer version does not end the wait. Returns the notice
-    /// if the withdrawal has a [deadline](Domain::withdraw): the time until which to drop this segment, and what happens then.
+    /// Waits until the name is removed or ends with its owner. A newer version does not end the wait. Returns the
+    /// notice if the withdrawal has a [deadline](Domain::withdraw): the time until which to drop this segment, and what
+    /// happens then.
     ///
     /// # Errors
     /// [`Error::Timeout`], [`Error::Cancelled`]; those of every call.
@@ -265,9 +266,9 @@ impl Segment {
     /// # Errors
     /// [`Gone::Withdrawn`](crate::error::Gone::Withdrawn) once the deadline of a withdrawal with
     /// [`Then::Stale`](crate::Then::Stale) has passed. New views of tensors then fail with the same error; slices,
-    /// addresses and arrays that exist stay valid until the segment is dropped.
-    /// [`DeviceFault::DeviceLost`] once the memory is lost, of which nothing is valid then; [`DeviceFault::NotMapped`] after
-    /// an [`advance`](Self::advance) that failed so.
+    /// addresses and arrays that exist stay valid until the segment is dropped. [`DeviceFault::DeviceLost`] once the
+    /// memory is lost, of which nothing is valid then; [`DeviceFault::NotMapped`] after an [`advance`](Self::advance)
+    /// that failed so.
     pub fn check(&self) -> Result<()> {
         if let Some(source) = &self.not_mapped {
             return Err(self.lost_mapping(source));

@@ -68,7 +68,8 @@ impl OpenOptions {
         self
     }
 
-    /// Sets how long to wait for a name or version that does not exist yet. By default [`open`](Self::open) does not wait.
+    /// Sets how long to wait for a name or version that does not exist yet. By default [`open`](Self::open) does not
+    /// wait.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
@@ -87,25 +88,26 @@ impl OpenOptions {
         self
     }
 
-    /// Sets whether memory of another GPU than the reader's may be mapped. Every access then crosses the link between them.
+    /// Sets whether memory of another GPU than the reader's may be mapped. Every access then crosses the link between
+    /// them.
     pub fn allow_peer(mut self, allow: bool) -> Self {
         self.allow_peer = allow;
         self
     }
 
-    /// Sets what has access to memory at [`Place::Pinned`](crate::Place::Pinned) from the start; other memory ignores it. By
-    /// default the GPU if [`device`](Self::device) names one, else the CPU. The other gets access on first use, in place:
-    /// running work is not disturbed.
+    /// Sets what has access to memory at [`Place::Pinned`](crate::Place::Pinned) from the start; other memory ignores
+    /// it. By default the GPU if [`device`](Self::device) names one, else the CPU. The other gets access on first use,
+    /// in place: running work is not disturbed.
     ///
-    /// A GPU that is not named is the one that this domain opened first, else the one whose context is current on the calling
-    /// thread, else the first; every GPU reaches such memory without [`allow_peer`](Self::allow_peer).
+    /// A GPU that is not named is the one that this domain opened first, else the one whose context is current on the
+    /// calling thread, else the first; every GPU reaches such memory without [`allow_peer`](Self::allow_peer).
     pub fn access(mut self, access: Access) -> Self {
         self.access = Some(access);
         self
     }
 
-    /// Sets how many bytes the version may grow to in this process, if that is less than the committer has reserved. The
-    /// present length always has room.
+    /// Sets how many bytes the version may grow to in this process, if that is less than the committer has reserved.
+    /// The present length always has room.
     pub fn reserve(mut self, bytes: u64) -> Self {
         self.reserve = Some(bytes);
         self
@@ -162,8 +164,8 @@ impl OpenOptions {
         mapped.inspect_err(|_| give_back(&self.domain, lease))
     }
 
-    /// Returns why the driver cannot open published memory whose publisher may just have ended or dropped it. Waits until
-    /// the broker knows. `None` if the publisher seems to be alive.
+    /// Returns why the driver cannot open published memory whose publisher may just have ended or dropped it. Waits
+    /// until the broker knows. `None` if the publisher seems to be alive.
     fn reason(&self, name: &str, version: u64, lease: u64) -> Option<Error> {
         let waiting = Wait::from(PROOF).begin();
         let answer = self.domain.link().call_waiting(|| Call::AwaitWithdrawal { lease }, &waiting);
@@ -176,7 +178,8 @@ impl OpenOptions {
         gone.then(|| Error::Gone(Gone::OwnerDied { name: name.to_owned(), pid, ago: Duration::ZERO }))
     }
 
-    /// Returns the error that a version is lost with the memory of its place, if the broker finds that while this waits.
+    /// Returns the error that a version is lost with the memory of its place, if the broker finds that while this
+    /// waits.
     fn loss(&self, place: WirePlace, name: &str, version: u64, lease: u64) -> Option<Error> {
         let link = self.domain.link();
         let until = Instant::now() + CHECK;

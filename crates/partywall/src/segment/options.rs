@@ -17,8 +17,8 @@ pub(crate) struct CommitOptions {
 }
 
 impl CommitOptions {
-    /// Refuses to share a mutable segment, and a name with several ends. `is_segment` is false for a pool, topic or queue,
-    /// whose users write it.
+    /// Refuses to share a mutable segment, and a name with several ends. `is_segment` is false for a pool, topic or
+    /// queue, whose users write it.
     pub(crate) fn check(&self, name: &str, is_segment: bool) -> Result<()> {
         if self.shared && self.mutable && is_segment {
             return Err(Denied::Sharing { name: name.to_owned() }.into());
@@ -46,16 +46,16 @@ impl CommitOptions {
 /// Defines the setters of a builder whose field `commit` is [`CommitOptions`].
 macro_rules! commit_setters {
     () => {
-        /// Lets processes open the version for writing after the commit. They order their access themselves. The committer
-        /// of a version that it has built can also make it longer ([`Segment::grow`](crate::Segment::grow)).
+        /// Lets processes open the version for writing after the commit. They order their access themselves. The
+        /// committer of a version that it has built can also make it longer ([`Segment::grow`](crate::Segment::grow)).
         pub fn mutable(mut self, mutable: bool) -> Self {
             self.commit.mutable = mutable;
             self
         }
 
-        /// Keeps the name after its committer has ended, until it is removed, the broker ends, the machine restarts or the
-        /// GPU is reset. By default a name is *owned* and ends with its committer. Memory that is published without a copy
-        /// cannot be kept, unless it is in a [`Heap`](crate::Heap).
+        /// Keeps the name after its committer has ended, until it is removed, the broker ends, the machine restarts or
+        /// the GPU is reset. By default a name is *owned* and ends with its committer. Memory that is published without
+        /// a copy cannot be kept, unless it is in a [`Heap`](crate::Heap).
         pub fn kept(mut self, kept: bool) -> Self {
             self.commit.kept = kept;
             self
@@ -71,8 +71,8 @@ macro_rules! commit_setters {
             self
         }
 
-        /// Lets processes of other users open the version, where the broker admits them. They can only read it: a mutable
-        /// version cannot be shared. By default only processes of this user can open it.
+        /// Lets processes of other users open the version, where the broker admits them. They can only read it: a
+        /// mutable version cannot be shared. By default only processes of this user can open it.
         pub fn shared(mut self, shared: bool) -> Self {
             self.commit.shared = shared;
             self

@@ -16,7 +16,8 @@ pub(crate) struct PartPlace {
 }
 
 impl PartPlace {
-    /// Finds a part in consecutive ranges of these lengths. Returns `None` if the part is empty or not within one range.
+    /// Finds a part in consecutive ranges of these lengths. Returns `None` if the part is empty or not within one
+    /// range.
     pub(crate) fn find(ranges: &[u64], offset: u64, bytes: u64) -> Option<Self> {
         let mut start = 0_u64;
         for (chunk, range) in ranges.iter().enumerate() {

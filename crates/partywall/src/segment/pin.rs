@@ -13,8 +13,8 @@ use crate::{
 
 /// A host segment whose memory is registered with CUDA in this process; see [`Segment::pin`].
 ///
-/// Copies from and to a pinned segment are asynchronous: the call returns immediately, and the copy engine reads or writes
-/// the shared memory directly. Kernels may use the memory in place, at the speed of the bus.
+/// Copies from and to a pinned segment are asynchronous: the call returns immediately, and the copy engine reads or
+/// writes the shared memory directly. Kernels may use the memory in place, at the speed of the bus.
 ///
 /// The registration covers the memory that the segment had mapped when it was first pinned. Dropping the last pin of a
 /// segment unregisters it, which may wait for running work: drain the streams that use it first.
@@ -31,8 +31,8 @@ pub struct Pinned<S: Deref<Target = Segment>> {
 }
 
 impl Segment {
-    /// Page-locks a host segment and registers it with CUDA, for asynchronous copies and for kernels of `gpu`: 0.4 ms per
-    /// MiB (measured on H200, driver 580). Host-synchronous.
+    /// Page-locks a host segment and registers it with CUDA, for asynchronous copies and for kernels of `gpu`: 0.4 ms
+    /// per MiB (measured on H200, driver 580). Host-synchronous.
     ///
     /// Each process pins for itself. Where several processes or short-lived ones use the memory on a GPU, create it at
     /// [`Place::Pinned`](crate::Place::Pinned): it is pinned once, and a process attaches in 10 ms a GiB.
@@ -69,8 +69,8 @@ impl<S: Deref<Target = Segment>> Pinned<S> {
     ///
     /// # Errors
     /// - [`Mismatch::Kind`](crate::error::Mismatch::Kind) for memory on a GPU;
-    /// - [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda) if the pages cannot be locked, or if the memory is mapped
-    ///   read-only and the GPU cannot register read-only memory;
+    /// - [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda) if the pages cannot be locked, or if the memory is
+    ///   mapped read-only and the GPU cannot register read-only memory;
     /// - as [`Domain::gpu`](crate::Domain::gpu).
     pub fn new(segment: S, gpu: Arc<Gpu>) -> Result<Self> {
         // The caller may have opened the GPU without the domain, but the broker must know that this process uses it.
@@ -93,8 +93,8 @@ impl<S: Deref<Target = Segment>> Pinned<S> {
     /// Returns a tensor's range for kernels of the GPU.
     ///
     /// # Errors
-    /// [`NotFound::Tensor`](crate::error::NotFound::Tensor); [`InvalidArgument::Range`] for a tensor without bytes, or one
-    /// that lies beyond the registered memory because the segment has grown.
+    /// [`NotFound::Tensor`](crate::error::NotFound::Tensor); [`InvalidArgument::Range`] for a tensor without bytes, or
+    /// one that lies beyond the registered memory because the segment has grown.
     pub fn device(&self, tensor: &str) -> Result<DeviceRange<'_>> {
         let entry = self.find(tensor)?;
         if entry.bytes() == 0 {

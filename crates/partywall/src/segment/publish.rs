@@ -24,8 +24,8 @@ use crate::{
 /// built ([`Segment::promises`]):
 ///
 /// * The memory is not frozen: readers see later writes of the publisher.
-/// * A reader maps whole allocations with everything else in them: other tensors of torch, and the neighbours of a small
-///   allocation in its 2 MiB.
+/// * A reader maps whole allocations with everything else in them: other tensors of torch, and the neighbours of a
+///   small allocation in its 2 MiB.
 ///
 /// Tensors in blocks of a [`Heap`](crate::Heap) become a version of kind `live`, which may be [kept](Self::kept). It
 /// outlives its publisher, and readers map it read-only. The publisher keeps the tensors' owners until the last lease
@@ -127,19 +127,20 @@ impl Publication {
         self.mutable(true)
     }
 
-    /// Makes the memory itself the next version of its name. The returned segment keeps the memory's owners alive. If this
-    /// process opens a version of kind `legacy`, that segment has the same addresses and keeps the owners alive, too.
+    /// Makes the memory itself the next version of its name. The returned segment keeps the memory's owners alive. If
+    /// this process opens a version of kind `legacy`, that segment has the same addresses and keeps the owners alive,
+    /// too.
     ///
-    /// After a segment of kind `live` was dropped, this process keeps the owners, and with them the connection, until the
-    /// last lease on the version has ended. One thread of the connection waits for the ends of all such versions.
+    /// After a segment of kind `live` was dropped, this process keeps the owners, and with them the connection, until
+    /// the last lease on the version has ended. One thread of the connection waits for the ends of all such versions.
     ///
     /// Host-synchronous: waits for all work of this process on that GPU, so that readers see its results.
     ///
     /// # Errors
     /// - [`DeviceFault::NotShareable`] for memory for which the driver makes no handles, and that is in no heap;
     ///   [`Denied::Keeping`] for memory that is in no heap;
-    /// - [`InvalidArgument::Table`] for invalid tensors, or tensors that reach beyond their allocations or lie in more than
-    ///   128 allocations;
+    /// - [`InvalidArgument::Table`] for invalid tensors, or tensors that reach beyond their allocations or lie in more
+    ///   than 128 allocations;
     /// - [`InvalidArgument::Range`] for tensors on several GPUs, or some in a heap and others not;
     /// - as [`Build::commit`](crate::Build::commit).
     pub fn commit(self) -> Result<Segment> {
@@ -231,8 +232,8 @@ impl Publication {
         }
     }
 
-    /// Copies the tensors into a segment of kind `vmm` and makes it the next version of the name. Readers can reach nothing
-    /// but the tensors, and the segment does not depend on this process. Any memory on a GPU can be copied.
+    /// Copies the tensors into a segment of kind `vmm` and makes it the next version of the name. Readers can reach
+    /// nothing but the tensors, and the segment does not depend on this process. Any memory on a GPU can be copied.
     ///
     /// Host-synchronous: waits for all work of this process on that GPU, then for the copies.
     ///

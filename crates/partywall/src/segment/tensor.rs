@@ -94,11 +94,12 @@ impl<'a> Tensor<'a> {
         self.entry.is_contiguous()
     }
 
-    /// Returns the elements in frozen host or pinned memory, in memory order. Gives the CPU access to pinned memory, if it has none.
+    /// Returns the elements in frozen host or pinned memory, in memory order. Gives the CPU access to pinned memory, if
+    /// it has none.
     ///
     /// # Errors
-    /// [`Mismatch::DType`]; [`Mismatch::Kind`] for memory that is mutable or on a GPU, and for pinned memory that another user
-    /// has committed: its process could have kept it writable.
+    /// [`Mismatch::DType`]; [`Mismatch::Kind`] for memory that is mutable or on a GPU, and for pinned memory that
+    /// another user has committed: its process could have kept it writable.
     pub fn as_slice<T: Element>(&self) -> Result<&'a [T]> {
         self.check::<T>()?;
         let bytes = self.as_bytes()?;
@@ -117,12 +118,12 @@ impl<'a> Tensor<'a> {
         bytes.map_err(|e| self.segment.named(e))
     }
 
-    /// Returns the elements in mutable host or pinned memory, which any process, and in pinned memory any GPU, may change at
-    /// any time.
+    /// Returns the elements in mutable host or pinned memory, which any process, and in pinned memory any GPU, may
+    /// change at any time.
     ///
     /// # Errors
-    /// [`Mismatch::DType`]; [`Mismatch::Kind`] for memory that is frozen or on a GPU, except pinned memory that another user
-    /// has committed; [`InvalidArgument::Range`] for a tensor without bytes.
+    /// [`Mismatch::DType`]; [`Mismatch::Kind`] for memory that is frozen or on a GPU, except pinned memory that another
+    /// user has committed; [`InvalidArgument::Range`] for a tensor without bytes.
     pub fn shared<T: Element>(&self) -> Result<SharedSlice<'a, T>> {
         self.check::<T>()?;
         if self.entry.bytes() == 0 {
@@ -134,8 +135,9 @@ impl<'a> Tensor<'a> {
             .ok_or_else(|| self.range("it lies outside its chunk or is not aligned".into()))
     }
 
-    /// Returns the first address in host or pinned memory, for code in other languages; null for a tensor without bytes. Valid
-    /// while the segment lives. A write is allowed only if [`Segment::is_writable`]; otherwise it ends the process.
+    /// Returns the first address in host or pinned memory, for code in other languages; null for a tensor without
+    /// bytes. Valid while the segment lives. A write is allowed only if [`Segment::is_writable`]; otherwise it ends the
+    /// process.
     ///
     /// # Errors
     /// [`Mismatch::Kind`] for memory on a GPU.
@@ -151,8 +153,8 @@ impl<'a> Tensor<'a> {
         Ok(map.as_ptr().wrapping_add(self.entry.offset() as usize))
     }
 
-    /// Returns the range on its GPU, for the caller's kernels and copies on the caller's streams. Gives the GPU access to pinned
-    /// memory, if it has none; [`OpenOptions::access`](crate::OpenOptions::access) says which GPU.
+    /// Returns the range on its GPU, for the caller's kernels and copies on the caller's streams. Gives the GPU access
+    /// to pinned memory, if it has none; [`OpenOptions::access`](crate::OpenOptions::access) says which GPU.
     ///
     /// # Errors
     /// [`Mismatch::Kind`] for host memory; [`InvalidArgument::Range`] for a tensor without bytes.
@@ -164,7 +166,8 @@ impl<'a> Tensor<'a> {
         range.map_err(|e| self.segment.named(e))
     }
 
-    /// Returns a cudarc view of the elements on their GPU, in memory order. `stream` may be any cudarc stream of that GPU.
+    /// Returns a cudarc view of the elements on their GPU, in memory order. `stream` may be any cudarc stream of that
+    /// GPU.
     ///
     /// # Errors
     /// As [`Tensor::device`] and [`DeviceRange::to_cudarc`]; [`Mismatch::DType`].
@@ -202,10 +205,12 @@ impl<'a> Tensor<'a> {
         Ok(out)
     }
 
-    /// Copies `bytes` into the tensor, from `offset` on. Host-synchronous. Not ordered with accesses of other processes.
+    /// Copies `bytes` into the tensor, from `offset` on. Host-synchronous. Not ordered with accesses of other
+    /// processes.
     ///
     /// # Errors
-    /// [`Denied::ReadOnly`] unless the segment was opened for writing; [`InvalidArgument::Range`], [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda).
+    /// [`Denied::ReadOnly`] unless the segment was opened for writing; [`InvalidArgument::Range`],
+    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda).
     pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         let facts = &self.segment.facts;
         if !facts.writable {

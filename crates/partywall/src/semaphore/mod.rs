@@ -51,15 +51,16 @@ pub const MAX_PERMITS: u32 = shm::MAX_PERMITS;
 /// # Order
 ///
 /// Waiting threads are served in the order in which they came. A thread that was already acquiring when a waiter queued
-/// itself may overtake that waiter once; threads that come later never do. Up to 1024 threads wait in this order; further
-/// ones retry periodically, behind the others.
+/// itself may overtake that waiter once; threads that come later never do. Up to 1024 threads wait in this order;
+/// further ones retry periodically, behind the others.
 ///
 /// # Deaths
 ///
-/// The permits of a killed process are free for others within a second of the proof of its death, and its place in the queue
-/// passes to the next waiter. A stopped process keeps its permits. If it waits, its turn passes to the next waiter after
-/// 1 s, and it queues again when it continues. When the broker is gone, permits are acquired and released as before, but
-/// waits end with [`Unreachable::Gone`](crate::error::Unreachable::Gone), because no process would free the permits of dead ones.
+/// The permits of a killed process are free for others within a second of the proof of its death, and its place in the
+/// queue passes to the next waiter. A stopped process keeps its permits. If it waits, its turn passes to the next
+/// waiter after 1 s, and it queues again when it continues. When the broker is gone, permits are acquired and released
+/// as before, but waits end with [`Unreachable::Gone`](crate::error::Unreachable::Gone), because no process would free
+/// the permits of dead ones.
 ///
 /// The semaphore ends with the last handle and the last permit. May be used from any thread.
 #[derive(Debug)]
@@ -82,8 +83,9 @@ impl Domain {
     /// Opens a semaphore with `maximum` permits. Creates it, with all permits free, if it does not exist.
     ///
     /// # Errors
-    /// [`Mismatch::Maximum`](crate::error::Mismatch::Maximum) if it has another number of permits, [`InvalidArgument::Maximum`] unless it is 1 to [`MAX_PERMITS`];
-    /// [`InvalidArgument::Name`], [`LimitReached::Broker`](crate::error::LimitReached::Broker); those of every call.
+    /// [`Mismatch::Maximum`](crate::error::Mismatch::Maximum) if it has another number of permits,
+    /// [`InvalidArgument::Maximum`] unless it is 1 to [`MAX_PERMITS`]; [`InvalidArgument::Name`],
+    /// [`LimitReached::Broker`](crate::error::LimitReached::Broker); those of every call.
     pub fn semaphore(&self, name: &str, maximum: u32) -> Result<Semaphore> {
         self.semaphore_options(name, maximum).open()
     }
@@ -105,8 +107,8 @@ pub struct SemaphoreOptions {
 }
 
 impl SemaphoreOptions {
-    /// Lets processes of other users open the semaphore, if this call creates it and the broker admits them. All that have
-    /// it open can write its memory, so each of their users can break this semaphore for all; and nothing else.
+    /// Lets processes of other users open the semaphore, if this call creates it and the broker admits them. All that
+    /// have it open can write its memory, so each of their users can break this semaphore for all; and nothing else.
     pub fn shared(mut self, shared: bool) -> Self {
         self.shared = shared;
         self
@@ -148,7 +150,8 @@ impl Semaphore {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Timeout`], [`Error::Cancelled`]; [`Unreachable::Gone`](crate::error::Unreachable::Gone) when it has to wait; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
+    /// [`Error::Timeout`], [`Error::Cancelled`]; [`Unreachable::Gone`](crate::error::Unreachable::Gone) when it has to
+    /// wait; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn acquire<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<Permit> {
         let Open { name, memory, domain, .. } = &*self.open;
         let what = || format!("cannot acquire a permit of semaphore {name:?}: none was given back");

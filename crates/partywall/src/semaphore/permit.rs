@@ -11,8 +11,8 @@ use crate::{
     error::{Error, Gone, Result},
 };
 
-/// A permit of a [`Semaphore`](super::Semaphore). Dropping it releases it. In a forked child it belongs to the parent, and
-/// dropping it does nothing.
+/// A permit of a [`Semaphore`](super::Semaphore). Dropping it releases it. In a forked child it belongs to the parent,
+/// and dropping it does nothing.
 #[derive(Debug)]
 #[must_use = "a permit is given back when it is dropped"]
 pub struct Permit {
@@ -51,7 +51,9 @@ impl Permit {
     /// unknown whether the work is over, and the permit is free when the process ends.
     ///
     /// # Errors
-    /// The error contains the permit, still held: [`DeviceFault::Captured`](crate::error::DeviceFault::Captured), [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost), [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda);
+    /// The error contains the permit, still held: [`DeviceFault::Captured`](crate::error::DeviceFault::Captured),
+    /// [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost),
+    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda);
     /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn release_on(mut self, stream: StreamRef<'_>) -> Result<(), Unreleased> {
         let Open { name, memory, keep, domain } = &*self.open;

@@ -68,7 +68,8 @@ pub(super) fn device_ptr(timeline: &Timeline, gpu: &Gpu) -> Result<u64> {
 }
 
 impl Domain {
-    /// Returns a fence that `stream` reaches once all work that is on it now is done. The stream then writes a private word.
+    /// Returns a fence that `stream` reaches once all work that is on it now is done. The stream then writes a private
+    /// word.
     ///
     /// `what` is for errors: "giving a permit to a stream". Even after an error the stream may write the word, so that word
     /// is not used again.
@@ -102,8 +103,8 @@ impl Work<'_> {
     /// Enqueues the operation, with the stream's context current.
     ///
     /// A wait or a signal costs three driver calls besides its own. No answer can be cached:
-    /// - whether the stream's context is current on this thread: other code of the process may change it at any time. If it
-    ///   is not current, two more calls change it and change it back;
+    /// - whether the stream's context is current on this thread: other code of the process may change it at any time.
+    ///   If it is not current, two more calls change it and change it back;
     /// - whether the stream is being captured: the driver would silently put the operation into the graph;
     /// - which stream it is, for callers of [`CurrentStream::id`]: the driver reuses the handle of a destroyed stream.
     pub(super) fn run<T>(&self, enqueue: impl FnOnce(&CurrentStream<'_>) -> Result<T, Refusal>) -> Result<T> {

@@ -15,8 +15,8 @@ use crate::{
     error::{Error, Result},
 };
 
-/// A file descriptor that becomes readable, and stays readable, once a timeline has reached a value or has ended before it
-/// ([`Timeline::event`]). Poll it for reading; there is nothing to read from it.
+/// A file descriptor that becomes readable, and stays readable, once a timeline has reached a value or has ended before
+/// it ([`Timeline::event`]). Poll it for reading; there is nothing to read from it.
 ///
 /// The connection's service thread polls the timeline, with pauses of up to 1 ms, until this is dropped.
 #[derive(Debug)]

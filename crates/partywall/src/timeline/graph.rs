@@ -1,8 +1,9 @@
 //! Waits and signals that are nodes of CUDA graphs.
 //!
-//! A node is idle between launches: a wait passes, a signal writes a word that no thread reads. [`GraphLaunch::run`] gives
-//! the nodes their words and values, has the graph launched, and makes them idle again; the launch that is enqueued keeps
-//! its values. A launch without it therefore repeats no old value, and stores into no timeline that may have ended.
+//! A node is idle between launches: a wait passes, a signal writes a word that no thread reads. [`GraphLaunch::run`]
+//! gives the nodes their words and values, has the graph launched, and makes them idle again; the launch that is
+//! enqueued keeps its values. A launch without it therefore repeats no old value, and stores into no timeline that may
+//! have ended.
 
 use std::sync::Arc;
 
@@ -27,8 +28,8 @@ use crate::{
 #[derive(Debug)]
 pub struct GraphWait(Node);
 
-/// A signal in a CUDA graph, from [`Domain::capture_signal`]. Each launch says which timeline it signals, and which value
-/// ([`GraphLaunch::signal`]); in a launch that does not, nothing is signalled.
+/// A signal in a CUDA graph, from [`Domain::capture_signal`]. Each launch says which timeline it signals, and which
+/// value ([`GraphLaunch::signal`]); in a launch that does not, nothing is signalled.
 ///
 /// Keep it as long as the graph may be launched, and drop it with the graph: it keeps the memory that the node uses.
 #[derive(Debug)]
@@ -44,15 +45,16 @@ struct Node {
 }
 
 impl Domain {
-    /// Adds a wait to the CUDA graph that `stream` is being captured into, behind the work captured so far. A launch of the
-    /// graph then waits there ([`GraphLaunch`]).
+    /// Adds a wait to the CUDA graph that `stream` is being captured into, behind the work captured so far. A launch of
+    /// the graph then waits there ([`GraphLaunch`]).
     ///
-    /// No other thread may use the stream during the call. In a connection's first call with a stream, this prepares the
-    /// driver, which takes milliseconds.
+    /// No other thread may use the stream during the call. In a connection's first call with a stream, this prepares
+    /// the driver, which takes milliseconds.
     ///
     /// # Errors
-    /// [`InvalidArgument::Graph`] if `stream` is not being captured; [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda),
-    /// also from a driver older than CUDA 12.3; [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost),
+    /// [`InvalidArgument::Graph`] if `stream` is not being captured;
+    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda), also from a driver older than CUDA 12.3;
+    /// [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost),
     /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn capture_wait(&self, stream: StreamRef<'_>) -> Result<GraphWait> {
         // Every word is at least 0, poison included.
@@ -62,8 +64,9 @@ impl Domain {
         .map(GraphWait)
     }
 
-    /// Adds a signal to the CUDA graph that `stream` is being captured into, behind the work captured so far. A launch of the
-    /// graph then signals there, after that work ([`GraphLaunch`]). No other thread may use the stream during the call.
+    /// Adds a signal to the CUDA graph that `stream` is being captured into, behind the work captured so far. A launch
+    /// of the graph then signals there, after that work ([`GraphLaunch`]). No other thread may use the stream during
+    /// the call.
     ///
     /// # Errors
     /// As [`capture_wait`](Self::capture_wait).
@@ -124,10 +127,10 @@ impl Node {
 /// # }
 /// ```
 ///
-/// The rules are those of [`Timeline::wait_on`] and [`TimelineWriter::signal_on`]: a value that is reached is not waited for;
-/// a wait ends with its timeline, and the launch then continues, so call [`Timeline::check`]; values are announced once the
-/// launch is enqueued. Values of a writer that [rests on](TimelineWriter::rests_on) a timeline rest on the waits of the
-/// same launch, too.
+/// The rules are those of [`Timeline::wait_on`] and [`TimelineWriter::signal_on`]: a value that is reached is not
+/// waited for; a wait ends with its timeline, and the launch then continues, so call [`Timeline::check`]; values are
+/// announced once the launch is enqueued. Values of a writer that [rests on](TimelineWriter::rests_on) a timeline rest
+/// on the waits of the same launch, too.
 #[derive(Debug)]
 #[must_use = "nothing is launched until run()"]
 pub struct GraphLaunch<'a> {
@@ -157,8 +160,8 @@ impl<'a> GraphLaunch<'a> {
         self
     }
 
-    /// Gives the nodes their values, calls `launch`, which launches the graph on the stream, once, and promises the values
-    /// of the signals. Does not wait for the work. `launch` must not use the writers of this launch.
+    /// Gives the nodes their values, calls `launch`, which launches the graph on the stream, once, and promises the
+    /// values of the signals. Does not wait for the work. `launch` must not use the writers of this launch.
     ///
     /// If another stream has not stored a promised value yet, waits for that first, for at most 10 s.
     ///
@@ -312,8 +315,8 @@ impl<'a> PendingWait<'a> {
 /// The waits of a launch. Dropping it keeps their leases until the stream has passed the launch, also if the launch has
 /// failed or panicked: the graph may have been enqueued in spite of that.
 ///
-/// The signals of the launch do not show that it was passed, because they may stand beside the waits in the graph. A later
-/// signal of the stream does.
+/// The signals of the launch do not show that it was passed, because they may stand beside the waits in the graph. A
+/// later signal of the stream does.
 struct LaunchedWaits<'a> {
     waits: Vec<PendingWait<'a>>,
     stream: StreamId,

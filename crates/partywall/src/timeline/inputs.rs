@@ -13,8 +13,9 @@ pub(super) struct Input {
     at: Arc<At>,
     /// The incarnation that values rest on.
     word: Arc<Word>,
-    /// Pairs of a value of the writer, and the highest value of this input that had been waited for when it was signalled.
-    /// Both grow: a signalled value adds a pair only if the input has been waited for further than at the last pair.
+    /// Pairs of a value of the writer, and the highest value of this input that had been waited for when it was
+    /// signalled. Both grow: a signalled value adds a pair only if the input has been waited for further than at the
+    /// last pair.
     history: VecDeque<(u64, u64)>,
 }
 
@@ -46,7 +47,8 @@ impl Input {
         }
     }
 
-    /// Returns the present state of the input. Moves on to the handle's present incarnation if the former has not failed.
+    /// Returns the present state of the input. Moves on to the handle's present incarnation if the former has not
+    /// failed.
     pub(super) fn check(&mut self) -> Fate {
         let fate = self.fate();
         let (present, lease) = self.at.now();
@@ -72,5 +74,6 @@ impl Input {
     }
 }
 
-/// Number of pairs to remember. If a taint is found after more waits than that, it marks all values since the oldest pair.
+/// Number of pairs to remember. If a taint is found after more waits than that, it marks all values since the oldest
+/// pair.
 const HISTORY: usize = 1024;

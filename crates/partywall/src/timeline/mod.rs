@@ -36,11 +36,11 @@ use crate::{
     wait::Wait,
 };
 
-/// A named 64-bit value that only grows, from 0 to [`MAX_VALUE`]. One process writes it; any number of processes wait for
-/// it, on the host and on streams.
+/// A named 64-bit value that only grows, from 0 to [`MAX_VALUE`]. One process writes it; any number of processes wait
+/// for it, on the host and on streams.
 ///
-/// A value stands for work: the timeline reaches `v` when the work that `v` stands for is done. A waiter for `v` may then use
-/// the results. `docs/ordering.md` has the memory-ordering argument of each hand-off, between CPUs and GPUs.
+/// A value stands for work: the timeline reaches `v` when the work that `v` stands for is done. A waiter for `v` may
+/// then use the results. `docs/ordering.md` has the memory-ordering argument of each hand-off, between CPUs and GPUs.
 ///
 /// ```
 /// use std::time::Duration;
@@ -74,21 +74,22 @@ use crate::{
 ///
 /// # Every wait ends
 ///
-/// A wait ends when the timeline reaches the value. It also ends when the writer closes the timeline, is evicted, loses its
-/// CUDA context or is proved dead, by [`abandon`](Self::abandon), and when the broker is gone. A wait on the host then returns
-/// [`Gone::Timeline`]. **A stream simply continues**, because a stream takes no errors: work enqueued behind the wait may run
-/// on garbage, and [`check`](Self::check) says afterwards whether it did. One waiter alone cannot take back a wait on a
-/// stream; [`wait_on_for`](Self::wait_on_for) has a time limit, at a price.
+/// A wait ends when the timeline reaches the value. It also ends when the writer closes the timeline, is evicted, loses
+/// its CUDA context or is proved dead, by [`abandon`](Self::abandon), and when the broker is gone. A wait on the host
+/// then returns [`Gone::Timeline`]. **A stream simply continues**, because a stream takes no errors: work enqueued
+/// behind the wait may run on garbage, and [`check`](Self::check) says afterwards whether it did. One waiter alone
+/// cannot take back a wait on a stream; [`wait_on_for`](Self::wait_on_for) has a time limit, at a price.
 ///
-/// A new writer continues a timeline from the last value that was really signalled. Handles stay with the old writer until
-/// they [`follow`](Self::follow).
+/// A new writer continues a timeline from the last value that was really signalled. Handles stay with the old writer
+/// until they [`follow`](Self::follow).
 ///
 /// # Behind a wait
 ///
-/// Some calls of CUDA wait for a whole device, and so for every wait on its streams: loading a module, the first launch of a
-/// kernel, freeing memory, copies of pageable memory. Load and warm up kernels ([`Gpu::kernels`] too), and allocate, before
-/// a stream waits. Timelines launch no kernels; they prepare the driver in a connection's first call that takes a stream. A
-/// thread that blocks nevertheless delays no signal of another thread, because ending a wait needs no driver call.
+/// Some calls of CUDA wait for a whole device, and so for every wait on its streams: loading a module, the first launch
+/// of a kernel, freeing memory, copies of pageable memory. Load and warm up kernels ([`Gpu::kernels`] too), and
+/// allocate, before a stream waits. Timelines launch no kernels; they prepare the driver in a connection's first call
+/// that takes a stream. A thread that blocks nevertheless delays no signal of another thread, because ending a wait
+/// needs no driver call.
 ///
 /// May be used from any thread. Processes share a timeline by its name, threads share a handle by reference.
 #[derive(Debug)]
@@ -126,8 +127,8 @@ struct Incarnation {
 }
 
 impl Domain {
-    /// Opens a timeline to wait for it. Creates it at 0 if it does not exist, so that a waiter may come before the writer.
-    /// The name ends with the last handle.
+    /// Opens a timeline to wait for it. Creates it at 0 if it does not exist, so that a waiter may come before the
+    /// writer. The name ends with the last handle.
     ///
     /// # Errors
     /// [`InvalidArgument::Name`], [`LimitReached::Broker`](crate::error::LimitReached::Broker); those of every call.
@@ -138,7 +139,8 @@ impl Domain {
     /// Opens a timeline to signal it. The writer continues from the timeline's present value.
     ///
     /// # Errors
-    /// [`Busy::Writer`](crate::error::Busy::Writer) while it has another writer, in any process; as [`timeline`](Self::timeline).
+    /// [`Busy::Writer`](crate::error::Busy::Writer) while it has another writer, in any process; as
+    /// [`timeline`](Self::timeline).
     pub fn timeline_writer(&self, name: &str) -> Result<TimelineWriter> {
         self.timeline_options(name).writer()
     }
@@ -159,9 +161,9 @@ pub struct TimelineOptions {
 }
 
 impl TimelineOptions {
-    /// Lets processes of other users open the timeline, if this call creates it and the broker admits them. All that have it
-    /// open can write its word, so each of their users can break this timeline for all; and no other, because a shared
-    /// timeline has memory of its own.
+    /// Lets processes of other users open the timeline, if this call creates it and the broker admits them. All that
+    /// have it open can write its word, so each of their users can break this timeline for all; and no other, because a
+    /// shared timeline has memory of its own.
     pub fn shared(mut self, shared: bool) -> Self {
         self.shared = shared;
         self
@@ -209,7 +211,8 @@ impl Timeline {
     ///
     /// # Errors
     /// [`Gone::Timeline`] as soon as the timeline has ended before `v`; [`Error::Timeout`], [`Error::Cancelled`];
-    /// [`InvalidArgument::Value`] for a value above [`MAX_VALUE`]; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
+    /// [`InvalidArgument::Value`] for a value above [`MAX_VALUE`];
+    /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn wait<'w>(&self, v: u64, wait: impl Into<Wait<'w>>) -> Result<()> {
         let _span = tracing::trace_span!("wait", timeline = self.name(), value = v).entered();
         let recorder = self.domain.recorder();
@@ -229,13 +232,18 @@ impl Timeline {
         self.wait_for(v, Progress::Announced, wait.into())
     }
 
-    /// Makes `stream` wait until the timeline has reached `v`, before any work enqueued from now on. Returns immediately, and
-    /// enqueues nothing if `v` is reached already. The value need not be promised yet, and the timeline needs no writer.
+    /// Makes `stream` wait until the timeline has reached `v`, before any work enqueued from now on. Returns
+    /// immediately, and enqueues nothing if `v` is reached already. The value need not be promised yet, and the
+    /// timeline needs no writer.
     ///
     /// # Errors
     /// [`Gone::Timeline`] if the timeline has ended before `v`: nothing is enqueued. If it ends later, the stream
-    /// continues, and [`check`](Self::check) says so. [`DeviceFault::LaunchBlocking`](crate::error::DeviceFault::LaunchBlocking), [`DeviceFault::Captured`](crate::error::DeviceFault::Captured), [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost),
-    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda); [`InvalidArgument::Value`], [`Unreachable::Forked`](crate::error::Unreachable::Forked).
+    /// continues, and [`check`](Self::check) says so.
+    /// [`DeviceFault::LaunchBlocking`](crate::error::DeviceFault::LaunchBlocking),
+    /// [`DeviceFault::Captured`](crate::error::DeviceFault::Captured),
+    /// [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost),
+    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda); [`InvalidArgument::Value`],
+    /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn wait_on(&self, stream: StreamRef<'_>, v: u64) -> Result<()> {
         let _span = tracing::trace_span!("wait", timeline = self.name(), value = v, on_stream = true).entered();
         enqueue::wait(self, stream, v)?;
@@ -246,8 +254,8 @@ impl Timeline {
     /// Makes `stream` wait as [`wait_on`](Self::wait_on) does, but for at most `limit`.
     ///
     /// The stream waits for a private word of this process. The connection's service thread writes that word when the
-    /// timeline has reached `v` or the time is over. The wait ends up to 1 ms later than a plain one, and costs polling by the
-    /// service thread. The returned value says how the wait ended; dropping it changes nothing.
+    /// timeline has reached `v` or the time is over. The wait ends up to 1 ms later than a plain one, and costs polling
+    /// by the service thread. The returned value says how the wait ended; dropping it changes nothing.
     ///
     /// # Errors
     /// As [`wait_on`](Self::wait_on).
@@ -255,10 +263,12 @@ impl Timeline {
         limited::wait(self, stream, v, limit)
     }
 
-    /// Returns a file descriptor for event loops, which becomes readable once the timeline has reached `v` or ended before.
+    /// Returns a file descriptor for event loops, which becomes readable once the timeline has reached `v` or ended
+    /// before.
     ///
     /// # Errors
-    /// [`LimitReached::FileDescriptors`](crate::error::LimitReached::FileDescriptors), [`InvalidArgument::Value`], [`Unreachable::Forked`](crate::error::Unreachable::Forked).
+    /// [`LimitReached::FileDescriptors`](crate::error::LimitReached::FileDescriptors), [`InvalidArgument::Value`],
+    /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn event(&self, v: u64) -> Result<TimelineEvent> {
         event::watch(self, v)
     }
@@ -278,8 +288,8 @@ impl Timeline {
         self.at.word().ending()
     }
 
-    /// Checks that all values that this handle has waited for are valid, as far as is known. Call it when the work behind a
-    /// wait on a stream is done, before you use its results.
+    /// Checks that all values that this handle has waited for are valid, as far as is known. Call it when the work
+    /// behind a wait on a stream is done, before you use its results.
     ///
     /// # Errors
     /// [`Gone::Timeline`] if the timeline ended before a value that a stream waited for (waits on the host return that
@@ -302,8 +312,8 @@ impl Timeline {
         if present.incarnation == word.incarnation {
             return Ok(false);
         }
-        // Takes a lease of its own: the former one must keep every cell that a stream may still wait for. The timeline exists,
-        // so whether it is shared is decided.
+        // Takes a lease of its own: the former one must keep every cell that a stream may still wait for. The timeline
+        // exists, so whether it is shared is decided.
         let next = Incarnation::open(&self.domain, self.name(), false, false)?;
         *self.at.now.write().ignore_poison() = next;
         drop(word);
@@ -311,8 +321,8 @@ impl Timeline {
         Ok(true)
     }
 
-    /// Ends all waits, of all processes, for values that the timeline has not reached. To signal further values, its writer
-    /// must open the timeline again.
+    /// Ends all waits, of all processes, for values that the timeline has not reached. To signal further values, its
+    /// writer must open the timeline again.
     ///
     /// # Errors
     /// The errors of every call.
@@ -320,22 +330,24 @@ impl Timeline {
         self.domain.abandon_timeline(&self.at.name)
     }
 
-    /// Returns the address at which kernels on `gpu` find the value: 8 bytes, valid for as long as this handle. It is the
-    /// word of the incarnation that the handle follows now.
+    /// Returns the address at which kernels on `gpu` find the value: 8 bytes, valid for as long as this handle. It is
+    /// the word of the incarnation that the handle follows now.
     ///
-    /// A kernel reads it with `ld.acquire.sys.u64` (`cuda::atomic_ref<uint64_t, cuda::thread_scope_system>`), or through a
-    /// `volatile` pointer followed by `__threadfence_system()`, and compares as streams do: `(int64_t)(word - v) >= 0`. A
-    /// word larger than [`MAX_VALUE`] means that the timeline has ended, at `word - (1 << 62) - 1`: **a kernel that polls
-    /// must end then**, and should also have a timeout of its own.
+    /// A kernel reads it with `ld.acquire.sys.u64` (`cuda::atomic_ref<uint64_t, cuda::thread_scope_system>`), or
+    /// through a `volatile` pointer followed by `__threadfence_system()`, and compares as streams do:
+    /// `(int64_t)(word - v) >= 0`. A word larger than [`MAX_VALUE`] means that the timeline has ended, at
+    /// `word - (1 << 62) - 1`: **a kernel that polls must end then**, and should also have a timeout of its own.
     ///
-    /// A kernel of the writer stores with `st.release.sys.u64`, or with `__threadfence_system()` before a `volatile` store.
-    /// It stores only values that its host has promised ([`TimelineWriter::promise_on`]), and none once the word is larger
-    /// than [`MAX_VALUE`].
+    /// A kernel of the writer stores with `st.release.sys.u64`, or with `__threadfence_system()` before a `volatile`
+    /// store. It stores only values that its host has promised ([`TimelineWriter::promise_on`]), and none once the word
+    /// is larger than [`MAX_VALUE`].
     ///
     /// Without MPS, a kernel that polls occupies the whole GPU during its time slices; a stream that waits does not.
     ///
     /// # Errors
-    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda), [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost), [`Unreachable::Forked`](crate::error::Unreachable::Forked).
+    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda),
+    /// [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost),
+    /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn device_ptr(&self, gpu: &Gpu) -> Result<u64> {
         enqueue::device_ptr(self, gpu)
     }

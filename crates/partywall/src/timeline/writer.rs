@@ -25,11 +25,11 @@ use crate::{
 /// The only writer of a timeline. To wait for values, use its [`timeline`](Self::timeline).
 ///
 /// Values are signalled by the host ([`signal`](Self::signal)) or by a stream behind its work
-/// ([`signal_on`](Self::signal_on)), from one of them at a time. A call that changes the stream, or from a stream to the
-/// host, first waits until the former stream has stored its promised values, for at most 10 s.
+/// ([`signal_on`](Self::signal_on)), from one of them at a time. A call that changes the stream, or from a stream to
+/// the host, first waits until the former stream has stored its promised values, for at most 10 s.
 ///
-/// Dropping the writer closes the timeline. Waits on the host for values beyond the promised ones end immediately; waits on
-/// streams end once the promised values are stored. May be used from any thread; signals are serialized.
+/// Dropping the writer closes the timeline. Waits on the host for values beyond the promised ones end immediately;
+/// waits on streams end once the promised values are stored. May be used from any thread; signals are serialized.
 #[derive(Debug)]
 pub struct TimelineWriter {
     writer: Arc<Writer>,
@@ -78,9 +78,10 @@ impl TimelineWriter {
     ///
     /// # Errors
     /// [`InvalidArgument::Value`] unless `v` is larger than every value before and no larger than
-    /// [`MAX_VALUE`](super::MAX_VALUE); [`Gone::Timeline`](crate::error::Gone::Timeline) if the timeline was ended, for example by
-    /// [`abandon`](Timeline::abandon); [`InvalidData::Tainted`] if the value rests on an input that has failed
-    /// ([`rests_on`](Self::rests_on)); [`Error::Timeout`] if a stream does not store its promised value in time; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
+    /// [`MAX_VALUE`](super::MAX_VALUE); [`Gone::Timeline`](crate::error::Gone::Timeline) if the timeline was ended, for
+    /// example by [`abandon`](Timeline::abandon); [`InvalidData::Tainted`] if the value rests on an input that has
+    /// failed ([`rests_on`](Self::rests_on)); [`Error::Timeout`] if a stream does not store its promised value in time;
+    /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn signal(&self, v: u64) -> Result<()> {
         self.timeline.domain.link().require_ours()?;
         let recorder = self.timeline.domain.recorder();
@@ -99,9 +100,9 @@ impl TimelineWriter {
         Ok(())
     }
 
-    /// Makes `stream` signal `v` once all work that is on it now is done. Waiters for `v` then see the results of that work.
-    /// Returns immediately, and announces `v` ([`wait_announced`](Timeline::wait_announced)). Hosts that wait for `v` poll for
-    /// it from then on.
+    /// Makes `stream` signal `v` once all work that is on it now is done. Waiters for `v` then see the results of that
+    /// work. Returns immediately, and announces `v` ([`wait_announced`](Timeline::wait_announced)). Hosts that wait for
+    /// `v` poll for it from then on.
     ///
     /// If another stream has not stored a promised value yet, waits for that first, for at most 10 s.
     ///
@@ -116,14 +117,16 @@ impl TimelineWriter {
     /// ```
     ///
     /// # Errors
-    /// As [`signal`](Self::signal); [`DeviceFault::Captured`](crate::error::DeviceFault::Captured), [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost), [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda).
+    /// As [`signal`](Self::signal); [`DeviceFault::Captured`](crate::error::DeviceFault::Captured),
+    /// [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost),
+    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda).
     pub fn signal_on(&self, stream: StreamRef<'_>, v: u64) -> Result<()> {
         self.enqueue(stream, v, |stream, word| stream.enqueue_write_u64(word, v))
     }
 
-    /// Makes `stream` signal `v` as [`signal_on`](Self::signal_on) does, and wakes hosts that wait for `v` as soon as it is
-    /// stored, by a host function after the signal. The stream waits until a driver thread has run that function, usually
-    /// tens of microseconds.
+    /// Makes `stream` signal `v` as [`signal_on`](Self::signal_on) does, and wakes hosts that wait for `v` as soon as
+    /// it is stored, by a host function after the signal. The stream waits until a driver thread has run that function,
+    /// usually tens of microseconds.
     ///
     /// # Errors
     /// As [`signal_on`](Self::signal_on). If only the host function is refused, `v` is still signalled.
@@ -134,8 +137,8 @@ impl TimelineWriter {
         work.run(|stream| Ok(stream.enqueue_host_function(move || place.cell().notify())?))
     }
 
-    /// Announces that a kernel already on `stream` will store `v` ([`Timeline::device_ptr`]), and nothing else before it.
-    /// Without this call, hosts that wait for `v` find it up to 100 ms late.
+    /// Announces that a kernel already on `stream` will store `v` ([`Timeline::device_ptr`]), and nothing else before
+    /// it. Without this call, hosts that wait for `v` find it up to 100 ms late.
     ///
     /// # Errors
     /// As [`signal_on`](Self::signal_on).
@@ -145,11 +148,11 @@ impl TimelineWriter {
 
     /// Declares that values signalled from now on rest on the values waited for through `input`.
     ///
-    /// A stream that waits for a failed timeline continues, and then signals values made of garbage. Such a failure does not
-    /// spread by itself. For each input, this process remembers which of its own values was signalled after which wait. When
-    /// the input ends before such a wait, or is tainted itself, the values promised behind the wait are marked as
-    /// [tainted](InvalidData::Tainted): [`check`](Timeline::check) reports it to their waiters, and further signals are
-    /// refused. The next signal finds the failure, or the service thread within 250 ms.
+    /// A stream that waits for a failed timeline continues, and then signals values made of garbage. Such a failure
+    /// does not spread by itself. For each input, this process remembers which of its own values was signalled after
+    /// which wait. When the input ends before such a wait, or is tainted itself, the values promised behind the wait
+    /// are marked as [tainted](InvalidData::Tainted): [`check`](Timeline::check) reports it to their waiters, and
+    /// further signals are refused. The next signal finds the failure, or the service thread within 250 ms.
     ///
     /// Only waits of the host and of streams through this handle count, including those after a
     /// [`follow`](Timeline::follow). Values that kernels read themselves do not count.
@@ -310,7 +313,8 @@ impl Drop for TimelineWriter {
         let writer = self.writer.clone();
         // Waits for values beyond the promised ones end immediately.
         let owed = writer.word.cell().begin_close();
-        // The writer keeps the lease until then: without it the broker would end the timeline before the promised values.
+        // The writer keeps the lease until then: without it the broker would end the timeline before the promised
+        // values.
         domain.completions().on(Fence::Timeline(writer.word.clone(), owed), move |_| writer.end());
     }
 }

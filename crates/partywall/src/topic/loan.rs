@@ -1,5 +1,5 @@
-//! Loans, filled samples and published samples. They are three types, so that a half-written sample cannot be published and a
-//! published sample cannot be written.
+//! Loans, filled samples and published samples. They are three types, so that a half-written sample cannot be published
+//! and a published sample cannot be written.
 
 use std::{
     any::Any,
@@ -39,8 +39,8 @@ use crate::{
 
 /// A block of a topic that this process fills and no other process sees. Dropping it gives the block back.
 ///
-/// If [`device`](Self::device) was called, work that this process has enqueued may still use the block. Dropping the loan
-/// then frees the block once all work is done that the process has on that GPU at that moment.
+/// If [`device`](Self::device) was called, work that this process has enqueued may still use the block. Dropping the
+/// loan then frees the block once all work is done that the process has on that GPU at that moment.
 #[must_use = "what is not published comes back"]
 pub struct Loan {
     joined: Arc<Joined>,
@@ -140,12 +140,12 @@ impl Loan {
         reserve.put(self);
     }
 
-    /// Returns the bytes for writing by the CPU. Host and pinned memory only. If [`device`](Self::device) was called, first
-    /// waits until all work of this process on that GPU is done, because that work may write the bytes.
+    /// Returns the bytes for writing by the CPU. Host and pinned memory only. If [`device`](Self::device) was called,
+    /// first waits until all work of this process on that GPU is done, because that work may write the bytes.
     ///
     /// # Errors
-    /// [`Mismatch::Kind`] for GPU memory; [`Gone::HeldBlock`] if the broker took this process for dead and freed the block;
-    /// [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost),
+    /// [`Mismatch::Kind`] for GPU memory; [`Gone::HeldBlock`] if the broker took this process for dead and freed the
+    /// block; [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost),
     /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda).
     pub fn bytes_mut(&mut self) -> Result<&mut [u8]> {
         borrow(&mut self.borrowed, &self.joined, &self.held, *self.exposed.get_mut(), self.bytes)
@@ -163,7 +163,8 @@ impl Loan {
         elements_mut(bytes).map_err(|error| not_elements(topic(), error))
     }
 
-    /// Returns the block's range on its GPU, or on the GPU that uses pinned memory, for the caller's kernels and copies.
+    /// Returns the block's range on its GPU, or on the GPU that uses pinned memory, for the caller's kernels and
+    /// copies.
     ///
     /// # Errors
     /// [`Mismatch::Kind`] for host memory.
@@ -188,10 +189,10 @@ impl Loan {
         Ok(())
     }
 
-    /// Notes that the sample is made from `input`. If `input` turns out to have failed, for instance because its publisher died
-    /// before it was complete, this sample has failed, too: for its receivers, [`check`](Sample::check) returns
-    /// [`InvalidData::SampleTainted`](crate::error::InvalidData::SampleTainted). The block of `input` is kept until it is known
-    /// whether `input` is valid.
+    /// Notes that the sample is made from `input`. If `input` turns out to have failed, for instance because its
+    /// publisher died before it was complete, this sample has failed, too: for its receivers, [`check`](Sample::check)
+    /// returns [`InvalidData::SampleTainted`](crate::error::InvalidData::SampleTainted). The block of `input` is kept
+    /// until it is known whether `input` is valid.
     ///
     /// # Errors
     /// As [`Domain::timeline`](crate::Domain::timeline), because this opens the timeline of the other sample.
@@ -200,11 +201,11 @@ impl Loan {
         Ok(())
     }
 
-    /// Keeps a value that work on a stream needs to fill the sample, such as memory that is copied from, until that work is
-    /// done.
+    /// Keeps a value that work on a stream needs to fill the sample, such as memory that is copied from, until that
+    /// work is done.
     ///
-    /// A dedicated thread of the connection then drops the value. Dropping it may block, and the value may be the last owner
-    /// of the connection; values that are dropped later wait for it.
+    /// A dedicated thread of the connection then drops the value. Dropping it may block, and the value may be the last
+    /// owner of the connection; values that are dropped later wait for it.
     pub fn keep(&mut self, thing: impl Any + Send + Sync) {
         self.used.0.push(Box::new(thing));
     }
@@ -304,8 +305,8 @@ impl Drop for Blocked<'_> {
 }
 
 impl Filled {
-    /// Gives the block back without publishing it. If its GPU address was handed out, first waits until all work of this
-    /// process on that GPU is done; dropping the sample does not wait.
+    /// Gives the block back without publishing it. If its GPU address was handed out, first waits until all work of
+    /// this process on that GPU is done; dropping the sample does not wait.
     ///
     /// # Errors
     /// As [`Block::release`].
@@ -313,8 +314,8 @@ impl Filled {
         self.0.take_back().map_or(Ok(()), Block::release)
     }
 
-    /// Publishes the sample, and waits for blocking subscribers. The contents must be complete: written by the CPU, or by
-    /// streams that the caller has waited for.
+    /// Publishes the sample, and waits for blocking subscribers. The contents must be complete: written by the CPU, or
+    /// by streams that the caller has waited for.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -364,10 +365,11 @@ impl Filled {
         Ok(published)
     }
 
-    /// Publishes the sample with the contents that it has once all work on `stream` is done. Does not wait for that work:
-    /// subscribers make their own streams wait for it ([`Sample::device_on`]). Waits for blocking subscribers.
+    /// Publishes the sample with the contents that it has once all work on `stream` is done. Does not wait for that
+    /// work: subscribers make their own streams wait for it ([`Sample::device_on`]). Waits for blocking subscribers.
     ///
-    /// Until the stream has completed that work, the block is not used for anything else, even if the sample is dropped.
+    /// Until the stream has completed that work, the block is not used for anything else, even if the sample is
+    /// dropped.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -381,8 +383,8 @@ impl Filled {
     /// ```
     ///
     /// # Errors
-    /// As [`publish`](Self::publish) and [`TimelineWriter::signal_on`](crate::TimelineWriter::signal_on). The error contains
-    /// the sample.
+    /// As [`publish`](Self::publish) and [`TimelineWriter::signal_on`](crate::TimelineWriter::signal_on). The error
+    /// contains the sample.
     pub fn publish_on<'w>(
         self,
         stream: StreamRef<'_>,
@@ -508,8 +510,8 @@ impl fmt::Display for UnpublishedSample {
     }
 }
 
-/// Returns the first `bytes` bytes of a block, which the first call borrows from the mapping. Work of a GPU may write them if
-/// they are `exposed`, and is finished first.
+/// Returns the first `bytes` bytes of a block, which the first call borrows from the mapping. Work of a GPU may write
+/// them if they are `exposed`, and is finished first.
 fn borrow<'a>(
     borrowed: &'a mut Option<BorrowedBlockMut>,
     joined: &'a Joined,

@@ -51,27 +51,28 @@ pub const MAX_HEADER: usize = shm::MAX_HEADER;
 ///
 /// # Order
 ///
-/// All subscribers see the samples of all publishers in the same order, and the samples of one publisher in the order of
-/// publication. A sample has the number of samples that were [missed](Sample::missed) before it, and its number among its
-/// publisher's samples ([`Sample::sequence`]).
+/// All subscribers see the samples of all publishers in the same order, and the samples of one publisher in the order
+/// of publication. A sample has the number of samples that were [missed](Sample::missed) before it, and its number
+/// among its publisher's samples ([`Sample::sequence`]).
 ///
 /// # Subscribers that are slow
 ///
 /// Each subscriber chooses a [`Policy`]. Publishers wait only for subscribers that *block*, once those are
-/// [depth](TopicOptions::depth) samples behind. A held sample keeps one block, and each subscriber may hold only as many as
-/// [agreed](TopicOptions::held). A subscriber that is stopped or hangs therefore delays others only if it blocks:
-/// [`Busy::TopicFull`](crate::error::Busy::TopicFull) names its process, and `partywall evict` ends the wait.
+/// [depth](TopicOptions::depth) samples behind. A held sample keeps one block, and each subscriber may hold only as
+/// many as [agreed](TopicOptions::held). A subscriber that is stopped or hangs therefore delays others only if it
+/// blocks: [`Busy::TopicFull`](crate::error::Busy::TopicFull) names its process, and `partywall evict` ends the wait.
 ///
 /// # Deaths
 ///
-/// Samples that a process published before it was killed stay. If its GPU had not completed a sample by then, the sample has
-/// [failed](crate::error::InvalidData::SampleFailed) for its receivers. Blocks that the process was filling, and samples that
-/// it held, are free once its death is proved, and no publisher waits for it any longer. A stopped process keeps its blocks
-/// and samples. If the broker is gone, samples are still published and received, but waits end with [`Unreachable::Gone`],
-/// and samples that streams have not completed fail, because the timelines of publishers end.
+/// Samples that a process published before it was killed stay. If its GPU had not completed a sample by then, the
+/// sample has [failed](crate::error::InvalidData::SampleFailed) for its receivers. Blocks that the process was filling,
+/// and samples that it held, are free once its death is proved, and no publisher waits for it any longer. A stopped
+/// process keeps its blocks and samples. If the broker is gone, samples are still published and received, but waits end
+/// with [`Unreachable::Gone`], and samples that streams have not completed fail, because the timelines of publishers
+/// end.
 ///
-/// The topic ends with the last process that has it open, unless it is [kept](TopicOptions::kept). Cheap to clone; may be
-/// used from any thread.
+/// The topic ends with the last process that has it open, unless it is [kept](TopicOptions::kept). Cheap to clone; may
+/// be used from any thread.
 #[derive(Debug, Clone)]
 pub struct Topic {
     open: Arc<Open>,
@@ -217,8 +218,8 @@ impl Topic {
         self.open.sample_type.dtype
     }
 
-    /// Returns the shape of all samples, where a dimension of `None` may have any length; `None` if samples may have any
-    /// shape.
+    /// Returns the shape of all samples, where a dimension of `None` may have any length; `None` if samples may have
+    /// any shape.
     pub fn shape(&self) -> Option<&[Option<u64>]> {
         self.open.sample_type.shape.as_ref().map(SampleShape::extents)
     }
@@ -306,8 +307,8 @@ impl Open {
     fn detached(&self) -> Error {
         let domain = self.domain();
         let asked = domain.ping().and_then(|()| domain.health().check()).and_then(|()| {
-            // The broker detaches before its report of the withdrawal is read. Where it evicts processes of the name's user,
-            // it detaches those of others.
+            // The broker detaches before its report of the withdrawal is read. Where it evicts processes of the name's
+            // user, it detaches those of others.
             match self.blocks.wait_withdrawn(Duration::ZERO.into()) {
                 Ok(Some(notice)) if notice.then != Then::Wait => Err(withdrawn(self.name(), &notice)),
                 _ => Ok(()),

@@ -92,15 +92,15 @@ impl TopicOptions {
         self
     }
 
-    /// Sets how many samples the ring keeps, which is how far subscribers may be behind. The default is 4. Rounded up to a
-    /// power of two that is larger than the [history](Self::history).
+    /// Sets how many samples the ring keeps, which is how far subscribers may be behind. The default is 4. Rounded up
+    /// to a power of two that is larger than the [history](Self::history).
     pub fn depth(mut self, samples: u32) -> Self {
         self.depth = Some(samples);
         self
     }
 
-    /// Sets how many samples published before it joined a subscriber gets, unless its own options say otherwise. The default
-    /// is 0.
+    /// Sets how many samples published before it joined a subscriber gets, unless its own options say otherwise. The
+    /// default is 0.
     pub fn history(mut self, samples: u32) -> Self {
         self.history = Some(samples);
         self
@@ -112,8 +112,9 @@ impl TopicOptions {
         self
     }
 
-    /// Sets how many blocks each publisher may have on loan at a time, which it has not published. The default is 2: one that
-    /// it fills while another waits for subscribers. More loans are [refused](crate::error::TopicLimit::Loans).
+    /// Sets how many blocks each publisher may have on loan at a time, which it has not published. The default is 2:
+    /// one that it fills while another waits for subscribers. More loans are
+    /// [refused](crate::error::TopicLimit::Loans).
     pub fn loans(mut self, most: u32) -> Self {
         self.loans = Some(most);
         self
@@ -134,17 +135,17 @@ impl TopicOptions {
     /// Sets the number of blocks. The default, and the minimum, is depth + publishers · loans + subscribers · held:
     /// 4 + 2 · 2 + 4 · 2 = 16 with all defaults. That is enough as long as every process keeps running.
     ///
-    /// A publisher may be depth + loans samples ahead of its GPU, and their blocks are in use until the GPU is done. With
-    /// depth · (publishers − 1) more blocks, one publisher can continue even if all others are stopped in that state. Each
-    /// publisher may be further ahead by its share of any blocks beyond those.
+    /// A publisher may be depth + loans samples ahead of its GPU, and their blocks are in use until the GPU is done.
+    /// With depth · (publishers − 1) more blocks, one publisher can continue even if all others are stopped in that
+    /// state. Each publisher may be further ahead by its share of any blocks beyond those.
     pub fn blocks(mut self, blocks: u32) -> Self {
         self.blocks = Some(blocks);
         self
     }
 
-    /// Sets whether publishers of this handle stamp samples with the time, which costs one reading of the clock. The default is
-    /// true. Samples without a stamp have no [age](super::Sample::age) and are in no statistics of ages. Other handles of the
-    /// same topic, in this process or in others, are not affected.
+    /// Sets whether publishers of this handle stamp samples with the time, which costs one reading of the clock. The
+    /// default is true. Samples without a stamp have no [age](super::Sample::age) and are in no statistics of ages.
+    /// Other handles of the same topic, in this process or in others, are not affected.
     pub fn stamps(mut self, stamps: bool) -> Self {
         self.stamps = stamps;
         self
@@ -155,15 +156,16 @@ impl TopicOptions {
     /// Creates the topic.
     ///
     /// # Errors
-    /// [`Denied::NameExists`](crate::error::Denied::NameExists); [`InvalidArgument::Options`], [`InvalidArgument::TooFewBlocks`]; as
-    /// [`Builder::allocate`](crate::Builder::allocate) and [`Build::commit`](crate::Build::commit).
+    /// [`Denied::NameExists`](crate::error::Denied::NameExists); [`InvalidArgument::Options`],
+    /// [`InvalidArgument::TooFewBlocks`]; as [`Builder::allocate`](crate::Builder::allocate) and
+    /// [`Build::commit`](crate::Build::commit).
     pub fn create(&self) -> Result<Topic> {
         Topic::new(self.wanted.create(self.control()?)?, self.stamps)
     }
 
     /// Creates the topic in GPU memory that other code allocated, as kind `legacy`.
-    /// [`PoolOptions::create_in`](crate::PoolOptions::create_in) describes what such memory promises. The memory must have
-    /// room for all blocks, each with [`max_bytes`](Self::max_bytes) rounded up to a multiple of 256 bytes.
+    /// [`PoolOptions::create_in`](crate::PoolOptions::create_in) describes what such memory promises. The memory must
+    /// have room for all blocks, each with [`max_bytes`](Self::max_bytes) rounded up to a multiple of 256 bytes.
     ///
     /// # Errors
     /// [`InvalidArgument::Options`], [`InvalidArgument::TooFewBlocks`]; as
@@ -175,8 +177,8 @@ impl TopicOptions {
     /// Opens the topic.
     ///
     /// # Errors
-    /// - [`NotFound::Name`](crate::error::NotFound::Name) without a timeout, [`Error::Timeout`](crate::Error::Timeout) with
-    ///   one;
+    /// - [`NotFound::Name`](crate::error::NotFound::Name) without a timeout, [`Error::Timeout`](crate::Error::Timeout)
+    ///   with one;
     /// - [`Mismatch::Object`](crate::error::Mismatch::Object) if the name is not a topic,
     ///   [`Mismatch::Options`](crate::error::Mismatch::Options) if the topic differs from these options;
     /// - as [`OpenOptions::open`](crate::OpenOptions::open).
@@ -184,8 +186,8 @@ impl TopicOptions {
         Topic::new(self.wanted.open(|control| self.check(control))?, self.stamps)
     }
 
-    /// Opens the topic, or creates it if it does not exist. If several processes call this at once, one of them creates the
-    /// topic; if it dies, another does.
+    /// Opens the topic, or creates it if it does not exist. If several processes call this at once, one of them creates
+    /// the topic; if it dies, another does.
     ///
     /// # Errors
     /// [`Error::Timeout`](crate::Error::Timeout) while another process creates it; as [`create`](Self::create) and
@@ -311,8 +313,8 @@ impl Topic {
     }
 }
 
-/// The most bytes of a topic's name. The names of its [`timelines`](super::timelines) are longer, and still within the limit
-/// for names.
+/// The most bytes of a topic's name. The names of its [`timelines`](super::timelines) are longer, and still within the
+/// limit for names.
 const MAX_NAME: usize = 200;
 const DEPTH: u32 = 4;
 const PUBLISHERS: u32 = 2;

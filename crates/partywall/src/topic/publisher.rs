@@ -27,12 +27,12 @@ use crate::{
 
 /// Publishes samples in a topic. Subscribers receive the samples of one publisher in the order of publication.
 ///
-/// A timeline of the publisher orders the samples that streams complete ([`Filled::publish_on`](super::Filled::publish_on)).
-/// Only one stream at a time can complete samples, and a change of streams waits for the former stream. Use one publisher
-/// for each stream.
+/// A timeline of the publisher orders the samples that streams complete
+/// ([`Filled::publish_on`](super::Filled::publish_on)). Only one stream at a time can complete samples, and a change of
+/// streams waits for the former stream. Use one publisher for each stream.
 ///
-/// Dropping a publisher detaches it from the topic. Samples that its streams still write are completed nevertheless. May be
-/// used from any thread.
+/// Dropping a publisher detaches it from the topic. Samples that its streams still write are completed nevertheless.
+/// May be used from any thread.
 #[derive(Debug)]
 #[must_use = "a publisher that is dropped leaves the topic"]
 pub struct Publisher {
@@ -80,10 +80,11 @@ impl Publisher {
 
     /// Borrows a block for a tensor, and waits if none is free. The block contains what its last user left in it.
     ///
-    /// A publisher holds at most as many loans as [agreed](super::TopicOptions::loans), in all its threads together. One more
-    /// fails immediately, unless another thread is about to publish [in its turn](Self::loan_in_turn). A published sample no
-    /// longer counts as a loan, even if a stream still writes it. `loan` blocks while in-flight samples plus loans reach
-    /// `depth + loans`, or more if the topic has [blocks for that](super::TopicOptions::blocks).
+    /// A publisher holds at most as many loans as [agreed](super::TopicOptions::loans), in all its threads together.
+    /// One more fails immediately, unless another thread is about to publish [in its turn](Self::loan_in_turn). A
+    /// published sample no longer counts as a loan, even if a stream still writes it. `loan` blocks while in-flight
+    /// samples plus loans reach `depth + loans`, or more if the topic has [blocks for
+    /// that](super::TopicOptions::blocks).
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -97,9 +98,10 @@ impl Publisher {
     /// ```
     ///
     /// # Errors
-    /// [`TopicLimit::Loans`]; [`Mismatch::BlockSize`]; [`Mismatch::Sample`] if the topic's samples are of
-    /// another type or shape; [`InvalidArgument::Range`] for a tensor of more than 8 dimensions, or that does not fill whole bytes;
-    /// [`Error::Timeout`], [`Error::Cancelled`]; [`Unreachable::Gone`](crate::error::Unreachable::Gone) when it has to wait; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
+    /// [`TopicLimit::Loans`]; [`Mismatch::BlockSize`]; [`Mismatch::Sample`] if the topic's samples are of another type
+    /// or shape; [`InvalidArgument::Range`] for a tensor of more than 8 dimensions, or that does not fill whole bytes;
+    /// [`Error::Timeout`], [`Error::Cancelled`]; [`Unreachable::Gone`](crate::error::Unreachable::Gone) when it has to
+    /// wait; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn loan<'w>(&self, dtype: DType, shape: &[u64], wait: impl Into<Wait<'w>>) -> Result<Loan> {
         self.await_turns(wait.into(), 0, |wait| self.loan_now(dtype, shape, wait))
     }
@@ -172,7 +174,8 @@ impl Joined {
         self.place.lock().ignore_poison()
     }
 
-    /// Makes `stream` signal once all work that is on it now is done. Returns the timeline and the value of that signal.
+    /// Makes `stream` signal once all work that is on it now is done. Returns the timeline and the value of that
+    /// signal.
     pub(super) fn signal_on(&self, stream: StreamRef<'_>) -> Result<(Order, u64)> {
         let mut writer = self.writer();
         let Writer { signals, order, last } = match &mut *writer {
@@ -317,8 +320,8 @@ impl Joined {
         Ok(needed)
     }
 
-    /// Returns the error of a wait for a blocking subscriber. A publisher without a timeout does not wait for the broker's
-    /// answer about the subscriber either.
+    /// Returns the error of a wait for a blocking subscriber. A publisher without a timeout does not wait for the
+    /// broker's answer about the subscriber either.
     pub(super) fn full(&self, subscriber: u64, waiting: &Waiting<'_>) -> Error {
         let topic = self.open.name();
         if waiting.was_cancelled() {

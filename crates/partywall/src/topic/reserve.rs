@@ -1,8 +1,8 @@
 //! The reserve of a publisher: the block of its next loan.
 //!
-//! A publisher takes it while receivers read the sample that it has just published, so that the next loan need not search.
-//! The reserve takes the place of the published loan and counts among the publisher's loans, so the topic still has enough
-//! blocks for everything that it promises.
+//! A publisher takes it while receivers read the sample that it has just published, so that the next loan need not
+//! search. The reserve takes the place of the published loan and counts among the publisher's loans, so the topic still
+//! has enough blocks for everything that it promises.
 
 use std::sync::Mutex;
 
@@ -10,8 +10,8 @@ use partywall_os::lock::IgnorePoison;
 
 use super::Loan;
 
-/// The reserve. A loan in it has a reference to the publisher, as every loan does, so the reserve is closed when the publisher
-/// is dropped.
+/// The reserve. A loan in it has a reference to the publisher, as every loan does, so the reserve is closed when the
+/// publisher is dropped.
 #[derive(Default)]
 pub(super) struct Reserve(Mutex<State>);
 

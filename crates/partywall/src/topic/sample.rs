@@ -36,9 +36,10 @@ use crate::{
 
 /// A sample, read in place. Until it is dropped, its contents do not change and its block is not used again.
 ///
-/// If [`device_on`](Self::device_on) was called, work that this process has enqueued may still read the sample. Dropping it
-/// then frees the block once all work is done that the process has on that GPU at that moment; a helper thread waits for the
-/// GPU. That is always correct but often later than necessary: [`release_on`](Self::release_on) waits for one stream only.
+/// If [`device_on`](Self::device_on) was called, work that this process has enqueued may still read the sample.
+/// Dropping it then frees the block once all work is done that the process has on that GPU at that moment; a helper
+/// thread waits for the GPU. That is always correct but often later than necessary: [`release_on`](Self::release_on)
+/// waits for one stream only.
 ///
 /// In a forked child the sample belongs to the parent, and dropping it does nothing.
 #[must_use = "a sample that is dropped is gone"]
@@ -151,8 +152,8 @@ impl Sample {
         self.taken().position()
     }
 
-    /// Returns how many samples of the topic this subscriber has missed between the previous sample, or the time when it
-    /// joined, and this sample.
+    /// Returns how many samples of the topic this subscriber has missed between the previous sample, or the time when
+    /// it joined, and this sample.
     pub fn missed(&self) -> u64 {
         self.taken().missed()
     }
@@ -171,8 +172,8 @@ impl Sample {
     /// Returns the bytes in host or pinned memory.
     ///
     /// # Errors
-    /// [`Mismatch::Kind`](crate::error::Mismatch::Kind) for GPU memory; [`Busy::NotReady`] while a stream still writes it;
-    /// [`InvalidData::SampleFailed`], [`InvalidData::SampleTainted`].
+    /// [`Mismatch::Kind`](crate::error::Mismatch::Kind) for GPU memory; [`Busy::NotReady`] while a stream still writes
+    /// it; [`InvalidData::SampleFailed`], [`InvalidData::SampleTainted`].
     pub fn bytes(&self) -> Result<&[u8]> {
         if self.is_empty() {
             return Ok(&[]);
@@ -208,11 +209,12 @@ impl Sample {
         }
     }
 
-    /// Returns the sample's range on the GPU of `stream`, for work that is enqueued on it from now on. In pinned memory the
-    /// first stream chooses the GPU on which this process uses the topic, unless its opener did. Makes `stream` wait for the
-    /// publisher's stream; enqueues nothing if the sample is already complete. Does not block the host.
+    /// Returns the sample's range on the GPU of `stream`, for work that is enqueued on it from now on. In pinned memory
+    /// the first stream chooses the GPU on which this process uses the topic, unless its opener did. Makes `stream`
+    /// wait for the publisher's stream; enqueues nothing if the sample is already complete. Does not block the host.
     ///
-    /// If the publisher dies before it has completed the sample, `stream` continues, and [`check`](Self::check) reports that.
+    /// If the publisher dies before it has completed the sample, `stream` continues, and [`check`](Self::check) reports
+    /// that.
     ///
     /// # Errors
     /// [`InvalidData::SampleFailed`], [`InvalidData::SampleTainted`];
@@ -231,10 +233,11 @@ impl Sample {
         Ok(range)
     }
 
-    /// Checks that the sample is valid. Call this once the work that has read the sample is done, before you use its results.
+    /// Checks that the sample is valid. Call this once the work that has read the sample is done, before you use its
+    /// results.
     ///
-    /// If the sample was made from others ([`Loan::rests_on`](super::Loan::rests_on)), this waits up to 1 s until it is known
-    /// whether those are valid.
+    /// If the sample was made from others ([`Loan::rests_on`](super::Loan::rests_on)), this waits up to 1 s until it is
+    /// known whether those are valid.
     ///
     /// # Errors
     /// - [`InvalidData::SampleFailed`] if its publisher ended before it was complete;
@@ -250,11 +253,12 @@ impl Sample {
         })
     }
 
-    /// Releases the sample. If [`device_on`](Self::device_on) was called, first waits until all work of this process on that
-    /// GPU is done.
+    /// Releases the sample. If [`device_on`](Self::device_on) was called, first waits until all work of this process on
+    /// that GPU is done.
     ///
     /// # Errors
-    /// [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost), [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda): its block stays until this process ends.
+    /// [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost),
+    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda): its block stays until this process ends.
     pub fn release(mut self) -> Result<()> {
         let Some(reading) = self.let_go() else { return Ok(()) };
         if self.is_exposed()
@@ -269,14 +273,15 @@ impl Sample {
 
     /// Releases the sample once all work that is on `stream` now is done. Does not wait.
     ///
-    /// After that work the stream writes a word, which the connection's service thread polls with pauses of up to 1 ms. If
-    /// the process is killed first, the block is free once its death is proved. If the CUDA context is lost, it is unknown
-    /// whether the work is over, and the block is free when the process ends.
+    /// After that work the stream writes a word, which the connection's service thread polls with pauses of up to 1 ms.
+    /// If the process is killed first, the block is free once its death is proved. If the CUDA context is lost, it is
+    /// unknown whether the work is over, and the block is free when the process ends.
     ///
     /// # Errors
     /// The error contains the sample: [`DeviceFault::Captured`](crate::error::DeviceFault::Captured),
     /// [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost),
-    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda); [`Unreachable::Forked`](crate::error::Unreachable::Forked).
+    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda);
+    /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn release_on(mut self, stream: StreamRef<'_>) -> Result<(), UnreleasedSample> {
         let what = || format!("giving a sample of topic {:?} to a stream", self.topic());
         let fence = match self.open().domain().fence_on(stream, what) {
@@ -307,8 +312,8 @@ impl Sample {
         self.open().blocks.version()
     }
 
-    /// Returns the hold, for a sample that is made from this one. First looks up the timeline that completes this sample,
-    /// because the other sample cannot do that.
+    /// Returns the hold, for a sample that is made from this one. First looks up the timeline that completes this
+    /// sample, because the other sample cannot do that.
     pub(super) fn input(&self) -> Result<Arc<Reading>> {
         self.timeline()?;
         Ok(self.shared.get_or_init(|| self.share(self.taken().again())).clone())
@@ -369,7 +374,8 @@ impl Sample {
         Ok(Some(known))
     }
 
-    /// Refuses the sample as what the publisher or the broker settles it as, after its timeline has ended before its value.
+    /// Refuses the sample as what the publisher or the broker settles it as, after its timeline has ended before its
+    /// value.
     fn settled(&self) -> Result<()> {
         let what = || format!("{} was not decided", self.named());
         await_settled(what, || Ok(self.status().is_final().then_some(())))?;

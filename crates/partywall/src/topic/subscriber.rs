@@ -41,9 +41,9 @@ pub enum Policy {
 
 /// Receives the samples of a topic.
 ///
-/// Dropping a subscriber detaches it from the topic, and no publisher waits for it any longer. Samples that it has received
-/// stay valid until they are dropped, and keep its port in the topic until then. May be used from any thread; each sample is
-/// received once.
+/// Dropping a subscriber detaches it from the topic, and no publisher waits for it any longer. Samples that it has
+/// received stay valid until they are dropped, and keep its port in the topic until then. May be used from any thread;
+/// each sample is received once.
 #[derive(Debug)]
 #[must_use = "a subscriber that is dropped leaves the topic"]
 pub struct Subscriber {
@@ -107,28 +107,28 @@ impl SubscriberOptions {
         Self { open, policy, history: None, queue: None, until_idle: false, measure_ages: false }
     }
 
-    /// Sets how many samples published before it joined the subscriber receives. The default is the topic's setting; the
-    /// maximum is what the ring is sure to keep, one less than its depth.
+    /// Sets how many samples published before it joined the subscriber receives. The default is the topic's setting;
+    /// the maximum is what the ring is sure to keep, one less than its depth.
     pub fn history(mut self, samples: u32) -> Self {
         self.history = Some(samples);
         self
     }
 
-    /// Sets how many samples the subscriber may be behind, with [`Policy::DropOldest`]. The default and maximum is the number
-    /// that the ring keeps.
+    /// Sets how many samples the subscriber may be behind, with [`Policy::DropOldest`]. The default and maximum is the
+    /// number that the ring keeps.
     pub fn queue(mut self, samples: u32) -> Self {
         self.queue = Some(samples);
         self
     }
 
-    /// Sets whether receiving ends once the topic is idle: its last publisher has left, or that publisher's death is proved,
-    /// and the subscriber has received every sample due to it. Then [`recv`](Subscriber::recv) and
-    /// [`try_recv`](Subscriber::try_recv) return [`Gone::TopicIdle`], and iteration ends. The default is false: a subscriber
-    /// waits for further publishers.
+    /// Sets whether receiving ends once the topic is idle: its last publisher has left, or that publisher's death is
+    /// proved, and the subscriber has received every sample due to it. Then [`recv`](Subscriber::recv) and
+    /// [`try_recv`](Subscriber::try_recv) return [`Gone::TopicIdle`], and iteration ends. The default is false: a
+    /// subscriber waits for further publishers.
     ///
-    /// A topic that has never had a publisher is not idle, so a subscriber may start first and wait for one. A subscriber that
-    /// joins after the last publisher has left receives the [history](Self::history) that it asks for, and ends. A dropped
-    /// publisher leaves with its last loan.
+    /// A topic that has never had a publisher is not idle, so a subscriber may start first and wait for one. A
+    /// subscriber that joins after the last publisher has left receives the [history](Self::history) that it asks for,
+    /// and ends. A dropped publisher leaves with its last loan.
     ///
     /// ```no_run
     /// # use partywall::{Domain, Policy};
@@ -145,10 +145,10 @@ impl SubscriberOptions {
         self
     }
 
-    /// Sets whether the subscriber measures the [age](Sample::age) of each sample when it receives it, from the first sample
-    /// on. The default is false: it measures on request, for a minute after each call of
-    /// [`Subscriber::stats`] or [`Topic::stats`](super::Topic::stats) for its topic in any process, and after each
-    /// `partywall show` or request for metrics. Measuring reads the clock once for each sample: 20 to 30 ns.
+    /// Sets whether the subscriber measures the [age](Sample::age) of each sample when it receives it, from the first
+    /// sample on. The default is false: it measures on request, for a minute after each call of [`Subscriber::stats`]
+    /// or [`Topic::stats`](super::Topic::stats) for its topic in any process, and after each `partywall show` or
+    /// request for metrics. Measuring reads the clock once for each sample: 20 to 30 ns.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -215,10 +215,11 @@ impl Subscriber {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Timeout`], [`Error::Cancelled`]; [`Gone::TopicIdle`] if it was to [end then](SubscriberOptions::until_idle);
-    /// [`TopicLimit::Held`] if it holds as many samples as it may and has dropped none of them; [`Unreachable::Gone`](crate::error::Unreachable::Gone) when it has to
-    /// wait; [`Gone::Evicted`], [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost), [`Gone::Detached`] if the broker has taken it out of the topic;
-    /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
+    /// [`Error::Timeout`], [`Error::Cancelled`]; [`Gone::TopicIdle`] if it was to [end
+    /// then](SubscriberOptions::until_idle); [`TopicLimit::Held`] if it holds as many samples as it may and has dropped
+    /// none of them; [`Unreachable::Gone`](crate::error::Unreachable::Gone) when it has to wait; [`Gone::Evicted`],
+    /// [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost), [`Gone::Detached`] if the broker has taken
+    /// it out of the topic; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn recv<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<Sample> {
         let _span = tracing::trace_span!("receive", topic = self.topic()).entered();
         self.recv_within(wait.into())
@@ -262,8 +263,8 @@ impl Subscriber {
         }
     }
 
-    /// Receives the next sample if there is one, and room for it. A dropped sample still takes room while a GPU may read it,
-    /// and until it is known whether samples that are made of it are valid.
+    /// Receives the next sample if there is one, and room for it. A dropped sample still takes room while a GPU may
+    /// read it, and until it is known whether samples that are made of it are valid.
     ///
     /// # Errors
     /// As [`recv`](Self::recv), except the errors of waiting.
@@ -302,7 +303,8 @@ impl Subscriber {
         };
         let mut received = receive();
         if received == Received::Full {
-            // Streams may have finished with samples that no poll has found yet. Not under the lock: this runs callbacks.
+            // Streams may have finished with samples that no poll has found yet. Not under the lock: this runs
+            // callbacks.
             open.domain().completions().poll();
             received = receive();
         }
@@ -317,8 +319,8 @@ impl Subscriber {
         }
     }
 
-    /// Detaches the subscriber from the topic now, as dropping it does: no publisher waits for it any longer. Receiving then
-    /// returns [`Gone::Detached`].
+    /// Detaches the subscriber from the topic now, as dropping it does: no publisher waits for it any longer. Receiving
+    /// then returns [`Gone::Detached`].
     pub fn detach(&self) {
         let port = &self.joined.port;
         if port.control.are_ours() {
@@ -326,8 +328,8 @@ impl Subscriber {
         }
     }
 
-    /// Returns an iterator over samples as they arrive. Each item is the result of [`recv`](Self::recv) without a timeout. The
-    /// iterator only ends with [`until_idle`](SubscriberOptions::until_idle), once the topic is idle.
+    /// Returns an iterator over samples as they arrive. Each item is the result of [`recv`](Self::recv) without a
+    /// timeout. The iterator only ends with [`until_idle`](SubscriberOptions::until_idle), once the topic is idle.
     pub fn iter(&self) -> Samples<'_> {
         Samples(self)
     }
@@ -336,7 +338,8 @@ impl Subscriber {
     /// [has ended](SubscriberOptions::until_idle).
     ///
     /// # Errors
-    /// [`LimitReached::FileDescriptors`](crate::error::LimitReached::FileDescriptors), [`Unreachable::Forked`](crate::error::Unreachable::Forked).
+    /// [`LimitReached::FileDescriptors`](crate::error::LimitReached::FileDescriptors),
+    /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn event(&self) -> Result<SubscriberEvent> {
         SubscriberEvent::new(&self.joined)
     }
@@ -370,8 +373,8 @@ impl Subscriber {
         &self.joined.open
     }
 
-    /// Returns whether the subscriber holds its maximum of samples. Each sample shares `joined` with it. There may be more holds
-    /// than samples: a GPU may still read one, or another sample may rest on it.
+    /// Returns whether the subscriber holds its maximum of samples. Each sample shares `joined` with it. There may be
+    /// more holds than samples: a GPU may still read one, or another sample may rest on it.
     fn is_full(&self) -> bool {
         Arc::strong_count(&self.joined) > self.open().shape.held as usize
     }
@@ -481,8 +484,8 @@ impl SubscriberEvent {
         Ok(Self { fd })
     }
 
-    /// Makes the descriptor unreadable until there is a sample to receive. Call this before receiving, so that no sample is
-    /// missed.
+    /// Makes the descriptor unreadable until there is a sample to receive. Call this before receiving, so that no
+    /// sample is missed.
     pub fn clear(&self) {
         let _ = rustix::io::read(&self.fd, &mut [0; 8]);
     }

@@ -23,8 +23,8 @@ pub(super) struct Timelines(Mutex<BTreeMap<u64, Arc<Timeline>>>);
 impl Timelines {
     /// Returns the timeline of a sample's publisher; `None` if the sample is settled by now.
     ///
-    /// If the publisher is gone, another process may have created a timeline of that name, which would never reach the value.
-    /// So this must be the same incarnation that the publisher writes, which ends with the publisher.
+    /// If the publisher is gone, another process may have created a timeline of that name, which would never reach the
+    /// value. So this must be the same incarnation that the publisher writes, which ends with the publisher.
     pub(super) fn of(&self, open: &Open, taken: &Taken, publisher: u64) -> Result<Option<Arc<Timeline>>> {
         let ControlMemory { topic, .. } = &*open.control;
         let what = || format!("sample {} of topic {:?} was not decided", taken.position(), open.name());
@@ -43,7 +43,8 @@ impl Timelines {
         })
     }
 
-    /// Keeps the timeline of a publisher, and drops those of publishers that are gone, so that they are no longer listed.
+    /// Keeps the timeline of a publisher, and drops those of publishers that are gone, so that they are no longer
+    /// listed.
     fn keep(&self, publisher: u64, timeline: Arc<Timeline>) -> Arc<Timeline> {
         let is_gone = |_: &u64, known: &mut Arc<Timeline>| Arc::strong_count(known) == 1 && known.ending().is_some();
         let mut all = self.0.lock().ignore_poison();

@@ -1,7 +1,7 @@
 //! Turns, which allow more threads to send through one publisher than it may have loans.
 //!
-//! A thread that sends needs a loan only briefly. If all loans are taken and some of them are turns, the next thread waits
-//! for a turn to end instead of failing.
+//! A thread that sends needs a loan only briefly. If all loans are taken and some of them are turns, the next thread
+//! waits for a turn to end instead of failing.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -44,8 +44,8 @@ impl Publisher {
         })
     }
 
-    /// Asks again while the limit of loans is reached and other threads have turns. `own` is the number of turns that `loan`
-    /// itself begins, and ends if it is refused.
+    /// Asks again while the limit of loans is reached and other threads have turns. `own` is the number of turns that
+    /// `loan` itself begins, and ends if it is refused.
     pub(super) fn await_turns<'w, T>(
         &self,
         mut wait: Wait<'w>,

@@ -169,14 +169,15 @@ struct Point {
 #[derive(Debug, Default)]
 struct Arrows {
     all: Vec<Arrow>,
-    /// The last moments of events, as slices of their own within those of the events. Perfetto turns an arrow round that leads to
-    /// a slice which began before the one where the arrow begins, as a wait begins before the signal that ends it.
+    /// The last moments of events, as slices of their own within those of the events. Perfetto turns an arrow round
+    /// that leads to a slice which began before the one where the arrow begins, as a wait begins before the signal that
+    /// ends it.
     ends: Vec<TraceEvent>,
 }
 
 impl Arrows {
-    /// Adds an arrow through the beginnings of events, and through the ends of calls that may have begun before the event
-    /// that ended them. Does nothing for fewer than two events.
+    /// Adds an arrow through the beginnings of events, and through the ends of calls that may have begun before the
+    /// event that ended them. Does nothing for fewer than two events.
     fn add(&mut self, category: &'static str, events: &[&TraceEvent]) {
         let mut points: Vec<Point> = Vec::new();
         for event in events {

@@ -52,8 +52,8 @@ impl Recorder {
         }
     }
 
-    /// Records what this process does with an attempt of a task, which began at `since`. Records nothing if no process traced
-    /// then.
+    /// Records what this process does with an attempt of a task, which began at `since`. Records nothing if no process
+    /// traced then.
     #[inline]
     pub(crate) fn record_task(&self, action: Action, queue: u64, task: TaskId, attempt: u8, since: Option<u64>) {
         if let Some(since) = since {
@@ -97,13 +97,14 @@ pub(crate) fn version_object(name: &str, version: u64) -> u64 {
 
 /// Reads what the processes of a domain do, from [`Domain::trace`] until it is dropped.
 ///
-/// Processes record only while a tracer reads: call [`read`](Self::read) at least every 2 s, or every few milliseconds to lose
-/// no event. A tracer that is killed ends the recording 2 s later.
+/// Processes record only while a tracer reads: call [`read`](Self::read) at least every 2 s, or every few milliseconds
+/// to lose no event. A tracer that is killed ends the recording 2 s later.
 ///
-/// While no process traces, a message costs one more load of a shared word. While one does, each event costs 30 to 60 ns.
+/// While no process traces, a message costs one more load of a shared word. While one does, each event costs 30 to 60
+/// ns.
 ///
-/// Several tracers may run at a time. 64 members record into rings of their own, of 4,096 events each; further members share
-/// these.
+/// Several tracers may run at a time. 64 members record into rings of their own, of 4,096 events each; further members
+/// share these.
 #[derive(Debug)]
 pub struct Tracer {
     domain: Domain,
@@ -135,8 +136,8 @@ pub struct TraceEvent {
 }
 
 impl TraceEvent {
-    /// Returns the task's place in its queue and its generation, as in the text of a [`TaskRef`](crate::TaskRef). Returns `None`
-    /// for a sample and for a value of a timeline.
+    /// Returns the task's place in its queue and its generation, as in the text of a [`TaskRef`](crate::TaskRef).
+    /// Returns `None` for a sample and for a value of a timeline.
     pub fn task(&self) -> Option<(u32, u64)> {
         use Action::{Claim, Complete, CompleteOn, Fail, Submit, Take};
         let TaskId { index, generation } = TaskId::of_number(self.value);
@@ -145,8 +146,8 @@ impl TraceEvent {
 }
 
 impl Domain {
-    /// Begins to trace: from now on the domain's processes record what they publish, receive and release, which tasks they
-    /// submit, claim and complete, and what they signal and wait for.
+    /// Begins to trace: from now on the domain's processes record what they publish, receive and release, which tasks
+    /// they submit, claim and complete, and what they signal and wait for.
     ///
     /// ```no_run
     /// # use std::{thread::sleep, time::Duration};
@@ -167,16 +168,16 @@ impl Domain {
         Tracer { domain: self.clone(), traces, reader, names: BTreeMap::new(), asked: None }
     }
 
-    /// Returns whether processes of this domain record for a [`Tracer`]. After a tracer was killed, this stays true until the
-    /// first process that has something to record finds that no tracer reads.
+    /// Returns whether processes of this domain record for a [`Tracer`]. After a tracer was killed, this stays true
+    /// until the first process that has something to record finds that no tracer reads.
     pub fn is_traced(&self) -> bool {
         self.recorder().traces.are_on()
     }
 }
 
 impl Tracer {
-    /// Returns the events since the last call, in no particular order. Never waits for processes that record, but asks the
-    /// broker for the names of new objects.
+    /// Returns the events since the last call, in no particular order. Never waits for processes that record, but asks
+    /// the broker for the names of new objects.
     pub fn read(&mut self) -> Vec<TraceEvent> {
         self.traces.renew(now_ns());
         let mut events = Vec::new();
@@ -193,14 +194,14 @@ impl Tracer {
         events
     }
 
-    /// Returns how many events were lost, because they were overwritten before they were read or their process was killed
-    /// while it recorded them.
+    /// Returns how many events were lost, because they were overwritten before they were read or their process was
+    /// killed while it recorded them.
     pub fn lost(&self) -> u64 {
         self.reader.lost()
     }
 
-    /// Returns the kind and the name of an object. Returns `None` if it is not known: it has ended before the tracer could ask
-    /// for its name, the broker is gone, or a process that breaks the rules has recorded the event.
+    /// Returns the kind and the name of an object. Returns `None` if it is not known: it has ended before the tracer
+    /// could ask for its name, the broker is gone, or a process that breaks the rules has recorded the event.
     pub fn name(&self, object: u64) -> Option<(Named, &str)> {
         self.names.get(&object).map(|(named, name)| (*named, name.as_str()))
     }

@@ -47,15 +47,15 @@ impl Domain {
 }
 
 impl Recording {
-    /// Sleeps for 5 ms, and reads what processes have done meanwhile. To be called in a loop: a process that records less
-    /// than 800,000 events a second loses none.
+    /// Sleeps for 5 ms, and reads what processes have done meanwhile. To be called in a loop: a process that records
+    /// less than 800,000 events a second loses none.
     pub fn poll(&mut self) {
         thread::sleep(PAUSE);
         self.read();
     }
 
-    /// Ends the recording. Keeps the events of the topics, queues and timelines for whose names `is_wanted` returns true.
-    /// Objects without a name, see [`Tracer::name`], have the name `""` here, and their number in the trace.
+    /// Ends the recording. Keeps the events of the topics, queues and timelines for whose names `is_wanted` returns
+    /// true. Objects without a name, see [`Tracer::name`], have the name `""` here, and their number in the trace.
     pub fn finish(mut self, is_wanted: impl Fn(&str) -> bool) -> ChromeTrace {
         self.read();
         let Self { tracer, mut events, left_out, commands, .. } = self;

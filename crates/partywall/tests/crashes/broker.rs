@@ -1,5 +1,5 @@
-//! The broker's worker is killed between any two steps of each request, and of a restart. Its supervisor starts the next one;
-//! every call is answered as if nothing had happened, and takes effect once.
+//! The broker's worker is killed between any two steps of each request, and of a restart. Its supervisor starts the
+//! next one; every call is answered as if nothing had happened, and takes effect once.
 #![allow(unsafe_code)] // processes that share their file descriptors
 
 use std::{
@@ -101,8 +101,8 @@ pub(crate) fn play() {
         }
         supervise(supervisor)
     };
-    // SAFETY: a supervisor has one thread, and this program has others; they hold no lock that it needs, as they wait for
-    // this test.
+    // SAFETY: a supervisor has one thread, and this program has others; they hold no lock that it needs, as they wait
+    // for this test.
     assert_eq!(unsafe { partywall_os::process::in_fork(start) }, Ok(0));
 }
 
@@ -428,7 +428,8 @@ fn has_open(pid: u32, name: &str) -> bool {
     links.into_iter().any(|link| link.to_string_lossy().starts_with(name))
 }
 
-/// What a stream stores after the end of its timeline may be the last value that it has promised: the cell is free then.
+/// What a stream stores after the end of its timeline may be the last value that it has promised: the cell is free
+/// then.
 #[test]
 fn late_store_is_not_forgotten_by_a_worker_that_is_killed_before_it_is_undone() {
     let mut points = BTreeSet::new();

@@ -1,5 +1,6 @@
-//! Pools: if a process crashes while it hands a block to another, one of the two has the block, and the block is not lost.
-//! Taking blocks, waiting for them and giving them back works as with the permits of semaphores, whose tests cover it.
+//! Pools: if a process crashes while it hands a block to another, one of the two has the block, and the block is not
+//! lost. Taking blocks, waiting for them and giving them back works as with the permits of semaphores, whose tests
+//! cover it.
 
 use std::{fs::File, os::fd::OwnedFd};
 
@@ -183,7 +184,8 @@ fn crash_in_reclaim_of_offered_blocks_loses_no_block() {
             other.finish();
             assert!(!pool.free(&held), "it was taken back");
             assert_eq!(pool.accept(OURS, offered.index(), offered.generation()), None, "it is stale");
-            // A block may have been handed to the process that holds the other one: any process that looks for a block takes it.
+            // A block may have been handed to the process that holds the other one: any process that looks for a block
+            // takes it.
             let end = pool.audit();
             assert_eq!((end.free + end.stale, end.waiting, end.granted, end.invalid), (2, 0, 0, 0), "{end:?}");
             let all = [(); 2].map(|()| pool.try_take(OURS).expect("all blocks are available"));
@@ -194,8 +196,8 @@ fn crash_in_reclaim_of_offered_blocks_loses_no_block() {
     assert_passed(&points, &[SLOTS_RECOVERED]);
 }
 
-/// A block was handed to a stopped process, which does not take it. After a while another process revokes it for the next
-/// waiter, and crashes.
+/// A block was handed to a stopped process, which does not take it. After a while another process revokes it for the
+/// next waiter, and crashes.
 #[test]
 fn crash_in_take_of_a_granted_block_loses_no_block() {
     let points = at_each_point(

@@ -1,5 +1,6 @@
-//! Queues: a process crashes between any two steps of submitting, claiming, completing, failing, taking, cancelling, tending and
-//! recovering. Each task has one result or is a dead letter; no task and no block is lost; the other processes continue.
+//! Queues: a process crashes between any two steps of submitting, claiming, completing, failing, taking, cancelling,
+//! tending and recovering. Each task has one result or is a dead letter; no task and no block is lost; the other
+//! processes continue.
 
 use std::{
     collections::BTreeMap,
@@ -252,8 +253,8 @@ impl Others {
         }
     }
 
-    /// Checks what follows a crash at any point. Returns the number of remaining results of each task, of the test or of the
-    /// crashed process.
+    /// Checks what follows a crash at any point. Returns the number of remaining results of each task, of the test or
+    /// of the crashed process.
     fn finish(self, crashed: Crashed) -> BTreeMap<u64, u32> {
         let what = format!("{crashed:?}");
         let World { queue, inputs, outputs } = &self.world;
@@ -478,7 +479,8 @@ fn claim_at_once(point: &'static str) {
     world.queue.claim(OURS, &world.queue.next().unwrap()).unwrap();
 }
 
-/// A worker hangs in the last attempt. The dead letter is retried, and the same process claims it again while the first attempt ends.
+/// A worker hangs in the last attempt. The dead letter is retried, and the same process claims it again while the first
+/// attempt ends.
 #[test]
 fn late_worker_does_not_end_a_retried_attempt() {
     let shape = Shape { lease: 3_600_000, ..SHAPE };

@@ -169,13 +169,15 @@ fn crash_in_hand_over_loses_no_permit() {
     assert_passed(&points, &[SLOT_HANDED]);
 }
 
-/// The broker dies while it reclaims the permits of a dead member. The next attempt, by this or another broker, starts again.
+/// The broker dies while it reclaims the permits of a dead member. The next attempt, by this or another broker, starts
+/// again.
 #[test]
 fn crash_in_reclaim_of_a_dead_member_loses_no_permit() {
     let points = at_each_point(
         || {
             let (command, memory, semaphore) = start("is the broker", 2);
-            // Two permits are held, one of them by the dead process, which also waits for another, ahead of a living process.
+            // Two permits are held, one of them by the dead process, which also waits for another, ahead of a living
+            // process.
             let dead = semaphore.try_take(DEAD).unwrap();
             let held = semaphore.try_take(20).unwrap();
             let Attempt::Waiting(waiter) = semaphore.take(DEAD) else { panic!("both are held") };

@@ -1,5 +1,5 @@
-//! Timelines: a process that crashes delays waiters only until its death is proved, and all processes agree on the values
-//! that it had signalled.
+//! Timelines: a process that crashes delays waiters only until its death is proved, and all processes agree on the
+//! values that it had signalled.
 
 use std::{
     collections::BTreeSet,

@@ -1,6 +1,6 @@
-//! Topics: a process crashes between any two steps of publishing, receiving, joining, leaving and recovering. Every subscriber
-//! with a promise still receives each published sample whole, once and in order; no block is lost; and no process waits for
-//! a step of another, except a publisher for a blocking subscriber.
+//! Topics: a process crashes between any two steps of publishing, receiving, joining, leaving and recovering. Every
+//! subscriber with a promise still receives each published sample whole, once and in order; no block is lost; and no
+//! process waits for a step of another, except a publisher for a blocking subscriber.
 
 use std::{
     collections::BTreeMap,
@@ -135,8 +135,8 @@ impl World {
 /// The world of the process that crashes.
 static WORLD: OnceLock<World> = OnceLock::new();
 
-/// Lets the whole ring be overwritten while this process has a hold on a sample that it has not checked again. From then on
-/// the process crashes where the test wants it to.
+/// Lets the whole ring be overwritten while this process has a hold on a sample that it has not checked again. From
+/// then on the process crashes where the test wants it to.
 fn overwrite(point: &'static str) {
     if point != "topic: hold written, not known to be seen" {
         return points::arm(0, overwrite);
@@ -154,8 +154,8 @@ fn overwrite(point: &'static str) {
 /// The point that the first of two publications has reached when the second one begins.
 static FIRST: OnceLock<String> = OnceLock::new();
 
-/// Once the first publication has reached that point, a second publisher publishes, and crashes where the test wants it to.
-/// Each of the two has another loan.
+/// Once the first publication has reached that point, a second publisher publishes, and crashes where the test wants it
+/// to. Each of the two has another loan.
 fn publish_meanwhile(point: &'static str) {
     if FIRST.get().unwrap() != point {
         return points::arm(0, publish_meanwhile);
@@ -406,8 +406,8 @@ fn crash_in_join_or_leave_of_a_publisher_frees_its_port() {
     assert_passed(&points, &[TAKING_A_PORT, JOINING_TO_PUBLISH]);
 }
 
-/// Publishes, and waits until that is done or waits for the crashed process. Then detaches that process, as the broker does
-/// when a process is dead or evicted.
+/// Publishes, and waits until that is done or waits for the crashed process. Then detaches that process, as the broker
+/// does when a process is dead or evicted.
 fn detach_when_waited_for(mut others: Others) -> Others {
     let world = others.world.clone();
     let publishing = std::thread::spawn(move || {
@@ -489,7 +489,8 @@ fn crash_in_receive_of_an_overwritten_sample_loses_no_block() {
     assert_passed(&points, &[OVERTAKEN]);
 }
 
-/// The broker dies while it reclaims the blocks of a dead member. The next attempt, by this or another broker, starts again.
+/// The broker dies while it reclaims the blocks of a dead member. The next attempt, by this or another broker, starts
+/// again.
 #[test]
 fn crash_in_reclaim_of_a_dead_member_loses_no_block() {
     let points = at_each_point(

@@ -1,4 +1,5 @@
-//! Traces: a process that crashes while it records loses one event, tears none, and keeps no other process from recording.
+//! Traces: a process that crashes while it records loses one event, tears none, and keeps no other process from
+//! recording.
 
 use std::fs::File;
 

@@ -1,5 +1,5 @@
-//! Segments that queues hold: tasks name parts of them, workers of other processes read them in place, and they outlive every
-//! process but the queue's.
+//! Segments that queues hold: tasks name parts of them, workers of other processes read them in place, and they outlive
+//! every process but the queue's.
 
 use std::{io::Read, time::Duration};
 

@@ -321,8 +321,8 @@ fn connecting_never_fails_against_the_idle_exit() {
     eventually("the last one has left", || !place.socket().exists());
 }
 
-/// Returns the pids of the processes that serve at `socket`, whether they can be reached or not: a supervisor and a worker for
-/// each broker.
+/// Returns the pids of the processes that serve at `socket`, whether they can be reached or not: a supervisor and a
+/// worker for each broker.
 fn brokers_at(socket: &std::path::Path) -> Vec<i32> {
     let socket = socket.as_os_str().as_encoded_bytes();
     let processes = std::fs::read_dir("/proc").unwrap().flatten();

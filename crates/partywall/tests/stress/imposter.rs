@@ -365,8 +365,8 @@ fn any_answer_of_a_false_broker_is_an_error_in_time() {
     assert!(failed.is_empty(), "{failed:?}");
 }
 
-/// Greets a client as the only broker that it knows. Returns its connection and its events socket. Connections on which the
-/// client has stopped waiting for that are passed over.
+/// Greets a client as the only broker that it knows. Returns its connection and its events socket. Connections on which
+/// the client has stopped waiting for that are passed over.
 fn greet(listener: &OwnedFd) -> (Framed, Framed) {
     loop {
         socket::wait(listener.as_fd(), socket::Ready::Read, None).unwrap();

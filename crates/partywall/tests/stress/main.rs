@@ -1,8 +1,8 @@
 //! Attempts to break a domain with kills, stops, false messages, floods and exhausted resources, at every reachable
 //! point.
 //!
-//! The checks are deterministic; the moments of the kills are not. Each test takes seconds. `PARTYWALL_STRESS=100` makes
-//! tests with rounds a hundred times as long.
+//! The checks are deterministic; the moments of the kills are not. Each test takes seconds. `PARTYWALL_STRESS=100`
+//! makes tests with rounds a hundred times as long.
 #![allow(clippy::unwrap_used)] // tests, their helpers included
 
 mod broker_loss;

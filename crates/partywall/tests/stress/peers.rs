@@ -454,8 +454,8 @@ fn growth_that_moves_tensors_is_refused_by_readers() {
     assert_eq!(opened.tensor("x").unwrap().shared::<u32>().unwrap().len(), 2048);
 }
 
-/// A member writes arbitrary values to the control memory of a pool. Every call of the other members on the pool still ends;
-/// the blocks that they hold may be lost.
+/// A member writes arbitrary values to the control memory of a pool. Every call of the other members on the pool still
+/// ends; the blocks that they hold may be lost.
 #[test]
 fn corrupt_control_memory_of_a_pool_hangs_no_call() {
     let place = Place::new();

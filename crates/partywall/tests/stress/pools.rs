@@ -147,8 +147,8 @@ fn stage(place: &Place, count: usize) -> (Domain, Pool, partywall::Segment, Vec<
     (domain, pool, mail, actors)
 }
 
-/// Holders, givers, takers and waiters are killed at any moment. All their blocks are freed, and no block ever belongs to two
-/// processes.
+/// Holders, givers, takers and waiters are killed at any moment. All their blocks are freed, and no block ever belongs
+/// to two processes.
 #[test]
 fn processes_killed_at_any_moment_take_no_block_along() {
     let place = Place::new();

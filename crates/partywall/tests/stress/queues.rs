@@ -235,8 +235,8 @@ fn processes_killed_at_any_moment_lose_no_task() {
     eprintln!("{kills} kills, {answers} tasks with their answer, {} attempts in vain", stats.returned);
 }
 
-/// Workers are stopped for longer than their leases, and continue. Other workers do their tasks, and their own results are
-/// discarded.
+/// Workers are stopped for longer than their leases, and continue. Other workers do their tasks, and their own results
+/// are discarded.
 #[test]
 fn workers_stopped_at_any_moment_lose_their_tasks_to_others() {
     let place = Place::new();
@@ -267,8 +267,8 @@ fn workers_stopped_at_any_moment_lose_their_tasks_to_others() {
     eprintln!("{stops} stops, {answers} tasks with their answer, {} attempts in vain", queue.stats().returned);
 }
 
-/// A member writes arbitrary values to the control memory of a queue and of its pools. Every call of the other members on the
-/// queue still ends; tasks and blocks may be lost.
+/// A member writes arbitrary values to the control memory of a queue and of its pools. Every call of the other members
+/// on the queue still ends; tasks and blocks may be lost.
 #[test]
 fn corrupt_control_memory_of_a_queue_hangs_no_call() {
     let place = Place::new();

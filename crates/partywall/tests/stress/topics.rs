@@ -338,8 +338,8 @@ fn publish_with_full_hands(domain: &Domain) {
     }
 }
 
-/// All publishers but one are stopped for ever, at any moment, in a topic with as few blocks as it needs. Its only subscriber
-/// blocks, and holds as many samples as it may. The last publisher continues.
+/// All publishers but one are stopped for ever, at any moment, in a topic with as few blocks as it needs. Its only
+/// subscriber blocks, and holds as many samples as it may. The last publisher continues.
 #[test]
 fn all_publishers_but_one_stopped_at_once_leave_enough_for_the_last() {
     let place = Place::new();
@@ -450,8 +450,8 @@ fn come_and_go(domain: &Domain) {
     }
 }
 
-/// A broker that is killed and started again knows nothing of the topic. Processes that have the topic open continue, beside
-/// a new topic of the same name. (Streams do not continue: their timelines end with the broker.)
+/// A broker that is killed and started again knows nothing of the topic. Processes that have the topic open continue,
+/// beside a new topic of the same name. (Streams do not continue: their timelines end with the broker.)
 #[test]
 fn topic_in_host_memory_continues_beside_one_of_the_next_broker() {
     let mut place = Place::new();

@@ -55,7 +55,8 @@ def advance(
 
 
 def _swap(segment: Segment, model: Any, tensors: list[Named], loading: Loading, stream: Any) -> None:
-    """Replaces the shared tensors of a model by those of another segment, and overwrites the private ones; or neither."""
+    """Replaces the shared tensors of a model by those of another segment, and overwrites the private ones; or
+    neither."""
     shared = mapped(segment, loading.device)
     others = _tensors.attributes(model, tensors)
     _manifest.check(segment, shared, model, tensors, others, loading.fingerprint)

@@ -86,21 +86,23 @@ class ModuleHandle:
                 handle.advance()
                 serve(model, next_batch())
 
-        Without a newer version nothing changes, also if the name has ended; `timeout` says for how many seconds to wait for
-        one. A given `version` is awaited as by `Domain.open`. Private buffers are overwritten by a copy on `stream`, by
-        default torch's current one, and so are the parameters of a model that was loaded with `private`.
+        Without a newer version nothing changes, also if the name has ended; `timeout` says for how many seconds to wait
+        for one. A given `version` is awaited as by `Domain.open`. Private buffers are overwritten by a copy on
+        `stream`, by default torch's current one, and so are the parameters of a model that was loaded with `private`.
 
-        The parameters get other addresses. Work that was enqueued before goes on with the former memory, which is released
-        once the work and all tensors that show it have ended. Parameters whose memory others show are refused (`TensorInUse`).
+        The parameters get other addresses. Work that was enqueued before goes on with the former memory, which is
+        released once the work and all tensors that show it have ended. Parameters whose memory others show are refused
+        (`TensorInUse`).
 
-        With `stable_address` the new version is mapped at the same addresses, so that captured CUDA graphs, compiled code
-        and views of parameters show it. That waits first for all work of this process on the GPU; or, with `streams`, for
-        the work on these streams and on `stream`, on your word that no other work uses the model. No thread may enqueue
-        work of the model until this returns. The model must be in a GPU's memory, and its tensors laid out in the segment
-        as before, which they are if `share_module` was called in the same way: else `LayoutChanged`.
+        With `stable_address` the new version is mapped at the same addresses, so that captured CUDA graphs, compiled
+        code and views of parameters show it. That waits first for all work of this process on the GPU; or, with
+        `streams`, for the work on these streams and on `stream`, on your word that no other work uses the model. No
+        thread may enqueue work of the model until this returns. The model must be in a GPU's memory, and its tensors
+        laid out in the segment as before, which they are if `share_module` was called in the same way: else
+        `LayoutChanged`.
 
-        `verify` first compares all tensors of the new version with the checksums that `share_module(checksums=True)` made,
-        and always waits for all work of this process on the GPU.
+        `verify` first compares all tensors of the new version with the checksums that `share_module(checksums=True)`
+        made, and always waits for all work of this process on the GPU.
 
         After an error the model has the version that it had, except after a `CudaError` with the anchor `not-mapped`:
         the driver mapped neither version whole, and the model must not be used. Raises also `ModuleMismatch`,

@@ -43,7 +43,8 @@ class NoGradients:
 
 
 def replacement(old: Any, data: Any, requires_grad: bool) -> Any:
-    """Returns a tensor with the data, and with the class, attributes and hooks of the old one, to be swapped with it."""
+    """Returns a tensor with the data, and with the class, attributes and hooks of the old one, to be swapped with
+    it."""
     kind = type(old)
     new = data if kind is torch.Tensor else torch.Tensor._make_subclass(kind, data, requires_grad)
     new.__dict__.update(old.__dict__)

@@ -60,8 +60,8 @@ def _collect(module: Any, prefix: str, above: set[int], found: list[Named]) -> N
 
 
 def check_supported(tensors: list[Named]) -> None:
-    """Raises `UnsupportedTensor`, which names all tensors that are more or less than strided memory, and `BadTensor` for a
-    name that is not UTF-8.
+    """Raises `UnsupportedTensor`, which names all tensors that are more or less than strided memory, and `BadTensor`
+    for a name that is not UTF-8.
     """
     for named in tensors:
         check_text(named.name, "the name of a tensor")

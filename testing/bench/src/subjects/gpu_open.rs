@@ -50,8 +50,8 @@ pub(super) fn first() -> Result<DeviceUuid, Failure> {
     Ok(devices.first().ok_or("no GPU")?.uuid()?)
 }
 
-/// Has another process commit `tensors` tensors of `bytes` bytes each, written by a kernel. That process ends before this
-/// returns.
+/// Has another process commit `tensors` tensors of `bytes` bytes each, written by a kernel. That process ends before
+/// this returns.
 pub(super) fn commit(broker: &Broker, name: &str, place: Place, tensors: u64, bytes: u64) -> Result<(), Failure> {
     let mut command = role::command(role::GPU_SEGMENT, [broker.socket()])?;
     let status = command.args([name, &place.to_string(), &tensors.to_string(), &bytes.to_string()]).status()?;

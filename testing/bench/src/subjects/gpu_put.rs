@@ -1,5 +1,5 @@
-//! Putting a model file that is in the page cache onto a GPU, against copies from page-locked memory at the full speed of
-//! the link.
+//! Putting a model file that is in the page cache onto a GPU, against copies from page-locked memory at the full speed
+//! of the link.
 
 use partywall::Place;
 use partywall::cuda::{DeviceBuffer, PinnedBuffer};

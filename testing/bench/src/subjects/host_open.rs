@@ -1,5 +1,5 @@
-//! Opening a committed segment in host memory: one round trip, then a mapping. Dropping it is a second round trip, which
-//! gives the lease back and is measured separately.
+//! Opening a committed segment in host memory: one round trip, then a mapping. Dropping it is a second round trip,
+//! which gives the lease back and is measured separately.
 
 use partywall::{DType, Domain, Place, Segment};
 use partywall_labs::bench::samplers::Half;

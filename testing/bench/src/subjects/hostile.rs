@@ -1,7 +1,7 @@
 //! What others notice of a client that misbehaves: their calls, beside each way of it in turn and beside none.
 //!
-//! The kernel does not apply its limits of descriptors to root. If this program runs as root, a broker of its own and all
-//! clients run as another user, from copies of the programs that this user may read.
+//! The kernel does not apply its limits of descriptors to root. If this program runs as root, a broker of its own and
+//! all clients run as another user, from copies of the programs that this user may read.
 
 use std::{
     cell::RefCell,
@@ -98,7 +98,8 @@ impl Program {
     }
 }
 
-/// The role of the other clients: starts a broker and one client that misbehaves, and makes calls as the line asks for them.
+/// The role of the other clients: starts a broker and one client that misbehaves, and makes calls as the line asks for
+/// them.
 pub(crate) fn beside(way: &str) -> Result<(), Failure> {
     let mut line = Line::of_this_process()?;
     let broker = Broker::start()?;

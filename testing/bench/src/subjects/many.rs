@@ -86,7 +86,8 @@ fn names(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     bench.run(Comparison::new(case("remove, from all names to none", Unit::Microseconds), remove), each_once)
 }
 
-/// Measures pages of metrics. For each pool, topic and queue that has series of its own, the broker reads control memory.
+/// Measures pages of metrics. For each pool, topic and queue that has series of its own, the broker reads control
+/// memory.
 fn objects(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     let domain = &broker.connect()?;
     let wanted = bench.fewer(1_000);
@@ -168,8 +169,8 @@ fn members(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     bench.run(Comparison::new(case("list all", Unit::Milliseconds), list), plan)
 }
 
-/// Measures how long the broker is away after it was killed, and how long calls wait while another program replaces it, with
-/// many names and many members, all of which resume.
+/// Measures how long the broker is away after it was killed, and how long calls wait while another program replaces it,
+/// with many names and many members, all of which resume.
 fn restarts(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     let domain = broker.connect()?;
     let wanted = bench.fewer(10_000);

@@ -1,5 +1,5 @@
-//! A model of torch of 8 billion parameters that gets another version, in place or by swapping its tensors: how long the
-//! stream of the worker stands still, which has work meanwhile, and how long the call takes without such work.
+//! A model of torch of 8 billion parameters that gets another version, in place or by swapping its tensors: how long
+//! the stream of the worker stands still, which has work meanwhile, and how long the call takes without such work.
 
 use std::time::Duration;
 

@@ -83,8 +83,8 @@ pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     bench.run(comparison.goal(GOAL.parse()?), plan)
 }
 
-/// Returns a sampler that takes one sample from each of `number` processes and then ends the process. All processes start
-/// before the first sample is taken.
+/// Returns a sampler that takes one sample from each of `number` processes and then ends the process. All processes
+/// start before the first sample is taken.
 fn first_of_each(
     programs: &Programs<'_>,
     (program, arguments): Call<'_>,

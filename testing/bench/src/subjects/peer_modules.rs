@@ -1,5 +1,5 @@
-//! A model of torch of 14 GiB, from shared memory into a model on *meta*; or its tensors from a file in the page cache, by
-//! safetensors and by `torch.load`. The processes have torch and a context.
+//! A model of torch of 14 GiB, from shared memory into a model on *meta*; or its tensors from a file in the page cache,
+//! by safetensors and by `torch.load`. The processes have torch and a context.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
-//! Tasks from Python to Python workers: beside `multiprocessing.Pool`, beside lists in Redis, and beside Partywall from Rust,
-//! with the same tasks.
+//! Tasks from Python to Python workers: beside `multiprocessing.Pool`, beside lists in Redis, and beside Partywall from
+//! Rust, with the same tasks.
 
 use std::time::Instant;
 

@@ -1,6 +1,6 @@
-//! Two uses in which torch.multiprocessing keeps memory until its process ends: an export that is read several times, and
-//! one that no process reads. The result is the number of bytes that the driver counts as missing after everything was
-//! released.
+//! Two uses in which torch.multiprocessing keeps memory until its process ends: an export that is read several times,
+//! and one that no process reads. The result is the number of bytes that the driver counts as missing after everything
+//! was released.
 
 use partywall_measure::{Case, Comparison, Failure, Unit};
 

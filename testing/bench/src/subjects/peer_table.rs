@@ -1,5 +1,5 @@
-//! Memory and messages shared with a process that is already running, in all ways that the machine has: a table, with the
-//! ratio of each to Partywall. Those in Python stand beside Partywall from Python.
+//! Memory and messages shared with a process that is already running, in all ways that the machine has: a table, with
+//! the ratio of each to Partywall. Those in Python stand beside Partywall from Python.
 
 use std::{
     cell::{Cell, RefCell},

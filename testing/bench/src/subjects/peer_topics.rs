@@ -1,5 +1,5 @@
-//! Tensors of 4 MiB from one Python process to another by topics, and their sums back: against queues of `multiprocessing`,
-//! and against the same copies and kernels written by hand.
+//! Tensors of 4 MiB from one Python process to another by topics, and their sums back: against queues of
+//! `multiprocessing`, and against the same copies and kernels written by hand.
 
 use partywall_measure::{Case, Comparison, Failure, Unit};
 
@@ -103,9 +103,10 @@ fn with_goal<'a>(comparison: Comparison<'a>, goal: Option<&str>) -> Result<Compa
     })
 }
 
-/// Samples of each program and order. Below a thousand: after that many messages of the same tensor, torch waits for the
-/// GPU with every message.
+/// Samples of each program and order. Below a thousand: after that many messages of the same tensor, torch waits for
+/// the GPU with every message.
 const SAMPLES: usize = 400;
 
-/// Messages in a row, like a stream of messages. With one message a turn, every process would be asleep when it arrives.
+/// Messages in a row, like a stream of messages. With one message a turn, every process would be asleep when it
+/// arrives.
 const BLOCK: usize = 50;

@@ -1,5 +1,5 @@
-//! Putting a model file that is in the page cache, against the two copies that it needs: reading the file, and writing as
-//! many bytes into fresh memory. One thread makes both copies one after the other.
+//! Putting a model file that is in the page cache, against the two copies that it needs: reading the file, and writing
+//! as many bytes into fresh memory. One thread makes both copies one after the other.
 
 use std::{
     fs::File,
@@ -83,8 +83,8 @@ fn fresh(bytes: u64) -> std::io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Waits until the memory of a version is freed. The broker closes its last file descriptor on a helper thread, and that
-/// must not overlap the next sample.
+/// Waits until the memory of a version is freed. The broker closes its last file descriptor on a helper thread, and
+/// that must not overlap the next sample.
 fn await_release(before: u64) {
     let deadline = Instant::now() + Duration::from_secs(5);
     while shared_memory() > before.saturating_add(32 << 20) && Instant::now() < deadline {

@@ -25,7 +25,8 @@ use crate::{
     process::TIMEOUT,
 };
 
-/// The number of subscribers in the receiving process, with the ways of hosts (polling, waiting, asleep) and of kernels.
+/// The number of subscribers in the receiving process, with the ways of hosts (polling, waiting, asleep) and of
+/// kernels.
 const SUBSCRIBERS: [(usize, [&str; 3], [&str; 2]); 4] = [
     (1, ["topic-look-1", "topic-exchange-1", "topic-wake-1"], ["kernels-topic-1", "kernels-raw-1"]),
     (2, ["topic-look-2", "topic-exchange-2", "topic-wake-2"], ["kernels-topic-2", "kernels-raw-2"]),
@@ -77,8 +78,9 @@ pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     many(bench, &pair, "host")
 }
 
-/// Measures spans that no subscriber of `tracing` records: alone, and around messages within one process, where no other cost
-/// hides them. The library enters two spans for each message and cannot leave them out, so the comparison adds two more.
+/// Measures spans that no subscriber of `tracing` records: alone, and around messages within one process, where no
+/// other cost hides them. The library enters two spans for each message and cannot leave them out, so the comparison
+/// adds two more.
 fn spans(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     let topic = broker.connect()?.topic("spans").dtype(DType::U64).shape(&[1]).place(Place::Host).create()?;
     let publisher = topic.publisher()?;
@@ -130,9 +132,9 @@ fn ages(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     bench.run(comparison, plan)
 }
 
-/// Measures what tracing costs a message. While no process traces, the library checks a flag three times for a message: when it
-/// is published, received and released. The library cannot leave the checks out, so the comparison adds as many again. While a
-/// process traces, the messages are compared with those of a domain without tracing.
+/// Measures what tracing costs a message. While no process traces, the library checks a flag three times for a message:
+/// when it is published, received and released. The library cannot leave the checks out, so the comparison adds as many
+/// again. While a process traces, the messages are compared with those of a domain without tracing.
 fn traces(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     let other = Broker::start()?;
     let domain = broker.connect()?;
@@ -220,8 +222,8 @@ fn kernels(bench: &mut Bench, broker: &Broker, sharing: &str, prepare: impl Fn(&
     many(bench, &pair, sharing)
 }
 
-/// Measures a hundred thousand messages of 4 MiB: in host memory the publisher writes one word of each, on a GPU a kernel
-/// writes all of it.
+/// Measures a hundred thousand messages of 4 MiB: in host memory the publisher writes one word of each, on a GPU a
+/// kernel writes all of it.
 fn many(bench: &mut Bench, pair: &Pair, memory: &str) -> Result<(), Failure> {
     let samples = bench.fewer(100);
     let plan = Plan::new(samples).warm_up(1).block(samples);

@@ -92,8 +92,8 @@ pub(crate) fn put_for_another_user() -> Result<(), String> {
     Ok(())
 }
 
-/// Without the device nodes a process gets no GPU memory, is told which nodes it lacks, and shares host memory. The broker
-/// is outside, as the host's is for a container.
+/// Without the device nodes a process gets no GPU memory, is told which nodes it lacks, and shares host memory. The
+/// broker is outside, as the host's is for a container.
 pub(crate) fn hidden_nodes_leave_host_memory() -> Result<(), String> {
     const HIDE: &str = include_str!("../../../../docs/learn/hide-gpu-nodes.sh");
     let world = World::new()?;
@@ -219,7 +219,8 @@ fn scene() -> Result<[&'static str; 6], String> {
     })
 }
 
-/// Runs the lab `render`. The frame rate is printed and not judged. All frames are compared with the CPU's, or with those of the same scene.
+/// Runs the lab `render`. The frame rate is printed and not judged. All frames are compared with the CPU's, or with
+/// those of the same scene.
 pub(crate) fn lab_render() -> Result<(), String> {
     let report = render(&scene()?, &[])?;
     for pipeline in ["one_process", "driver", "textbook"] {

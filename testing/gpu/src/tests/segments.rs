@@ -98,7 +98,8 @@ pub(crate) fn memory_outlives_its_creator() -> Result<(), String> {
     Ok(())
 }
 
-/// The checks of a GPU and of a NUMA node find memory that only a descriptor holds, and take another file for lost memory.
+/// The checks of a GPU and of a NUMA node find memory that only a descriptor holds, and take another file for lost
+/// memory.
 pub(crate) fn held_memory_is_not_lost() -> Result<(), String> {
     let Place::Gpu(uuid) = first_gpu()? else { return Err("no GPU".into()) };
     let gpu = Gpu::open(uuid).map_err(error_text)?;

@@ -296,7 +296,8 @@ pub(crate) fn pattern(index: u64) -> u32 {
 
 #[allow(unsafe_code)]
 fn own(descriptor: i32) -> OwnedFd {
-    // SAFETY: the driver just made the descriptor for its caller, which must close it; it is open and owned by nothing else.
+    // SAFETY: the driver just made the descriptor for its caller, which must close it; it is open and owned by nothing
+    // else.
     unsafe { OwnedFd::from_raw_fd(descriptor) }
 }
 

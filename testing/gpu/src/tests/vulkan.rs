@@ -195,8 +195,8 @@ fn write_pattern(vulkan: &Vulkan, shader: &Pattern, to: &Buffer) -> Result<(), S
     vulkan.finish()
 }
 
-/// A pool is imported once: a kernel writes a block, Vulkan copies it to another one, and a kernel checks that. This process
-/// uses both, because a pool on a GPU is opened by CUDA.
+/// A pool is imported once: a kernel writes a block, Vulkan copies it to another one, and a kernel checks that. This
+/// process uses both, because a pool on a GPU is opened by CUDA.
 pub(crate) fn blocks_of_a_pool_are_used_in_place() -> Result<(), String> {
     let world = World::new()?;
     let pool = world.domain.pool("frames").place(first_gpu()?).blocks(3).block_bytes(BYTES).create();
@@ -227,8 +227,8 @@ pub(crate) fn blocks_of_a_pool_are_used_in_place() -> Result<(), String> {
     Ok(())
 }
 
-/// The CUDA process of [`takes_turns_with_kernels`]: in each turn it writes `a` by a kernel, and once Vulkan has copied that
-/// to `b`, checks `b` by a kernel. Only the stream waits for Vulkan.
+/// The CUDA process of [`takes_turns_with_kernels`]: in each turn it writes `a` by a kernel, and once Vulkan has copied
+/// that to `b`, checks `b` by a kernel. Only the stream waits for Vulkan.
 fn kernels(domain: &Domain) -> Result<(), String> {
     let written = domain.timeline_writer("written").map_err(error_text)?;
     let copied = domain.timeline("copied").map_err(error_text)?;

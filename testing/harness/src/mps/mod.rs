@@ -29,8 +29,8 @@ pub fn missing() -> Option<&'static str> {
     PROGRAMS.into_iter().find(|program| !std::env::split_paths(&path).any(|folder| folder.join(program).is_file()))
 }
 
-/// Runs a daemon until `until` returns. Returns the logs of the daemon and its servers after they have ended. Call it in a
-/// process that has no other children, because it waits for all children.
+/// Runs a daemon until `until` returns. Returns the logs of the daemon and its servers after they have ended. Call it
+/// in a process that has no other children, because it waits for all children.
 ///
 /// # Errors
 /// The daemon does not start, `until` fails, or the directories cannot be made or removed.

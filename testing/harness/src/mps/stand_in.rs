@@ -1,8 +1,8 @@
 //! A stand-in for the vendor's MPS control program and daemon, for machines without a GPU.
 //!
-//! It has the interface of the vendor's: `-d` starts a daemon that leaves its parent, requests come on standard input, and
-//! the daemon makes a socket `control` and a file with its pid in its directory. Its program is the test's own: a script on
-//! `PATH` starts the test `mps_control`, which has to call [`play`].
+//! It has the interface of the vendor's: `-d` starts a daemon that leaves its parent, requests come on standard input,
+//! and the daemon makes a socket `control` and a file with its pid in its directory. Its program is the test's own: a
+//! script on `PATH` starts the test `mps_control`, which has to call [`play`].
 
 use std::{
     fs,

@@ -698,7 +698,8 @@ pub(crate) fn run_steps(input: &[u8]) {
     run.end();
 }
 
-/// Reads bytes as the contents of a journal: an event, or a whole registry. Its encoding must be decoded to the same value.
+/// Reads bytes as the contents of a journal: an event, or a whole registry. Its encoding must be decoded to the same
+/// value.
 #[cfg(fuzzing)]
 pub(crate) fn read_journal(input: &[u8]) {
     fn again<T: serde::Serialize + serde::de::DeserializeOwned>(input: &[u8]) {

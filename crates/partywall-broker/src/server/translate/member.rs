@@ -79,8 +79,8 @@ fn state_by(state: MemberState, quiet: Option<u64>) -> MemberState {
     if is_hung { MemberState::Hung } else { state }
 }
 
-/// Counts the permits, blocks and tasks of members. Each semaphore, pool and queue is read once for all members. The number
-/// of slots is bounded, because members choose how many exist.
+/// Counts the permits, blocks and tasks of members. Each semaphore, pool and queue is read once for all members. The
+/// number of slots is bounded, because members choose how many exist.
 struct Slots<'a> {
     control: &'a Control,
     /// Slots that may still be read.

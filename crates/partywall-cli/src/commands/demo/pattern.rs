@@ -1,5 +1,5 @@
-//! Writes, checks and doubles the array of the demo, `data[i] = (i*2 + 1337) ^ 0xDEADBEEF`, in place: by kernels on a GPU
-//! and by the CPU in host memory. Every function waits until its work is done.
+//! Writes, checks and doubles the array of the demo, `data[i] = (i*2 + 1337) ^ 0xDEADBEEF`, in place: by kernels on a
+//! GPU and by the CPU in host memory. Every function waits until its work is done.
 
 use partywall::{
     Build, DType, DeviceRange, Error, Place, Result, Segment, Tensor,

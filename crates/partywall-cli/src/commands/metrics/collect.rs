@@ -1,8 +1,8 @@
 //! What a domain's metrics are, and where their values come from.
 //!
-//! The broker is asked as by `partywall status`, `ls`, `ps` and `show`: it computes nothing for metrics. Counters are the
-//! broker's or shared memory's. Each has a label for what it belongs to, such as the version of a topic, so that it never
-//! falls while its series exists.
+//! The broker is asked as by `partywall status`, `ls`, `ps` and `show`: it computes nothing for metrics. Counters are
+//! the broker's or shared memory's. Each has a label for what it belongs to, such as the version of a topic, so that it
+//! never falls while its series exists.
 
 use std::{collections::BTreeMap, time::Instant};
 
@@ -21,8 +21,8 @@ use crate::{
     snapshot::{Snapshot, Used},
 };
 
-/// Returns a domain's metrics. At most `most` names, timelines, semaphores and members of each kind have series of their
-/// own. `idle` remembers earlier pages.
+/// Returns a domain's metrics. At most `most` names, timelines, semaphores and members of each kind have series of
+/// their own. `idle` remembers earlier pages.
 pub(super) fn families(snapshot: &Snapshot, most: usize, idle: Option<&mut Idle>) -> Vec<Family> {
     let Snapshot { taken, status, members, names, objects, used, left_out, .. } = snapshot;
     let mut families = vec![Family::gauge("up", "Whether the broker answers").of(1)];

@@ -31,7 +31,8 @@ impl Idle {
             .collect();
     }
 
-    /// Returns how long a timeline of the last page has had its value, as far as pages show; `None` for other timelines.
+    /// Returns how long a timeline of the last page has had its value, as far as pages show; `None` for other
+    /// timelines.
     pub(super) fn of(&self, timeline: &TimelineInfo, now: Instant) -> Option<Duration> {
         let (_, since) = self.0.get(&(timeline.name.clone(), timeline.incarnation))?;
         Some(now.saturating_duration_since(*since))

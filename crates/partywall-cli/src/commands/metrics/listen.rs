@@ -1,8 +1,9 @@
 //! Answers requests over HTTP.
 //!
-//! Each client has a thread, so that one that is slow or silent does not delay others. A request is read for [`TIMEOUT`] at
-//! most, and only its first line counts; an answer is written for as long. Pages are made one after the other: while one takes
-//! long, because the broker does not answer, other clients wait for [`TURN`] and are told to come again.
+//! Each client has a thread, so that one that is slow or silent does not delay others. A request is read for
+//! [`TIMEOUT`] at most, and only its first line counts; an answer is written for as long. Pages are made one after the
+//! other: while one takes long, because the broker does not answer, other clients wait for [`TURN`] and are told to
+//! come again.
 
 use std::{
     io::{self, Read as _, Write as _},

@@ -1,7 +1,7 @@
 //! `partywall metrics`: prints what a domain holds and does as metrics for Prometheus, once or at each request over HTTP.
 //!
-//! The program is a client of the broker, so the broker neither listens nor waits for anything on its behalf. `--json` changes
-//! only how errors and the address are printed: metrics are always text.
+//! The program is a client of the broker, so the broker neither listens nor waits for anything on its behalf. `--json`
+//! changes only how errors and the address are printed: metrics are always text.
 
 mod collect;
 mod family;
@@ -22,7 +22,8 @@ use crate::{
 /// The arguments of the command.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// Answer requests over HTTP until Ctrl-C, instead of printing once; port 0 takes a free port [default: 127.0.0.1:9464]
+    /// Answer requests over HTTP until Ctrl-C, instead of printing once; port 0 takes a free port [default:
+    /// 127.0.0.1:9464]
     #[arg(long, value_name = "ADDRESS:PORT", num_args = 0..=1, default_missing_value = "127.0.0.1:9464", value_parser = parse_address)]
     listen: Option<SocketAddr>,
     /// How many names and how many members have series of their own; the rest are in the sums only

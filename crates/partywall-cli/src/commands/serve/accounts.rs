@@ -1,7 +1,7 @@
 //! Users and groups by number or name.
 //!
-//! Names are looked up in `/etc/passwd` and `/etc/group` alone: other sources need the C library's resolver, which loads
-//! libraries into the process that becomes the broker. Accounts of a directory service are given by number.
+//! Names are looked up in `/etc/passwd` and `/etc/group` alone: other sources need the C library's resolver, which
+//! loads libraries into the process that becomes the broker. Accounts of a directory service are given by number.
 
 use std::path::Path;
 

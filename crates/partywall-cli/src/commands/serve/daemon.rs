@@ -19,16 +19,16 @@ use partywall_os::{
 
 use crate::failure::{self, Failure};
 
-/// Detaches this process from its starter; see [`partywall_os::process::daemonize`]. Only `serve` and `mps watch` may call
-/// it, before everything else.
+/// Detaches this process from its starter; see [`partywall_os::process::daemonize`]. Only `serve` and `mps watch` may
+/// call it, before everything else.
 pub(in crate::commands) fn daemonize() -> Result<Starter, Failure> {
     let threads = std::fs::read_dir("/proc/self/task").map(Iterator::count);
     if !matches!(threads, Ok(1) | Err(_)) {
         return Err(Failure::new(ErrorKind::Refused, "a process with several threads cannot become a daemon", ""));
     }
     // SAFETY:
-    // - The process has one thread: only `main` and `run` of the command have run, and parsing arguments and reading the
-    //   environment starts no thread. Where /proc is mounted, the threads were counted above.
+    // - The process has one thread: only `main` and `run` of the command have run, and parsing arguments and reading
+    //   the environment starts no thread. Where /proc is mounted, the threads were counted above.
     // - Nothing in the process owns a file descriptor above 2: none was opened except for that count, which closed it.
     unsafe { partywall_os::process::daemonize() }.map_err(|errno| Failure::system("becoming a daemon", errno))
 }
@@ -37,8 +37,8 @@ pub(in crate::commands) fn daemonize() -> Result<Starter, Failure> {
 pub(super) fn left_open() -> Result<LeftOpen, Failure> {
     // The kernel may have named the process after a number.
     let _ = rustix::thread::set_name(c"partywall");
-    // SAFETY: this process has just executed its program, which owns nothing beside the standard streams yet. The worker of
-    // the former program has ended, and no other process has the table.
+    // SAFETY: this process has just executed its program, which owns nothing beside the standard streams yet. The
+    // worker of the former program has ended, and no other process has the table.
     let left = unsafe { LeftOpen::except(&(0..3).collect()) };
     left.map_err(|errno| Failure::system("listing the open files", errno))
 }
@@ -55,17 +55,17 @@ pub(super) fn supervise(
             return work(worker, LeftOpen::none());
         }
         // SAFETY:
-        // - This is a process that has just been cloned from the supervisor. It uses what the supervisor has open, which is
-        //   excepted, and nothing else yet.
+        // - This is a process that has just been cloned from the supervisor. It uses what the supervisor has open,
+        //   which is excepted, and nothing else yet.
         // - No other process has the table: the former worker is dead, as the supervisor waits for its end.
         let left = unsafe { LeftOpen::except(worker.of_supervisor()) };
         left.map_or(exit_code(None), |left| work(worker, left))
     };
     // SAFETY:
     // - The process has one thread: `serve` starts none before, and the supervisor starts none.
-    // - The worker and the supervisor share the socket, the journal and the supervisor's page. The supervisor drops none of
-    //   them while a worker lives; the worker drops them at the end of the domain only, when the supervisor uses them no
-    //   more.
+    // - The worker and the supervisor share the socket, the journal and the supervisor's page. The supervisor drops
+    //   none of them while a worker lives; the worker drops them at the end of the domain only, when the supervisor
+    //   uses them no more.
     let fork = |child: &mut dyn FnMut() -> u8| unsafe { fork_sharing_files(child) };
     supervisor.run(Calls { fork, serve, execute }, ready, starter)
 }

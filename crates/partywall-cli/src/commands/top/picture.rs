@@ -145,8 +145,8 @@ impl Wait {
     }
 }
 
-/// Returns what waiting members wait for. A member does not say for which blocks of a queue it waits, but their numbers tell
-/// if all wait for the same.
+/// Returns what waiting members wait for. A member does not say for which blocks of a queue it waits, but their numbers
+/// tell if all wait for the same.
 fn on_block(info: &ControlInfo) -> On {
     let results = info.queue.as_ref().map(|queue| queue.outputs.waiting);
     match (results, info.blocks.waiting) {

@@ -6,8 +6,8 @@ use partywall::info::ObjectInfo;
 
 use crate::snapshot::Snapshot;
 
-/// A number that only grows. It names everything that distinguishes it from a number that starts at 0 again, such as that of a topic
-/// that was removed and created again.
+/// A number that only grows. It names everything that distinguishes it from a number that starts at 0 again, such as
+/// that of a topic that was removed and created again.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum Counter {
     /// Samples of a topic, or results of a queue.

@@ -23,7 +23,8 @@ use rustix::{
 
 /// A terminal that shows the live view. It is as before once this is dropped, and before a panic prints its message.
 pub(super) struct Screen {
-    /// Never dropped: it would show the cursor once more, and panic where the terminal is gone and standard error with it.
+    /// Never dropped: it would show the cursor once more, and panic where the terminal is gone and standard error with
+    /// it.
     terminal: ManuallyDrop<Terminal<CrosstermBackend<Stdout>>>,
 }
 
@@ -47,7 +48,8 @@ impl Screen {
         self.terminal.draw(draw).map(drop)
     }
 
-    /// Returns the terminal to the shell and stops this process, as Ctrl-Z does elsewhere, until the shell continues it.
+    /// Returns the terminal to the shell and stops this process, as Ctrl-Z does elsewhere, until the shell continues
+    /// it.
     ///
     /// # Errors
     /// The errors of the terminal.
@@ -73,8 +75,8 @@ pub(super) enum Keyboard {
 
 /// Waits for a key.
 ///
-/// Events may be read only after [`Keyboard::Pressed`]: asked about a terminal that is gone, crossterm reads its end again
-/// and again and never returns.
+/// Events may be read only after [`Keyboard::Pressed`]: asked about a terminal that is gone, crossterm reads its end
+/// again and again and never returns.
 ///
 /// # Errors
 /// The errors of the kernel.

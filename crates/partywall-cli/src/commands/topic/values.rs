@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 /// How many values are printed.
 pub(super) const VALUES: usize = 8;
 
-/// Returns the size in bytes of the printed values of a type: [`VALUES`] elements, or as many bytes for a type that JSON
-/// has no numbers for.
+/// Returns the size in bytes of the printed values of a type: [`VALUES`] elements, or as many bytes for a type that
+/// JSON has no numbers for.
 pub(super) fn head(dtype: DType) -> u64 {
     VALUES as u64 * if is_number(dtype) { dtype.item_bytes().unwrap_or(1) } else { 1 }
 }

@@ -100,8 +100,8 @@ proptest! {
         let mut tasks: BTreeMap<TaskId, Modelled> = BTreeMap::new();
         let mut order: Vec<TaskId> = Vec::new();
         let mut late = BTreeSet::new();
-        // Each with the serial number of its attempt, among all of all tasks; also those that were taken back, whose workers
-        // do not know it.
+        // Each with the serial number of its attempt, among all of all tasks; also those that were taken back, whose
+        // workers do not know it.
         let mut claims: Vec<(Claimed, usize)> = Vec::new();
         let mut serials: BTreeMap<TaskId, usize> = BTreeMap::new();
         let mut attempts = 0;

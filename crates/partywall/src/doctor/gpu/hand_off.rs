@@ -23,7 +23,8 @@ use crate::{
     mps,
 };
 
-/// Hand-offs each way. Each side enqueues three operations for each, and a stream's queue has room for about a thousand.
+/// Hand-offs each way. Each side enqueues three operations for each, and a stream's queue has room for about a
+/// thousand.
 const TURNS: u64 = 64;
 
 /// How long each of the steps may take: time-sliced, all turns take 18 ms (measured on H200).
@@ -113,8 +114,8 @@ impl Side {
         Ok(Self { map, words, stream, kernels, data })
     }
 
-    /// Takes the first turn and every other one, once the other side is ready, unless it has `ended` before. Returns how
-    /// long all turns took.
+    /// Takes the first turn and every other one, once the other side is ready, unless it has `ended` before. Returns
+    /// how long all turns took.
     fn first(&self, ended: &dyn Fn() -> bool) -> Result<Duration, Trouble> {
         self.wait_for_host(Word::Ready, ended)?;
         self.enqueue_wait(Word::Gate, 1)?;

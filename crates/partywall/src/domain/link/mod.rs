@@ -47,8 +47,8 @@ use crate::{
 /// How long a broker may take to answer a call. It answers within microseconds, unless it is stopped.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// After one timeout, later calls use this shorter one, so that dropping a hundred segments does not wait a hundred times
-/// as long. Any answer restores the full time.
+/// After one timeout, later calls use this shorter one, so that dropping a hundred segments does not wait a hundred
+/// times as long. Any answer restores the full time.
 const SHORT_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Maximum number of grants that wait to be given back. Only a broker that grants without requests reaches it.
@@ -215,9 +215,9 @@ impl Link {
         self.leaving.load(Ordering::Relaxed)
     }
 
-    /// Sends a request, and sends it again as often as the connection is lost before the answer comes: the broker may be
-    /// restarted meanwhile. For a repeated number the broker answers with the first result, and does not perform the call
-    /// twice. `before` is called with the number before each request.
+    /// Sends a request, and sends it again as often as the connection is lost before the answer comes: the broker may
+    /// be restarted meanwhile. For a repeated number the broker answers with the first result, and does not perform the
+    /// call twice. `before` is called with the number before each request.
     ///
     /// `again` is the number of an earlier request that is repeated on a renewed connection.
     fn ask(

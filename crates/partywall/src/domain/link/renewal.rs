@@ -1,9 +1,9 @@
 //! Renewal of a lost connection, unless the broker is gone; and the good-bye, which may need one.
 //!
 //! Only three observations prove that the broker is gone: no process listens at its socket, another broker answers
-//! there, or a process of another protocol does. A broker that does not answer may be stopped, and continues with all its
-//! members. A time-out therefore fails calls and proves nothing: a process that ended the waits for its timelines after
-//! one would end those of all other processes too.
+//! there, or a process of another protocol does. A broker that does not answer may be stopped, and continues with all
+//! its members. A time-out therefore fails calls and proves nothing: a process that ended the waits for its timelines
+//! after one would end those of all other processes too.
 
 use std::{
     os::fd::OwnedFd,
@@ -56,8 +56,8 @@ impl Link {
         }
     }
 
-    /// Tries once to connect again as the same member. Returns `Err(None)` if nothing is proved, and another attempt may
-    /// succeed.
+    /// Tries once to connect again as the same member. Returns `Err(None)` if nothing is proved, and another attempt
+    /// may succeed.
     fn try_renew(&self) -> Result<Greeted, Option<NoBroker>> {
         let gone = Some(NoBroker { gone: true });
         let answered = match connect::open(&self.location) {
@@ -108,9 +108,9 @@ impl Link {
         }
     }
 
-    /// Makes a call whose outcome no thread needs: now, or behind the first answer on a renewed connection. For jobs of the
-    /// worker that renews the connection. An ordinary call would wait for the renewal, which is a later job, and this must
-    /// not wait for a request that is repeated either. A call beyond `most` pending ones is dropped.
+    /// Makes a call whose outcome no thread needs: now, or behind the first answer on a renewed connection. For jobs of
+    /// the worker that renews the connection. An ordinary call would wait for the renewal, which is a later job, and
+    /// this must not wait for a request that is repeated either. A call beyond `most` pending ones is dropped.
     pub(in super::super) fn call_later(&self, call: Call, most: usize) {
         if let Call::Release { lease } = call {
             self.stale.forget(lease);
@@ -138,8 +138,8 @@ impl Link {
         }
     }
 
-    /// Uses the renewed connection. The broker has forgotten all waits. Returns false if a thread does not release the old
-    /// connection.
+    /// Uses the renewed connection. The broker has forgotten all waits. Returns false if a thread does not release the
+    /// old connection.
     pub(in super::super) fn renewed(&self, call: OwnedFd) -> bool {
         let Ok(mut turn) = self.turn(true) else { return false };
         let calls = turn.calls();

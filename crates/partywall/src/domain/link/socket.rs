@@ -59,8 +59,8 @@ impl CallSocket {
         }
     }
 
-    /// Continues with the socket of a renewed connection. Request numbers continue, and owed grants stay. The answers that
-    /// were late do not come any more: what they would have granted is owed, too.
+    /// Continues with the socket of a renewed connection. Request numbers continue, and owed grants stay. The answers
+    /// that were late do not come any more: what they would have granted is owed, too.
     pub(super) fn renew(&mut self, socket: OwnedFd) {
         let mut owed = std::mem::take(&mut self.owed);
         owed.extend(self.unanswered.drain(..).map(|request| Call::GiveUp { request }));

@@ -13,8 +13,8 @@ use partywall_wire::{Notice, Staleness};
 
 use crate::error::{DeviceFault, Error, Gone, Result, ago};
 
-/// The stale leases of a connection. The broker reports them on the events socket, perhaps before the caller that opened
-/// the version has read its answer; so they are kept by number.
+/// The stale leases of a connection. The broker reports them on the events socket, perhaps before the caller that
+/// opened the version has read its answer; so they are kept by number.
 #[derive(Debug, Default)]
 pub(super) struct StaleLeases {
     /// Whether there may be any. Views read nothing but this as long as there are none.

@@ -1,8 +1,8 @@
 //! The control memory of timelines in one connection: the mapped slabs, and their registration with GPUs.
 //!
-//! A process maps the slabs of its own user's timelines, and the slab of each shared timeline that it opens. A slab that
-//! streams can use stays mapped until the connection ends, because they may wait for its words. Any other is unmapped, some
-//! time after its last word was dropped.
+//! A process maps the slabs of its own user's timelines, and the slab of each shared timeline that it opens. A slab
+//! that streams can use stays mapped until the connection ends, because they may wait for its words. Any other is
+//! unmapped, some time after its last word was dropped.
 //!
 //! A slab is registered with CUDA before any stream of the connection can wait for a word in it: with the first call
 //! that takes a stream, or when a later slab is mapped. Behind a wait, a call that makes the driver synchronise would

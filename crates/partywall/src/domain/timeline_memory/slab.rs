@@ -53,7 +53,8 @@ impl MappedSlab {
         self.registration.get().is_some()
     }
 
-    /// Returns whether nothing but the list of slabs has it, and no stream can use its words. The list is locked for writing.
+    /// Returns whether nothing but the list of slabs has it, and no stream can use its words. The list is locked for
+    /// writing.
     pub(super) fn is_unused(self: &Arc<Self>) -> bool {
         !self.is_registered() && Arc::strong_count(self) == 1 && Arc::strong_count(self.slab.memory()) == 1
     }

@@ -1,7 +1,7 @@
 //! The time until others get the resources of a killed process, which held one resource of each kind.
 //!
-//! The time is counted from two moments: from the kill, and from the end of the process (when its pidfd is readable). The
-//! broker counts a process as dead one settle time after its end; these numbers include the settle time.
+//! The time is counted from two moments: from the kill, and from the end of the process (when its pidfd is readable).
+//! The broker counts a process as dead one settle time after its end; these numbers include the settle time.
 
 use std::{
     path::Path,

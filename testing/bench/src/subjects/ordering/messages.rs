@@ -58,10 +58,10 @@ fn sleep<const SUBSCRIBERS: usize>(side: &Side, count: usize) -> Result<Vec<f64>
     wake(side, count, || Ok(()), |at| ends.send(at), |at| ends.receive(at))
 }
 
-/// Returns the nanoseconds of one hand-off, half of a round trip. The first side enqueues a kernel and sends a message; the
-/// second side enqueues a kernel for each subscriber after it, and answers in the same way; then the host waits for the
-/// last kernel. `done` releases the received samples: on the first side after the measurement, on the second after the
-/// answer.
+/// Returns the nanoseconds of one hand-off, half of a round trip. The first side enqueues a kernel and sends a message;
+/// the second side enqueues a kernel for each subscriber after it, and answers in the same way; then the host waits for
+/// the last kernel. `done` releases the received samples: on the first side after the measurement, on the second after
+/// the answer.
 fn round_trips<T>(
     side: &Side,
     count: usize,

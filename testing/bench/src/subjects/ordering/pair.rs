@@ -1,8 +1,8 @@
 //! Two processes that hand over to each other in turns, by timelines or by the words of a board.
 //!
-//! Each process is the writer of one timeline and waits for the other's. A *way* is a function that both processes run at
-//! the same time, a given number of times; it returns the samples of the first process. Both count steps together, so that
-//! a number means the same step on both sides, in every way.
+//! Each process is the writer of one timeline and waits for the other's. A *way* is a function that both processes run
+//! at the same time, a given number of times; it returns the samples of the first process. Both count steps together,
+//! so that a number means the same step on both sides, in every way.
 
 use std::{
     cell::{Cell, RefCell},

@@ -233,7 +233,8 @@ pub(super) const WAYS: &[Way] = &[
     ("wait-on-timeline", |side, count| wait_calls(side, count, By::Timeline)),
 ];
 
-/// Performs each operation of the ways once, so that the driver and the library have created what they create on first use.
+/// Performs each operation of the ways once, so that the driver and the library have created what they create on first
+/// use.
 pub(super) fn warm_up(side: &Side) -> Result<(), Failure> {
     let device = side.device()?;
     device.launch(Kernel::Short)?;
@@ -247,8 +248,8 @@ pub(super) fn warm_up(side: &Side) -> Result<(), Failure> {
     Ok(device.stream.synchronize()?)
 }
 
-/// Returns the nanoseconds of one hand-off by the GPU's clock: kernels of both sides in turn, all enqueued before the first
-/// one may begin.
+/// Returns the nanoseconds of one hand-off by the GPU's clock: kernels of both sides in turn, all enqueued before the
+/// first one may begin.
 fn ahead(side: &Side, count: usize, by: By) -> Result<Vec<f64>, Failure> {
     let device = side.device()?;
     let mut samples = Vec::with_capacity(count);
@@ -282,8 +283,8 @@ fn ahead(side: &Side, count: usize, by: By) -> Result<Vec<f64>, Failure> {
     Ok(samples)
 }
 
-/// Returns the nanoseconds of one hand-off, half of a round trip. The first side enqueues a kernel and announces it; the
-/// second side enqueues a kernel after it, and answers in the same way; then the host waits for the last kernel.
+/// Returns the nanoseconds of one hand-off, half of a round trip. The first side enqueues a kernel and announces it;
+/// the second side enqueues a kernel after it, and answers in the same way; then the host waits for the last kernel.
 fn messages(side: &Side, count: usize, by: By) -> Result<Vec<f64>, Failure> {
     let device = side.device()?;
     let mut samples = Vec::with_capacity(count);
@@ -307,8 +308,8 @@ fn messages(side: &Side, count: usize, by: By) -> Result<Vec<f64>, Failure> {
     Ok(samples)
 }
 
-/// Returns the nanoseconds from before the first side launches a kernel until the host of the second side knows that the
-/// kernel is done.
+/// Returns the nanoseconds from before the first side launches a kernel until the host of the second side knows that
+/// the kernel is done.
 fn completed(side: &Side, count: usize, kernel: Kernel, notice: Notice) -> Result<Vec<f64>, Failure> {
     let device = side.device()?;
     let futex = side.board.futex(WAKE[0]);

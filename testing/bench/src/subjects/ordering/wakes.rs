@@ -147,8 +147,8 @@ pub(super) fn exchange(
     Ok(samples)
 }
 
-/// Returns the nanoseconds from the first side's signal until the second side, which sleeps, runs again. They include the
-/// second side's reading of the clock, but not what both sides do `before` a signal.
+/// Returns the nanoseconds from the first side's signal until the second side, which sleeps, runs again. They include
+/// the second side's reading of the clock, but not what both sides do `before` a signal.
 pub(super) fn wake(
     side: &Side,
     count: usize,

@@ -1,5 +1,6 @@
-//! Attaching pinned memory that another process has committed, against the driver's own calls on the same file descriptors
-//! (import, reserve, map, set access), and against a memfd that the process maps and registers (`cuMemHostRegister`).
+//! Attaching pinned memory that another process has committed, against the driver's own calls on the same file
+//! descriptors (import, reserve, map, set access), and against a memfd that the process maps and registers
+//! (`cuMemHostRegister`).
 
 use std::{
     os::fd::{AsFd, OwnedFd},
@@ -29,7 +30,8 @@ const REGISTERED: &str = "map a memfd and register it";
 /// Sizes in units of the setting, and how many samples are taken of each: the largest takes seconds a sample.
 const SIZES: [(u64, usize); 3] = [(1, 20), (8, 5), (32, 3)];
 
-/// The users of the memory, and the largest part of the rival's time that an open may take. The rival always serves both.
+/// The users of the memory, and the largest part of the rival's time that an open may take. The rival always serves
+/// both.
 const USERS: [(&str, Access, Option<f64>); 3] = [
     ("the GPU", Access::Gpu, Some(0.2)),
     ("the CPU", Access::Cpu, None),

@@ -1,5 +1,5 @@
-//! Copies of a model between pinned memory and a GPU, against the same copies by the driver alone, and against one copy from
-//! page-locked memory, which shows what the bus can do.
+//! Copies of a model between pinned memory and a GPU, against the same copies by the driver alone, and against one copy
+//! from page-locked memory, which shows what the bus can do.
 
 use partywall::{
     Build, Place, Segment,

@@ -1,5 +1,5 @@
-//! Which memory is the fastest for whom: kernels and the CPU read pinned memory, a memfd, and memory of the GPU, in place and
-//! by a copy.
+//! Which memory is the fastest for whom: kernels and the CPU read pinned memory, a memfd, and memory of the GPU, in
+//! place and by a copy.
 
 use std::{cell::Cell, hint::black_box, time::Instant};
 

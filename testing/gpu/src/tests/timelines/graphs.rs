@@ -130,7 +130,8 @@ impl FirstBad {
     }
 }
 
-/// Replays a graph on request: it waits, checks that the data is as the other process writes it, doubles it, and signals.
+/// Replays a graph on request: it waits, checks that the data is as the other process writes it, doubles it, and
+/// signals.
 pub(crate) fn play() {
     let domain = Domain::options().start(false).connect().unwrap();
     let gpu = gpu(&domain);
