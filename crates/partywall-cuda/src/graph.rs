@@ -235,7 +235,10 @@ impl<'a> GraphRef<'a> {
         let mut count = 0;
         ask(std::ptr::null_mut(), &mut count)?;
         let mut found = vec![0; count];
-        ask(found.as_mut_ptr(), &mut count)?;
+        // The driver refuses to fill no room.
+        if count > 0 {
+            ask(found.as_mut_ptr(), &mut count)?;
+        }
         Ok(found)
     }
 }

@@ -227,6 +227,9 @@ entry_points! {
         }
         // SAFETY: not null; the caller passes a pointer to the length of its array.
         let room = unsafe { count.read() };
+        if room == 0 {
+            return Err(Code::INVALID_VALUE);
+        }
         for index in 0..room {
             // SAFETY: the caller passes an array of this length.
             unsafe { found.add(index).write(all.get(index).copied().unwrap_or_default()) };

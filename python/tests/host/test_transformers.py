@@ -73,6 +73,27 @@ def test_load_module_takes_a_model_on_meta(domain, kind):
     ).tolist()
 
 
+def test_models_may_be_imported_before(domain, child, tmp_path):
+    """As by a parent of warm spares, which preloads the class."""
+    model = made("llama")
+    model.config.save_pretrained(tmp_path)
+    with shared.share_module(model, "llm", domain=domain):
+        loads = child(
+            """
+            import transformers.models.llama.modeling_llama as llama
+            from partywall.integrations.transformers import from_name
+            from transformers import LlamaConfig
+            config = LlamaConfig.from_pretrained(sys.argv[2])
+            with pw.connect(socket=sys.argv[1]) as d:
+                model = from_name(llama.LlamaForCausalLM, config, "llm", domain=d)
+                say(type(model).__name__)
+            """,
+            domain.socket,
+            str(tmp_path),
+        )
+        assert loads.says() == "LlamaForCausalLM"
+
+
 def test_auto_classes_choose_the_class(domain):
     shared.share_module(made("llama"), "llm", domain=domain)
     _, config = MODELS["llama"]()

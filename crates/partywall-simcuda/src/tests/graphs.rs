@@ -139,6 +139,8 @@ fn nodes_name_what_they_depend_on() {
     let (count, fill) = dependencies(node, 2);
     assert_eq!((count, fill[1]), (1, 0));
     assert_eq!(dependencies(fill[0], 1), (0, vec![0]));
+    let without_room = answer!(cuGraphNodeGetDependencies_v2(fill[0], &mut 0, ptr::null_mut(), &mut 0));
+    assert_eq!(without_room, Code::INVALID_VALUE);
     let mut last = 0;
     must!(cuGraphAddBatchMemOpNode(
         &mut last,

@@ -12,8 +12,10 @@ from typing import Any, Literal
 
 import torch
 import transformers
-import transformers.initialization
 import transformers.modeling_utils
+
+# The package may lack this attribute of itself, if a model was imported before.
+from transformers import initialization
 
 from partywall._domain import Domain
 from partywall._native import Tensor
@@ -99,7 +101,7 @@ def _described(cls: Any, config: Any, persistent: Iterable[Tensor], options: Map
     dtype = _dtype(config, persistent, options)
     own = {key: options[key] for key in inspect.signature(cls.__init__).parameters if key in options}
     # Older models read numbers that they compute while they are built, which tensors on *meta* lack.
-    computed = getattr(transformers.initialization, "meta_device_safe_creation_ops", contextlib.nullcontext)
+    computed = getattr(initialization, "meta_device_safe_creation_ops", contextlib.nullcontext)
     with _replacing, torch.device("meta"), computed():
         model = cls._from_config(copy.deepcopy(config), dtype=dtype, **own)
     # Loading keeps some tensors of models in half precision in another dtype.

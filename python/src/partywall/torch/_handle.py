@@ -91,8 +91,8 @@ class ModuleHandle:
         `stream`, by default torch's current one, and so are the parameters of a model that was loaded with `private`.
 
         The parameters get other addresses. Work that was enqueued before goes on with the former memory, which is
-        released once the work and all tensors that show it have ended. Parameters whose memory others show are refused
-        (`TensorInUse`).
+        released once the work and all tensors that show it have ended. Parameters whose memory other tensors show are
+        refused (`TensorInUse`).
 
         With `stable_address` the new version is mapped at the same addresses, so that captured CUDA graphs, compiled
         code and views of parameters show it. That waits first for all work of this process on the GPU; or, with

@@ -153,6 +153,9 @@ pub(super) fn a_graph_says_what_its_nodes_depend_on(check: &Check) -> Result<(),
         let mut count = 0;
         cuda.graph_node_get_dependencies(node, std::ptr::null_mut(), 0, &mut count).ok()?;
         let mut found = vec![0; count];
+        if count == 0 {
+            return Ok(found);
+        }
         cuda.graph_node_get_dependencies(node, found.as_mut_ptr(), 0, &mut count).ok()?;
         check.same("the number of nodes again", count, found.len());
         Ok(found)
@@ -160,6 +163,8 @@ pub(super) fn a_graph_says_what_its_nodes_depend_on(check: &Check) -> Result<(),
     let fill = dependencies(captured.node)?;
     check.same("nodes before the wait", fill.len(), 1);
     check.same("nodes before the fill", dependencies(fill[0])?, Vec::new());
+    let without_room = cuda.graph_node_get_dependencies(fill[0], &mut 0, 0, &mut 0);
+    check.answers("nodes before the fill, without room for them", without_room, INVALID);
     // Beside the wait, and behind both.
     let operation = write(word, 1);
     let parameters = MemoryNode { context: captured.context, count: 1, operations: &operation, flags: 0 };
