@@ -84,7 +84,9 @@ def work(domain: pw.Domain, number: int) -> None:
                 while latest.value <= policy.version and latest.ending is None:
                     requests += 1
                     mixed += answer(policy) != {policy.version}
-        print(f"worker {number}: {requests} requests, {versions} versions; {mixed} requests saw two versions")
+        said = f"worker {number}: {requests} requests, {versions} versions; {mixed} requests saw two versions\n"
+        # In one write, so that the lines of several workers stay apart.
+        print(said, end="", flush=True)
 
 
 def answer(policy: Mapping[str, pw.Tensor]) -> set[int]:
