@@ -5,7 +5,10 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
+use serde::{
+    Deserialize, Serialize,
+    de::{IntoDeserializer, value},
+};
 
 use crate::{Error, Failure};
 
@@ -130,19 +133,9 @@ impl FromStr for Unit {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
-        [
-            Self::Nanoseconds,
-            Self::Microseconds,
-            Self::Milliseconds,
-            Self::Seconds,
-            Self::GigabytesPerSecond,
-            Self::PerSecond,
-            Self::Bytes,
-            Self::Count,
-        ]
-        .into_iter()
-        .find(|unit| unit.symbol() == text || (text == "µs" && *unit == Self::Microseconds))
-        .ok_or_else(|| Error::UnitSyntax(text.to_owned()))
+        let symbol = if text == "µs" { "us" } else { text };
+        let unit: Result<_, value::Error> = Self::deserialize(symbol.into_deserializer());
+        unit.map_err(|_| Error::UnitSyntax(text.to_owned()))
     }
 }
 

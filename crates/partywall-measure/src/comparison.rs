@@ -89,19 +89,11 @@ impl<'a> Comparison<'a> {
         self.in_turns(plan.samples, plan.block, true)?;
 
         let measured = self.measured.summarise()?;
-        let floor = match self.floor {
-            Some(floor) => Some(floor.summarise()?),
-            None => None,
-        };
+        let floor = self.floor.map(Participant::summarise).transpose()?;
         let rivals = self.rivals.into_iter().map(Participant::summarise).collect::<Result<Vec<_>, _>>()?;
-        let ratio = match &floor {
-            Some(floor) => Some(ratio(&measured, floor)?),
-            None => None,
-        };
-        let verdict = match &self.goal {
-            Some(goal) => Some(judge(goal, &measured, floor.as_ref(), &rivals)?),
-            None => None,
-        };
+        let ratio = floor.as_ref().map(|floor| ratio(&measured, floor)).transpose()?;
+        let judge = |goal: &Goal| judge(goal, &measured, floor.as_ref(), &rivals);
+        let verdict = self.goal.as_ref().map(judge).transpose()?;
         Ok(ComparisonResult { plan, measured, floor, rivals, ratio, verdict })
     }
 

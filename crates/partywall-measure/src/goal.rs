@@ -23,7 +23,7 @@ pub struct Goal {
 
 /// The side of the limit on which a median must be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Bound {
+enum Bound {
     /// Smaller is better, as with times.
     AtMost,
     /// Larger is better, as with rates.
@@ -66,11 +66,6 @@ impl Goal {
                 Bound::AtLeast => p50 >= limit,
             },
         })
-    }
-
-    /// Returns the side of the limit on which the median must be.
-    pub fn bound(&self) -> Bound {
-        self.bound
     }
 }
 

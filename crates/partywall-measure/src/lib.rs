@@ -72,7 +72,7 @@ pub use chart::{Chart, Line, Point, Rows, bytes};
 pub use compare::{Change, Differences};
 pub use comparison::{Comparison, ComparisonResult, Measurement};
 pub use error::{Error, Failure};
-pub use goal::{Bound, Goal, Verdict};
+pub use goal::{Goal, Verdict};
 pub use machine::{Machine, commit, iso_date, kernel_release, today};
 pub use page::capital;
 pub use percentiles::Percentiles;
