@@ -112,6 +112,11 @@ pub(crate) fn failed(what: impl Into<String>) -> impl FnOnce(vk::Result) -> Erro
     move |code| Error::Vulkan { what: what.into(), code }
 }
 
+/// Returns the error for a device that lacks what an operation needs.
+pub(crate) fn unsupported(device: &str, missing: &'static str, what: &'static str) -> Error {
+    Error::Unsupported { device: device.to_owned(), missing, what }
+}
+
 fn list(devices: &[String]) -> String {
     if devices.is_empty() { "none at all".to_owned() } else { devices.join(", ") }
 }

@@ -85,8 +85,7 @@ impl Rasteriser {
     /// [`Error::Unsupported`].
     pub fn require(gpu: &Gpu) -> Result<()> {
         let missing = "64-bit integers and their atomic operations in shaders";
-        let unsupported = || Error::Unsupported { device: gpu.name().to_owned(), missing, what: "the rasteriser" };
-        if gpu.has_wide_shaders() { Ok(()) } else { Err(unsupported()) }
+        if gpu.has_wide_shaders() { Ok(()) } else { Err(gpu.unsupported(missing, "the rasteriser")) }
     }
 
     /// Draws one tile, and waits until it is drawn.
@@ -112,8 +111,7 @@ impl Rasteriser {
         let scratch = [&self.corners, &self.fragments].map(|scratch| (scratch.buffer, scratch.bytes));
         let buffers = [&buffers[..], &scratch[..], &[(pixels.handle(), pixels.bytes())]].concat();
         if buffers.iter().any(|(_, bytes)| *bytes > self.longest) {
-            let device = self.gpu.name().to_owned();
-            return Err(Error::Unsupported { device, missing: "storage buffers as large as this", what: "the scene" });
+            return Err(self.gpu.unsupported("storage buffers as large as this", "the scene"));
         }
         let counts = [vertex_count as u32, triangles as u32];
         let words = drawing.camera.iter().map(|word| word.cast_unsigned()).chain(drawing.size).chain(tile);
@@ -189,12 +187,7 @@ const CONSTANT_BYTES: u32 = 92;
 
 impl Shader {
     fn new(gpu: &Arc<Gpu>) -> Result<Self> {
-        let missing = || Error::Unsupported {
-            device: gpu.name().to_owned(),
-            missing: "queue of its own",
-            what: "the rasteriser",
-        };
-        let family = gpu.queue_family().ok_or_else(missing)?;
+        let family = gpu.queue_family().ok_or_else(|| gpu.unsupported("queue of its own", "the rasteriser"))?;
         let mut shader = Self {
             gpu: gpu.clone(),
             family,

@@ -10,7 +10,7 @@ use ash::{ext, khr, vk};
 use partywall::DeviceUuid;
 use partywall_os::{lock::IgnorePoison, process::fork_generation};
 
-use crate::error::{Error, Result, failed};
+use crate::error::{Error, Result, failed, unsupported};
 
 /// A Vulkan device, and the functions that import memory. Every object made from it keeps it alive.
 pub struct Gpu {
@@ -24,7 +24,7 @@ pub struct Gpu {
     /// True if the device was created with `VK_KHR_external_memory_fd`.
     has_memory_fd: bool,
     /// The most by which a timeline semaphore may be behind a value that is waited for or signalled.
-    max_difference: u64,
+    pub(crate) max_difference: u64,
     /// Semaphores of timelines that were dropped. Work may still refer to them, and only the end of the device proves
     /// that none does.
     retired: Mutex<Vec<vk::Semaphore>>,
@@ -73,9 +73,8 @@ fn load(library: &str) -> Result<ash::Entry> {
 
 /// Returns whether a device takes memory by its descriptor, as a result.
 fn require_memory_fd(has_memory_fd: bool, device: &str) -> Result<()> {
-    let missing = "VK_KHR_external_memory_fd";
     let what = "an import of GPU memory";
-    if has_memory_fd { Ok(()) } else { Err(Error::Unsupported { device: device.to_owned(), missing, what }) }
+    if has_memory_fd { Ok(()) } else { Err(unsupported(device, "VK_KHR_external_memory_fd", what)) }
 }
 
 impl Gpu {
@@ -117,7 +116,7 @@ impl Gpu {
             return Err(Error::NoDevice { wanted, there: there.collect() });
         };
         if !described.has_timelines {
-            return Err(described.unsupported("timeline semaphores (Vulkan 1.2)", "this crate"));
+            return Err(unsupported(&described.name, "timeline semaphores (Vulkan 1.2)", "this crate"));
         }
         // SAFETY: the device belongs to the instance, which is alive.
         let families = unsafe { instance.get_physical_device_queue_family_properties(*physical) };
@@ -126,7 +125,8 @@ impl Gpu {
             computes.then(|| family.queue_flags.contains(vk::QueueFlags::GRAPHICS))
         };
         let best = (0_u32..).zip(&families).filter_map(|(index, family)| Some((rank(family)?, index))).max();
-        let (_, queue_family) = best.ok_or_else(|| described.unsupported("queue for compute", "this crate"))?;
+        let needs = || unsupported(&described.name, "queue for compute", "this crate");
+        let (_, queue_family) = best.ok_or_else(needs)?;
         let queues = [vk::DeviceQueueCreateInfo::default().queue_family_index(queue_family).queue_priorities(&[1.0])];
         let extensions: Vec<_> =
             [host, khr::external_memory_fd::NAME].into_iter().filter(|name| described.has(name)).collect();
@@ -232,9 +232,13 @@ impl Gpu {
     }
 
     pub(crate) fn host_import(&self) -> Result<&HostImport> {
-        let missing = "VK_EXT_external_memory_host";
-        let what = "an import of host memory";
-        self.host_import.as_ref().ok_or_else(|| Error::Unsupported { device: self.name.clone(), missing, what })
+        let needs = || self.unsupported("VK_EXT_external_memory_host", "an import of host memory");
+        self.host_import.as_ref().ok_or_else(needs)
+    }
+
+    /// Returns the error for an operation that needs what this device lacks.
+    pub(crate) fn unsupported(&self, missing: &'static str, what: &'static str) -> Error {
+        unsupported(&self.name, missing, what)
     }
 
     pub(crate) fn require_memory_fd(&self) -> Result<()> {
@@ -250,10 +254,6 @@ impl Gpu {
             let is_local = flags.contains(vk::MemoryPropertyFlags::DEVICE_LOCAL);
             (is_local, !flags.contains(vk::MemoryPropertyFlags::HOST_VISIBLE), u32::MAX - index)
         })
-    }
-
-    pub(crate) fn max_difference(&self) -> u64 {
-        self.max_difference
     }
 
     /// Returns whether this is still the process that made the device, and not a forked child.
@@ -350,10 +350,6 @@ impl Described {
 
     fn has(&self, name: &CStr) -> bool {
         self.extensions.iter().any(|extension| extension.extension_name_as_c_str() == Ok(name))
-    }
-
-    fn unsupported(&self, missing: &'static str, what: &'static str) -> Error {
-        Error::Unsupported { device: self.name.clone(), missing, what }
     }
 }
 

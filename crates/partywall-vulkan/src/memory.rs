@@ -90,11 +90,8 @@ impl Gpu {
             return Err(Error::WrongGpu { name, owner, device: self.name().to_owned(), uuid: self.uuid() });
         }
         if let Place::Pinned(_) = descriptors.place() {
-            return Err(Error::Unsupported {
-                device: self.name().to_owned(),
-                missing: "import of the CUDA driver's pinned host memory",
-                what: "memory of kind pinned",
-            });
+            let missing = "import of the CUDA driver's pinned host memory";
+            return Err(self.unsupported(missing, "memory of kind pinned"));
         }
         let is_host = descriptors.place() == Place::Host;
         // Dropped with the chunks that it has, if a later one fails.
@@ -139,8 +136,7 @@ impl Gpu {
         let size = bytes.next_multiple_of(host.alignment);
         // Mappings are whole pages: what is beyond the file's end in the last page reads as zero.
         if host.alignment > rustix::param::page_size() as u64 || !(address as u64).is_multiple_of(host.alignment) {
-            let why = "import of host memory by single pages";
-            return Err(Error::Unsupported { device: self.name().to_owned(), missing: why, what: "a segment" });
+            return Err(self.unsupported("import of host memory by single pages", "a segment"));
         }
         let kind = vk::ExternalMemoryHandleTypeFlags::HOST_ALLOCATION_EXT;
         let mut properties = vk::MemoryHostPointerPropertiesEXT::default();
@@ -165,11 +161,8 @@ impl Gpu {
             self.device().destroy_buffer(probe, None);
             requirements
         };
-        self.memory_type(requirements.memory_type_bits & bits).ok_or_else(|| Error::Unsupported {
-            device: self.name().to_owned(),
-            missing: "memory type for buffers in imported memory",
-            what: "an import",
-        })
+        let needs = || self.unsupported("memory type for buffers in imported memory", "an import");
+        self.memory_type(requirements.memory_type_bits & bits).ok_or_else(needs)
     }
 
     fn allocate(
@@ -298,9 +291,8 @@ impl ImportedMemory {
         let at = at.ok_or_else(|| self.not_possible(format!("it has {chunks} chunks, and no chunk {chunk}")))?;
         let has = self.descriptors.chunks()[chunk].bytes();
         if range.is_empty() || range.end > has {
-            return Err(
-                self.not_possible(format!("bytes {range:?} are none, or not all within chunk {chunk} of {has}"))
-            );
+            let why = format!("bytes {range:?} are none, or not all within chunk {chunk} of {has}");
+            return Err(self.not_possible(why));
         }
         let bytes = range.end - range.start;
         let handle = self.gpu.create_buffer(self.handle_type(), bytes, usage)?;
@@ -312,14 +304,12 @@ impl ImportedMemory {
             return Err(self.not_possible(format!("byte {} is not a multiple of {}", range.start, needs.alignment)));
         }
         if needs.size > at.bytes - range.start {
-            return Err(
-                self.not_possible(format!("Vulkan needs {} bytes for {bytes} at the end of the chunk", needs.size))
-            );
+            let why = format!("Vulkan needs {} bytes for {bytes} at the end of the chunk", needs.size);
+            return Err(self.not_possible(why));
         }
         if needs.memory_type_bits & (1 << at.memory_type) == 0 {
-            return Err(
-                self.not_possible(format!("imported memory does not serve for this usage on {}", self.gpu.name()))
-            );
+            let why = format!("imported memory does not serve for this usage on {}", self.gpu.name());
+            return Err(self.not_possible(why));
         }
         let failed = failed("binding a buffer to imported memory");
         // SAFETY: both handles are alive, the buffer is bound once, and offset, size and memory type are as it needs.

@@ -139,7 +139,7 @@ impl FollowedTimeline {
                 // The timeline had reached it before it ended. No thread signals the semaphore any more.
                 return Ok((semaphore.handle, wanted.signalled));
             }
-            let most = wanted.signalled.saturating_add(semaphore.gpu.max_difference()).min(MAX_VALUE);
+            let most = wanted.signalled.saturating_add(semaphore.gpu.max_difference).min(MAX_VALUE);
             if v > most {
                 let why = format!("the semaphore is at {}, and can wait for at most {most}", wanted.signalled);
                 return Err(Error::Value { name: timeline.name().to_owned(), value: v, why });
@@ -186,7 +186,7 @@ impl Followed {
             match waited {
                 Ok(()) => {
                     // A value that is far ahead is signalled in steps that the device takes.
-                    let most = wanted.signalled.saturating_add(self.semaphore.gpu.max_difference());
+                    let most = wanted.signalled.saturating_add(self.semaphore.gpu.max_difference);
                     wanted.signalled = self.timeline.value().clamp(next, most.max(next));
                     self.semaphore.signal(wanted.signalled);
                 }
@@ -231,7 +231,7 @@ impl SignalledTimeline {
     pub fn signal(&self, v: u64) -> Result<(vk::Semaphore, u64)> {
         let Signalled { name, semaphore, changed, .. } = &*self.shared;
         let mut promised = self.shared.lock();
-        let most = promised.signalled.saturating_add(semaphore.gpu.max_difference()).min(MAX_VALUE);
+        let most = promised.signalled.saturating_add(semaphore.gpu.max_difference).min(MAX_VALUE);
         if promised.stop {
             let why = "the device is lost, or the timeline was ended by others".to_owned();
             return Err(Error::Value { name: name.clone(), value: v, why });
