@@ -116,19 +116,19 @@ impl Plan {
         });
         match job.error.into_inner().ignore_poison() {
             Some(error) => Err(error),
-            None => self.sources().iter().try_for_each(Source::check),
+            None => self.sources.iter().try_for_each(Source::check),
         }
     }
 
     /// Returns the bytes of all files, divided into items that one thread reads.
     fn items(&self) -> Vec<Item> {
         let mut items = Vec::new();
-        for (source, of) in self.sources().iter().enumerate() {
+        for (source, of) in self.sources.iter().enumerate() {
             let Some(last) = of.tensors.clone().next_back() else {
                 continue;
             };
-            let mut start = self.starts()[of.tensors.start];
-            let end = self.starts()[last] + self.tensors()[last].bytes;
+            let mut start = self.starts[of.tensors.start];
+            let end = self.starts[last] + self.tensors()[last].bytes;
             while start < end {
                 let len = ITEM_BYTES.min(end - start);
                 items.push(Item { source, start, len });
@@ -170,7 +170,7 @@ impl<S: Sink> Job<'_, S> {
     }
 
     fn try_work(&self) -> Result<(), FileError> {
-        let sources = self.plan.sources();
+        let sources = &self.plan.sources;
         let failed = |item: &Item, source| FileProblem::Sink(source).of(&sources[item.source].path);
         let Some(mut item) = self.take() else {
             return Ok(());
@@ -202,7 +202,7 @@ impl<S: Sink> Job<'_, S> {
     }
 
     fn copy(&self, item: &Item, file: &File, lane: &mut S::Lane<'_>, pieces: &mut Vec<Piece>) -> Result<(), FileError> {
-        let path = &self.plan.sources()[item.source].path;
+        let path = &self.plan.sources[item.source].path;
         let failed = |source| FileProblem::Sink(source).of(path);
         // The threads jump from item to item, which looks random to the kernel.
         let _ = fadvise(file, item.start, NonZeroU64::new(item.len), Advice::WillNeed);
@@ -229,8 +229,8 @@ impl<S: Sink> Job<'_, S> {
     /// Finds the tensors that the `len` bytes at `at` of a file belong to.
     fn pieces(&self, source: usize, at: u64, len: usize, pieces: &mut Vec<Piece>) {
         pieces.clear();
-        let range = self.plan.sources()[source].tensors.clone();
-        let starts = self.plan.starts();
+        let range = self.plan.sources[source].tensors.clone();
+        let starts = &self.plan.starts;
         let tensors = self.plan.tensors();
         let end = |tensor: usize| starts[tensor] + tensors[tensor].bytes;
         // The first tensor that ends after `at`; without gaps it also begins before.

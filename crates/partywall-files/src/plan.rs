@@ -27,10 +27,10 @@ use crate::{
 /// Keeps no file open, except the bytes that [`Plan::from_reader`] has read. [`Plan::copy_to`] detects files that have
 /// changed since.
 pub struct Plan {
-    sources: Vec<Source>,
+    pub(crate) sources: Vec<Source>,
     tensors: Vec<TensorInfo>,
     /// The offset of each tensor in its file. Starts and ends ascend within a file.
-    starts: Vec<u64>,
+    pub(crate) starts: Vec<u64>,
     metadata: Vec<(String, String)>,
 }
 
@@ -178,17 +178,8 @@ impl Plan {
         Ok(bytes)
     }
 
-    pub(crate) fn sources(&self) -> &[Source] {
-        &self.sources
-    }
-
-    /// Returns the offset of each tensor in its file.
-    pub(crate) fn starts(&self) -> &[u64] {
-        &self.starts
-    }
-
     /// Returns the path for an error that is about no particular file.
-    pub(crate) fn first_path(&self) -> &Path {
+    fn first_path(&self) -> &Path {
         self.sources.first().map_or(Path::new(""), |source| &source.path)
     }
 
@@ -241,9 +232,8 @@ impl Plan {
                     Entry::Vacant(entry) => drop(entry.insert(&source.path)),
                     Entry::Occupied(entry) => {
                         let first = (*entry.get()).clone();
-                        return Err(
-                            FileProblem::DuplicateTensor { tensor: tensor.name.clone(), first }.of(&source.path)
-                        );
+                        let twice = FileProblem::DuplicateTensor { tensor: tensor.name.clone(), first };
+                        return Err(twice.of(&source.path));
                     }
                 }
             }
