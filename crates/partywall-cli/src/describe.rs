@@ -99,6 +99,14 @@ pub(crate) fn gone(name: &NameInfo) -> &'static str {
     if name.lost { "lost" } else { "removed" }
 }
 
+/// Returns the older versions of a name that are still held: `2 (14 GiB)`, or nothing.
+pub(crate) fn older(name: &NameInfo) -> String {
+    match name.older {
+        0 => String::new(),
+        n => format!("{n} ({})", bytes(name.older_bytes)),
+    }
+}
+
 /// Returns a withdrawal with a deadline: `its readers have 9 s to drop it, then they are evicted`.
 pub(crate) fn notice(notice: &Notice) -> String {
     let left = text::until(notice.until);
@@ -219,18 +227,8 @@ pub(crate) fn limit(limit: Limit) -> &'static str {
 }
 
 /// Returns a member's state in a word or two.
-pub(crate) fn state(state: MemberState) -> &'static str {
-    match state {
-        MemberState::Alive => "alive",
-        MemberState::Hung => "hung",
-        MemberState::LostContext => "lost context",
-        MemberState::Suspect => "suspect",
-        MemberState::Evicted => "evicted",
-        MemberState::HeldByChild => "held by child",
-        MemberState::Unproven => "unproven",
-        MemberState::Dead => "dead",
-        _ => "unknown",
-    }
+pub(crate) fn state(state: MemberState) -> String {
+    state.name().replace('_', " ")
 }
 
 /// Returns the meaning of a state other than alive.
@@ -326,23 +324,16 @@ pub(crate) fn command(command: &str, width: usize) -> String {
 pub(crate) fn name_line(name: &NameInfo) -> String {
     match &name.latest {
         Some(latest) => {
-            format!(
-                "{}@{}, {} on {}, {}",
-                name.name,
-                latest.version,
-                bytes(latest.bytes),
-                place(latest.place.into()),
-                latest.lifetime.name()
-            )
+            let version = with_version(&name.name, latest.version);
+            let size = bytes(latest.bytes);
+            format!("{version}, {size} on {}, {}", place(latest.place.into()), latest.lifetime.name())
         }
-        None => format!(
-            "{} ({}), {} in {} still held{}",
-            name.name,
-            gone(name),
-            bytes(name.older_bytes),
-            count(name.older.into(), "version"),
-            name.notice.map_or_else(String::new, |notice| format!("; {}", self::notice(&notice)))
-        ),
+        None => {
+            let size = bytes(name.older_bytes);
+            let versions = count(name.older.into(), "version");
+            let notice = name.notice.map_or_else(String::new, |notice| format!("; {}", self::notice(&notice)));
+            format!("{} ({}), {size} in {versions} still held{notice}", name.name, gone(name))
+        }
     }
 }
 
@@ -406,14 +397,9 @@ pub(crate) const SHORT: usize = 48;
 pub(crate) const LONG: usize = 160;
 
 /// Returns what a member waits for, if no process is known that can end the wait.
-pub(crate) fn awaited(awaited: Awaited) -> &'static str {
-    match awaited {
-        Awaited::Commit => "a commit",
-        Awaited::Withdrawal => "a withdrawal",
-        Awaited::Growth => "a growth",
-        Awaited::Timeline => "a writer",
-        _ => "?",
-    }
+pub(crate) fn awaited(awaited: Awaited) -> String {
+    let whom = if awaited == Awaited::Timeline { "writer" } else { awaited.name() };
+    format!("a {whom}")
 }
 
 /// Returns the name of an object for which a member waits, with the version or value: `weights@3`, `steps 70`.
@@ -428,7 +414,7 @@ pub(crate) fn awaited_object(awaited: Awaited, name: &str, target: Option<u64>) 
 /// Returns a wait of a member: `4711: steps 70 (1.2 s)`, `a commit: weights`.
 pub(crate) fn wait(wait: &WaitInfo) -> String {
     let WaitInfo { on, name, target, by, ms } = wait;
-    let whom = by.map_or_else(|| awaited(*on).to_owned(), |pid| pid.to_string());
+    let whom = by.map_or_else(|| awaited(*on), |pid| pid.to_string());
     let time = ms.map_or_else(String::new, |ms| format!(" ({})", text::seconds(ms)));
     format!("{whom}: {}{time}", awaited_object(*on, name, *target))
 }

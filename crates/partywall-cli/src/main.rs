@@ -93,7 +93,7 @@ enum Command {
     /// Run the broker
     Serve(commands::serve::Arguments),
     /// Show the broker, its limits and what it holds
-    Status(commands::status::Arguments),
+    Status,
     /// Stop the broker
     Stop(commands::stop::Arguments),
     /// Put a file, a folder of shards or standard input under a name
@@ -162,7 +162,7 @@ fn main() -> ExitCode {
     let result = match command {
         Command::Demo(arguments) => commands::demo::run(&context, &arguments),
         Command::Serve(arguments) => commands::serve::run(&context, &arguments),
-        Command::Status(arguments) => commands::status::run(&context, &arguments),
+        Command::Status => commands::status::run(&context),
         Command::Stop(arguments) => commands::stop::run(&context, &arguments),
         Command::Cp(arguments) => commands::cp::run(&context, &arguments),
         Command::Put(arguments) => commands::put::run(&context, &arguments),

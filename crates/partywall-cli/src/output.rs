@@ -116,6 +116,13 @@ impl Output {
         }
     }
 
+    /// Prints a [`table`](Self::table) with a row for each item.
+    pub(crate) fn rows<'a, T: 'a>(self, columns: &[Column<T>], items: impl IntoIterator<Item = &'a T>, spare: &[&str]) {
+        let headings: Vec<_> = columns.iter().map(|(heading, _)| *heading).collect();
+        let row = |item| columns.iter().map(|(_, cell)| cell(item)).collect();
+        self.table(&headings, &items.into_iter().map(row).collect::<Vec<_>>(), spare);
+    }
+
     /// Prints a failure: the message, the advice and the entry of the documentation; with `--json` prints `value`.
     pub(crate) fn failure(self, message: &str, advice: &str, entry: Option<&str>, value: &Value) {
         if self.json {
@@ -133,6 +140,9 @@ impl Output {
         }
     }
 }
+
+/// A column of a table: its heading, and what it shows of an item.
+pub(crate) type Column<T> = (&'static str, fn(&T) -> String);
 
 /// Returns the characters of a line: `COLUMNS` if it is set, as for `ps`, else the terminal's width, else no limit.
 fn line_width() -> usize {

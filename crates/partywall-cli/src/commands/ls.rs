@@ -11,7 +11,7 @@ use std::time::Duration;
 use clap::Args;
 use partywall::{
     Domain, Pattern, Place, SampleType, bytes,
-    info::{Control, NameInfo, SemaphoreInfo, TimelineInfo},
+    info::{Control, NameInfo, Named, QueueUsage, SemaphoreInfo, TimelineInfo, TopicUsage},
     kind_name,
 };
 use serde_json::json;
@@ -19,7 +19,7 @@ use serde_json::json;
 use crate::{
     Context, describe,
     failure::Failure,
-    output::Output,
+    output::{Column, Output},
     repeat::{INTERVAL, parse_interval, repeat},
     text,
 };
@@ -64,47 +64,23 @@ fn show(output: Output, domain: &Domain, pattern: Option<&Pattern>) -> Result<()
         output.note(format!("{which} in the domain at {}", domain.socket().display()));
         return Ok(());
     }
-    let headings = ["NAME", ">VERSION", "KIND", "PLACE", ">SIZE", ">TENSORS", "LIFETIME", ">LEASES", ">OLDER", "AGE"];
-    let mut segments = Vec::new();
-    let mut pools = Vec::new();
-    let mut topics = Vec::new();
-    let mut queues = Vec::new();
-    for name in &names {
-        match name.latest.as_ref().and_then(|latest| latest.control) {
-            None => segments.push(row(name)),
-            Some(Control { topic: Some(_), .. }) => topics.extend(topic(name)),
-            Some(Control { queue: Some(_), .. }) => queues.extend(queue(name)),
-            Some(_) => pools.extend(pool(name)),
-        }
-    }
     // Where everything belongs to this user alone, the column would say nothing.
     let owners = names.iter().filter_map(|name| name.latest.as_ref()).map(|latest| (latest.uid, latest.shared));
     let owners = owners.chain(timelines.iter().map(|timeline| (timeline.uid, timeline.shared)));
     let mut owners = owners.chain(semaphores.iter().map(|semaphore| (semaphore.uid, semaphore.shared)));
     let has_users = owners.any(|(uid, shared)| uid != domain.uid() || shared);
-    let timelines = timelines.iter().map(timeline).collect();
-    let semaphores = semaphores.iter().map(semaphore).collect();
-    // Each table with the columns that a narrow terminal leaves out, in this order. Every row ends with its user.
-    let tables: [(&[&str], Vec<_>, &[&str]); 6] = [
-        (&headings, segments, &["OLDER", "LEASES", "KIND", "TENSORS", "AGE", "LIFETIME", "PLACE"]),
-        (&POOL, pools, &["KIND", "LEASES", "AGE", "LIFETIME", "PLACE"]),
-        (&TOPIC, topics, &["KIND", "LIFETIME", "DEPTH", "AGE", "DTYPE", "PLACE", "BYTES EACH"]),
-        (&QUEUE, queues, &["KIND", "LIFETIME", "AGE", "PLACE", "COMPLETED"]),
-        (&["TIMELINE", ">VALUE", ">PROMISED", ">LEASES", "WRITER"], timelines, &["LEASES", "PROMISED"]),
-        (&["SEMAPHORE", ">PERMITS", ">HELD", ">WAITING", ">LEASES"], semaphores, &["LEASES", "WAITING"]),
-    ];
-    for (i, (headings, rows, spare)) in tables.iter().filter(|(_, rows, _)| !rows.is_empty()).enumerate() {
-        if i > 0 {
-            output.line("");
-        }
-        let mut headings = headings.to_vec();
-        let mut rows = rows.clone();
-        match has_users {
-            true => headings.push("USER"),
-            false => rows.iter_mut().for_each(|row| _ = row.pop()),
-        }
-        output.table(&headings, &rows, spare);
-    }
+    let of = |kind| names.iter().filter(move |name| named(name) == kind);
+    let pools = of(Named::Pool).filter(|name| name.usage.is_some());
+    let topics = of(Named::Topic).filter(|name| topic(name).is_some());
+    let queues = of(Named::Queue).filter(|name| queue(name).is_some());
+    // Each table with the columns that a narrow terminal leaves out, in this order.
+    let mut tables = Tables { output, has_users, is_first: true };
+    tables.add(&SEGMENTS, of(Named::Segment), &["OLDER", "LEASES", "KIND", "TENSORS", "AGE", "LIFETIME", "PLACE"]);
+    tables.add(&POOLS, pools, &["KIND", "LEASES", "AGE", "LIFETIME", "PLACE"]);
+    tables.add(&TOPICS, topics, &["KIND", "LIFETIME", "DEPTH", "AGE", "DTYPE", "PLACE", "BYTES EACH"]);
+    tables.add(&QUEUES, queues, &["KIND", "LIFETIME", "AGE", "PLACE", "COMPLETED"]);
+    tables.add(&TIMELINES, &timelines, &["LEASES", "PROMISED"]);
+    tables.add(&SEMAPHORES, &semaphores, &["LEASES", "WAITING"]);
     // The table says where each name is, and not what older versions take there.
     let held = status.bytes.iter().map(|(at, held)| (Place::from(*at), *held));
     let on_nodes = held.filter(|(place, _)| matches!(place, Place::Pinned(_)));
@@ -116,131 +92,148 @@ fn show(output: Output, domain: &Domain, pattern: Option<&Pattern>) -> Result<()
     Ok(())
 }
 
-fn timeline(timeline: &TimelineInfo) -> Vec<String> {
-    vec![
-        timeline.name.clone(),
-        timeline.value.to_string(),
-        timeline.announced.to_string(),
-        timeline.leases.to_string(),
-        describe::writer(timeline),
-        describe::user(timeline.uid, timeline.shared),
-    ]
+/// Prints tables with an empty line between them.
+struct Tables {
+    output: Output,
+    /// Whether they have the last of their columns, which says whose a name is.
+    has_users: bool,
+    is_first: bool,
 }
 
-fn semaphore(semaphore: &SemaphoreInfo) -> Vec<String> {
-    let SemaphoreInfo { name, maximum, held, waiting, leases, uid, shared } = semaphore;
-    let numbers = [maximum, held, waiting, leases].map(u32::to_string);
-    [name.clone()].into_iter().chain(numbers).chain([describe::user(*uid, *shared)]).collect()
+impl Tables {
+    /// Prints a table, unless it has no rows.
+    fn add<'a, T: 'a>(&mut self, columns: &[Column<T>], items: impl IntoIterator<Item = &'a T>, spare: &[&str]) {
+        let mut items = items.into_iter().peekable();
+        if items.peek().is_none() {
+            return;
+        }
+        if !std::mem::take(&mut self.is_first) {
+            self.output.line("");
+        }
+        let columns = &columns[..columns.len() - usize::from(!self.has_users)];
+        self.output.rows(columns, items, spare);
+    }
 }
 
-const POOL: [&str; 9] = ["POOL", "KIND", "PLACE", ">BLOCKS", ">BYTES EACH", ">FREE", "LIFETIME", ">LEASES", "AGE"];
-
-fn pool(name: &NameInfo) -> Option<Vec<String>> {
-    let latest = name.latest.as_ref()?;
-    let usage = name.usage?;
-    let control = latest.control?;
-    Some(vec![
-        name.name.clone(),
-        kind_name(latest.kind).into(),
-        describe::place(latest.place.into()),
-        control.blocks.to_string(),
-        control.block_bytes.to_string(),
-        usage.free.to_string(),
-        latest.lifetime.name().into(),
-        latest.leases.to_string(),
-        text::duration(text::since(latest.committed_at)),
-        describe::user(latest.uid, latest.shared),
-    ])
-}
-
-const TOPIC: [&str; 11] = [
-    "TOPIC",
-    "KIND",
-    "PLACE",
-    "SAMPLES",
-    ">DEPTH",
-    ">BYTES EACH",
-    ">PUBLISHERS",
-    ">SUBSCRIBERS",
-    ">PUBLISHED",
-    "LIFETIME",
-    "AGE",
+const SEGMENTS: [Column<NameInfo>; 11] = [
+    ("NAME", |name| name.name.clone()),
+    (">VERSION", |name| name.latest.as_ref().map_or(describe::gone(name).into(), |it| it.version.to_string())),
+    KIND,
+    PLACE,
+    (">SIZE", |name| shown(name.latest.as_ref().map(|latest| bytes(latest.bytes)))),
+    (">TENSORS", |name| shown(name.latest.as_ref().map(|latest| latest.tensors))),
+    ("LIFETIME", lifetime),
+    LEASES,
+    (">OLDER", |name| describe::older(name)),
+    AGE,
+    USER,
 ];
 
-fn topic(name: &NameInfo) -> Option<Vec<String>> {
-    let latest = name.latest.as_ref()?;
-    let usage = name.usage?.topic?;
-    let control = latest.control?;
-    Some(vec![
-        name.name.clone(),
-        kind_name(latest.kind).into(),
-        describe::place(latest.place.into()),
-        SampleType::of(&control.topic?).to_string(),
-        control.topic?.depth.to_string(),
-        control.block_bytes.to_string(),
-        usage.publishers.to_string(),
-        usage.subscribers.to_string(),
-        usage.published.to_string(),
-        latest.lifetime.name().into(),
-        text::duration(text::since(latest.committed_at)),
-        describe::user(latest.uid, latest.shared),
-    ])
+const POOLS: [Column<NameInfo>; 10] = [
+    ("POOL", |name| name.name.clone()),
+    KIND,
+    PLACE,
+    (">BLOCKS", |name| shown(control(name).map(|control| control.blocks))),
+    BYTES_EACH,
+    (">FREE", |name| shown(name.usage.map(|usage| usage.free))),
+    LIFETIME,
+    LEASES,
+    AGE,
+    USER,
+];
+
+const TOPICS: [Column<NameInfo>; 12] = [
+    ("TOPIC", |name| name.name.clone()),
+    KIND,
+    PLACE,
+    ("SAMPLES", |name| shown(control(name).and_then(|control| control.topic).map(|shape| SampleType::of(&shape)))),
+    (">DEPTH", |name| shown(control(name).and_then(|control| control.topic).map(|shape| shape.depth))),
+    BYTES_EACH,
+    (">PUBLISHERS", |name| shown(topic(name).map(|topic| topic.publishers))),
+    (">SUBSCRIBERS", |name| shown(topic(name).map(|topic| topic.subscribers))),
+    (">PUBLISHED", |name| shown(topic(name).map(|topic| topic.published))),
+    LIFETIME,
+    AGE,
+    USER,
+];
+
+const QUEUES: [Column<NameInfo>; 12] = [
+    ("QUEUE", |name| name.name.clone()),
+    KIND,
+    PLACE,
+    (">PENDING", |name| shown(queue(name).map(|queue| queue.pending))),
+    (">RUNNING", |name| shown(queue(name).map(|queue| queue.claimed + queue.enqueued))),
+    (">DONE", |name| shown(queue(name).map(|queue| queue.done))),
+    (">DEAD", |name| shown(queue(name).map(|queue| queue.dead))),
+    (">FREE", |name| shown(queue(name).map(|queue| queue.free))),
+    (">COMPLETED", |name| shown(queue(name).map(|queue| queue.completed))),
+    LIFETIME,
+    AGE,
+    USER,
+];
+
+const TIMELINES: [Column<TimelineInfo>; 6] = [
+    ("TIMELINE", |timeline| timeline.name.clone()),
+    (">VALUE", |timeline| timeline.value.to_string()),
+    (">PROMISED", |timeline| timeline.announced.to_string()),
+    (">LEASES", |timeline| timeline.leases.to_string()),
+    ("WRITER", describe::writer),
+    ("USER", |timeline| describe::user(timeline.uid, timeline.shared)),
+];
+
+const SEMAPHORES: [Column<SemaphoreInfo>; 6] = [
+    ("SEMAPHORE", |semaphore| semaphore.name.clone()),
+    (">PERMITS", |semaphore| semaphore.maximum.to_string()),
+    (">HELD", |semaphore| semaphore.held.to_string()),
+    (">WAITING", |semaphore| semaphore.waiting.to_string()),
+    (">LEASES", |semaphore| semaphore.leases.to_string()),
+    ("USER", |semaphore| describe::user(semaphore.uid, semaphore.shared)),
+];
+
+// The columns that several tables of names have. Those of a latest version are empty where there is none.
+const KIND: Column<NameInfo> = ("KIND", |name| shown(name.latest.as_ref().map(|latest| kind_name(latest.kind))));
+const PLACE: Column<NameInfo> =
+    ("PLACE", |name| shown(name.latest.as_ref().map(|it| describe::place(it.place.into()))));
+const BYTES_EACH: Column<NameInfo> = (">BYTES EACH", |name| shown(control(name).map(|control| control.block_bytes)));
+const LIFETIME: Column<NameInfo> = ("LIFETIME", |name| shown(name.latest.as_ref().map(|it| it.lifetime.name())));
+const LEASES: Column<NameInfo> = (">LEASES", |name| shown(name.latest.as_ref().map(|latest| latest.leases)));
+const AGE: Column<NameInfo> =
+    ("AGE", |name| shown(name.latest.as_ref().map(|it| text::duration(text::since(it.committed_at)))));
+const USER: Column<NameInfo> = ("USER", |name| shown(name.latest.as_ref().map(|it| describe::user(it.uid, it.shared))));
+
+fn shown(value: Option<impl ToString>) -> String {
+    value.map_or_else(String::new, |value| value.to_string())
 }
 
-const QUEUE: [&str; 11] =
-    ["QUEUE", "KIND", "PLACE", ">PENDING", ">RUNNING", ">DONE", ">DEAD", ">FREE", ">COMPLETED", "LIFETIME", "AGE"];
-
-fn queue(name: &NameInfo) -> Option<Vec<String>> {
-    let latest = name.latest.as_ref()?;
-    let usage = name.usage?.queue?;
-    Some(vec![
-        name.name.clone(),
-        kind_name(latest.kind).into(),
-        describe::place(latest.place.into()),
-        usage.pending.to_string(),
-        (usage.claimed + usage.enqueued).to_string(),
-        usage.done.to_string(),
-        usage.dead.to_string(),
-        usage.free.to_string(),
-        usage.completed.to_string(),
-        latest.lifetime.name().into(),
-        text::duration(text::since(latest.committed_at)),
-        describe::user(latest.uid, latest.shared),
-    ])
+fn named(name: &NameInfo) -> Named {
+    Named::of(control(name).as_ref())
 }
 
-fn row(name: &NameInfo) -> Vec<String> {
-    let older = match name.older {
-        0 => String::new(),
-        n => format!("{n} ({})", bytes(name.older_bytes)),
-    };
+fn control(name: &NameInfo) -> Option<Control> {
+    name.latest.as_ref()?.control
+}
+
+fn topic(name: &NameInfo) -> Option<TopicUsage> {
+    name.usage?.topic
+}
+
+fn queue(name: &NameInfo) -> Option<QueueUsage> {
+    name.usage?.queue
+}
+
+/// Returns how long a segment lives, and what may be written; of a removed one its deadline.
+fn lifetime(name: &NameInfo) -> String {
     let Some(latest) = &name.latest else {
-        let mut row = vec![name.name.clone(), describe::gone(name).into()];
-        row.resize(11, String::new());
-        row[8] = older;
-        if let Some(notice) = &name.notice {
+        return name.notice.as_ref().map_or_else(String::new, |notice| {
             let left = text::until(notice.until);
             let now = if left.is_zero() { "over".into() } else { format!("in {}", text::duration(left)) };
-            row[6] = format!("{} {now}", notice.then.name());
-        }
-        return row;
+            format!("{} {now}", notice.then.name())
+        });
     };
     let mutable = match (latest.mutable, latest.reserved) {
         (false, _) => String::new(),
         (true, 0) => ", mutable".into(),
         (true, reserved) => format!(", mutable to {}", bytes(reserved)),
     };
-    vec![
-        name.name.clone(),
-        latest.version.to_string(),
-        kind_name(latest.kind).into(),
-        describe::place(latest.place.into()),
-        bytes(latest.bytes),
-        latest.tensors.to_string(),
-        format!("{}{mutable}", latest.lifetime.name()),
-        latest.leases.to_string(),
-        older,
-        text::duration(text::since(latest.committed_at)),
-        describe::user(latest.uid, latest.shared),
-    ]
+    format!("{}{mutable}", latest.lifetime.name())
 }

@@ -13,7 +13,7 @@ use serde_json::json;
 use crate::{
     Context, describe,
     failure::Failure,
-    output::Output,
+    output::{Column, Output},
     repeat::{INTERVAL, parse_interval, repeat},
     text,
 };
@@ -43,47 +43,29 @@ fn show(output: Output, domain: &Domain) -> Result<(), Failure> {
         output.note(format!("no process has joined the domain at {}", domain.socket().display()));
         return Ok(());
     }
-    let headings = [
-        ">PID",
-        ">UID",
-        ">MEMBER",
-        "STATE",
-        ">HOLDS",
-        ">LEASES",
-        ">TIMELINES",
-        ">PERMITS",
-        ">BLOCKS",
-        ">TASKS",
-        ">HEARTBEAT",
-        ">SINCE",
-        "WAITS FOR",
-        "COMMAND",
-    ];
-    output.table(&headings, &members.iter().map(row).collect::<Vec<_>>(), &SPARE);
+    output.rows(&COLUMNS, &members, &SPARE);
     for remark in remarks(&members) {
         output.line(remark);
     }
     Ok(())
 }
 
-fn row(member: &MemberInfo) -> Vec<String> {
-    vec![
-        member.pid.to_string(),
-        member.uid.to_string(),
-        member.member.to_string(),
-        describe::state(member.state).into(),
-        bytes(member.bytes),
-        member.leases.to_string(),
-        member.timelines.to_string(),
-        counted(member.permits),
-        counted(member.blocks),
-        counted(member.tasks),
-        member.quiet.map_or_else(String::new, text::seconds),
-        text::duration(text::since(member.since)),
-        member.waits.iter().map(describe::wait).collect::<Vec<_>>().join(", "),
-        describe::command(&member.command, describe::LONG),
-    ]
-}
+const COLUMNS: [Column<MemberInfo>; 14] = [
+    (">PID", |member| member.pid.to_string()),
+    (">UID", |member| member.uid.to_string()),
+    (">MEMBER", |member| member.member.to_string()),
+    ("STATE", |member| describe::state(member.state)),
+    (">HOLDS", |member| bytes(member.bytes)),
+    (">LEASES", |member| member.leases.to_string()),
+    (">TIMELINES", |member| member.timelines.to_string()),
+    (">PERMITS", |member| counted(member.permits)),
+    (">BLOCKS", |member| counted(member.blocks)),
+    (">TASKS", |member| counted(member.tasks)),
+    (">HEARTBEAT", |member| member.quiet.map_or_else(String::new, text::seconds)),
+    (">SINCE", |member| text::duration(text::since(member.since))),
+    ("WAITS FOR", |member| member.waits.iter().map(describe::wait).collect::<Vec<_>>().join(", ")),
+    ("COMMAND", |member| describe::command(&member.command, describe::LONG)),
+];
 
 /// Columns that a narrow terminal leaves out, in this order.
 const SPARE: [&str; 10] =

@@ -31,7 +31,12 @@ use partywall::{
 };
 use serde_json::{Map, Value, json};
 
-use crate::{Context, describe, failure::Failure, output::Output, text};
+use crate::{
+    Context, describe,
+    failure::Failure,
+    output::{Column, Output},
+    text,
+};
 
 /// The arguments of the command.
 #[derive(Debug, Args)]
@@ -121,11 +126,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     }
     if !daemons.is_empty() {
         output.line("");
-    }
-    for daemon in &daemons {
-        output.line(describe::mps_line(daemon));
-    }
-    if !daemons.is_empty() {
+        daemons.iter().for_each(|daemon| output.line(describe::mps_line(daemon)));
         output.line(describe::MPS_PRICE);
     }
     Ok(())
@@ -170,7 +171,7 @@ fn topic_facts(output: Output, domain: &Domain, info: &SegmentInfo, shape: &Topi
     let mut used = info.control.clone();
     if let Some(ControlInfo { blocks, topic: Some(topic), .. }) = &info.control {
         fact(output, "in use", describe::control::counts(blocks, "in the ring"));
-        fact(output, "audit", describe::control::audit(blocks));
+        fact(output, "audit", describe::control::audit(blocks.invalid));
         let start = Instant::now();
         let later = if topic.publishers.is_empty() { None } else { used_later(domain, info)? };
         let published = later.as_ref().and_then(|later| later.topic.as_ref()).map(|topic| topic.usage.published);
@@ -247,12 +248,7 @@ fn queue_facts(output: Output, info: &SegmentInfo, shape: &QueueShape) {
         fact(output, "blocked", format!("results that were not taken occupy the output blocks: {advice}"));
     }
     if let Some((used, queue)) = used {
-        let wrong = used.blocks.invalid + queue.outputs.invalid;
-        fact(
-            output,
-            "audit",
-            describe::control::audit(&partywall::info::BlockCounts { invalid: wrong, ..used.blocks }),
-        );
+        fact(output, "audit", describe::control::audit(used.blocks.invalid + queue.outputs.invalid));
     }
     history(output, info);
     people(output, info);
@@ -267,12 +263,13 @@ fn attached(output: Output, attached: &[AttachedInfo]) {
         return;
     }
     output.line("\nattached segments");
-    let row = |held: &AttachedInfo| {
-        let segment = describe::with_version(&held.name, held.version);
-        vec![format!("  {segment}"), bytes(held.bytes), held.tasks.to_string(), held.attachment.to_string()]
-    };
-    let rows: Vec<_> = attached.iter().map(row).collect();
-    output.table(&["  SEGMENT", ">SIZE", ">TASKS", ">NUMBER"], &rows, &["NUMBER"]);
+    let columns: [Column<AttachedInfo>; 4] = [
+        ("  SEGMENT", |held| format!("  {}", describe::with_version(&held.name, held.version))),
+        (">SIZE", |held| bytes(held.bytes)),
+        (">TASKS", |held| held.tasks.to_string()),
+        (">NUMBER", |held| held.attachment.to_string()),
+    ];
+    output.rows(&columns, attached, &["NUMBER"]);
 }
 
 /// Returns the state of a pool, topic or queue [`MEASURED`] later; `None` if it has ended.
@@ -469,7 +466,7 @@ fn control_facts(output: Output, control: &Control, used: Option<&ControlInfo>) 
     let Some(ControlInfo { blocks, .. }) = used else { return };
     fact(output, "blocks", describe::control::counts(blocks, "in the ring"));
     fact(output, "waiting", text::count(blocks.waiting.into(), "waiter"));
-    fact(output, "audit", describe::control::audit(blocks));
+    fact(output, "audit", describe::control::audit(blocks.invalid));
 }
 
 /// Prints the publishers and subscribers.
@@ -477,59 +474,49 @@ fn participants(output: Output, used: &ControlInfo) {
     let Some(topic) = &used.topic else { return };
     if !topic.publishers.is_empty() {
         output.line("\npublishers");
-        let row = |publisher: &PublisherInfo| {
-            let waits = publisher.blocked.map(|(by, ms)| format!("for subscriber {by}, since {}", ago(ms)));
-            [who(&publisher.who), vec![publisher.published.to_string(), waits.unwrap_or_default()]].concat()
-        };
-        let headings = ["  PID", "STATE", ">NUMBER", ">PUBLISHED", "WAITS"];
-        output.table(&headings, &topic.publishers.iter().map(row).collect::<Vec<_>>(), &["NUMBER"]);
+        output.rows(&PUBLISHERS, &topic.publishers, &["NUMBER"]);
     }
     if !topic.subscribers.is_empty() {
         output.line("\nsubscribers");
-        let row = |subscriber: &SubscriberInfo| {
-            let policy = match subscriber.queue {
-                Some(queue) if queue > 1 => format!("{}, {queue}", subscriber.policy()),
-                _ => subscriber.policy().to_owned(),
-            };
-            let facts = [subscriber.lag, subscriber.received, subscriber.dropped, subscriber.held.into()];
-            let mut row = [who(&subscriber.who), vec![policy]].concat();
-            row.extend(facts.map(|number| number.to_string()));
-            let Ages { count, p50, p99, max, .. } = subscriber.ages;
-            row.extend([p50, p99, max].map(|age| if count == 0 { String::new() } else { text::short_time(age) }));
-            row.push(subscriber.stalled.map_or_else(String::new, |ms| format!("for {}", ago(ms))));
-            row
-        };
-        let headings = [
-            "  PID",
-            "STATE",
-            ">NUMBER",
-            "POLICY",
-            ">LAG",
-            ">RECEIVED",
-            ">DROPPED",
-            ">HELD",
-            ">AGE P50",
-            ">P99",
-            ">MAX",
-            "HOLDS UP OTHERS",
-        ];
-        let rows: Vec<_> = topic.subscribers.iter().map(row).collect();
-        output.table(&headings, &rows, &["NUMBER", "RECEIVED", "STATE", "HELD", "MAX", "P99"]);
+        output.rows(&SUBSCRIBERS, &topic.subscribers, &["NUMBER", "RECEIVED", "STATE", "HELD", "MAX", "P99"]);
     }
 }
 
-fn who(who: &Participant) -> Vec<String> {
-    let state = match (who.state, who.detached) {
-        (Some(state), false) => describe::state(state).to_owned(),
-        (Some(state), true) => format!("{}, detached", describe::state(state)),
-        (None, _) => "gone".to_owned(),
-    };
-    let pid = who.pid.map_or_else(|| "?".to_owned(), |pid| pid.to_string());
-    vec![format!("  {pid}"), state, who.id.to_string()]
+const PUBLISHERS: [Column<PublisherInfo>; 5] = [
+    ("  PID", |publisher| pid(&publisher.who)),
+    ("STATE", |publisher| describe::control::state(&publisher.who)),
+    (">NUMBER", |publisher| publisher.who.id.to_string()),
+    (">PUBLISHED", |publisher| publisher.published.to_string()),
+    ("WAITS", |publisher| match publisher.blocked {
+        Some((by, ms)) => format!("for subscriber {by}, since {}", text::seconds(ms)),
+        None => String::new(),
+    }),
+];
+
+const SUBSCRIBERS: [Column<SubscriberInfo>; 12] = [
+    ("  PID", |subscriber| pid(&subscriber.who)),
+    ("STATE", |subscriber| describe::control::state(&subscriber.who)),
+    (">NUMBER", |subscriber| subscriber.who.id.to_string()),
+    ("POLICY", describe::control::policy),
+    (">LAG", |subscriber| subscriber.lag.to_string()),
+    (">RECEIVED", |subscriber| subscriber.received.to_string()),
+    (">DROPPED", |subscriber| subscriber.dropped.to_string()),
+    (">HELD", |subscriber| subscriber.held.to_string()),
+    (">AGE P50", |subscriber| age(&subscriber.ages, subscriber.ages.p50)),
+    (">P99", |subscriber| age(&subscriber.ages, subscriber.ages.p99)),
+    (">MAX", |subscriber| age(&subscriber.ages, subscriber.ages.max)),
+    ("HOLDS UP OTHERS", |subscriber| match subscriber.stalled {
+        Some(ms) => format!("for {}", text::seconds(ms)),
+        None => String::new(),
+    }),
+];
+
+fn pid(who: &Participant) -> String {
+    who.pid.map_or_else(|| "  ?".to_owned(), |pid| format!("  {pid}"))
 }
 
-fn ago(ms: u64) -> String {
-    format!("{:.1} s", ms as f64 / 1000.0)
+fn age(ages: &Ages, ns: u64) -> String {
+    if ages.count == 0 { String::new() } else { text::short_time(ns) }
 }
 
 fn fact(output: Output, what: &str, value: impl AsRef<str>) {
@@ -570,20 +557,16 @@ fn versions(output: Output, info: &SegmentInfo) {
         return;
     }
     output.line("\nversions");
-    let row = |version: &VersionInfo| {
-        vec![
-            format!("  {}", version.version),
-            describe::place(version.place.into()),
-            bytes(version.bytes),
-            version.tensors.to_string(),
-            version.leases.to_string(),
-            version.committer.to_string(),
-            text::duration(text::since(version.committed_at)),
-        ]
-    };
-    let headings = ["  VERSION", "PLACE", ">SIZE", ">TENSORS", ">LEASES", ">COMMITTER", "AGE"];
-    let rows: Vec<_> = info.versions.iter().map(row).collect();
-    output.table(&headings, &rows, &["TENSORS", "COMMITTER", "LEASES"]);
+    let columns: [Column<VersionInfo>; 7] = [
+        ("  VERSION", |version| format!("  {}", version.version)),
+        ("PLACE", |version| describe::place(version.place.into())),
+        (">SIZE", |version| bytes(version.bytes)),
+        (">TENSORS", |version| version.tensors.to_string()),
+        (">LEASES", |version| version.leases.to_string()),
+        (">COMMITTER", |version| version.committer.to_string()),
+        ("AGE", |version| text::duration(text::since(version.committed_at))),
+    ];
+    output.rows(&columns, &info.versions, &["TENSORS", "COMMITTER", "LEASES"]);
 }
 
 fn metadata(output: Output, info: &SegmentInfo) {

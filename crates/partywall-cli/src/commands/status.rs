@@ -11,7 +11,6 @@
 //! `limits`, an object of `members`, `names`, `fds`, `bytes`, `seats` and `pinned_bytes` on each NUMA node; for others
 //! than the broker's user only its own).
 
-use clap::Args;
 use partywall::{
     Limit, Place, bytes,
     info::{MemberInfo, StatusInfo, UserInfo},
@@ -21,16 +20,12 @@ use serde_json::{Map, Value, json};
 use crate::{
     Context, describe,
     failure::Failure,
-    output::Output,
+    output::{Column, Output},
     text::{self, count},
 };
 
-/// The arguments of the command.
-#[derive(Debug, Args)]
-pub(crate) struct Arguments {}
-
 /// Runs the command.
-pub(crate) fn run(context: &Context, _: &Arguments) -> Result<(), Failure> {
+pub(crate) fn run(context: &Context) -> Result<(), Failure> {
     let options = context.options().start(false).operator(true);
     let location = options.location()?;
     let domain = options.connect()?;
@@ -128,11 +123,8 @@ fn users(output: Output, status: &StatusInfo) {
             format!("{} of {}", count(user.seats, "seat"), seats(status, user.uid)),
         ];
         let on_node = |(node, held): &(u32, u64)| {
-            format!(
-                "{} on {}",
-                of(bytes(*held), most_pinned, bytes(most_pinned)),
-                describe::place(Place::Pinned(*node))
-            )
+            let held = of(bytes(*held), most_pinned, bytes(most_pinned));
+            format!("{held} on {}", describe::place(Place::Pinned(*node)))
         };
         let held: Vec<_> = held.into_iter().chain(user.pinned.iter().map(on_node)).collect();
         output.line(format!("user     {}: {}", user.uid, held.join(", ")));
@@ -150,10 +142,8 @@ fn broker(output: Output, status: &StatusInfo, location: &partywall::Location) {
     fact("domain", location.domain.clone());
     fact("socket", location.socket.display().to_string());
     fact("log", status.log.clone().unwrap_or_else(|| "none".into()));
-    fact(
-        "up",
-        format!("{}, since {}", text::duration(text::since(status.started_at)), text::moment(status.started_at)),
-    );
+    let up = text::duration(text::since(status.started_at));
+    fact("up", format!("{up}, since {}", text::moment(status.started_at)));
     if status.simulated {
         fact("driver", "simulated: nothing here is on a GPU".into());
     }
@@ -203,16 +193,13 @@ fn people(output: Output, members: &[MemberInfo]) {
         return output.line("members  none");
     }
     output.line(format!("\n{}", count(members.len() as u64, "member")));
-    let row = |member: &MemberInfo| {
-        vec![
-            format!("  {}", member.pid),
-            member.leases.to_string(),
-            bytes(member.bytes),
-            text::duration(text::since(member.since)),
-            describe::state(member.state).to_owned(),
-            describe::command(&member.command, describe::LONG),
-        ]
-    };
-    let headings = ["  PID", ">LEASES", ">HOLDS", ">SINCE", "STATE", "COMMAND"];
-    output.table(&headings, &members.iter().map(row).collect::<Vec<_>>(), &["SINCE", "LEASES"]);
+    let columns: [Column<MemberInfo>; 6] = [
+        ("  PID", |member| format!("  {}", member.pid)),
+        (">LEASES", |member| member.leases.to_string()),
+        (">HOLDS", |member| bytes(member.bytes)),
+        (">SINCE", |member| text::duration(text::since(member.since))),
+        ("STATE", |member| describe::state(member.state)),
+        ("COMMAND", |member| describe::command(&member.command, describe::LONG)),
+    ];
+    output.rows(&columns, members, &["SINCE", "LEASES"]);
 }

@@ -90,7 +90,7 @@ pub(crate) fn sum(control: &Control, topic: &TopicShape) -> String {
 pub(crate) fn detail(info: &ControlInfo) -> Value {
     let BlockCounts { free, held, offered, in_ring, read, unused, handed, waiting, .. } = info.blocks;
     let mut value = json!({
-        "audit": audit(&info.blocks),
+        "audit": audit(info.blocks.invalid),
         "waiting": waiting,
         "counts": {
             "free": free,
@@ -153,13 +153,30 @@ pub(crate) fn ages(ages: &Ages) -> Value {
     }
 }
 
+/// Returns the state of a publisher or subscriber in a word or two.
+pub(crate) fn state(who: &Participant) -> String {
+    match (who.state, who.detached) {
+        (Some(state), false) => super::state(state),
+        (Some(state), true) => format!("{}, detached", super::state(state)),
+        (None, _) => "gone".to_owned(),
+    }
+}
+
+/// Returns what a subscriber does about samples that it does not read in time, with the length of its queue.
+pub(crate) fn policy(subscriber: &SubscriberInfo) -> String {
+    match subscriber.queue {
+        Some(queue) if queue > 1 => format!("{}, {queue}", subscriber.policy()),
+        _ => subscriber.policy().to_owned(),
+    }
+}
+
 fn participant(who: &Participant) -> Value {
     json!({ "id": who.id, "pid": who.pid, "state": who.state.map(|state| state.name()), "detached": who.detached })
 }
 
 /// Returns `clean`, or what is wrong.
-pub(crate) fn audit(blocks: &BlockCounts) -> String {
-    match blocks.invalid {
+pub(crate) fn audit(invalid: u32) -> String {
+    match invalid {
         0 => "clean".into(),
         n => format!("{} have values that no correct process writes", count(n.into(), "word")),
     }

@@ -95,7 +95,7 @@ fn broker(status: &StatusInfo) -> Vec<Family> {
 }
 
 fn members(members: &[MemberInfo], most: usize) -> Vec<Family> {
-    let mut by_state: BTreeMap<&str, u64> = BTreeMap::new();
+    let mut by_state: BTreeMap<String, u64> = BTreeMap::new();
     for member in members {
         *by_state.entry(describe::state(member.state)).or_default() += 1;
     }

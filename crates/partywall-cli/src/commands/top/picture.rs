@@ -2,7 +2,7 @@
 
 use partywall::{
     Location,
-    info::{Awaited, ControlInfo, HolderInfo, Named, ObjectInfo, WaitInfo},
+    info::{Awaited, ControlInfo, HolderInfo, Named, WaitInfo},
 };
 use serde_json::{Value, json};
 
@@ -88,18 +88,12 @@ impl Picture {
             value["detail"] = used.map_or(Value::Null, |used| describe::control::detail(&used.info));
             value
         });
-        let of_kind = |timelines: bool| {
-            let objects = snapshot.objects.iter().filter_map(move |object| match object {
-                ObjectInfo::Timeline(timeline) if timelines => {
-                    let mut value = json!(timeline);
-                    value["rate"] = json!(rates.of(&Counter::Timeline(timeline.name.clone(), timeline.incarnation)));
-                    Some(value)
-                }
-                ObjectInfo::Semaphore(semaphore) if !timelines => Some(json!(semaphore)),
-                _ => None,
-            });
-            objects.collect::<Vec<_>>()
-        };
+        let (timelines, semaphores) = describe::apart(snapshot.objects.clone());
+        let timelines = timelines.into_iter().map(|timeline| {
+            let mut value = json!(timeline);
+            value["rate"] = json!(rates.of(&Counter::Timeline(timeline.name, timeline.incarnation)));
+            value
+        });
         let waits = waits.iter().map(|wait| {
             let Wait { on, name, target, pid, by, ms } = wait;
             json!({ "on": on.name(), "name": name, "target": target, "pid": pid, "waits_for": by, "ms": ms })
@@ -108,8 +102,8 @@ impl Picture {
             "broker": status::value(&snapshot.status, &snapshot.members, location),
             "names": names.collect::<Vec<_>>(),
             "left_out": snapshot.left_out,
-            "timelines": of_kind(true),
-            "semaphores": of_kind(false),
+            "timelines": timelines.collect::<Vec<_>>(),
+            "semaphores": semaphores,
             "waits": waits.collect::<Vec<_>>(),
         })
     }
@@ -124,7 +118,7 @@ impl Wait {
             ([], On::Room) => "room for a task".into(),
             ([], On::Result) => "room for a result".into(),
             ([], On::Permit) => "a permit".into(),
-            ([], On::Reported(awaited)) => describe::awaited(awaited).into(),
+            ([], On::Reported(awaited)) => describe::awaited(awaited),
             ([one], _) => one.to_string(),
             ([one, two], _) => format!("{one}, {two}"),
             ([one, two, others @ ..], _) => format!("{one}, {two} and {}", text::count(others.len() as u64, "other")),

@@ -21,8 +21,9 @@ use crate::{
 };
 
 /// A table to show.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) enum View {
+    #[default]
     Members,
     Names,
     Topics,
@@ -300,10 +301,7 @@ fn member(picture: &Picture, member: &MemberInfo) -> Row {
 }
 
 fn name(picture: &Picture, name: &NameInfo) -> Row {
-    let older = match name.older {
-        0 => Cell::text(""),
-        n => Cell { text: format!("{n} ({})", bytes(name.older_bytes)), rank: Some(name.older_bytes as f64) },
-    };
+    let older = Cell { text: describe::older(name), rank: (name.older > 0).then_some(name.older_bytes as f64) };
     let (use_of, alert) = use_of(picture, name);
     let mut cells = vec![Cell::name(&name.name), Cell::text(picture::kind(name))];
     match &name.latest {
@@ -344,9 +342,8 @@ fn use_of(picture: &Picture, name: &NameInfo) -> (String, Alert) {
         let subscribers = || topic.into_iter().flat_map(|topic| &topic.subscribers);
         let lag = subscribers().map(|subscriber| subscriber.lag).max().unwrap_or_default();
         let missed = subscribers().fold(0_u64, |sum, subscriber| sum.saturating_add(subscriber.dropped));
-        facts.extend(
-            [(lag, "lag"), (missed, "missed")].iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{what} {n}")),
-        );
+        let behind = [(lag, "lag"), (missed, "missed")];
+        facts.extend(behind.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{what} {n}")));
         facts.push(format!("{} pub, {} sub", usage.publishers, usage.subscribers));
     } else if let Some(usage) = name.usage.and_then(|usage| usage.queue) {
         let running = usage.claimed + usage.enqueued;
@@ -389,11 +386,7 @@ fn topic(picture: &Picture, name: &str, used: &Used) -> Vec<Row> {
         participant(name, "pub", who, "", facts, waits)
     };
     let subscriber = |subscriber: &SubscriberInfo| {
-        let SubscriberInfo { who, queue, lag, received, dropped, held, stalled, ages } = subscriber;
-        let policy = match queue {
-            Some(queue) if *queue > 1 => format!("{}, {queue}", subscriber.policy()),
-            _ => subscriber.policy().to_owned(),
-        };
+        let SubscriberInfo { who, lag, received, dropped, held, stalled, ages, .. } = subscriber;
         let facts = [
             rate(who.id),
             Cell::number(*lag),
@@ -404,7 +397,7 @@ fn topic(picture: &Picture, name: &str, used: &Used) -> Vec<Row> {
             Cell::number(*received),
         ];
         let holds_up = stalled.map(|ms| format!("holds up others ({})", seconds(ms)));
-        participant(name, "sub", who, &policy, facts, holds_up)
+        participant(name, "sub", who, &describe::control::policy(subscriber), facts, holds_up)
     };
     let rows: Vec<_> = topic.publishers.iter().map(publisher).chain(topic.subscribers.iter().map(subscriber)).collect();
     if !rows.is_empty() {
@@ -423,11 +416,6 @@ fn participant(
     facts: [Cell; 7],
     waits: Option<String>,
 ) -> Row {
-    let state = match (who.state, who.detached) {
-        (Some(state), false) => describe::state(state).to_owned(),
-        (Some(state), true) => format!("{}, detached", describe::state(state)),
-        (None, _) => "gone".to_owned(),
-    };
     let alert = match who.state {
         None => Alert::Lost,
         Some(MemberState::Alive) if waits.is_some() => Alert::Slow,
@@ -439,7 +427,7 @@ fn participant(
         Cell::name(topic),
         Cell::text(role),
         who.pid.map_or_else(|| Cell::text("?"), Cell::number),
-        Cell::text(state),
+        Cell::text(describe::control::state(who)),
         Cell::text(policy),
     ];
     cells.extend(facts);
