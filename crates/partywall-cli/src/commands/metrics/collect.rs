@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, time::Instant};
 
 use partywall::{
     Place,
-    info::{BlockCounts, MemberInfo, MemberState, NameInfo, Named, ObjectInfo, StatusInfo, VersionInfo},
+    info::{MemberInfo, MemberState, NameInfo, Named, ObjectInfo, QueueInfo, StatusInfo, VersionInfo},
     kind_name,
 };
 
@@ -32,7 +32,9 @@ pub(super) fn families(snapshot: &Snapshot, most: usize, idle: Option<&mut Idle>
     let left_out = left_out + objects.len().saturating_sub(most);
     let help = "Pools, topics, queues, timelines and semaphores without series of their own (--max-names)";
     families.push(Family::gauge("names_left_out", help).of(left_out as u64));
-    families.extend(in_use(used));
+    families.extend(blocks(used));
+    families.extend(topics(used));
+    families.extend(queues(used));
     let objects = &objects[..objects.len().min(most)];
     families.extend(ordering(objects));
     if let Some(idle) = idle {
@@ -143,118 +145,82 @@ fn labels_of(version: &VersionInfo) -> Vec<Label> {
     ]
 }
 
-/// Pools, topics and queues.
-fn in_use(used: &BTreeMap<String, Used>) -> Vec<Family> {
-    let mut families = InUse::default();
+/// The blocks of pools, topics and queues.
+fn blocks(used: &BTreeMap<String, Used>) -> Vec<Family> {
+    let mut blocks = Family::gauge("pool_blocks", "Blocks of pools, topics and queues by state");
+    let mut waiting = Family::gauge("pool_waiting", "Threads that wait for a block");
     for (name, used) in used {
-        families.add(&[label("name", name), label("version", used.version)], used);
-    }
-    families.families()
-}
-
-/// The families of pools, topics and queues.
-struct InUse {
-    blocks: Family,
-    waiting: Family,
-    published: Family,
-    subscribers: Family,
-    lag: Family,
-    received: Family,
-    missed: Family,
-    latency: Family,
-    tasks: Family,
-    completed: Family,
-    returned: Family,
-}
-
-impl Default for InUse {
-    fn default() -> Self {
-        Self {
-            blocks: Family::gauge("pool_blocks", "Blocks of pools, topics and queues by state"),
-            waiting: Family::gauge("pool_waiting", "Threads that wait for a block"),
-            published: Family::counter("topic_published", "Samples published"),
-            subscribers: Family::gauge("topic_subscribers", "Subscribers"),
-            lag: Family::gauge("topic_lag", "Samples that a subscriber is behind"),
-            received: Family::counter("topic_received", "Samples that a subscriber received"),
-            missed: Family::counter("topic_missed", "Samples that a subscriber missed"),
-            latency: Family::histogram("topic_latency_seconds", "Ages of samples when a subscriber received them"),
-            tasks: Family::gauge("queue_tasks", "Tasks by state"),
-            completed: Family::counter("queue_completed", "Results"),
-            returned: Family::counter("queue_returned", "Attempts without a result"),
-        }
-    }
-}
-
-impl InUse {
-    fn add(&mut self, of: &[Label; 2], Used { control, info, .. }: &Used) {
-        let with = |more: &[Label]| of.iter().chain(more).cloned().collect::<Vec<_>>();
-        let inputs = if control.queue.is_some() { "inputs" } else { "blocks" };
-        self.add_blocks(with(&[label("of", inputs)]), &info.blocks);
-        if let Some(topic) = &info.topic {
-            self.published.push(with(&[]), topic.usage.published);
-            self.subscribers.push(with(&[]), topic.usage.subscribers.into());
-            for subscriber in &topic.subscribers {
-                let pid = subscriber.who.pid.map(|pid| label("pid", pid));
-                let who = with(&[label("subscriber", subscriber.who.id)]).into_iter().chain(pid).collect::<Vec<_>>();
-                self.lag.push(who.clone(), subscriber.lag);
-                self.received.push(who.clone(), subscriber.received);
-                self.missed.push(who.clone(), subscriber.dropped);
-                if subscriber.ages.count > 0 {
-                    self.latency.push_ages(who, subscriber.ages);
-                }
-            }
-        }
-        if let Some(queue) = &info.queue {
-            self.add_blocks(with(&[label("of", "outputs")]), &queue.outputs);
-            let usage = &queue.usage;
+        let inputs = if used.control.queue.is_some() { "inputs" } else { "blocks" };
+        let outputs = used.info.queue.as_ref().map(|queue| ("outputs", &queue.outputs));
+        for (of, counts) in [(inputs, &used.info.blocks)].into_iter().chain(outputs) {
             let states = [
-                ("pending", usage.pending),
-                ("claimed", usage.claimed),
-                ("enqueued", usage.enqueued),
-                ("done", usage.done),
-                ("dead", usage.dead),
-                ("ending", usage.ending),
-                ("free", usage.free),
+                ("free", counts.free + counts.unused),
+                ("held", counts.held + counts.handed),
+                ("offered", counts.offered),
+                ("in_ring", counts.in_ring),
+                ("read", counts.read),
             ];
             for (state, number) in states {
-                self.tasks.push(with(&[label("state", state)]), number.into());
+                blocks.push(labelled(name, used, [label("of", of), label("state", state)]), number.into());
             }
-            self.completed.push(with(&[]), usage.completed);
-            self.returned.push(with(&[]), usage.returned);
+            waiting.push(labelled(name, used, [label("of", of)]), counts.waiting.into());
         }
     }
+    vec![blocks, waiting]
+}
 
-    fn add_blocks(&mut self, of: Vec<Label>, blocks: &BlockCounts) {
+fn topics(used: &BTreeMap<String, Used>) -> Vec<Family> {
+    let mut published = Family::counter("topic_published", "Samples published");
+    let mut subscribers = Family::gauge("topic_subscribers", "Subscribers");
+    let mut lag = Family::gauge("topic_lag", "Samples that a subscriber is behind");
+    let mut received = Family::counter("topic_received", "Samples that a subscriber received");
+    let mut missed = Family::counter("topic_missed", "Samples that a subscriber missed");
+    let mut latency = Family::histogram("topic_latency_seconds", "Ages of samples when a subscriber received them");
+    for (name, used) in used {
+        let Some(topic) = &used.info.topic else { continue };
+        published.push(labelled(name, used, []), topic.usage.published);
+        subscribers.push(labelled(name, used, []), topic.usage.subscribers.into());
+        for subscriber in &topic.subscribers {
+            let pid = subscriber.who.pid.map(|pid| label("pid", pid));
+            let who = labelled(name, used, [label("subscriber", subscriber.who.id)].into_iter().chain(pid));
+            lag.push(who.clone(), subscriber.lag);
+            received.push(who.clone(), subscriber.received);
+            missed.push(who.clone(), subscriber.dropped);
+            if subscriber.ages.count > 0 {
+                latency.push_ages(who, subscriber.ages);
+            }
+        }
+    }
+    vec![published, subscribers, lag, received, missed, latency]
+}
+
+fn queues(used: &BTreeMap<String, Used>) -> Vec<Family> {
+    let mut tasks = Family::gauge("queue_tasks", "Tasks by state");
+    let mut completed = Family::counter("queue_completed", "Results");
+    let mut returned = Family::counter("queue_returned", "Attempts without a result");
+    for (name, used) in used {
+        let Some(QueueInfo { usage, .. }) = &used.info.queue else { continue };
         let states = [
-            ("free", blocks.free + blocks.unused),
-            ("held", blocks.held + blocks.handed),
-            ("offered", blocks.offered),
-            ("in_ring", blocks.in_ring),
-            ("read", blocks.read),
+            ("pending", usage.pending),
+            ("claimed", usage.claimed),
+            ("enqueued", usage.enqueued),
+            ("done", usage.done),
+            ("dead", usage.dead),
+            ("ending", usage.ending),
+            ("free", usage.free),
         ];
         for (state, number) in states {
-            let labels = of.iter().cloned().chain([label("state", state)]);
-            self.blocks.push(labels, number.into());
+            tasks.push(labelled(name, used, [label("state", state)]), number.into());
         }
-        self.waiting.push(of, blocks.waiting.into());
+        completed.push(labelled(name, used, []), usage.completed);
+        returned.push(labelled(name, used, []), usage.returned);
     }
+    vec![tasks, completed, returned]
+}
 
-    fn families(self) -> Vec<Family> {
-        let Self {
-            blocks,
-            waiting,
-            published,
-            subscribers,
-            lag,
-            received,
-            missed,
-            latency,
-            tasks,
-            completed,
-            returned,
-        } = self;
-        vec![blocks, waiting, published, subscribers, lag, received, missed, latency, tasks, completed, returned]
-    }
+/// Returns the labels of a pool, topic or queue, and more.
+fn labelled(name: &str, used: &Used, more: impl IntoIterator<Item = Label>) -> Vec<Label> {
+    [label("name", name), label("version", used.version)].into_iter().chain(more).collect()
 }
 
 fn ordering(objects: &[ObjectInfo]) -> Vec<Family> {
