@@ -10,8 +10,7 @@ use super::put::{bad_name, committed, exists};
 use crate::{
     Context, device,
     failure::Failure,
-    progress::Progress,
-    signals,
+    progress, signals,
     text::{parse_seconds, parse_threads},
 };
 
@@ -68,8 +67,8 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     let cancel = signals::cancel_flag()?;
     let start = Instant::now();
     let copied = {
-        let progress = Progress::new(context.output(), &arguments.name, source.tensor_bytes());
-        let add = |bytes| progress.add(bytes);
+        let progress = progress::of_bytes(context.output(), &arguments.name, source.tensor_bytes());
+        let add = |bytes| progress.inc(bytes);
         put.progress(&add).cancel(&cancel).segment(&source)
     };
     let segment = match copied {

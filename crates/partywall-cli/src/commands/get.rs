@@ -16,7 +16,7 @@ use partywall::{
 };
 use serde_json::json;
 
-use crate::{Context, failure::Failure, progress::Progress, signals, text::parse_seconds};
+use crate::{Context, failure::Failure, progress, signals, text::parse_seconds};
 
 /// The arguments of the command.
 #[derive(Debug, Args)]
@@ -103,8 +103,8 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     let cancel = signals::cancel_flag()?;
     let start = Instant::now();
     let written = {
-        let progress = Progress::new(context.output(), &arguments.address, expected(&segment, tensor));
-        segment.write_to_path(tensor, &arguments.file, &|bytes| progress.add(bytes), &cancel)?
+        let progress = progress::of_bytes(context.output(), &arguments.address, expected(&segment, tensor));
+        segment.write_to_path(tensor, &arguments.file, &|bytes| progress.inc(bytes), &cancel)?
     };
     let took = start.elapsed().as_secs_f64();
     let rate = written as f64 / took.max(1e-9);

@@ -19,8 +19,7 @@ use serde_json::{Value, json};
 use crate::{
     Context, describe, device,
     failure::Failure,
-    progress::Progress,
-    signals,
+    progress, signals,
     text::{count, parse_threads},
 };
 
@@ -84,8 +83,8 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     let cancel = signals::cancel_flag()?;
     let start = Instant::now();
     let put = {
-        let progress = Progress::new(output, &arguments.name, plan.total_bytes());
-        let add = |bytes| progress.add(bytes);
+        let progress = progress::of_bytes(output, &arguments.name, plan.total_bytes());
+        let add = |bytes| progress.inc(bytes);
         put.progress(&add).cancel(&cancel).plan(&plan)
     };
     let segment = match put {
