@@ -82,7 +82,7 @@ impl Context {
 
     /// Returns the output to which the command prints.
     pub(crate) fn output(&self) -> Output {
-        Output::new(self.json).quiet(self.quiet)
+        Output::new(self.json, self.quiet)
     }
 }
 
@@ -220,7 +220,7 @@ fn without_hidden(mut error: clap::Error) -> clap::Error {
 fn usage(error: &clap::Error) -> ExitCode {
     if std::env::args_os().len() < 2 {
         // `partywall` without arguments prints the help, which is not an error here.
-        Output::new(false).line(error.render().to_string().trim_end());
+        Output::new(false, false).line(error.render().to_string().trim_end());
         return ExitCode::SUCCESS;
     }
     // Parsing failed, so `--json` is searched for in the raw arguments.

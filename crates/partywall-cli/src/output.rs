@@ -16,16 +16,19 @@ use crate::describe::shorten;
 pub(crate) struct Output {
     json: bool,
     quiet: bool,
+    /// Whether lines and values go to standard error.
+    on_standard_error: bool,
 }
 
 impl Output {
-    pub(crate) fn new(json: bool) -> Self {
-        Self { json, quiet: false }
+    /// Returns the output. `quiet` leaves out remarks and progress.
+    pub(crate) fn new(json: bool, quiet: bool) -> Self {
+        Self { json, quiet, on_standard_error: false }
     }
 
-    /// Leaves out remarks and progress if `quiet`.
-    pub(crate) fn quiet(self, quiet: bool) -> Self {
-        Self { quiet, ..self }
+    /// Prints lines and values on standard error: the result on standard output is something else.
+    pub(crate) fn on_standard_error(self) -> Self {
+        Self { on_standard_error: true, ..self }
     }
 
     /// Returns whether progress is shown: not with `--json` and not with `--quiet`.
@@ -41,7 +44,7 @@ impl Output {
     /// Prints a line for people; `--json` leaves it out.
     pub(crate) fn line(self, text: impl AsRef<str>) {
         if !self.json {
-            print(text.as_ref());
+            self.print(text.as_ref());
         }
     }
 
@@ -99,8 +102,12 @@ impl Output {
     /// Prints a value for programs; only `--json` shows it.
     pub(crate) fn value(self, value: &Value) {
         if self.json {
-            print(&value.to_string());
+            self.print(&value.to_string());
         }
+    }
+
+    fn print(self, text: &str) {
+        if self.on_standard_error { self.relay(text) } else { print(text) }
     }
 
     /// Prints aligned rows under headings, for people. A heading that begins with `>` aligns its column to the right.

@@ -1,28 +1,29 @@
 //! `partywall bench`: measures what sharing costs on this machine, by [`partywall_labs::bench`].
 
 use std::{
-    fs,
-    io::{self, IsTerminal},
+    fs, io,
     path::{Path, PathBuf},
-    rc::Rc,
 };
 
-use clap::{Args, Subcommand, ValueEnum};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use clap::{
+    Args, Subcommand, ValueEnum,
+    builder::{PossibleValue, PossibleValuesParser, TypedValueParser},
+};
 use partywall::{DeviceChoice, ErrorKind};
 use partywall_labs::bench::{self, Options, Subject};
 use partywall_measure::{Measurement, Report, Unit, bytes, capital, figure};
 use serde_json::json;
 
-use crate::{Context, failure::Failure, output::Output, simulation};
+use super::lab::labs_context;
+use crate::{Context, failure::Failure, output::Output, progress, simulation};
 
 /// The arguments of the command.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Arguments {
     /// What to measure
-    #[arg(value_enum, default_value = "all", value_name = "SUBJECT")]
-    subject: Chosen,
+    #[arg(value_parser = subjects(), default_value = "all", value_name = "SUBJECT")]
+    subject: Subjects,
     /// Where the memory is: auto, host, cuda, cuda:N, or a GPU's UUID; auto is the first GPU, or host memory where
     /// there is none
     #[arg(long, value_name = "DEVICE", default_value_t)]
@@ -56,34 +57,18 @@ enum Compare {
     },
 }
 
-/// A subject, or all of them.
-#[derive(Debug, Clone, Copy)]
-enum Chosen {
-    All,
-    One(Subject),
-}
+/// The chosen subjects.
+#[derive(Debug, Clone)]
+struct Subjects(Vec<Subject>);
 
-impl ValueEnum for Chosen {
-    fn value_variants<'a>() -> &'a [Self] {
-        const ALL: &[Chosen] = &[
-            Chosen::One(Subject::Latency),
-            Chosen::One(Subject::Bandwidth),
-            Chosen::One(Subject::Copy),
-            Chosen::One(Subject::Handoff),
-            Chosen::One(Subject::Attach),
-            Chosen::One(Subject::Alloc),
-            Chosen::One(Subject::Fanout),
-            Chosen::All,
-        ];
-        ALL
-    }
-
-    fn to_possible_value(&self) -> Option<clap::builder::PossibleValue> {
-        match self {
-            Self::One(subject) => subject.to_possible_value(),
-            Self::All => Some(clap::builder::PossibleValue::new("all").help("All of these")),
-        }
-    }
+/// Returns a parser of one subject, or `all`.
+fn subjects() -> impl TypedValueParser<Value = Subjects> {
+    let all = PossibleValue::new("all").help("All of these");
+    let names = Subject::value_variants().iter().filter_map(Subject::to_possible_value).chain([all]);
+    PossibleValuesParser::new(names).map(|name| match Subject::from_str(&name, false) {
+        Ok(subject) => Subjects(vec![subject]),
+        Err(_) => Subjects(Subject::value_variants().to_vec()),
+    })
 }
 
 /// Runs the command.
@@ -98,22 +83,9 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     if let Some(out) = &arguments.out {
         check(out)?;
     }
-    let options = Options {
-        subjects: match arguments.subject {
-            Chosen::All => Subject::value_variants().to_vec(),
-            Chosen::One(subject) => vec![subject],
-        },
-        device: arguments.device,
-        quick: arguments.quick,
-    };
-    let labs = partywall_labs::Context {
-        domain: context.domain.clone(),
-        socket: context.socket.clone(),
-        flag: simulation::flag(),
-        console: Rc::new(output),
-    };
-    let bar = bar(output);
-    let report = bench::run(&labs, &options, &|what, done| {
+    let options = Options { subjects: arguments.subject.0.clone(), device: arguments.device, quick: arguments.quick };
+    let bar = progress::bar(output, PARTS, "{bar:30} {elapsed} {msg}");
+    let report = bench::run(&labs_context(context), &options, &|what, done| {
         bar.set_message(what.to_owned());
         bar.set_position((done * PARTS as f64) as u64);
     });
@@ -165,14 +137,6 @@ const WRITING: &str = "choose another folder with --out";
 
 /// The length of the progress bar, in steps.
 const PARTS: u64 = 1000;
-
-fn bar(output: Output) -> ProgressBar {
-    let is_shown = output.shows_progress() && std::io::stderr().is_terminal();
-    let target = if is_shown { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
-    let style = ProgressStyle::with_template("{bar:30} {elapsed} {msg}");
-    ProgressBar::with_draw_target(Some(PARTS), target)
-        .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
-}
 
 /// Prints the numbers for people, a table for each question: the measured case, its floor and its rivals below it.
 fn show(output: Output, report: &Report) {

@@ -1,10 +1,10 @@
 //! `partywall completions SHELL`: a script that a shell reads, the same with `--json`.
 
-use clap::{Args, CommandFactory, ValueEnum};
-use clap_complete::{
-    generate,
-    shells::{Bash, Fish, Zsh},
+use clap::{
+    Args, CommandFactory,
+    builder::{PossibleValuesParser, TypedValueParser},
 };
+use clap_complete::{Shell, generate};
 
 use crate::{Cli, Context, failure::Failure};
 
@@ -13,6 +13,7 @@ use crate::{Cli, Context, failure::Failure};
 #[command(after_help = INSTALL)]
 pub(crate) struct Arguments {
     /// The shell
+    #[arg(value_parser = PossibleValuesParser::new(["bash", "zsh", "fish"]).try_map(|name| name.parse::<Shell>()))]
     shell: Shell,
 }
 
@@ -22,25 +23,10 @@ bash: partywall completions bash > ~/.local/share/bash-completion/completions/pa
 zsh:  partywall completions zsh > DIRECTORY/_partywall, with DIRECTORY in $fpath
 fish: partywall completions fish > ~/.config/fish/completions/partywall.fish";
 
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum Shell {
-    Bash,
-    Zsh,
-    Fish,
-}
-
 /// Runs the command.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     let mut script = Vec::new();
-    let mut cli = Cli::command();
-    match arguments.shell {
-        Shell::Bash => generate(Bash, &mut cli, NAME, &mut script),
-        Shell::Zsh => generate(Zsh, &mut cli, NAME, &mut script),
-        Shell::Fish => generate(Fish, &mut cli, NAME, &mut script),
-    }
+    generate(arguments.shell, &mut Cli::command(), "partywall", &mut script);
     context.output().document(&String::from_utf8_lossy(&script));
     Ok(())
 }
-
-/// The name of the program.
-const NAME: &str = "partywall";

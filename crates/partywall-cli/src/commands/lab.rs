@@ -24,13 +24,17 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     if arguments.simulated {
         simulation::enter(context)?;
     }
-    let context = partywall_labs::Context {
+    Ok(arguments.labs.run(&labs_context(context))?)
+}
+
+/// Returns the program's options and its output as labs use them.
+pub(super) fn labs_context(context: &Context) -> partywall_labs::Context {
+    partywall_labs::Context {
         domain: context.domain.clone(),
         socket: context.socket.clone(),
         flag: simulation::flag(),
         console: Rc::new(context.output()),
-    };
-    Ok(arguments.labs.run(&context)?)
+    }
 }
 
 impl Console for Output {
@@ -47,42 +51,10 @@ impl Console for Output {
     }
 
     fn on_standard_error(&self) -> Rc<dyn Console> {
-        Rc::new(StandardError(*self))
+        Rc::new(Output::on_standard_error(*self))
     }
 
     fn place(&self, choice: DeviceChoice) -> Result<Place, partywall_labs::Failure> {
         Ok(device::place(*self, choice)?)
-    }
-}
-
-/// The console of a lab whose result is on standard output.
-#[derive(Debug)]
-struct StandardError(Output);
-
-impl Console for StandardError {
-    fn line(&self, text: &str) {
-        if !self.0.is_json() {
-            self.0.relay(text);
-        }
-    }
-
-    fn value(&self, value: &Value) {
-        if self.0.is_json() {
-            self.0.relay(value.to_string());
-        }
-    }
-
-    fn table(&self, headings: &[&str], rows: &[Vec<String>], _spare: &[&str]) {
-        for row in std::iter::once(headings.join("  ")).chain(rows.iter().map(|row| row.join("  "))) {
-            self.line(&row);
-        }
-    }
-
-    fn on_standard_error(&self) -> Rc<dyn Console> {
-        Rc::new(Self(self.0))
-    }
-
-    fn place(&self, choice: DeviceChoice) -> Result<Place, partywall_labs::Failure> {
-        Ok(device::place(self.0, choice)?)
     }
 }

@@ -3,7 +3,7 @@
 //! `failures` (of the last attempts: `attempt`, `reason`) and `text` (the reason that the last worker that failed the
 //! task gave, or null); `retry` prints `retried` and `purge` prints `purged`, lists of references.
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use partywall::{Queue, TaskFailure, TaskInfo, TaskRef, TaskStatus};
 use serde_json::{Value, json};
 
@@ -36,8 +36,8 @@ struct List {
     /// The queue
     name: String,
     /// List only tasks in this state
-    #[arg(long)]
-    state: Option<State>,
+    #[arg(long, value_parser = STATES)]
+    state: Option<String>,
     /// List at most this many tasks
     #[arg(long, value_name = "N", value_parser = parse_count, default_value = "100")]
     limit: u64,
@@ -63,14 +63,8 @@ struct Purge {
     dead: bool,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum State {
-    Pending,
-    Claimed,
-    Enqueued,
-    Done,
-    Dead,
-}
+/// The states of tasks that are listed.
+const STATES: [&str; 5] = ["pending", "claimed", "enqueued", "done", "dead"];
 
 /// Runs the command.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
@@ -106,7 +100,7 @@ fn open(context: &Context, name: &str) -> Result<Queue, Failure> {
 fn list(context: &Context, list: &List) -> Result<(), Failure> {
     let queue = open(context, &list.name)?;
     let most = usize::try_from(list.limit).unwrap_or(usize::MAX);
-    let tasks = queue.tasks(most, |status| list.state.is_none_or(|state| state.is(status)));
+    let tasks = queue.tasks(most, |status| list.state.as_ref().is_none_or(|state| state == status.name()));
     let output = context.output();
     output.value(&json!({
         "socket": queue.domain().socket(),
@@ -114,7 +108,7 @@ fn list(context: &Context, list: &List) -> Result<(), Failure> {
         "tasks": tasks.iter().map(value).collect::<Vec<_>>(),
     }));
     if tasks.is_empty() {
-        let what = list.state.map_or_else(String::new, |state| format!(" that is {}", state.name()));
+        let what = list.state.as_ref().map_or_else(String::new, |state| format!(" that is {state}"));
         output.note(format!("queue {:?} has no task{what}", queue.name()));
         return Ok(());
     }
@@ -195,20 +189,4 @@ fn each(
     output.value(&json!({ done: named }));
     output.line(format!("{done} {} of queue {:?}", text::count(named.len() as u64, what), queue.name()));
     Ok(())
-}
-
-impl State {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Pending => "pending",
-            Self::Claimed => "claimed",
-            Self::Enqueued => "enqueued",
-            Self::Done => "done",
-            Self::Dead => "dead",
-        }
-    }
-
-    fn is(self, status: TaskStatus) -> bool {
-        status.name() == self.name()
-    }
 }
