@@ -63,11 +63,7 @@ struct Start {
 
 impl Start {
     fn daemon(&self, daemon: MpsDaemon) -> MpsDaemon {
-        let idle = match self.idle_exit {
-            Idle::After(after) => Some(after),
-            Idle::Never => None,
-        };
-        daemon.idle_exit(idle).timeout(self.timeout)
+        daemon.idle_exit(self.idle_exit.0).timeout(self.timeout)
     }
 }
 

@@ -26,7 +26,7 @@ use std::{
     time::Duration,
 };
 
-use clap::Args;
+use clap::{Args, Command, Id};
 use partywall::{ErrorKind, Gpu, Location, Place};
 use partywall_broker::{
     Admission, Broker, Config, Exit, Limits, StartError, UserLimits,
@@ -62,7 +62,7 @@ pub(crate) struct Arguments {
     /// Have the running broker continue as this program, with everything open: members notice only that a call takes
     /// longer. It keeps its settings. This program first reads a copy of the broker's state, and nothing changes if it
     /// cannot continue with it
-    #[arg(long, conflicts_with_all = SETTINGS)]
+    #[arg(long, conflicts_with_all = settings())]
     replace: bool,
     /// The starter holds the lock on the socket's directory until the broker is ready. Used only with
     /// --background and by the library: the process itself becomes the daemon, and prints a failure on standard error
@@ -75,6 +75,13 @@ pub(crate) struct Arguments {
     /// socket's directory. Used only by `partywall lab`
     #[arg(long, value_name = "PID", hide = true, conflicts_with = "background")]
     of_a_lab: Option<i32>,
+    #[command(flatten)]
+    settings: Settings,
+}
+
+/// The settings of a broker, which it keeps when another program continues for it.
+#[derive(Debug, Args)]
+struct Settings {
     /// Admit these users as well, by number or name; may be repeated. They get only what others create as shared. The
     /// socket's directory then needs mode 0711, and clients have to name the socket
     #[arg(long, value_name = "UID", num_args = 1.., value_parser = accounts::user)]
@@ -141,41 +148,19 @@ pub(crate) struct Arguments {
     max_message: Option<u64>,
 }
 
-/// The arguments that a broker keeps when another program continues for it.
-const SETTINGS: [&str; 22] = [
-    "background",
-    "check",
-    "idle_exit",
-    "settle_ms",
-    "unproven_after",
-    "handshake_timeout_ms",
-    "allow_uid",
-    "group",
-    "max_bytes",
-    "max_pinned_bytes",
-    "max_names",
-    "max_fds",
-    "max_clients",
-    "max_timelines",
-    "max_semaphores",
-    "max_bytes_per_uid",
-    "max_pinned_bytes_per_uid",
-    "max_names_per_uid",
-    "max_fds_per_uid",
-    "max_clients_per_uid",
-    "max_seats_per_uid",
-    "max_message",
-];
-
-/// When an idle broker exits.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Idle {
-    After(Duration),
-    Never,
+/// Returns the arguments that mean nothing where another program continues for a broker.
+fn settings() -> Vec<Id> {
+    let settings = Settings::augment_args(Command::new("serve"));
+    let settings = settings.get_arguments().map(|argument| argument.get_id().clone());
+    ["background", "check"].map(Id::from).into_iter().chain(settings).collect()
 }
 
+/// How long an idle broker waits until it exits; for ever if `None`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Idle(pub(super) Option<Duration>);
+
 pub(super) fn parse_idle(text: &str) -> Result<Idle, String> {
-    if text == "never" { Ok(Idle::Never) } else { parse_seconds(text).map(Idle::After) }
+    if text == "never" { Ok(Idle(None)) } else { parse_seconds(text).map(|after| Idle(Some(after))) }
 }
 
 /// Runs the command.
@@ -398,38 +383,38 @@ fn parse_members(text: &str) -> Result<u64, String> {
 }
 
 fn config(arguments: &Arguments, location: &Location, log: Option<PathBuf>) -> Config {
+    let settings = &arguments.settings;
     let defaults = Limits::default();
     let config = Config::new(&location.socket, &location.domain, partywall::VERSION);
     Config {
         limits: Limits {
-            bytes: arguments.max_bytes.unwrap_or(defaults.bytes),
-            pinned: arguments.max_pinned_bytes,
-            names: arguments.max_names.unwrap_or(defaults.names),
-            fds: arguments.max_fds,
-            clients: arguments.max_clients,
-            timelines: arguments.max_timelines.unwrap_or(defaults.timelines),
-            semaphores: arguments.max_semaphores.unwrap_or(defaults.semaphores),
-            message: arguments.max_message.map_or(defaults.message, |n| usize::try_from(n).unwrap_or(usize::MAX)),
+            bytes: settings.max_bytes.unwrap_or(defaults.bytes),
+            pinned: settings.max_pinned_bytes,
+            names: settings.max_names.unwrap_or(defaults.names),
+            fds: settings.max_fds,
+            clients: settings.max_clients,
+            timelines: settings.max_timelines.unwrap_or(defaults.timelines),
+            semaphores: settings.max_semaphores.unwrap_or(defaults.semaphores),
+            message: settings.max_message.map_or(defaults.message, |n| usize::try_from(n).unwrap_or(usize::MAX)),
             per_uid: UserLimits {
-                bytes: arguments.max_bytes_per_uid,
-                pinned: arguments.max_pinned_bytes_per_uid,
-                names: arguments.max_names_per_uid,
-                fds: arguments.max_fds_per_uid,
-                clients: arguments.max_clients_per_uid,
-                operators: arguments.max_seats_per_uid,
+                bytes: settings.max_bytes_per_uid,
+                pinned: settings.max_pinned_bytes_per_uid,
+                names: settings.max_names_per_uid,
+                fds: settings.max_fds_per_uid,
+                clients: settings.max_clients_per_uid,
+                operators: settings.max_seats_per_uid,
             },
             ..defaults
         },
-        admission: Admission { uids: arguments.allow_uid.iter().copied().collect(), group: arguments.group },
-        idle_exit: match arguments.idle_exit {
-            Some(Idle::After(duration)) => Some(duration),
-            Some(Idle::Never) => None,
+        admission: Admission { uids: settings.allow_uid.iter().copied().collect(), group: settings.group },
+        idle_exit: match settings.idle_exit {
+            Some(Idle(after)) => after,
             None if arguments.background => config.idle_exit,
             None => None,
         },
-        settle: Duration::from_millis(arguments.settle_ms),
-        unproven_after: arguments.unproven_after,
-        handshake_timeout: Duration::from_millis(arguments.handshake_timeout_ms),
+        settle: Duration::from_millis(settings.settle_ms),
+        unproven_after: settings.unproven_after,
+        handshake_timeout: Duration::from_millis(settings.handshake_timeout_ms),
         log_path: log,
         checks_memory: true,
         starter_holds_lock: arguments.starter_holds_lock,
@@ -460,49 +445,43 @@ fn start_log(path: &Path) -> std::io::Result<()> {
 }
 
 fn failure(error: StartError) -> Failure {
-    let (kind, advice) = match &error {
+    let kind = match error {
+        StartError::Directory { .. } => ErrorKind::Unreachable,
+        StartError::Limit { .. } | StartError::PathTooLong { .. } => ErrorKind::Usage,
+        _ => ErrorKind::Refused,
+    };
+    let advice = match &error {
         StartError::Directory { why: Unsafe::NoParent(parent), .. } => {
             let make = format!("create it with `mkdir -p {}`", parent.display());
-            (ErrorKind::Unreachable, format!("{make}, or check --socket, PARTYWALL_SOCKET and XDG_RUNTIME_DIR"))
+            format!("{make}, or check --socket, PARTYWALL_SOCKET and XDG_RUNTIME_DIR")
         }
         StartError::Directory { path, why: Unsafe::Mode { wanted: Entry::Passable, .. } } => {
-            let advice = format!("let others pass through it (chmod 711 {}), or name another --socket", path.display());
-            (ErrorKind::Unreachable, advice)
+            format!("let others pass through it (chmod 711 {}), or name another --socket", path.display())
         }
         StartError::Directory { path, why: Unsafe::Mode { .. } } => {
-            let advice = format!("give only your user access (chmod 700 {}), or name another --socket", path.display());
-            (ErrorKind::Unreachable, advice)
+            format!("give only your user access (chmod 700 {}), or name another --socket", path.display())
         }
         StartError::Directory { .. } => {
-            let advice = "name a --socket in a directory that belongs to this user; it is made if its parent exists";
-            (ErrorKind::Unreachable, advice.into())
+            "name a --socket in a directory that belongs to this user; it is made if its parent exists".into()
         }
-        StartError::Locked { .. } => {
-            (ErrorKind::Refused, "end the process that starts or ends a broker at that path, then try again".into())
-        }
-        StartError::AlreadyRunning { .. } => {
-            (ErrorKind::Refused, "use it, end it with `partywall stop`, or name another --domain".into())
-        }
-        StartError::NotASocket { path, .. } => {
-            (ErrorKind::Refused, format!("remove {}, or name another --socket", path.display()))
-        }
+        StartError::Locked { .. } => "end the process that starts or ends a broker at that path, then try again".into(),
+        StartError::AlreadyRunning { .. } => "use it, end it with `partywall stop`, or name another --domain".into(),
+        StartError::NotASocket { path, .. } => format!("remove {}, or name another --socket", path.display()),
         StartError::Inherited { .. } => {
             let advice = "set ListenStream= of the socket unit to the socket that `partywall status` prints";
-            (ErrorKind::Refused, format!("{advice}, or --socket to the path of ListenStream="))
+            format!("{advice}, or --socket to the path of ListenStream=")
         }
         StartError::TooFewFiles { needed, room, .. } => {
             let fewer = if *room > 0 { format!(", or serve with --max-clients {room}") } else { String::new() };
             let limit = "the hard limit of open files (`ulimit -Hn`, LimitNOFILE=, --ulimit nofile=)";
-            (ErrorKind::Refused, format!("raise {limit} to {needed}{fewer}"))
+            format!("raise {limit} to {needed}{fewer}")
         }
-        StartError::Limit { option, .. } => {
-            (ErrorKind::Usage, format!("give {option} another number, or leave it out"))
-        }
+        StartError::Limit { option, .. } => format!("give {option} another number, or leave it out"),
         StartError::PathTooLong { .. } => {
             let derived = "shorten $XDG_RUNTIME_DIR (else $TMPDIR), where the default socket is";
-            (ErrorKind::Usage, format!("name a shorter --socket, or {derived}"))
+            format!("name a shorter --socket, or {derived}")
         }
-        _ => (ErrorKind::Refused, "`partywall doctor` checks the limits of this machine".into()),
+        _ => "`partywall doctor` checks the limits of this machine".into(),
     };
     Failure::new(kind, error.to_string(), advice)
 }
