@@ -10,13 +10,14 @@ use crate::Context;
 /// A command's failure.
 #[derive(Debug)]
 pub(crate) struct Failure {
-    kind: ErrorKind,
-    message: String,
-    advice: String,
+    /// The class of the failure.
+    pub(crate) kind: ErrorKind,
+    /// What happened, and why; empty if the output has shown it already, so that only the exit code remains.
+    pub(crate) message: String,
+    /// What the user can do.
+    pub(crate) advice: String,
     /// The entry in `docs/troubleshooting.md`; only errors of the library have one.
     entry: Option<&'static str>,
-    /// True if the output has shown the failure already, so that only the exit code remains.
-    silent: bool,
     /// Further members of the JSON object, beside `error`.
     details: Option<Box<Value>>,
 }
@@ -24,7 +25,7 @@ pub(crate) struct Failure {
 impl Failure {
     /// Returns a failure of the command itself.
     pub(crate) fn new(kind: ErrorKind, message: impl Into<String>, advice: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), advice: advice.into(), entry: None, silent: false, details: None }
+        Self { kind, message: message.into(), advice: advice.into(), entry: None, details: None }
     }
 
     /// Returns the failure of an operation that the operating system refused.
@@ -34,13 +35,7 @@ impl Failure {
 
     /// Returns a failure that the command's output has shown already.
     pub(crate) fn silent(kind: ErrorKind) -> Self {
-        Self { kind, message: String::new(), advice: String::new(), entry: None, silent: true, details: None }
-    }
-
-    /// Replaces the message.
-    pub(crate) fn with_message(mut self, message: impl Into<String>) -> Self {
-        self.message = message.into();
-        self
+        Self::new(kind, "", "")
     }
 
     /// Replaces the advice.
@@ -53,21 +48,6 @@ impl Failure {
     pub(crate) fn with_details(mut self, details: Value) -> Self {
         self.details = Some(Box::new(details));
         self
-    }
-
-    /// Returns the class of the failure.
-    pub(crate) fn kind(&self) -> ErrorKind {
-        self.kind
-    }
-
-    /// Returns what happened, and why.
-    pub(crate) fn message(&self) -> &str {
-        &self.message
-    }
-
-    /// Returns what the user can do.
-    pub(crate) fn advice(&self) -> &str {
-        &self.advice
     }
 
     /// Returns the value of `error` in the JSON output.
@@ -90,7 +70,7 @@ impl Failure {
 
     /// Prints the failure on standard error, or as JSON on standard output.
     pub(crate) fn report(&self, context: &Context) -> ExitCode {
-        if !self.silent {
+        if !self.message.is_empty() {
             let mut value = json!({ "error": self.to_json() });
             if let (Some(value), Some(Value::Object(details))) = (value.as_object_mut(), self.details.as_deref()) {
                 value.extend(details.clone());

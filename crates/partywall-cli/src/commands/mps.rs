@@ -181,12 +181,13 @@ fn watch(daemon: &MpsDaemon) -> Result<(), Failure> {
             partywall::Error::Mps(MpsFault::NotStarted { why, .. }) => why.clone(),
             other => other.to_string(),
         };
-        let failure = Failure::from(error).with_message(why);
+        let mut failure = Failure::from(error);
+        failure.message = why;
         if let Some(starter) = starter.take() {
             report(starter, &failure);
         }
         // A daemon's standard streams have no reader.
-        Failure::silent(failure.kind())
+        Failure::silent(failure.kind)
     })
 }
 

@@ -80,7 +80,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
             }
             Err(error) => {
                 let failure = explained(&domain, name, error);
-                first.get_or_insert(failure.kind());
+                first.get_or_insert(failure.kind);
                 failed.push(json!({ "name": name, "error": failure.to_json() }));
                 if !output.is_json() {
                     failure.report(context);

@@ -204,11 +204,11 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     if let Err(failure) = &served {
         match starter.take() {
             Some(starter) => daemon::report(starter, failure),
-            None => tracing::error!(why = failure.message(), "the broker ended"),
+            None => tracing::error!(why = failure.message, "the broker ended"),
         }
     }
     // A daemon's standard streams have no reader.
-    served.map_err(|failure| Failure::silent(failure.kind()))
+    served.map_err(|failure| Failure::silent(failure.kind))
 }
 
 fn serve(

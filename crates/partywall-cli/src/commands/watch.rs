@@ -71,7 +71,7 @@ fn print_events(output: Output, watch: &mut Watch, stop: &AtomicBool) -> Result<
             Err(error) => {
                 let point = watch.point().to_string();
                 let failure = Failure::from(error);
-                let advice = format!("{}; the last point was {point}", failure.advice());
+                let advice = format!("{}; the last point was {point}", failure.advice);
                 return Err(failure.with_advice(advice).with_details(json!({ "point": point })));
             }
         }

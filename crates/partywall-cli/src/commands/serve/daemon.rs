@@ -72,7 +72,7 @@ pub(super) fn supervise(
 
 /// Reports to the starter why the daemon cannot start.
 pub(in crate::commands) fn report(starter: Starter, failure: &Failure) {
-    starter.failed(failure.code(), &format!("{}\n{}\n", failure.message(), failure.advice()));
+    starter.failed(failure.code(), &format!("{}\n{}\n", failure.message, failure.advice));
 }
 
 /// Starts a daemon in a process of its own, which prints that it is ready. Returns the reason if it cannot start.

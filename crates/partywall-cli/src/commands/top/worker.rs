@@ -112,9 +112,9 @@ fn evict(observer: &mut Observer, members: &[u64], instance: u64, kill: bool) ->
 
 /// Returns a failure and what to do in one sentence.
 pub(super) fn sentence(failure: &Failure) -> String {
-    match failure.kind() {
-        ErrorKind::NotFound => failure.message().to_owned(),
-        _ => format!("{}: {}", failure.message(), failure.advice()),
+    match failure.kind {
+        ErrorKind::NotFound => failure.message.clone(),
+        _ => format!("{}: {}", failure.message, failure.advice),
     }
 }
 
