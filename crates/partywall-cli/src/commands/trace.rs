@@ -111,14 +111,9 @@ fn check_names(domain: &Domain, wanted: &[Pattern]) -> Result<(), Failure> {
 /// Creates the file before anything is traced, so that a wrong name costs no time.
 fn create(arguments: &Arguments) -> Result<File, Failure> {
     let path = &arguments.out;
-    let mut options = OpenOptions::new();
-    options.write(true);
-    if arguments.force {
-        options.create(true).truncate(true)
-    } else {
-        options.create_new(true)
-    };
-    options.open(path).map_err(|error| match error.kind() {
+    // Unless `force`, `create_new` outranks the options before it.
+    let file = OpenOptions::new().write(true).create(true).truncate(true).create_new(!arguments.force).open(path);
+    file.map_err(|error| match error.kind() {
         IoErrorKind::AlreadyExists => Failure::new(
             ErrorKind::Refused,
             format!("{} already exists", path.display()),

@@ -24,21 +24,14 @@ use crate::{
     text::{count, short_time},
 };
 
-/// The arguments of the command.
-#[derive(Debug, clap::Args)]
-pub(super) struct Arguments {
-    #[command(flatten)]
-    receiving: Receiving,
-}
-
 /// Runs the command.
-pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
-    let topic = arguments.receiving.open(context)?;
-    let receiving = arguments.receiving.subscribe(&topic)?;
+pub(super) fn run(context: &Context, receiving: &Receiving) -> Result<(), Failure> {
+    let topic = receiving.open(context)?;
+    let subscribed = receiving.subscribe(&topic)?;
     let output = context.output();
     let mut echo = Echo { output, lately: VecDeque::new(), samples: 0, missed: 0, failed: 0, bytes: 0 };
-    let took = arguments.receiving.receive(context, &topic, &receiving, &mut echo)?.as_secs_f64();
-    let ages = receiving.0.stats().ages;
+    let took = receiving.receive(context, &topic, &subscribed, &mut echo)?.as_secs_f64();
+    let ages = subscribed.0.stats().ages;
     let Echo { samples, missed, failed, bytes: total, .. } = echo;
     let rate = samples as f64 / took.max(1e-9);
     output.value(&json!({

@@ -35,14 +35,9 @@ pub(super) struct Recording {
 impl Recording {
     /// Creates a file. Only `force` replaces an existing one.
     pub(super) fn create(path: &Path, topic: &Topic, force: bool) -> Result<Self, Failure> {
-        let mut options = OpenOptions::new();
-        options.write(true);
-        if force {
-            options.create(true).truncate(true)
-        } else {
-            options.create_new(true)
-        };
-        let file = options.open(path).map_err(|error| match error.kind() {
+        // Unless `force`, `create_new` outranks the options before it.
+        let file = OpenOptions::new().write(true).create(true).truncate(true).create_new(!force).open(path);
+        let file = file.map_err(|error| match error.kind() {
             IoErrorKind::AlreadyExists => Failure::new(
                 ErrorKind::Refused,
                 format!("{} already exists", path.display()),

@@ -7,7 +7,7 @@ use std::{
 
 use partywall::{DType, DeviceChoice, Error, Topic, TopicOptions, error::NotFound};
 
-use super::{file::parse_shape, is_there};
+use super::file::parse_shape;
 use crate::{
     Context, device,
     failure::Failure,
@@ -130,7 +130,7 @@ impl Audience {
     /// Waits for the requested subscribers. Returns false if Ctrl-C interrupted the wait.
     pub(super) fn wait_for(&self, context: &Context, topic: &Topic, stop: &AtomicBool) -> Result<bool, Failure> {
         let Some(wanted) = self.wait_subscribers else { return Ok(true) };
-        let has = || topic.stats().subscribers.iter().filter(|subscriber| is_there(subscriber.detached)).count();
+        let has = || topic.stats().subscribers.iter().filter(|subscriber| !subscriber.detached).count();
         let subscribers = count(wanted as u64, "subscriber");
         let start = Instant::now();
         if has() < wanted {

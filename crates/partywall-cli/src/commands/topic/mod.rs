@@ -28,6 +28,7 @@ use partywall::{
 use crate::{
     Context,
     failure::Failure,
+    output::Output,
     signals,
     text::{count, parse_count, parse_seconds},
 };
@@ -48,7 +49,7 @@ enum What {
     /// Publish samples from a file, standard input, or generated numbers
     Pub(publish::Arguments),
     /// Print samples as they arrive: rate, lag, headers and first values
-    Echo(echo::Arguments),
+    Echo(Receiving),
     /// Measure the samples per second and the gaps between them
     Hz(rates::Arguments),
     /// Measure the bytes per second and the sizes of samples
@@ -65,7 +66,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
         What::Ls(arguments) => list::run(context, arguments),
         What::Info(arguments) => info::run(context, arguments),
         What::Pub(arguments) => publish::run(context, arguments),
-        What::Echo(arguments) => echo::run(context, arguments),
+        What::Echo(receiving) => echo::run(context, receiving),
         What::Hz(arguments) => rates::run(context, arguments, rates::What::Gaps),
         What::Bw(arguments) => rates::run(context, arguments, rates::What::Sizes),
         What::Record(arguments) => record::run(context, arguments),
@@ -140,7 +141,7 @@ impl Receiving {
         (subscriber, stop): &(Subscriber, Arc<AtomicBool>),
         receiver: &mut impl Receiver,
     ) -> Result<Duration, Failure> {
-        let mut presence = Presence { context, topic, publishers: None };
+        let mut presence = Presence { output: context.output(), topic, publishers: None };
         presence.update();
         let start = Instant::now();
         let mut left = self.count.unwrap_or(u64::MAX);
@@ -158,7 +159,7 @@ impl Receiving {
                 Err(Error::Cancelled { .. }) => break,
                 Err(Error::Timeout { .. }) => presence.update(),
                 Err(Error::Gone(Gone::TopicIdle { .. })) => {
-                    presence.print(format!("the last publisher of {} has left", topic.name()));
+                    presence.output.note(format!("the last publisher of {} has left", topic.name()));
                     break;
                 }
                 Err(error) => return Err(error.into()),
@@ -171,7 +172,7 @@ impl Receiving {
 
 /// Reports the publishers that the command waits for; keeps the number that was printed last.
 struct Presence<'a> {
-    context: &'a Context,
+    output: Output,
     topic: &'a Topic,
     publishers: Option<usize>,
 }
@@ -179,28 +180,19 @@ struct Presence<'a> {
 impl Presence<'_> {
     /// Prints what the command waits for, if that has changed.
     fn update(&mut self) {
-        let now = self.topic.stats().publishers.iter().filter(|publisher| is_there(publisher.detached)).count();
+        let now = self.topic.stats().publishers.iter().filter(|publisher| !publisher.detached).count();
         let name = self.topic.name();
         let some = count(now as u64, "publisher");
         match (self.publishers.replace(now), now) {
-            (None, 0) => self.print(format!("waiting for a publisher of {name}; Ctrl-C ends it")),
-            (None, _) => self.print(format!("waiting for samples of {name}, which has {some}; Ctrl-C ends it")),
+            (None, 0) => self.output.note(format!("waiting for a publisher of {name}; Ctrl-C ends it")),
+            (None, _) => self.output.note(format!("waiting for samples of {name}, which has {some}; Ctrl-C ends it")),
             (Some(before), 0) if before > 0 => {
-                self.print(format!("the last publisher of {name} has left; waiting for another"));
+                self.output.note(format!("the last publisher of {name} has left; waiting for another"));
             }
-            (Some(0), now) if now > 0 => self.print(format!("{name} has {some} now")),
+            (Some(0), now) if now > 0 => self.output.note(format!("{name} has {some} now")),
             _ => {}
         }
     }
-
-    fn print(&self, text: String) {
-        self.context.output().note(text);
-    }
-}
-
-/// Returns whether a publisher or subscriber counts; a detached one does not.
-fn is_there(detached: bool) -> bool {
-    !detached
 }
 
 /// Publishes a sample. Returns false if Ctrl-C interrupted the wait for a block or for subscribers.
