@@ -21,11 +21,9 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     let domain = context.options().start(false).operator(true).connect()?;
     domain.abandon_timeline(&arguments.name).map_err(|error| explained(&domain, &arguments.name, error))?;
     let output = context.output();
-    output.line(format!(
-        "all waits for timeline {:?} have ended; a new writer goes on from its last value",
-        arguments.name
-    ));
-    output.value(&json!({ "name": arguments.name, "abandoned": true, "socket": domain.socket() }));
+    let name = &arguments.name;
+    output.line(format!("all waits for timeline {name:?} have ended; a new writer goes on from its last value"));
+    output.value(&json!({ "name": name, "abandoned": true, "socket": domain.socket() }));
     Ok(())
 }
 

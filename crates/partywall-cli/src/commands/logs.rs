@@ -91,11 +91,8 @@ fn find(context: &Context) -> Result<(PathBuf, Broker), Failure> {
     };
     let Some(path) = status.log.as_ref().map(PathBuf::from) else {
         let what = format!("the broker with pid {} keeps no log", status.pid);
-        return Err(Failure::new(
-            ErrorKind::NotFound,
-            what,
-            "see the message at its start; `partywall serve` repeats it",
-        ));
+        let advice = "see the message at its start; `partywall serve` repeats it";
+        return Err(Failure::new(ErrorKind::NotFound, what, advice));
     };
     // The pid of a broker in another PID namespace means nothing here.
     let pidfd = partywall::broker_pid(&location).ok().flatten().and_then(|pid| process::pidfd(pid).ok());

@@ -137,13 +137,11 @@ fn status(output: Output, daemon: &MpsDaemon) -> Result<(), Failure> {
     if status.runs {
         fact("daemon", format!("runs at {}", pipes.display()));
         fact("logs", daemon.logs().display().to_string());
-        fact(
-            "watcher",
-            match status.watcher {
-                Some(pid) => format!("pid {pid}, stops the daemon when no process needs it"),
-                None => "none: the daemon runs until `partywall mps stop`, or until a start gives it a watcher".into(),
-            },
-        );
+        let watcher = match status.watcher {
+            Some(pid) => format!("pid {pid}, stops the daemon when no process needs it"),
+            None => "none: the daemon runs until `partywall mps stop`, or until a start gives it a watcher".into(),
+        };
+        fact("watcher", watcher);
         if status.held {
             fact("held", "by commands of `run --mps`, or by processes with connect(mps=True)".into());
         }

@@ -60,8 +60,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     // A broker that ends by itself has removed its socket, unless it is a socket of systemd: looking for a listener
     // there would start the next broker.
     let stale = how != "asked" && remove_stale(&location)?;
-    let who = pid.map_or_else(String::new, |pid| format!(" with pid {pid}"));
-    context.output().line(format!("the broker{who} at {} has ended", location.socket.display()));
+    context.output().line(format!("{} has ended", broker(pid, &location)));
     context.output().value(&json!({
         "socket": location.socket, "stopped": true, "pid": pid, "how": how, "stale_socket_removed": stale,
     }));
@@ -116,12 +115,7 @@ fn ask(context: &Context, location: &Location, domain: &Domain, force: bool) -> 
     if wait(processes.last(), location, TIMEOUT) {
         return Ok(Ended { pid, how: "asked" });
     }
-    let message = format!(
-        "the broker{} at {} has not ended within {} s of the request",
-        pid.map_or_else(String::new, |pid| format!(" with pid {pid}")),
-        location.socket.display(),
-        TIMEOUT.as_secs()
-    );
+    let message = format!("{} has not ended within {} s of the request", broker(pid, location), TIMEOUT.as_secs());
     match processes {
         [_, ..] if force => kill(context, location, processes, pid, &message),
         _ => Err(Failure::new(ErrorKind::Refused, message, "`partywall stop --force` kills it")),
@@ -168,13 +162,9 @@ fn in_use(location: &Location, domain: &Domain, pid: Option<u32>) -> Failure {
     let names = domain.names().unwrap_or_default();
     let members = domain.members().unwrap_or_default();
     let (timelines, semaphores) = describe::apart(domain.objects().unwrap_or_default());
-    let mut message = format!(
-        "the broker{} at {} still has {} and {}",
-        pid.map_or_else(String::new, |pid| format!(" with pid {pid}")),
-        location.socket.display(),
-        count((names.len() + timelines.len() + semaphores.len()) as u64, "name"),
-        count(members.len() as u64, "member"),
-    );
+    let all_names = count((names.len() + timelines.len() + semaphores.len()) as u64, "name");
+    let all_members = count(members.len() as u64, "member");
+    let mut message = format!("{} still has {all_names} and {all_members}", broker(pid, location));
     let details = json!({
         "names": names.iter().map(describe::name).collect::<Vec<_>>(),
         "timelines": timelines,
@@ -205,11 +195,8 @@ fn signal(context: &Context, location: &Location) -> Result<Ended, Failure> {
     };
     let unknown = || {
         let message = format!("it cannot be told which process serves {}", location.socket.display());
-        Failure::new(
-            ErrorKind::Refused,
-            message,
-            format!("check that {pid} is the broker, and end it with `kill {pid}`"),
-        )
+        let advice = format!("check that {pid} is the broker, and end it with `kill {pid}`");
+        Failure::new(ErrorKind::Refused, message, advice)
     };
     // Not by the pid: if the supervisor has died and its worker goes on, the pid may belong to another process by now.
     let pidfd = partywall::broker_pidfd(location)?.ok_or_else(unknown)?;
@@ -226,6 +213,12 @@ fn signal(context: &Context, location: &Location) -> Result<Ended, Failure> {
     }
     let message = format!("the broker with pid {pid} has not ended within {} s of SIGTERM", TERM_TIMEOUT.as_secs());
     kill(context, location, &[pidfd], Some(pid), &message)
+}
+
+/// Returns a broker: `the broker with pid 5 at /run/user/1000/partywall/default.sock`.
+fn broker(pid: Option<u32>, location: &Location) -> String {
+    let who = pid.map_or_else(String::new, |pid| format!(" with pid {pid}"));
+    format!("the broker{who} at {}", location.socket.display())
 }
 
 /// Returns whether the socket is missing or has no listener. Returns false if that cannot be determined.

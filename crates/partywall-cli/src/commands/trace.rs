@@ -100,11 +100,11 @@ fn check_names(domain: &Domain, wanted: &[Pattern]) -> Result<(), Failure> {
     let there: Vec<_> = names.iter().filter(is_traced).map(|name| name.name.as_str()).chain(timelines).collect();
     match wanted.iter().find(|wanted| !there.iter().any(|name| wanted.matches(name))) {
         None => Ok(()),
-        Some(unknown) => Err(Failure::new(
-            ErrorKind::NotFound,
-            format!("no topic, queue or timeline matches {:?}", unknown.as_str()),
-            "partywall ls lists what is there; leave the names out to trace also what is created later",
-        )),
+        Some(unknown) => {
+            let what = format!("no topic, queue or timeline matches {:?}", unknown.as_str());
+            let advice = "partywall ls lists what is there; leave the names out to trace also what is created later";
+            Err(Failure::new(ErrorKind::NotFound, what, advice))
+        }
     }
 }
 

@@ -90,12 +90,7 @@ fn line(event: &WatchEvent) -> String {
     };
     let what = match named {
         Named::Segment => name.clone(),
-        Named::Timeline => format!("timeline {name}"),
-        Named::Semaphore => format!("semaphore {name}"),
-        Named::Pool => format!("pool {name}"),
-        Named::Topic => format!("topic {name}"),
-        Named::Queue => format!("queue {name}"),
-        _ => format!("an object of a kind that this version does not know, {name}"),
+        other => format!("{} {name}", other.name()),
     };
     let change = match change {
         Change::Created { pid } => format!("created        {what} by pid {pid}"),

@@ -37,11 +37,9 @@ pub(super) fn run(session: &Session, device: DeviceChoice) -> Result<(), Failure
     session.wait_withdrawn(&shared, "producer")?;
     if !domain.members()?.iter().any(|member| member.pid == producer) {
         // The producer waits for the release.
-        return Err(Failure::new(
-            ErrorKind::CheckFailed,
-            format!("the producer (process {producer}) died before it had checked the doubled integers"),
-            "see what the producer printed, then start both again",
-        ));
+        let message = format!("the producer (process {producer}) died before it had checked the doubled integers");
+        let advice = "see what the producer printed, then start both again";
+        return Err(Failure::new(ErrorKind::CheckFailed, message, advice));
     }
     let (_, took) = timed(|| {
         for segment in [data, shared, shared_doubled, data_read] {
@@ -69,11 +67,8 @@ fn agree(data: &Segment, device: DeviceChoice) -> Result<(), Failure> {
         Place::Gpu(_) if device == DeviceChoice::Host => ("GPU memory", ErrorKind::Refused),
         _ => return Ok(()),
     };
-    Err(Failure::new(
-        kind,
-        format!("{} is {has}, and --device {device} was asked for", data.name()),
-        "give both roles the same --device",
-    ))
+    let message = format!("{} is {has}, and --device {device} was asked for", data.name());
+    Err(Failure::new(kind, message, "give both roles the same --device"))
 }
 
 /// Notifies the producer by committing `name`, which holds one number: how many elements are done.

@@ -3,7 +3,7 @@
 
 use partywall::{
     Build, DType, DeviceRange, Error, Place, Result, Segment, Tensor,
-    cuda::{AccessError, kernels},
+    cuda::{AccessError, CudaError, kernels},
     error::{DeviceFault, InvalidArgument},
 };
 
@@ -123,16 +123,17 @@ fn first_bad(elements: impl Iterator<Item = u32>, factor: u32) -> Option<Bad> {
 }
 
 fn synchronize(range: DeviceRange<'_>) -> Result<()> {
-    range
-        .gpu()
-        .stream()
-        .synchronize()
-        .map_err(|source| Error::DeviceFault(DeviceFault::Cuda { what: "waiting for a kernel".into(), source }))
+    range.gpu().stream().synchronize().map_err(fault("waiting for a kernel"))
+}
+
+/// Returns the error of a failed call of CUDA.
+pub(super) fn fault(what: impl Into<String>) -> impl FnOnce(CudaError) -> Error {
+    |source| Error::DeviceFault(DeviceFault::Cuda { what: what.into(), source })
 }
 
 fn refused(what: &'static str) -> impl Fn(AccessError) -> Error {
     move |error| match error {
-        AccessError::Driver(source) => Error::DeviceFault(DeviceFault::Cuda { what: what.into(), source }),
+        AccessError::Driver(source) => fault(what)(source),
         other => {
             Error::InvalidArgument(InvalidArgument::Range { tensor: TENSOR.into(), why: format!("{what}: {other}") })
         }

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 use partywall::{
     DeviceUuid, Domain, Error, ErrorKind, Gpu, OpenOptions, Place, Segment, bytes,
     cuda::{CudaError, PhysicalMemory},
-    error::DeviceFault,
 };
 use serde_json::{Value, json};
 
@@ -53,12 +52,9 @@ impl Session {
         let (domain, took) = timed(|| context.options().connect())?;
         let socket = domain.socket().display().to_string();
         let broker = domain.status()?.pid;
-        narrator.step(
-            "connect",
-            Some(took),
-            &format!("to the broker, process {broker}, at {socket}"),
-            json!({ "pid": std::process::id(), "broker": broker, "socket": socket }),
-        );
+        let text = format!("to the broker, process {broker}, at {socket}");
+        let fields = json!({ "pid": std::process::id(), "broker": broker, "socket": socket });
+        narrator.step("connect", Some(took), &text, fields);
         let prefix = options.name.as_deref().unwrap_or("demo");
         let names = Names {
             data: format!("{prefix}/data"),
@@ -76,12 +72,8 @@ impl Session {
 
     fn host(&self) -> u64 {
         let page = rustix::param::page_size() as u64;
-        self.narrator.step(
-            "device",
-            None,
-            &format!("host memory: a sealed memfd for each allocation, in pages of {}", bytes(page)),
-            json!({ "device": "host", "granularity": page }),
-        );
+        let text = format!("host memory: a sealed memfd for each allocation, in pages of {}", bytes(page));
+        self.narrator.step("device", None, &text, json!({ "device": "host", "granularity": page }));
         page
     }
 
@@ -92,9 +84,7 @@ impl Session {
             gpu.kernels()?;
             Ok(gpu)
         })?;
-        let described = describe(&gpu).map_err(|source| {
-            Error::DeviceFault(DeviceFault::Cuda { what: format!("asking about GPU {uuid}"), source })
-        });
+        let described = describe(&gpu).map_err(pattern::fault(format!("asking about GPU {uuid}")));
         let (granularity, text, fields) = described?;
         self.narrator.step("device", Some(took), &text, fields);
         Ok(granularity)
@@ -104,15 +94,10 @@ impl Session {
     pub(super) fn memory(&self, when: &str) -> Result<(), Failure> {
         let Place::Gpu(uuid) = self.place else { return Ok(()) };
         let memory = self.domain.gpu(uuid)?.context().memory_info();
-        let memory = memory.map_err(|source| {
-            Error::DeviceFault(DeviceFault::Cuda { what: "asking for free memory".into(), source })
-        })?;
-        self.narrator.step(
-            "memory",
-            None,
-            &format!("{} of {} are free {when}", bytes(memory.free), bytes(memory.total)),
-            json!({ "when": when, "free_bytes": memory.free, "total_bytes": memory.total }),
-        );
+        let memory = memory.map_err(pattern::fault("asking for free memory"))?;
+        let text = format!("{} of {} are free {when}", bytes(memory.free), bytes(memory.total));
+        let fields = json!({ "when": when, "free_bytes": memory.free, "total_bytes": memory.total });
+        self.narrator.step("memory", None, &text, fields);
         Ok(())
     }
 
@@ -142,20 +127,15 @@ impl Session {
             if let Some(partner) = partner
                 && ended(partner, Duration::ZERO)?
             {
-                return Err(Failure::new(
-                    ErrorKind::CheckFailed,
-                    format!("the {other} has ended: {} was withdrawn before {name} was committed", partner.name()),
-                    format!("see what the {other} printed, then start both again"),
-                ));
+                let partner = partner.name();
+                let message = format!("the {other} has ended: {partner} was withdrawn before {name} was committed");
+                let advice = format!("see what the {other} printed, then start both again");
+                return Err(Failure::new(ErrorKind::CheckFailed, message, advice));
             }
             if left.is_zero() {
-                return Err(Failure::new(
-                    ErrorKind::TimedOut,
-                    format!("{name} was not committed within {} s", self.timeout.as_secs_f64()),
-                    format!(
-                        "start `partywall demo {other}` with the same --name, --domain and --socket; or wait longer (--timeout)"
-                    ),
-                ));
+                let message = format!("{name} was not committed within {} s", self.timeout.as_secs_f64());
+                let start = format!("start `partywall demo {other}` with the same --name, --domain and --socket");
+                return Err(Failure::new(ErrorKind::TimedOut, message, format!("{start}; or wait longer (--timeout)")));
             }
         }
     }
@@ -277,13 +257,9 @@ fn ended(segment: &Segment, timeout: Duration) -> partywall::Result<bool> {
 fn wrong(segment: &Segment, bad: pattern::Bad, how: &str) -> Failure {
     let pattern::Bad { index, expected, found } = bad;
     let name = segment.name();
-    Failure::new(
-        ErrorKind::CheckFailed,
-        format!(
-            "{name} is wrong at index {index}: expected {expected} ({expected:#010x}), found {found} ({found:#010x}), {how}"
-        ),
-        "run `partywall doctor`, which tests each part; this is a bug",
-    )
+    let numbers = format!("expected {expected} ({expected:#010x}), found {found} ({found:#010x})");
+    let message = format!("{name} is wrong at index {index}: {numbers}, {how}");
+    Failure::new(ErrorKind::CheckFailed, message, "run `partywall doctor`, which tests each part; this is a bug")
 }
 
 /// Returns the granularity of a GPU's memory, and the GPU's properties as text and as JSON fields.

@@ -59,17 +59,8 @@ impl<'a> Supervisor<'a> {
         let binary = std::env::current_exe().map_err(system("finding the program of"))?;
         let mut command = Command::new(binary);
         command.args(self.context.arguments());
-        command.args([
-            "demo",
-            role,
-            "--supervised",
-            &std::process::id().to_string(),
-            "--name",
-            prefix,
-            "--device",
-            &device.to_string(),
-        ]);
-        command.args(["--timeout", &options.timeout.as_secs_f64().to_string()]);
+        command.args(["demo", role, "--supervised", &std::process::id().to_string(), "--name", prefix]);
+        command.args(["--device", &device.to_string(), "--timeout", &options.timeout.as_secs_f64().to_string()]);
         if role == "producer" {
             command.args(options.corrupt.map(|index| format!("--corrupt={index}")));
             let point = options.crash_at.and_then(|point| point.to_possible_value());

@@ -65,7 +65,7 @@ pub(super) struct Victim {
 }
 
 /// A table on the screen.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Pane {
     pub(super) view: View,
     /// The rows that the filter leaves, in order.
@@ -85,18 +85,7 @@ pub(super) struct Pane {
 
 impl Pane {
     fn new(view: View) -> Self {
-        let column = view.first_order();
-        Self {
-            view,
-            rows: Vec::new(),
-            all: 0,
-            column,
-            reverse: false,
-            filter: String::new(),
-            selected: 0,
-            top: 0,
-            page: 1,
-        }
+        Self { view, column: view.first_order(), page: 1, ..Self::default() }
     }
 
     /// Makes the rows from a picture. The selected one stays selected wherever it moves.

@@ -177,11 +177,8 @@ fn holders_of(domain: &Domain, name: &str) -> Result<Vec<String>> {
     }
     lines.extend(info.builder.map(|pid| format!("pid {pid} builds the next version")));
     lines.push(String::new());
-    lines.extend(
-        info.queues.iter().map(|QueueHolder { name, version, .. }| {
-            format!("held by queue {}", describe::with_version(name, *version))
-        }),
-    );
+    let queue = |queue: &QueueHolder| format!("held by queue {}", describe::with_version(&queue.name, queue.version));
+    lines.extend(info.queues.iter().map(queue));
     lines.extend(info.holders.iter().map(held));
     if info.holders.is_empty() && info.queues.is_empty() {
         lines.push("no process holds it".into());

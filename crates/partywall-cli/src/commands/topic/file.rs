@@ -203,11 +203,8 @@ impl Playback {
                 }
                 Err(McapError::BadMagic | McapError::UnexpectedEof) => {
                     let what = format!("{} is not an MCAP file", self.path.display());
-                    return Err(Failure::new(
-                        ErrorKind::Refused,
-                        what,
-                        "name a file that `partywall topic record` wrote",
-                    ));
+                    let advice = "name a file that `partywall topic record` wrote";
+                    return Err(Failure::new(ErrorKind::Refused, what, advice));
                 }
                 Err(McapError::UnsupportedCompression(name)) => {
                     let what = format!("{} is compressed ({name}), which is not supported", self.path.display());

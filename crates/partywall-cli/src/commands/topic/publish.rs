@@ -168,11 +168,8 @@ impl Sender<'_> {
     fn send_file(&mut self, path: &Path, bytes: &[u8]) -> Result<(), Failure> {
         let (dtype, shape, length) = self.cut(bytes.len())?;
         if length == 0 || !bytes.len().is_multiple_of(length) {
-            let what = format!(
-                "{} has {} bytes, which is not a multiple of {length}, the size of a sample",
-                path.display(),
-                bytes.len()
-            );
+            let has = format!("{} has {} bytes", path.display(), bytes.len());
+            let what = format!("{has}, which is not a multiple of {length}, the size of a sample");
             return Err(Failure::new(ErrorKind::Usage, what, "give the --dtype and --shape of the file"));
         }
         let once = bytes.len() / length;
@@ -205,11 +202,8 @@ impl Sender<'_> {
             }
             if read < length {
                 let what = format!("standard input ends within a sample, after {read} of {length} bytes");
-                return Err(Failure::new(
-                    ErrorKind::Usage,
-                    what,
-                    "check the program that writes it; the earlier samples were published",
-                ));
+                let advice = "check the program that writes it; the earlier samples were published";
+                return Err(Failure::new(ErrorKind::Usage, what, advice));
             }
             if !self.send(dtype, &shape, &sample)? {
                 break;
