@@ -52,6 +52,16 @@ pub struct Point {
     pub p75: f64,
 }
 
+impl Point {
+    /// Returns the percentiles of a measurement in another unit, and at least `least`. `None` if a logarithmic axis
+    /// cannot show them.
+    fn of(x: f64, Measurement { case, percentiles }: &Measurement, unit: Unit, least: f64) -> Option<Self> {
+        let shown =
+            |value| case.unit.convert(value, unit).ok().map(|value| value.max(least)).filter(|value| *value > 0.0);
+        Some(Self { x, p25: shown(percentiles.p25)?, p50: shown(percentiles.p50)?, p75: shown(percentiles.p75)? })
+    }
+}
+
 /// Parameters that are the horizontal axis of a plot.
 const VARIED: [&str; 4] = ["bytes", "subscribers", "processes", "tensors"];
 
@@ -121,19 +131,10 @@ fn varied(case: &Case) -> Option<(&'static str, f64, String)> {
 
 impl Chart {
     fn add(&mut self, x: f64, measurement: &Measurement) {
-        let Measurement { case, percentiles } = measurement;
         // A plot has one unit. A logarithmic axis cannot show zero bytes, so they are drawn as one.
         let least = if self.unit == Unit::Bytes { 1.0 } else { 0.0 };
-        let Some(values) = [percentiles.p25, percentiles.p50, percentiles.p75]
-            .map(|value| case.unit.convert(value, self.unit).ok().map(|value| value.max(least)))
-            .map(|value| value.filter(|value| *value > 0.0))
-            .into_iter()
-            .collect::<Option<Vec<_>>>()
-        else {
-            return;
-        };
-        let point = Point { x, p25: values[0], p50: values[1], p75: values[2] };
-        let name = &case.name;
+        let Some(point) = Point::of(x, measurement, self.unit, least) else { return };
+        let name = &measurement.case.name;
         match self.lines.iter_mut().find(|line| line.name == *name) {
             Some(line) => line.points.push(point),
             None => self.lines.push(Line { name: name.clone(), points: vec![point] }),
@@ -237,15 +238,9 @@ impl Rows {
         for result in results {
             let beside = result.floor.iter().map(|floor| (1.0, floor));
             let beside = beside.chain(result.rivals.iter().map(|rival| (2.0, rival)));
-            for (x, Measurement { case, percentiles }) in [(0.0, &result.measured)].into_iter().chain(beside) {
-                let value = |value: f64| case.unit.convert(value, unit).ok().filter(|value| *value > 0.0);
-                let point = Point {
-                    x,
-                    p25: value(percentiles.p25)?,
-                    p50: value(percentiles.p50)?,
-                    p75: value(percentiles.p75)?,
-                };
-                lines.push(Line { name: case.line(), points: vec![point] });
+            for (x, measurement) in [(0.0, &result.measured)].into_iter().chain(beside) {
+                let point = Point::of(x, measurement, unit, 0.0)?;
+                lines.push(Line { name: measurement.case.line(), points: vec![point] });
             }
         }
         let varies = results.iter().any(|result| varied(&result.measured.case).is_some());

@@ -42,11 +42,8 @@ impl Report {
 
     /// Reads a report that [`Report::write_json`] wrote.
     pub fn read_json(path: &Path) -> Result<Self, Error> {
-        let text = std::fs::read_to_string(path).map_err(|source| Error::Io {
-            action: "read",
-            path: path.to_owned(),
-            source,
-        })?;
+        let failed = |source| Error::Io { action: "read", path: path.to_owned(), source };
+        let text = std::fs::read_to_string(path).map_err(failed)?;
         serde_json::from_str(&text).map_err(|source| Error::Json { path: path.to_owned(), source })
     }
 
