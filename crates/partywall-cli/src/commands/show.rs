@@ -29,7 +29,7 @@ use partywall::{
     },
     kind_name,
 };
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::{
     Context, describe,
@@ -149,9 +149,6 @@ pub(crate) fn topic(context: &Context, domain: &Domain, info: SegmentInfo) -> Re
 
 /// Prints a topic: its samples, its memory, its publishers and subscribers.
 fn topic_facts(output: Output, domain: &Domain, info: &SegmentInfo, shape: &TopicShape) -> Result<(), Failure> {
-    if output.is_json() {
-        return Ok(());
-    }
     let VersionInfo { place, bytes: allocated, control, .. } = &info.version;
     fact(output, "topic", &info.name);
     fact(output, "samples", SampleType::of(shape).to_string());
@@ -191,10 +188,9 @@ fn topic_facts(output: Output, domain: &Domain, info: &SegmentInfo, shape: &Topi
 
 /// Prints how long a topic or queue stays, and which process created it.
 fn history(output: Output, info: &SegmentInfo) {
-    let VersionInfo { version, committer, committed_at, .. } = &info.version;
+    let VersionInfo { version, committer, .. } = &info.version;
     fact(output, "lifetime", lifetime(&info.version));
-    let ago = text::duration(text::since(*committed_at));
-    fact(output, "made", format!("{} ({ago} ago) by pid {committer}, version {version}", text::moment(*committed_at)));
+    fact(output, "made", format!("{} by pid {committer}, version {version}", when(&info.version)));
     user(output, info.version.uid, info.version.shared);
     if info.version.lost {
         fact(output, "lost", LOST);
@@ -381,8 +377,7 @@ fn value(info: &SegmentInfo) -> Value {
     value["detail"] = info.control.as_ref().map_or(Value::Null, describe::control::detail);
     value["versions"] = info.versions.iter().map(describe::version).collect();
     value["builder"] = json!(info.builder);
-    let pairs = info.table.metadata().map(|(key, value)| (key.to_owned(), json!(value)));
-    value["metadata"] = Value::Object(pairs.collect::<Map<_, _>>());
+    value["metadata"] = info.table.metadata().collect();
     let tensors = info.table.in_given_order().into_iter().map(|tensor| {
         json!({
             "name": tensor.name(),
@@ -399,64 +394,57 @@ fn value(info: &SegmentInfo) -> Value {
 }
 
 fn facts(output: Output, info: &SegmentInfo) {
-    let VersionInfo {
-        version,
-        kind,
-        place,
-        bytes: allocated,
-        mutable,
-        reserved,
-        growths,
-        committer,
-        leases,
-        committed_at,
-        control,
-        ..
-    } = &info.version;
-    let newest = info.versions.last().is_none_or(|last| last.version == *version);
+    let version = &info.version;
+    let newest = info.versions.last().is_none_or(|last| last.version == version.version);
     let latest = match (info.is_latest, newest) {
-        _ if info.version.lost => "lost",
+        _ if version.lost => "lost",
         (true, _) => "the latest",
         (false, false) => "not the latest",
         (false, true) => "removed: it can no longer be opened, and goes with its last lease",
     };
-    let used = info.table.tensor_bytes();
-    let access = if *mutable { "mutable: its users must synchronize their access" } else { "frozen" };
-    fact(output, if control.is_some() { "pool" } else { "name" }, &info.name);
+    let allocated = bytes(version.bytes);
+    fact(output, if version.control.is_some() { "pool" } else { "name" }, &info.name);
     // A pool has only one version, and its memory is divided into blocks, not tensors.
-    if control.is_none() || !info.is_latest {
-        fact(output, "version", format!("{version} ({latest})"));
+    if version.control.is_none() || !info.is_latest {
+        fact(output, "version", format!("{} ({latest})", version.version));
     }
-    withdrawal(output, &info.version);
-    if info.version.lost {
+    withdrawal(output, version);
+    if version.lost {
         fact(output, "lost", LOST);
     }
-    fact(output, "kind", kind_name(*kind));
-    fact(output, "place", describe::place((*place).into()));
-    if control.is_some() {
-        fact(output, "size", bytes(*allocated));
-        fact(output, "lifetime", lifetime(&info.version));
+    fact(output, "kind", kind_name(version.kind));
+    fact(output, "place", describe::place(version.place.into()));
+    if version.control.is_some() {
+        fact(output, "size", allocated);
+        fact(output, "lifetime", lifetime(version));
     } else {
-        fact(output, "size", format!("{} requested, {} allocated", bytes(used), bytes(*allocated)));
+        let access = if version.mutable { "mutable: its users must synchronize their access" } else { "frozen" };
+        fact(output, "size", format!("{} requested, {allocated} allocated", bytes(info.table.tensor_bytes())));
         fact(output, "chunks", chunks(&info.chunks));
-        fact(output, "lifetime", lifetime(&info.version));
+        fact(output, "lifetime", lifetime(version));
         fact(output, "access", access);
-        fact(output, "promises", describe::promises(*kind, *mutable));
+        fact(output, "promises", describe::promises(version.kind, version.mutable));
     }
-    if *reserved > 0 {
-        let so_far = text::count(*growths, "growth");
-        fact(output, "growing", format!("up to {}, in one range of addresses; {so_far} so far", bytes(*reserved)));
+    if version.reserved > 0 {
+        let so_far = text::count(version.growths, "growth");
+        let most = bytes(version.reserved);
+        fact(output, "growing", format!("up to {most}, in one range of addresses; {so_far} so far"));
     }
-    if let Some(control) = control {
+    if let Some(control) = &version.control {
         control_facts(output, control, info.control.as_ref());
     }
-    let ago = text::duration(text::since(*committed_at));
-    fact(output, "committed", format!("{} ({ago} ago) by pid {committer}", text::moment(*committed_at)));
-    user(output, info.version.uid, info.version.shared);
-    fact(output, "leases", leases.to_string());
+    fact(output, "committed", format!("{} by pid {}", when(version), version.committer));
+    user(output, version.uid, version.shared);
+    fact(output, "leases", version.leases.to_string());
     if let Some(builder) = info.builder {
         fact(output, "builder", format!("pid {builder} builds the next version"));
     }
+}
+
+/// Returns when a version was committed: `2026-11-20 11:32:05 UTC (3 s ago)`.
+fn when(version: &VersionInfo) -> String {
+    let ago = text::duration(text::since(version.committed_at));
+    format!("{} ({ago} ago)", text::moment(version.committed_at))
 }
 
 /// Prints the options of a pool and how it is used.
