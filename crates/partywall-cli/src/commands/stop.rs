@@ -43,9 +43,9 @@ pub(crate) struct Arguments {
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     let options = context.options().start(false).operator(true);
     let location = options.location()?;
-    let how = match options.connect() {
+    let Ended { pid, how } = match options.connect() {
         Ok(domain) => ask(context, &location, &domain, arguments.force)?,
-        Err(_) if nobody_listens(&location) => return nothing(context, &location),
+        Err(_) if nobody_listens(&location) => Ended { pid: None, how: "nothing" },
         Err(Error::Unreachable(Unreachable::Version { .. })) if arguments.force => signal(context, &location)?,
         Err(
             error @ Error::Unreachable(
@@ -56,18 +56,23 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
         }
         Err(error) => return Err(error.into()),
     };
-    let Ended { pid, how } = how;
     // A broker that ends by itself has removed its socket, unless it is a socket of systemd: looking for a listener
     // there would start the next broker.
     let stale = how != "asked" && remove_stale(&location)?;
-    context.output().line(format!("{} has ended", broker(pid, &location)));
+    let stopped = how != "nothing";
+    let text = match (stopped, stale) {
+        (true, _) => format!("{} has ended", broker(pid, &location)),
+        (false, false) => format!("no broker runs at {}", location.socket.display()),
+        (false, true) => format!("no broker runs at {}; a stale socket was removed", location.socket.display()),
+    };
+    context.output().line(text);
     context.output().value(&json!({
-        "socket": location.socket, "stopped": true, "pid": pid, "how": how, "stale_socket_removed": stale,
+        "socket": location.socket, "stopped": stopped, "pid": pid, "how": how, "stale_socket_removed": stale,
     }));
     Ok(())
 }
 
-/// How a broker ended.
+/// How a broker ended, or `nothing` if there was none.
 struct Ended {
     pid: Option<u32>,
     how: &'static str,
@@ -224,16 +229,6 @@ fn broker(pid: Option<u32>, location: &Location) -> String {
 /// Returns whether the socket is missing or has no listener. Returns false if that cannot be determined.
 pub(super) fn nobody_listens(location: &Location) -> bool {
     matches!(socket::connect(&location.socket), Err(Errno::NOENT | Errno::NOTDIR | Errno::CONNREFUSED))
-}
-
-fn nothing(context: &Context, location: &Location) -> Result<(), Failure> {
-    let stale = remove_stale(location)?;
-    let what = if stale { "; a stale socket was removed" } else { "" };
-    context.output().line(format!("no broker runs at {}{what}", location.socket.display()));
-    context.output().value(&json!({
-        "socket": location.socket, "stopped": false, "pid": null, "how": "nothing", "stale_socket_removed": stale,
-    }));
-    Ok(())
 }
 
 /// Removes a socket file without a listener, and nothing else.
