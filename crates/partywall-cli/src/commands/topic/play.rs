@@ -8,14 +8,14 @@ use std::{
 };
 
 use partywall::{
-    DType, Domain, ErrorKind, Publisher, Topic, TopicOptions, bytes,
+    Domain, ErrorKind, Publisher, Topic, TopicOptions, bytes,
     files::{Message, TensorInfo},
 };
 use serde_json::json;
 
 use super::{
     file::{Next, Playback, decode, parse_shape},
-    making::{Audience, Numbers},
+    making::{Audience, Lengths, Numbers, Type},
     parse_rate, sleep_until,
 };
 use crate::{Context, failure::Failure, signals, text::count};
@@ -140,21 +140,13 @@ impl<'a> Player<'a> {
         let number = |name: &str| fact(name).and_then(|value| value.parse::<u64>().ok());
         let max_bytes = number("max_bytes").unwrap_or(0).max(first.bytes).max(1);
         let Arguments { name, numbers, .. } = self.arguments;
-        let as_recorded = |mut options: TopicOptions| {
-            options = options.max_bytes(max_bytes);
-            if let Some(depth) =
-                number("depth").and_then(|depth| u32::try_from(depth).ok()).filter(|_| !numbers.has_depth())
-            {
-                options = options.depth(depth);
-            }
-            if let Some(dtype) = fact("dtype").and_then(|name| name.parse::<DType>().ok()) {
-                options = options.dtype(dtype);
-            }
-            if let Some(shape) = fact("shape").and_then(|shape| parse_shape(shape).ok()) {
-                options = options.varying_shape(&shape);
-            }
-            options
+        let samples = Type {
+            dtype: fact("dtype").and_then(|name| name.parse().ok()),
+            shape: fact("shape").and_then(|shape| parse_shape(shape).ok()).map(Lengths),
+            max_bytes: Some(max_bytes),
         };
+        let depth = number("depth").and_then(|depth| u32::try_from(depth).ok()).filter(|_| !numbers.has_depth());
+        let as_recorded = |options| samples.of(depth.into_iter().fold(options, TopicOptions::depth));
         numbers.open_or_create(self.context, self.domain.topic(name), as_recorded)
     }
 

@@ -70,11 +70,10 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     let stop = signals::cancel_flag()?;
     let domain = context.options().connect()?;
     let options = arguments.samples.of(domain.topic(&arguments.name));
+    let has_size = arguments.samples.shape.is_some() || arguments.samples.max_bytes.is_some();
     let topic = arguments.numbers.open_or_create(context, options, |options| match &source {
-        Source::Tensor(tensor, _) if arguments.samples.shape.is_none() && arguments.samples.max_bytes.is_none() => {
-            options.dtype(tensor.dtype).shape(&tensor.shape)
-        }
-        Source::Bytes(_, bytes) if arguments.samples.shape.is_none() && arguments.samples.max_bytes.is_none() => {
+        Source::Tensor(tensor, _) if !has_size => options.dtype(tensor.dtype).shape(&tensor.shape),
+        Source::Bytes(_, bytes) if !has_size => {
             options.dtype(arguments.samples.dtype.unwrap_or(DType::U8)).max_bytes(bytes.len() as u64)
         }
         _ => options,
@@ -244,14 +243,8 @@ impl Sender<'_> {
         if !sleep_until(self.start, due, self.stop) {
             return Ok(false);
         }
-        let published = super::publish(
-            self.topic,
-            &self.publisher,
-            (dtype, shape),
-            bytes,
-            self.arguments.header.as_deref().unwrap_or_default().as_bytes(),
-            self.stop,
-        )?;
+        let header = self.arguments.header.as_deref().unwrap_or_default().as_bytes();
+        let published = super::publish(self.topic, &self.publisher, (dtype, shape), bytes, header, self.stop)?;
         self.samples += u64::from(published);
         self.bytes += if published { bytes.len() as u64 } else { 0 };
         Ok(published)
