@@ -37,7 +37,6 @@ use std::{
 use clap::Args;
 use partywall::{ErrorKind, Location};
 use ratatui::crossterm::event::{self, Event};
-use serde_json::json;
 
 use self::{
     app::App,
@@ -129,11 +128,7 @@ fn print(
     loop {
         let picture = Picture::new(Snapshot::take(observer.domain()?, MOST)?, &rates);
         let seconds = (picture.snapshot.taken - before).as_secs_f64();
-        let mut value = json!({ "seconds": seconds });
-        if let (Some(value), serde_json::Value::Object(all)) = (value.as_object_mut(), picture.to_json(location)) {
-            value.extend(all);
-        }
-        output.value(&value);
+        output.value(&picture.to_json(location, seconds));
         text(output, &picture, location);
         if arguments.once || !pause(output, arguments.every, &stop) {
             return Ok(());

@@ -77,8 +77,8 @@ impl Picture {
         Self { snapshot, rates, waits }
     }
 
-    /// Returns the picture as JSON, see [`super`].
-    pub(super) fn to_json(&self, location: &Location) -> Value {
+    /// Returns the picture as JSON, see [`super`]. The one before it was taken `seconds` earlier.
+    pub(super) fn to_json(&self, location: &Location, seconds: f64) -> Value {
         let Self { snapshot, rates, waits } = self;
         let names = snapshot.names.iter().map(|name| {
             let mut value = describe::name(name);
@@ -99,6 +99,7 @@ impl Picture {
             json!({ "on": on.name(), "name": name, "target": target, "pid": pid, "waits_for": by, "ms": ms })
         });
         json!({
+            "seconds": seconds,
             "broker": status::value(&snapshot.status, &snapshot.members, location),
             "names": names.collect::<Vec<_>>(),
             "left_out": snapshot.left_out,

@@ -168,6 +168,17 @@ pub(super) enum Alert {
     Lost,
 }
 
+impl Alert {
+    /// Returns the alert for a process in this state, which may wait for others or hold them up.
+    fn of(state: MemberState, is_slow: bool) -> Self {
+        match state {
+            MemberState::Alive if !is_slow => Self::None,
+            MemberState::Alive | MemberState::Hung => Self::Slow,
+            _ => Self::Lost,
+        }
+    }
+}
+
 /// A text, and for numbers their place in an order.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Cell {
@@ -273,12 +284,6 @@ fn member(picture: &Picture, member: &MemberInfo) -> Row {
     let shown = format!("{}{more}", texts[..texts.len().min(SHOWN_WAITS)].join(", "));
     let mut urgent = picture.waits.iter().filter(|wait| wait.on.is_urgent());
     let is_slow = urgent.any(|wait| wait.pid == Some(member.pid) || wait.by.contains(&member.pid));
-    let alert = match member.state {
-        MemberState::Alive if is_slow => Alert::Slow,
-        MemberState::Alive => Alert::None,
-        MemberState::Hung => Alert::Slow,
-        _ => Alert::Lost,
-    };
     Row {
         id: Id::Member(member.member),
         cells: vec![
@@ -295,7 +300,7 @@ fn member(picture: &Picture, member: &MemberInfo) -> Row {
             Cell::text(shown),
             Cell::text(describe::command(&member.command, describe::LONG)),
         ],
-        alert,
+        alert: Alert::of(member.state, is_slow),
         whole: format!("{} {} {}", member.command, member.mps.as_deref().unwrap_or_default(), texts.join(", ")),
     }
 }
@@ -416,13 +421,7 @@ fn participant(
     facts: [Cell; 7],
     waits: Option<String>,
 ) -> Row {
-    let alert = match who.state {
-        None => Alert::Lost,
-        Some(MemberState::Alive) if waits.is_some() => Alert::Slow,
-        Some(MemberState::Alive) => Alert::None,
-        Some(MemberState::Hung) => Alert::Slow,
-        Some(_) => Alert::Lost,
-    };
+    let alert = who.state.map_or(Alert::Lost, |state| Alert::of(state, waits.is_some()));
     let mut cells = vec![
         Cell::name(topic),
         Cell::text(role),

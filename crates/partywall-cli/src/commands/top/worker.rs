@@ -66,10 +66,8 @@ pub(super) fn run(mut observer: Observer, every: Duration, asked: &Receiver<Ask>
             }
             Ok(Ask::Details(wanted)) => {
                 target = wanted;
-                match details(&mut observer, target.as_ref()) {
-                    Some(report) => report,
-                    None => continue,
-                }
+                let Some(report) = details(&mut observer, target.as_ref()) else { continue };
+                report
             }
             Err(RecvTimeoutError::Disconnected) => return,
             Err(RecvTimeoutError::Timeout) => {
