@@ -55,14 +55,8 @@ const GLOBAL: &str = "Global options";
 impl Context {
     /// Returns the connection options. Only commands that create something start a broker.
     pub(crate) fn options(&self) -> DomainOptions {
-        let mut options = Domain::options();
-        if let Some(domain) = &self.domain {
-            options = options.domain(domain);
-        }
-        if let Some(socket) = &self.socket {
-            options = options.socket(socket);
-        }
-        options
+        let options = self.domain.iter().fold(Domain::options(), DomainOptions::domain);
+        self.socket.iter().fold(options, DomainOptions::socket)
     }
 
     /// Returns the arguments with which a child process uses the same broker.

@@ -55,12 +55,8 @@ impl Snapshot {
         let names = domain.names()?;
         let objects = domain.objects()?;
         let mut used = BTreeMap::new();
-        let mut left_out = 0;
-        for (i, (name, version)) in controlled(&names).enumerate() {
-            if i >= most {
-                left_out += 1;
-                continue;
-            }
+        let left_out = controlled(&names).count().saturating_sub(most);
+        for (name, version) in controlled(&names).take(most) {
             match domain.inspect(name) {
                 // Another version than the listed one would not belong to the rest.
                 Ok(info) if info.version.version == version => {

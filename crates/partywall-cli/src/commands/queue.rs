@@ -129,6 +129,7 @@ fn note_more(output: Output, queue: &Queue, list: &List, listed: usize) {
 
 fn value(info: &TaskInfo) -> Value {
     let failures = info.failures.iter();
+    let failures = failures.map(|(attempt, reason)| json!({ "attempt": attempt, "reason": reason.to_string() }));
     json!({
         "task": info.task.to_string(),
         "state": info.status.name(),
@@ -136,9 +137,7 @@ fn value(info: &TaskInfo) -> Value {
         "attempts": info.attempts,
         "max_attempts": info.max_attempts,
         "age_ms": info.age.as_millis() as u64,
-        "failures": failures
-            .map(|(attempt, reason)| json!({ "attempt": attempt, "reason": reason.to_string() }))
-            .collect::<Vec<_>>(),
+        "failures": failures.collect::<Vec<_>>(),
         "text": (!info.text.is_empty()).then_some(&info.text),
     })
 }

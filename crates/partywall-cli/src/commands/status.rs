@@ -46,11 +46,10 @@ pub(crate) fn run(context: &Context) -> Result<(), Failure> {
 
 /// Returns what the command prints with `--json`.
 pub(crate) fn value(status: &StatusInfo, members: &[MemberInfo], location: &partywall::Location) -> Value {
-    let place = |place: partywall::Place| describe::place(place);
     let largest = status
         .largest
         .iter()
-        .map(|(name, at, bytes)| json!({ "name": name, "place": place((*at).into()), "bytes": bytes }));
+        .map(|(name, at, bytes)| json!({ "name": name, "place": describe::place((*at).into()), "bytes": bytes }));
     let limits = status.limits.iter().map(|(limit, value)| (describe::limit(*limit).to_owned(), json!(value)));
     json!({
         "pid": status.pid,

@@ -125,9 +125,7 @@ fn lost_at(place: Place) -> String {
 fn value(event: &WatchEvent, point: Point) -> Value {
     let mut value = match event {
         WatchEvent::Name(NameEvent { at, named, name, change, .. }) => {
-            let event = change.name();
-            let named = named.name();
-            let mut value = json!({ "event": event, "named": named, "name": name, "at_ms": at });
+            let mut value = json!({ "event": change.name(), "named": named.name(), "name": name, "at_ms": at });
             if let Some((version, bytes)) = change.version() {
                 value["version"] = json!(version);
                 value["bytes"] = json!(bytes);

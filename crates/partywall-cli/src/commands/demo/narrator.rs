@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use partywall_labs::text::micros;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::output::Output;
 
@@ -38,15 +38,13 @@ impl Narrator {
     }
 
     fn value(&self, step: &str, took: Option<Duration>, fields: Value) {
-        let mut object = Map::new();
-        object.insert("role".into(), json!(self.role));
-        object.insert("step".into(), json!(step));
+        let mut value = json!({ "role": self.role, "step": step });
         if let Some(took) = took {
-            object.insert("micros".into(), json!(took.as_nanos() as f64 / 1000.0));
+            value["micros"] = json!(took.as_nanos() as f64 / 1000.0);
         }
-        if let Value::Object(fields) = fields {
+        if let (Some(object), Value::Object(fields)) = (value.as_object_mut(), fields) {
             object.extend(fields);
         }
-        self.output.value(&Value::Object(object));
+        self.output.value(&value);
     }
 }
