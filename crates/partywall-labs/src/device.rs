@@ -8,14 +8,14 @@ use std::{
 use partywall::{
     DeviceChoice, DeviceUuid, Error, ErrorKind, Gpu, Place,
     cuda::{
-        Access, AccessError, Context, CudaError, DeviceAttribute, DeviceBuffer, DeviceSlice, Driver, PointerInfo,
-        PointerKind, Stream, StreamRef, memop,
+        Access, AccessError, Context, DeviceAttribute, DeviceBuffer, DeviceSlice, Driver, PointerInfo, PointerKind,
+        Stream, StreamRef, memop,
     },
-    error::{DeviceFault, InvalidArgument},
+    error::DeviceFault,
     gpu,
 };
 
-use crate::failure::Failure;
+use crate::failure::{Doing, Failure};
 
 /// Parses a GPU as labs name it: its number here, or its UUID.
 pub(super) fn parse_gpu(text: &str) -> Result<DeviceChoice, String> {
@@ -65,30 +65,6 @@ pub fn require_unpinned(choice: DeviceChoice) -> Result<(), Failure> {
 const WITHOUT_A_GPU: &str = "a lab is about a GPU's driver and needs a GPU: `partywall doctor --device all` lists the \
     GPUs of this machine, `partywall doctor` reports what is missing; without a GPU, add --simulated to run the lab on \
     simulated GPUs";
-
-/// Adds the failed operation to errors that are not part of the experiment.
-pub(super) trait Doing<T> {
-    /// Converts an error of the driver into a failure of the lab during `what`.
-    fn doing(self, what: &str) -> Result<T, Failure>;
-}
-
-impl<T> Doing<T> for Result<T, CudaError> {
-    fn doing(self, what: &str) -> Result<T, Failure> {
-        self.map_err(|source| Error::DeviceFault(DeviceFault::Cuda { what: what.to_owned(), source }).into())
-    }
-}
-
-impl<T> Doing<T> for Result<T, AccessError> {
-    fn doing(self, what: &str) -> Result<T, Failure> {
-        self.or_else(|error| match error {
-            AccessError::Driver(source) => Err(source).doing(what),
-            other => {
-                let range = InvalidArgument::Range { tensor: what.to_owned(), why: other.to_string() };
-                Err(Error::InvalidArgument(range).into())
-            }
-        })
-    }
-}
 
 /// Sets every byte and waits for completion.
 pub(super) fn set(gpu: &Gpu, slice: DeviceSlice<'_>, value: u8) -> Result<(), Failure> {

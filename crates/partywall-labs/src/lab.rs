@@ -14,18 +14,20 @@
 use std::{path::PathBuf, sync::Arc};
 
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, parser::ValueSource};
-use partywall::{DeviceChoice, Domain, Error, ErrorKind, Gpu, Place};
+use partywall::{DeviceChoice, Domain, ErrorKind, Gpu, Place};
 use rustix::process::{Signal, set_parent_process_death_signal};
+use serde::Serialize;
 
 use crate::{
     Context, LABS,
     broker::{self, Broker},
     device,
-    failure::Failure,
+    failure::{Doing, Failure},
     forked::{self, Forked},
     peer::Peer,
     reporter::Reporter,
     step::{Claim, Step},
+    text::capitalised,
     trace::TraceFile,
 };
 
@@ -34,10 +36,10 @@ use crate::{
 pub(crate) struct Lab {
     /// Its subcommand.
     pub(crate) name: &'static str,
-    /// Its line in `partywall lab --help`.
-    pub(crate) about: &'static str,
     /// What it shows, in the list of labs and at the beginning of its output.
     pub(crate) title: &'static str,
+    /// Its line in `partywall lab --help`, if that is not its title.
+    pub(crate) about: Option<&'static str>,
     /// True if it also runs in host memory.
     pub(crate) on_host: bool,
     /// True if it also runs in pinned host memory.
@@ -53,6 +55,8 @@ pub(crate) struct Lab {
     /// Every role but the observer. The first one is the observer's partner if it can be started in a terminal.
     pub(crate) roles: &'static [Role],
     pub(crate) observer: Role,
+    /// The remark at the end of a role in its own terminal, if the observer is not simply done.
+    pub(crate) farewell: Option<&'static str>,
     /// The claims that the lab tests.
     pub(crate) claims: &'static [Claim],
 }
@@ -62,8 +66,6 @@ pub(crate) struct Role {
     pub(crate) name: &'static str,
     /// Its line in `--help`, if a user can start it in a terminal.
     pub(crate) about: Option<&'static str>,
-    /// The remark at the end of the role, if it has its own terminal.
-    pub(crate) farewell: &'static str,
     /// What a child does that this role forks before it opens CUDA.
     child: Option<forked::Child>,
     pub(crate) play: Play,
@@ -129,23 +131,40 @@ struct Child {
 }
 
 impl Role {
-    /// Returns a role that a user can start in its own terminal, where it ends with a remark.
-    pub(crate) const fn new(name: &'static str, about: &'static str, farewell: &'static str, play: Play) -> Self {
-        Self { name, about: Some(about), farewell, child: None, play }
+    /// Returns a role that a user can start in its own terminal.
+    pub(crate) const fn new(name: &'static str, about: &'static str, play: Play) -> Self {
+        Self { about: Some(about), ..Self::hidden(name, play) }
     }
 
     /// Returns a role that only another role starts.
     pub(crate) const fn hidden(name: &'static str, play: Play) -> Self {
-        Self { name, about: None, farewell: "", child: None, play }
+        Self { name, about: None, child: None, play }
     }
 
     /// Returns a role that only a lab without other roles has: its process forks `child` before it opens CUDA.
     pub(crate) const fn forking(name: &'static str, child: forked::Child, play: Play) -> Self {
-        Self { name, about: None, farewell: "", child: Some(child), play }
+        Self { child: Some(child), ..Self::hidden(name, play) }
     }
 }
 
 impl Lab {
+    /// A lab without name, claims and roles, for GPUs alone. Each lab says how it differs.
+    pub(crate) const DEFAULT: Self = Self {
+        name: "",
+        title: "",
+        about: None,
+        on_host: false,
+        on_pinned: false,
+        broker: false,
+        traced: false,
+        options: |command| command,
+        takes_standard_output: |_| false,
+        roles: &[],
+        observer: Role::hidden("observer", |_| Ok(())),
+        farewell: None,
+        claims: &[],
+    };
+
     /// Returns the names of the roles, as the list of labs shows them.
     pub(crate) fn listed(&self) -> Vec<&'static str> {
         let shown = |role: &&Role| role.about.is_some() || self.partner().is_none();
@@ -160,7 +179,8 @@ impl Lab {
             if self.on_pinned { command.mut_arg("device", |device| device.help(WITH_PINNED)) } else { command };
         let command = Traced::augment_args(command).mut_arg("trace", |trace| trace.hide(!self.traced));
         // Adding the options replaces the description, so it is set last.
-        let command = (self.options)(Child::augment_args(command)).about(self.about);
+        let about = self.about.map_or_else(|| capitalised(self.title), str::to_owned);
+        let command = (self.options)(Child::augment_args(command)).about(about);
         if self.partner().is_none() {
             // No role can be started in a terminal, so there are no subcommands.
             let names: Vec<_> = self.roles.iter().map(|role| role.name).collect();
@@ -178,8 +198,7 @@ impl Lab {
         let name = arguments.subcommand_name().or_else(argument);
         let role = self.roles.iter().find(|role| Some(role.name) == name);
         if read::<Child>(arguments)?.in_tour {
-            let asked = set_parent_process_death_signal(Some(Signal::KILL));
-            asked.map_err(|errno| Error::System { what: "asking for a signal".into(), source: errno.into() })?;
+            set_parent_process_death_signal(Some(Signal::KILL)).doing("asking for a signal")?;
         }
         let forked = role.unwrap_or(&self.observer).child.map(Forked::start).transpose()?;
         role.map_or(Ok(()), |role| self.refuse_options(arguments, role))?;
@@ -312,7 +331,8 @@ impl Session {
             self.parent = Some(Peer::wait(&self.context, self.lab, role.name, observer, &self.reporter)?);
         }
         self.play_for_parent(role).map_err(|failure| self.parent().give_up(failure))?;
-        self.reporter.remark(role.farewell);
+        let done = || format!("The {} is done, and reports which claims held.", self.lab.observer.name);
+        self.reporter.remark(&self.lab.farewell.map_or_else(done, str::to_owned));
         Ok(())
     }
 
@@ -404,6 +424,20 @@ impl Session {
     fn introduce_broker(&self, peer: Peer) -> Result<Peer, Failure> {
         self.broker.as_ref().map_or(Ok(()), |broker| peer.say(broker.socket()))?;
         Ok(peer)
+    }
+
+    /// Adds counts to the last line for programs.
+    pub(crate) fn result(&self, counts: impl Serialize) {
+        self.reporter.result(counts);
+    }
+
+    /// Ends a lab whose checks may have failed: then its claims are shown all the same.
+    pub(crate) fn check(&self, is_right: bool) -> Result<(), Failure> {
+        if is_right {
+            return Ok(());
+        }
+        self.reporter.conclude(self.lab.claims);
+        Err(Failure::Reported(ErrorKind::CheckFailed))
     }
 
     /// Reports a step here and to the observer.

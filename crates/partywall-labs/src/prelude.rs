@@ -15,8 +15,8 @@ pub(crate) use serde::{Deserialize, Serialize};
 pub(crate) use crate::{
     broker,
     clock::{Moment, millis, short, spread},
-    device::{self, Doing, first_byte},
-    failure::Failure,
+    device::{self, first_byte},
+    failure::{Doing, Failure},
     lab::{Lab, Role, Session},
     peer::{Peer, has_ended},
     step::{Claim, Step, claims, code},

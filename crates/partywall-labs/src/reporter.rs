@@ -7,12 +7,12 @@ use std::{
 };
 
 use partywall::{Gpu, Place, bytes, cuda::CudaError};
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    Console, Context,
-    device::{self, Doing},
-    failure::Failure,
+    Console, Context, device,
+    failure::{Doing, Failure},
     lab::Lab,
     step::{Claim, Conclusion, Outcome, Step, Validity},
     text::counted,
@@ -113,8 +113,10 @@ impl Reporter {
     }
 
     /// Adds counts to the last line for programs.
-    pub(super) fn result(&self, result: Map<String, Value>) {
-        self.shared.result.borrow_mut().extend(result);
+    pub(super) fn result(&self, counts: impl Serialize) {
+        if let Value::Object(counts) = json!(counts) {
+            self.shared.result.borrow_mut().extend(counts);
+        }
     }
 
     /// Reports a step of this process.

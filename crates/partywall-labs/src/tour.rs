@@ -12,12 +12,12 @@ use std::{
 };
 
 use clap::{ArgMatches, Args, Command};
-use partywall::{Error, ErrorKind, Gpu, Place};
+use partywall::{ErrorKind, Gpu, Place};
 use serde_json::{Value, json};
 
 use crate::{
     Context, LABS, device,
-    failure::Failure,
+    failure::{Doing, Failure},
     lab::{IN_TOUR, Lab, Places, read},
     text::counted,
 };
@@ -86,8 +86,8 @@ impl Tour<'_> {
             return Ok(());
         }
         let began = Instant::now();
-        let system = |source| Error::System { what: format!("starting the lab {}", lab.name), source };
-        let mut command = Process::new(std::env::current_exe().map_err(system)?);
+        let starting = format!("starting the lab {}", lab.name);
+        let mut command = Process::new(std::env::current_exe().doing(&starting)?);
         command.args(["lab", lab.name, "--json", IN_TOUR, "--device", &self.place.to_string()]);
         if self.kills {
             command.args(kill(lab));
@@ -98,7 +98,7 @@ impl Tour<'_> {
         if let Some(socket) = &self.context.socket {
             command.arg("--socket").arg(socket);
         }
-        let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output().map_err(system)?;
+        let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output().doing(&starting)?;
         let text = String::from_utf8_lossy(&output.stdout);
         let mut lines: Vec<Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
         let error = lines.last().map(|last| last["error"].clone()).filter(|error| !error.is_null());

@@ -12,7 +12,6 @@ use super::{
     memory::open,
     peer::{Handle, Order, TENSOR},
     samplers::Half,
-    system,
 };
 use crate::prelude::*;
 
@@ -86,7 +85,7 @@ fn half_by_size(bench: &Bench<'_>, half: Half, size: u64, handle: Option<&Handle
         _ => {
             let file: OwnedFd = memfd::Draft::create("partywall-bench:file", size)
                 .and_then(memfd::Draft::share)
-                .map_err(system("making a file in memory"))?;
+                .doing("making a file in memory")?;
             let floor = half.sampler(
                 || Ok(SharedMap::readable(&file)?),
                 |map| match map.slice::<u64>(map.len() - 8, 1).map(|end| end.get(0)) {

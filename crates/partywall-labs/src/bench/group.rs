@@ -13,7 +13,6 @@ use super::{
     Bench,
     memory::asked,
     peer::Order,
-    system,
     turns::{sleep_until, store_and_wake},
 };
 use crate::{peer::Peer, prelude::*};
@@ -147,12 +146,12 @@ impl Words {
     /// Returns `count` descriptors of one new file of words.
     pub(super) fn files(count: usize) -> Result<Vec<OwnedFd>, Failure> {
         let file = memfd::Draft::create("partywall-bench:words", 4096).and_then(memfd::Draft::share);
-        let file = file.map_err(system(MAKING))?;
-        (0..count).map(|_| file.try_clone().map_err(system(MAKING))).collect()
+        let file = file.doing(MAKING)?;
+        (0..count).map(|_| file.try_clone().doing(MAKING)).collect()
     }
 
     pub(super) fn map(file: OwnedFd) -> Result<Self, Failure> {
-        Ok(Self(SharedMap::writable(file).map_err(system(MAKING))?))
+        Ok(Self(SharedMap::writable(file).doing(MAKING)?))
     }
 
     /// Returns the word of a member, which has two cache lines to itself.

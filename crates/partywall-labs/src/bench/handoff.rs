@@ -20,7 +20,6 @@ use super::{
     group::{Group, MAKING, Meeting, Sharing, Words, in_each_sharing},
     peer::Order,
     relay::{Relay, Samples, Signals, Tasks},
-    system,
     turns::{self, Turn, same},
 };
 use crate::prelude::*;
@@ -137,7 +136,7 @@ fn streams(bench: &Bench<'_>, group: &Group, sharing: Sharing) -> Result<(), Fai
 
 fn meet(group: &Group, way: Way) -> Result<Meeting, Failure> {
     let words = Words::files(2)?;
-    let (one, other) = UnixStream::pair().map_err(system(MAKING))?;
+    let (one, other) = UnixStream::pair().doing(MAKING)?;
     let files = words.into_iter().zip([one.into(), other.into()]).map(<[OwnedFd; 2]>::from);
     group.meet(files.collect(), |meeting| Order::Meet { way, meeting })
 }

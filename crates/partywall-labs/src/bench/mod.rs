@@ -35,20 +35,16 @@ mod relay;
 pub mod samplers;
 pub mod turns;
 
-use std::{cell::RefCell, fs, io, sync::Arc, time::Duration};
+use std::{cell::RefCell, fs, sync::Arc, time::Duration};
 
 use clap::ValueEnum;
-use partywall::{DeviceChoice, Domain, Error, ErrorKind, Gpu, Place, bytes};
+use partywall::{DeviceChoice, Domain, ErrorKind, Gpu, Place, bytes};
 use partywall_measure::{Case, Comparison, Machine, Plan, Report, Unit, timed};
 
 pub(crate) use self::peer::LAB as PEER;
 use self::samplers::Timer;
 use crate::{
-    Context, Failure, broker,
-    broker::Broker,
-    device::{Doing, require_unpinned},
-    peer::Peer,
-    reporter::Reporter,
+    Context, Failure, broker, broker::Broker, device::require_unpinned, failure::Doing, peer::Peer, reporter::Reporter,
 };
 
 /// What is measured.
@@ -316,11 +312,6 @@ fn failed(error: impl std::fmt::Display) -> Failure {
 /// The failure of a peer, as samplers return it.
 fn of_peer(failure: &Failure) -> partywall_measure::Failure {
     failure.message().into()
-}
-
-/// The failure of a call of the operating system.
-fn system<E: Into<io::Error>>(what: &'static str) -> impl Fn(E) -> Failure {
-    move |error| Error::System { what: what.to_owned(), source: error.into() }.into()
 }
 
 #[cfg(test)]

@@ -16,19 +16,15 @@ pub(super) const ROLE: &str = "peer";
 /// Starts peers as labs start their roles. It is no lab and is not listed as one.
 pub(crate) static LAB: Lab = Lab {
     name: "bench",
-    about: "The other processes of `partywall bench`",
     title: "what sharing costs",
+    about: Some("The other processes of `partywall bench`"),
     on_host: true,
-    on_pinned: false,
     broker: true,
-    traced: false,
-    options: |command| command,
-    takes_standard_output: |_| false,
     roles: &[Role::hidden(ROLE, play)],
     observer: Role::hidden("bench", |_| {
         Err(Failure::new(ErrorKind::Usage, "`bench` is no lab", "run `partywall bench`"))
     }),
-    claims: &[],
+    ..Lab::DEFAULT
 };
 
 /// An order to a peer, which answers when it is done.

@@ -17,7 +17,6 @@ use super::{
     group::{MAKING, TURNS},
     handoff::{Behind, Permits},
     peer::TENSOR,
-    system,
     turns::same,
 };
 use crate::prelude::*;
@@ -59,7 +58,7 @@ impl Relay {
             Behind::Event => {
                 let event = IpcEvent::create(&gpu)?;
                 let mut handle = event.export()?;
-                socket.write_all(&handle.0).and_then(|()| socket.read_exact(&mut handle.0)).map_err(system(MAKING))?;
+                socket.write_all(&handle.0).and_then(|()| socket.read_exact(&mut handle.0)).doing(MAKING)?;
                 Some([event, IpcEvent::open(&gpu, &IpcEventHandle(handle.0))?])
             }
             Behind::Timeline | Behind::Topic | Behind::Queue | Behind::Pool | Behind::Semaphore | Behind::Hosts => None,

@@ -182,8 +182,7 @@ impl History {
         }
         line.resize(LINE - 1, b' ');
         line.push(b'\n');
-        let written = (&self.file).write_all(&line);
-        Ok(written.map_err(|source| Error::System { what: "writing the history".into(), source })?)
+        (&self.file).write_all(&line).doing("writing the history")
     }
 }
 

@@ -32,14 +32,13 @@ use crate::prelude::*;
 
 pub(super) static LAB: Lab = Lab {
     name: "chaos",
-    about: "Members of every kind are killed at random moments, and a record of what was promised is checked",
     title: "members of every kind are killed, stopped and left without what they need, and nothing is lost",
+    about: Some("Members of every kind are killed at random moments, and a record of what was promised is checked"),
     on_host: true,
     on_pinned: true,
     broker: true,
     traced: true,
     options: Order::augment_args,
-    takes_standard_output: |_| false,
     roles: &[
         Role::hidden("writer", members::writer),
         Role::hidden("reader", members::reader),
@@ -51,8 +50,9 @@ pub(super) static LAB: Lab = Lab {
         Role::hidden("taker", members::taker),
         Role::hidden("watcher", members::watcher),
     ],
-    observer: Role::new("observer", "Strike the members, and check the history", "", observer::play),
+    observer: Role::new("observer", "Strike the members, and check the history", observer::play),
     claims: CLAIMS,
+    ..Lab::DEFAULT
 };
 
 #[derive(Debug, Args)]

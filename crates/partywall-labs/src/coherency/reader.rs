@@ -70,7 +70,7 @@ fn without_mps(mode: Mode) -> Step {
          those of one process.",
     );
     step.untried(
-        None,
+        &[],
         match mode {
             Mode::Simulated => "the simulation has no MPS",
             _ => "no MPS daemon answers here: start one with `nvidia-cuda-mps-control -d`, then start this lab again",
@@ -227,7 +227,7 @@ impl Reader<'_> {
         .value("from one kernel to the other", short(hop));
         let side_by_side = hop < A_SLICE;
         let step = match self.mode {
-            Mode::Simulated => step.leaves_open(SIDE_BY_SIDE),
+            Mode::Simulated => step.leaves_open(&[SIDE_BY_SIDE]),
             Mode::TimeSliced | Mode::Mps => step.says(SIDE_BY_SIDE, side_by_side),
         };
         Ok(step.judge(
@@ -271,7 +271,7 @@ impl Reader<'_> {
                 (BLOCK, matches!(handover, Handover::Fence(Scope::Block) | Handover::ReleaseAcquire(Scope::Block))),
             ] {
                 if about {
-                    step = if read.old > 0 { step.says(claim, false) } else { step.leaves_open(claim) };
+                    step = if read.old > 0 { step.says(claim, false) } else { step.leaves_open(&[claim]) };
                 }
             }
         }

@@ -9,7 +9,7 @@ use partywall::{
         experiment::{Coherency, WORDS_BYTES},
     },
 };
-use partywall_os::{Errno, map::SharedMap, memfd::Draft};
+use partywall_os::{map::SharedMap, memfd::Draft};
 
 use super::*;
 
@@ -29,7 +29,7 @@ impl<'a> Shared<'a> {
         let granularity = PhysicalMemory::granularity(gpu.context()).doing("asking for the granularity")?;
         let memory = PhysicalMemory::create(gpu.context(), granularity).doing("creating memory")?;
         let descriptor = memory.export().doing("exporting memory")?;
-        let file = Draft::create("partywall:lab", HOST_BYTES).and_then(Draft::share).map_err(system)?;
+        let file = Draft::create("partywall:lab", HOST_BYTES).and_then(Draft::share).doing(CREATING)?;
         Ok((Self::new(gpu, memory, file.as_fd())?, [descriptor, file]))
     }
 
@@ -40,7 +40,7 @@ impl<'a> Shared<'a> {
     }
 
     fn new(gpu: &'a Gpu, memory: PhysicalMemory, file: BorrowedFd<'_>) -> Result<Self, Failure> {
-        let map = Arc::new(SharedMap::writable(file).map_err(system)?);
+        let map = Arc::new(SharedMap::writable(file).doing(CREATING)?);
         Ok(Self {
             gpu,
             kernels: Coherency::load(gpu.context()).doing("loading kernels")?,
@@ -121,9 +121,7 @@ impl Starts {
     }
 }
 
-fn system(errno: Errno) -> Failure {
-    Error::System { what: "creating shared host memory".into(), source: errno.into() }.into()
-}
+const CREATING: &str = "creating shared host memory";
 
 const HOST_BYTES: u64 = 64 << 10;
 const STARTED: u64 = HOST_BYTES - 128;

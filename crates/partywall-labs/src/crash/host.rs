@@ -207,8 +207,7 @@ fn streams() -> Step {
         "Streams, events, faults, and the memory of a GPU",
         "In host memory no stream waits for a dead process, no kernel faults, and nothing is allocated from a driver.",
     );
-    let claims = [LEAK, EVENT_WAKES, VALID, FAULT_ENDS, OUTLIVES, TRAVELS];
-    claims.into_iter().fold(step, Step::leaves_open).untried(None, device::NEEDS_A_GPU)
+    step.untried(&[LEAK, EVENT_WAKES, VALID, FAULT_ENDS, OUTLIVES, TRAVELS], device::NEEDS_A_GPU)
 }
 
 /// Creates a named segment that contains the pattern.

@@ -27,25 +27,15 @@ use crate::prelude::*;
 
 pub(super) static LAB: Lab = Lab {
     name: "crash",
-    about: "A server, a client and the broker die: which memory stays, which waits end",
     title: "a server, a client and the broker die: which memory stays, which waits end",
     on_host: true,
-    on_pinned: false,
     broker: true,
     traced: true,
-    options: |command| command,
-    takes_standard_output: |_| false,
-    roles: &[
-        Role::new(
-            "waiter",
-            "Wait for processes that die",
-            "All experiments are done. The observer reports which claims held.",
-            actor::play,
-        ),
-        Role::hidden("actor", actor::play),
-    ],
-    observer: Role::new("observer", "Start and kill processes, and report what is left", "", observer::play),
+    roles: &[Role::new("waiter", "Wait for processes that die", actor::play), Role::hidden("actor", actor::play)],
+    observer: Role::new("observer", "Start and kill processes, and report what is left", observer::play),
+    farewell: Some("All experiments are done. The observer reports which claims held."),
     claims: CLAIMS,
+    ..Lab::DEFAULT
 };
 
 /// A command of the observer. It is answered when it is done, with `()` unless stated otherwise.

@@ -68,7 +68,7 @@ fn in_each_way(
     for how in [How::Killed, How::Aborted, How::Faulted] {
         let step = Step::new(&how.scene(who), how.title(who), why);
         let step = if how == How::Faulted && under_mps(&observer.gpu)? {
-            step.untried(None, SHARED_FAULT)
+            step.untried(&[], SHARED_FAULT)
         } else {
             scene(how, step, observer)?
         };
@@ -133,7 +133,7 @@ fn one_server(how: How, step: Step, observer: &mut Observer<'_>) -> Result<Step,
         .value("memory under a kept name", intact_text(kept_intact))
         .value("the name that it owned", if owned == "no error" { "still there" } else { &owned });
     step = if is_simulated(observer) {
-        step.leaves_open(LEAK)
+        step.leaves_open(&[LEAK])
     } else {
         let label = if how == How::Faulted { "GPU memory, after its end" } else { "GPU memory" };
         let had = partywall::bytes(MUCH);
@@ -279,7 +279,7 @@ pub(super) fn broker(observer: &mut Observer<'_>) -> Result<(), Failure> {
     .value("process that waits for an event", event_text(&by_event, "still blocked"))
     .value("opening a name", open);
     let step = if is_simulated(observer) {
-        step.leaves_open(OUTLIVES)
+        step.leaves_open(&[OUTLIVES])
     } else {
         let all = partywall::bytes(MUCH);
         step.value("memory that no process had mapped", format!("{} of {all} freed", partywall::bytes(freed)))

@@ -109,7 +109,7 @@ impl Exporter<'_> {
     /// Does the same for memory that a kernel can use.
     fn of_kind(&self, id: &str, title: &str, how: &str, made: Result<u64, &CudaError>, why: &str) -> Step {
         match made {
-            Err(error) => Step::new(id, title, why).untried(None, error.to_string()),
+            Err(error) => Step::new(id, title, why).untried(&[], error.to_string()),
             Ok(address) => {
                 let step = self.refused(id, title, (how, address), why);
                 let accepted = step.refusal.is_none();
@@ -136,7 +136,7 @@ impl Exporter<'_> {
              to itself needs another way.",
         );
         let here = match IpcEvent::new(context).and_then(|event| event.export().map(|handle| (event, handle))) {
-            Err(error) => here.untried(Some(EVENT_HERE), format!("events have no handles here: {error}")),
+            Err(error) => here.untried(&[EVENT_HERE], format!("events have no handles here: {error}")),
             Ok((_event, handle)) => {
                 let answer = code(&IpcEvent::open(context, &handle));
                 here.value("flags of cuEventCreate", "INTERPROCESS, DISABLE_TIMING")

@@ -135,7 +135,7 @@ fn neighbour(gpu: &Gpu, target: &Target) -> Result<Step, Failure> {
          allocation.",
     );
     let Some(offset) = target.neighbour else {
-        return Ok(step.untried(Some(ONLY_SHARED), "the exporter got no two small allocations in one block of 2 MiB"));
+        return Ok(step.untried(&[ONLY_SHARED], "the exporter got no two small allocations in one block of 2 MiB"));
     };
     let kernels = gpu.kernels()?;
     let mapping = open(gpu, received(&target.odd)?, ODD_BYTES)?;

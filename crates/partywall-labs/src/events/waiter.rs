@@ -87,11 +87,11 @@ impl Waiter<'_> {
         );
         let [event, _] = match events {
             Ok(events) => events,
-            Err(why) => return Ok(step.untried(Some(HOST_WAITS), why)),
+            Err(why) => return Ok(step.untried(&[HOST_WAITS], why)),
         };
         self.clear()?;
         if let Err(why) = self.work(Behind::Event(0))? {
-            return Ok(step.untried(Some(HOST_WAITS), why));
+            return Ok(step.untried(&[HOST_WAITS], why));
         }
         let waited = self.wait(|stream| event.wait(stream))?;
         self.finish()?;
@@ -108,7 +108,7 @@ impl Waiter<'_> {
         );
         match events {
             Ok([_, event]) => self.too_early(step, NEXT_RECORD, event, 1),
-            Err(why) => Ok(step.untried(Some(NEXT_RECORD), why)),
+            Err(why) => Ok(step.untried(&[NEXT_RECORD], why)),
         }
     }
 
@@ -121,7 +121,7 @@ impl Waiter<'_> {
         );
         match events {
             Ok([event, _]) => self.too_early(step, ROUNDS, event, 0),
-            Err(why) => Ok(step.untried(Some(ROUNDS), why)),
+            Err(why) => Ok(step.untried(&[ROUNDS], why)),
         }
     }
 
@@ -136,7 +136,7 @@ impl Waiter<'_> {
         self.finish()?;
         self.ends(TIMEOUT)?;
         if let Err(why) = worked {
-            return Ok(step.untried(Some(claim), why));
+            return Ok(step.untried(&[claim], why));
         }
         Ok(step
             .value("waited on the stream", if went_on { "not at all" } else { "until the record came" })
@@ -154,11 +154,11 @@ impl Waiter<'_> {
              for the number. The number is in host memory that both processes map. No host waits.",
         );
         if let Some(why) = &self.obstacle {
-            return Ok(step.untried(Some(HOST_WAITS), why));
+            return Ok(step.untried(&[HOST_WAITS], why));
         }
         self.clear()?;
         if let Err(why) = self.work(Behind::Signal(1))? {
-            return Ok(step.untried(Some(HOST_WAITS), why));
+            return Ok(step.untried(&[HOST_WAITS], why));
         }
         let waited = self.wait(|stream| self.timeline.wait_on(stream, 1))?;
         self.finish()?;
@@ -173,7 +173,7 @@ impl Waiter<'_> {
              The recorder need not send a message first.",
         );
         if let Some(why) = &self.obstacle {
-            return Ok(step.untried(Some(NOT_YET), why));
+            return Ok(step.untried(&[NOT_YET], why));
         }
         self.clear()?;
         let began = Moment::now();
@@ -182,7 +182,7 @@ impl Waiter<'_> {
         if let Err(why) = self.work(Behind::Signal(2))? {
             // No signal will come, so the wait has to be ended.
             self.timeline.abandon()?;
-            return Ok(step.untried(Some(NOT_YET), why));
+            return Ok(step.untried(&[NOT_YET], why));
         }
         let ended = self.ends(TIMEOUT)?;
         let waited = Moment::now().since(began);
@@ -207,13 +207,13 @@ impl Waiter<'_> {
              makes the driver call the waker: the host wakes sooner, and the stream is slower.",
         );
         if let Some(why) = &self.obstacle {
-            return Ok(step.untried(Some(POLLING), why));
+            return Ok(step.untried(&[POLLING], why));
         }
         let mut waits = Vec::new();
         for behind in [Behind::Signal(3), Behind::SignalAndWake(4)] {
             let (Behind::Signal(value) | Behind::SignalAndWake(value)) = behind else { continue };
             if let Err(why) = self.work(behind)? {
-                return Ok(step.untried(Some(POLLING), why));
+                return Ok(step.untried(&[POLLING], why));
             }
             let began = Moment::now();
             let waited = self.timeline.wait(value, TIMEOUT);
@@ -242,7 +242,7 @@ impl Waiter<'_> {
              have no timeout.",
         );
         if let Some(why) = &self.obstacle {
-            return Ok(step.untried(Some(CANCEL), why));
+            return Ok(step.untried(&[CANCEL], why));
         }
         let host = self.timeline.wait(NEVER, MOMENT);
         let began = Moment::now();

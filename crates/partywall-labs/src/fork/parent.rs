@@ -81,8 +81,7 @@ fn changed(gpu: &Gpu, memory: &DeviceBuffer) -> Result<Step, Failure> {
 }
 
 fn forked_later(gpu: &Gpu) -> Result<Step, Failure> {
-    let answers = experiment::calls_in_forked_children(gpu.context());
-    let answers = answers.map_err(|source| Error::System { what: "forking a child".into(), source })?;
+    let answers = experiment::calls_in_forked_children(gpu.context()).doing("forking a child")?;
     let mut step = Step::new(
         "forked-later",
         "Children that are forked after the first CUDA call",

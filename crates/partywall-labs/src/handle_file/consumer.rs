@@ -200,8 +200,7 @@ impl Consumer<'_> {
 
     /// Returns the contents of the file.
     fn read(&self) -> Result<Vec<u8>, Failure> {
-        let read = fs::read(&self.file);
-        read.map_err(|source| Error::System { what: "reading the handle from a file".into(), source }.into())
+        fs::read(&self.file).doing("reading the handle from a file")
     }
 
     /// Opens the handle in the file and returns the bytes of the memory, or the driver's refusal. The mapping is closed

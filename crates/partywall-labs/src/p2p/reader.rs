@@ -123,7 +123,7 @@ impl Reader<'_> {
         .value("from its own", format!("{} in {}", bytes(BYTES), short(near)))
         .value("from the owner's", format!("{} in {}", bytes(BYTES), short(far)));
         let simulated = self.gpu.context().driver().is_simulated();
-        let step = if simulated { step.leaves_open(ALIKE) } else { step.says(ALIKE, far < near + near / 4) };
+        let step = if simulated { step.leaves_open(&[ALIKE]) } else { step.says(ALIKE, far < near + near / 4) };
         Ok(step.judge(true, if simulated { "times of the CPU" } else { "the shortest of some times" }, ""))
     }
 

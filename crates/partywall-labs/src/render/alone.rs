@@ -58,7 +58,7 @@ pub(super) fn baselines(
     let mut measured = |id: &str, step: Step, done: Option<f64>, is_right: bool| {
         let Some(done) = done else {
             let why = "frames were kept, came at a fixed rate, or were drawn by chosen GPUs, or a process was killed";
-            return session.report(step.untried(None, why));
+            return session.report(step.untried(&[], why));
         };
         rates.insert(id.replace('-', "_"), json!(rounded(done)));
         let step = step.value("frames a second", format!("{done:.1}"));

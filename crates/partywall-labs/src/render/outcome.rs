@@ -2,7 +2,7 @@
 
 use std::collections::hash_map::Entry;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::{alone::Whole, times::rounded, *};
 
@@ -129,9 +129,7 @@ pub(super) fn killed_step(killed: Option<&Killed>, count: &Count) -> Step {
     };
     let step = Step::new("killed", title, why);
     let Some(killed) = killed else {
-        return [FALLS, LOST, TORN]
-            .into_iter()
-            .fold(step, |step, claim| step.untried(Some(claim), "nothing was killed: --kill ROLE does it"));
+        return step.untried(&[FALLS, LOST, TORN], "nothing was killed: --kill ROLE does it");
     };
     step.value(
         "killed",
@@ -216,10 +214,9 @@ impl Count {
         self.missing == 0 && self.twice == 0 && self.torn == 0 && self.different == 0
     }
 
-    pub(super) fn to_json(&self) -> Map<String, Value> {
+    pub(super) fn to_json(&self) -> Value {
         let Self { frames, missing, twice, torn, tainted, .. } = self;
-        let counts = [("frames", frames), ("missing", missing), ("twice", twice), ("torn", torn), ("tainted", tainted)];
-        counts.into_iter().map(|(name, count)| (name.to_owned(), (*count).into())).collect()
+        json!({ "frames": frames, "missing": missing, "twice": twice, "torn": torn, "tainted": tainted })
     }
 
     pub(super) fn step(&self, job: &Job, time: Duration) -> Step {
@@ -249,7 +246,7 @@ impl Count {
         );
         if job.live {
             let why = "with --live the tiles of a frame may be of different scenes";
-            return step.untried(Some(TILES), why).untried(Some(PIXELS), why);
+            return step.untried(&[TILES, PIXELS], why);
         }
         let step = match job.brush {
             Brush::Cuda => step.says(PIXELS, self.different > 0),

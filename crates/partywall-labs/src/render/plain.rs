@@ -350,8 +350,8 @@ pub(super) fn together(session: &Session, gpu: &Gpu, job: &Job, mesh: &Mesh, des
         peers.push(peer);
     }
     if design == Design::Textbook {
-        let words = Draft::create("partywall:textbook", stages.len() as u64 * WORD).map_err(failed)?;
-        let words = words.share().map_err(failed)?;
+        let words = Draft::create("partywall:textbook", stages.len() as u64 * WORD).and_then(Draft::share);
+        let words = words.doing(SHARING_WORDS)?;
         let handles: Vec<Vec<u8>> = peers.iter_mut().map(Peer::hear).collect::<Result<_, _>>()?;
         peers.iter().try_for_each(|peer| peer.say_with(&handles, &[std::os::fd::AsFd::as_fd(&words)]))?;
     }
@@ -435,7 +435,7 @@ impl Hosts {
         let event = IpcEvent::new(gpu.context()).doing(SHARING)?;
         let own = event.export().doing(SHARING)?.0.to_vec();
         let handles: Vec<Vec<u8>> = session.parent().ask(own.clone())?;
-        let words = SharedMap::writable(session.parent().take_fd()?).map_err(failed)?;
+        let words = SharedMap::writable(session.parent().take_fd()?).doing(SHARING_WORDS)?;
         let open = |handle: &Vec<u8>| {
             if *handle == own {
                 return Ok(None);
@@ -476,10 +476,6 @@ fn bytes_of_handle(handle: &[u8]) -> Result<[u8; 64], Failure> {
     handle.try_into().map_err(|_| unexpected("a handle has another length"))
 }
 
-fn failed(source: impl Into<std::io::Error>) -> Failure {
-    Error::System { what: "sharing words of the textbook's pipeline".into(), source: source.into() }.into()
-}
-
 const VERTICES: usize = 0;
 const INDICES: usize = 1;
 const COLOURS: usize = 2;
@@ -500,3 +496,4 @@ const LONGEST: Duration = Duration::from_secs(2);
 const LAUNCHING: &str = "launching a kernel";
 const WAITING: &str = "ordering streams";
 const SHARING: &str = "sharing memory";
+const SHARING_WORDS: &str = "sharing words of the textbook's pipeline";

@@ -1,5 +1,7 @@
 //! What all roles have in common: a job, frames that they count, and an end that the watcher announces.
 
+use partywall_os::memfd::frozen;
+
 use super::*;
 
 /// A process that plays a role.
@@ -73,12 +75,8 @@ impl<'a> Player<'a> {
 
     /// Reports a frame of the writer, and waits until the watcher has its part of the movie, if there is one.
     pub(super) fn written(&mut self, written: Written, part: Option<Vec<u8>>) -> Result<(), Failure> {
-        let failed = |errno: partywall_os::Errno| Error::System {
-            what: "passing on a part of the movie".into(),
-            source: errno.into(),
-        };
-        let part =
-            part.map(|part| partywall_os::memfd::frozen("partywall:movie", &part)).transpose().map_err(failed)?;
+        let part = part.map(|part| frozen("partywall:movie", &part)).transpose();
+        let part = part.doing("passing on a part of the movie")?;
         let fds: Vec<_> = part.iter().map(std::os::fd::AsFd::as_fd).collect();
         let watcher = self.session.parent();
         watcher.say_with(Report::Written(written), &fds)?;

@@ -198,7 +198,7 @@ impl Watcher {
              releases the permit. The worker's host does not wait, and the GPU never has more users than permits.",
         );
         if let Some(why) = &self.obstacle {
-            return Ok(step.untried(Some(HOST_GIVES), why));
+            return Ok(step.untried(&[HOST_GIVES], why));
         }
         let others = self.take_all_but(1)?;
         let worker = self.workers.first_mut().ok_or_else(|| unexpected("there is no worker"))?;

@@ -127,7 +127,7 @@ fn maker_gone(gpu: &Gpu, mapping: &Mapping, pid: u32) -> Result<Step, Failure> {
     Ok(if ended {
         step.says(MAKER, found != WRITTEN_BACK).judge(found == WRITTEN_BACK, "still there", "the bytes have changed")
     } else {
-        step.untried(Some(MAKER), "the exporter did not end")
+        step.untried(&[MAKER], "the exporter did not end")
     })
 }
 

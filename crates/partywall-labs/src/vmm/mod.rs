@@ -14,27 +14,17 @@ use crate::prelude::*;
 
 pub(super) static LAB: Lab = Lab {
     name: "vmm",
-    about: "A hand-over of memory by file descriptor, call by call",
     title: "GPU memory handed to another process by file descriptor, call by call",
-    on_host: false,
-    on_pinned: false,
-    broker: false,
-    traced: false,
-    options: |command| command,
-    takes_standard_output: |_| false,
-    roles: &[Role::new(
-        "export",
-        "Create memory, map it twice, send its file descriptor, and end",
-        "This process ends now. The importer continues, and reports which claims held.",
-        export::play,
-    )],
+    about: Some("A hand-over of memory by file descriptor, call by call"),
+    roles: &[Role::new("export", "Create memory, map it twice, send its file descriptor, and end", export::play)],
     observer: Role::new(
         "import",
         "Receive the file descriptor, map the memory, and continue after the exporter's end",
-        "",
         import::play,
     ),
+    farewell: Some("This process ends now. The importer continues, and reports which claims held."),
     claims: CLAIMS,
+    ..Lab::DEFAULT
 };
 
 /// The values that travel with the file descriptor, which does not contain them.
