@@ -70,7 +70,7 @@ fn same(mut words: impl Iterator<Item = u64>) -> Option<u64> {
     words.all(|word| word == first).then_some(first)
 }
 
-struct Member<'a> {
+pub(super) struct Member<'a> {
     session: &'a mut Session,
     history: History,
     /// Returns the next number, which no other member uses.
@@ -79,21 +79,23 @@ struct Member<'a> {
     gpu: Option<Arc<Gpu>>,
 }
 
-impl<'a> Member<'a> {
-    fn new(session: &'a mut Session) -> Result<Self, Failure> {
-        let job: Job = session.parent().hear()?;
-        Ok(Self { history: History::open(&job)?, next: u64::from(job.number) << 32, session, gpu: None })
-    }
+/// Plays a member, until the observer asks it to end. The driver is ready before a member begins that uses the memory
+/// of the lab: it could not say that it lacks something while it starts.
+pub(super) fn play(
+    session: &mut Session,
+    uses_memory: bool,
+    act: fn(&mut Member<'_>) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let job: Job = session.parent().hear()?;
+    let history = History::open(&job)?;
+    let used = if uses_memory { device::that_uses(session.place)? } else { None };
+    let gpu = used.map(|uuid| session.domain().gpu(uuid)).transpose()?;
+    let mut member = Member { session, history, next: u64::from(job.number) << 32, gpu };
+    act(&mut member)?;
+    member.history.add(What::Left)
+}
 
-    /// Returns a member that uses the memory of the lab. The driver is ready before the member begins: it could not say
-    /// that it lacks something while it starts.
-    fn with_gpu(session: &'a mut Session) -> Result<Self, Failure> {
-        let mut member = Self::new(session)?;
-        let used = device::that_uses(member.session.place)?;
-        member.gpu = used.map(|uuid| member.session.domain().gpu(uuid)).transpose()?;
-        Ok(member)
-    }
-
+impl Member<'_> {
     fn number(&mut self) -> u64 {
         self.next += 1;
         self.next
@@ -150,20 +152,36 @@ impl<'a> Member<'a> {
         Ok(!self.session.parent().has_spoken()? || self.session.parent().next::<()>()?.is_some())
     }
 
-    fn left(&self) -> Result<(), Failure> {
-        self.history.add(What::Left)
+    /// Returns whether the observer has asked the member to end, without a rest.
+    fn ends(&mut self) -> Result<bool, Failure> {
+        Ok(self.session.parent().has_spoken()? && self.session.parent().next::<()>()?.is_none())
+    }
+
+    /// Joins a topic. A place is free again once the death of its last holder is proved. Returns `None` if the member
+    /// must end before it has one.
+    fn join<T>(&mut self, name: &str, join: impl Fn() -> partywall::Result<T>) -> Result<Option<T>, Failure> {
+        let began = Instant::now();
+        loop {
+            match join() {
+                Err(Error::LimitReached(_)) if began.elapsed() < TIMEOUT => {
+                    if !self.goes_on()? {
+                        return Ok(None);
+                    }
+                }
+                joined => return self.call(name, || joined),
+            }
+        }
     }
 }
 
-pub(super) fn writer(session: &mut Session) -> Result<(), Failure> {
-    let mut member = Member::with_gpu(session)?;
+pub(super) fn writer(member: &mut Member<'_>) -> Result<(), Failure> {
     let mut patterns = tensors::Patterns::default();
     member.begins()?;
     while member.goes_on()? {
         let number = member.number();
-        commit(&member, &mut patterns, number)?;
+        commit(member, &mut patterns, number)?;
     }
-    member.left()
+    Ok(())
 }
 
 fn commit(member: &Member<'_>, patterns: &mut tensors::Patterns, number: u64) -> Result<(), Failure> {
@@ -183,8 +201,7 @@ fn commit(member: &Member<'_>, patterns: &mut tensors::Patterns, number: u64) ->
     Ok(())
 }
 
-pub(super) fn reader(session: &mut Session) -> Result<(), Failure> {
-    let mut member = Member::with_gpu(session)?;
+pub(super) fn reader(member: &mut Member<'_>) -> Result<(), Failure> {
     let mut patterns = tensors::Patterns::default();
     member.begins()?;
     while member.goes_on()? {
@@ -195,28 +212,15 @@ pub(super) fn reader(session: &mut Session) -> Result<(), Failure> {
         }
         member.call("release", || segment.release())?;
     }
-    member.left()
+    Ok(())
 }
 
-pub(super) fn publisher(session: &mut Session) -> Result<(), Failure> {
-    let mut member = Member::with_gpu(session)?;
+pub(super) fn publisher(member: &mut Member<'_>) -> Result<(), Failure> {
     let place = member.session.place;
     let Some(topic) = member.call("open", || member.session.domain().topic(MESSAGES).timeout(LIMIT).open())? else {
-        return member.left();
+        return Ok(());
     };
-    // A place is free again once the death of its last holder is proved.
-    let joined = Instant::now();
-    let publisher = loop {
-        match topic.publisher() {
-            Err(Error::LimitReached(_)) if joined.elapsed() < TIMEOUT => {
-                if !member.goes_on()? {
-                    return member.left();
-                }
-            }
-            publisher => break member.call("publisher", || publisher)?,
-        }
-    };
-    let Some(publisher) = publisher else { return member.left() };
+    let Some(publisher) = member.join("publisher", || topic.publisher())? else { return Ok(()) };
     member.begins()?;
     let mut message = member.number();
     while member.goes_on()? {
@@ -232,31 +236,20 @@ pub(super) fn publisher(session: &mut Session) -> Result<(), Failure> {
             message = member.number();
         }
     }
-    member.left()
+    Ok(())
 }
 
-pub(super) fn subscriber(session: &mut Session) -> Result<(), Failure> {
-    let mut member = Member::with_gpu(session)?;
+pub(super) fn subscriber(member: &mut Member<'_>) -> Result<(), Failure> {
     let Some(topic) = member.call("open", || member.session.domain().topic(MESSAGES).timeout(LIMIT).open())? else {
-        return member.left();
+        return Ok(());
     };
-    let joined = Instant::now();
-    let subscriber = loop {
-        match topic.subscriber(Policy::Block) {
-            Err(Error::LimitReached(_)) if joined.elapsed() < TIMEOUT => {
-                if !member.goes_on()? {
-                    return member.left();
-                }
-            }
-            subscriber => break member.call("subscriber", || subscriber)?,
-        }
-    };
-    let Some(subscriber) = subscriber else { return member.left() };
+    let joined = member.join("subscriber", || topic.subscriber(Policy::Block))?;
+    let Some(subscriber) = joined else { return Ok(()) };
     member.history.add(What::Subscribed)?;
     member.begins()?;
     let mut ends = false;
     loop {
-        ends = ends || (member.session.parent().has_spoken()? && member.session.parent().next::<()>()?.is_none());
+        ends = ends || member.ends()?;
         // All publishers have left before the subscribers are asked to end.
         let limit = if ends { Duration::ZERO } else { MOMENT };
         match member.call("recv", || subscriber.recv(limit))? {
@@ -276,14 +269,13 @@ pub(super) fn subscriber(session: &mut Session) -> Result<(), Failure> {
             }
         }
     }
-    member.left()
+    Ok(())
 }
 
-pub(super) fn submitter(session: &mut Session) -> Result<(), Failure> {
-    let mut member = Member::with_gpu(session)?;
+pub(super) fn submitter(member: &mut Member<'_>) -> Result<(), Failure> {
     let place = member.session.place;
     let Some(queue) = member.call("open", || member.session.domain().queue(TASKS).timeout(LIMIT).open())? else {
-        return member.left();
+        return Ok(());
     };
     member.begins()?;
     let mut tickets: VecDeque<(u64, Ticket)> = VecDeque::new();
@@ -323,14 +315,13 @@ pub(super) fn submitter(session: &mut Session) -> Result<(), Failure> {
         member.history.add(What::Result { task, right: word == Some(task | DONE) })?;
         member.call("release", || output.release())?;
     }
-    member.left()
+    Ok(())
 }
 
-pub(super) fn worker(session: &mut Session) -> Result<(), Failure> {
-    let mut member = Member::with_gpu(session)?;
+pub(super) fn worker(member: &mut Member<'_>) -> Result<(), Failure> {
     let place = member.session.place;
     let Some(queue) = member.call("open", || member.session.domain().queue(TASKS).timeout(LIMIT).open())? else {
-        return member.left();
+        return Ok(());
     };
     member.begins()?;
     while member.goes_on()? {
@@ -345,13 +336,12 @@ pub(super) fn worker(session: &mut Session) -> Result<(), Failure> {
             completed => drop(member.call("complete", || completed)?),
         }
     }
-    member.left()
+    Ok(())
 }
 
-pub(super) fn holder(session: &mut Session) -> Result<(), Failure> {
-    let mut member = Member::new(session)?;
+pub(super) fn holder(member: &mut Member<'_>) -> Result<(), Failure> {
     let Some(permits) = member.call("open", || member.session.domain().semaphore(PERMITS, PERMITS_MOST))? else {
-        return member.left();
+        return Ok(());
     };
     member.begins()?;
     while member.goes_on()? {
@@ -361,14 +351,13 @@ pub(super) fn holder(session: &mut Session) -> Result<(), Failure> {
         member.history.add(What::Releasing)?;
         member.call("release", || permit.release())?;
     }
-    member.left()
+    Ok(())
 }
 
-pub(super) fn taker(session: &mut Session) -> Result<(), Failure> {
-    let mut member = Member::with_gpu(session)?;
+pub(super) fn taker(member: &mut Member<'_>) -> Result<(), Failure> {
     let place = member.session.place;
     let Some(pool) = member.call("open", || member.session.domain().pool(BLOCKS).timeout(LIMIT).open())? else {
-        return member.left();
+        return Ok(());
     };
     member.begins()?;
     while member.goes_on()? {
@@ -382,19 +371,18 @@ pub(super) fn taker(session: &mut Session) -> Result<(), Failure> {
         member.history.add(What::Giving { block: block.index(), whole })?;
         member.call("release", || block.release())?;
     }
-    member.left()
+    Ok(())
 }
 
-pub(super) fn watcher(session: &mut Session) -> Result<(), Failure> {
-    let mut member = Member::new(session)?;
+pub(super) fn watcher(member: &mut Member<'_>) -> Result<(), Failure> {
     let Some(mut watch) = member.call("watch", || member.session.domain().watch(WEIGHTS))? else {
-        return member.left();
+        return Ok(());
     };
     member.history.add(What::Watching)?;
     member.begins()?;
     let mut ends = false;
     loop {
-        ends = ends || (member.session.parent().has_spoken()? && member.session.parent().next::<()>()?.is_none());
+        ends = ends || member.ends()?;
         // All writers have left before the watchers are asked to end.
         let limit = if ends { Duration::ZERO } else { MOMENT };
         match member.call("next", || watch.next(limit))?.flatten() {
@@ -408,7 +396,7 @@ pub(super) fn watcher(session: &mut Session) -> Result<(), Failure> {
             None => {}
         }
     }
-    member.left()
+    Ok(())
 }
 
 /// How long a member rests between two operations, and holds a permit or a block.
