@@ -33,7 +33,7 @@ pub(super) fn run(observer: &mut Observer<'_>) -> Result<(), Failure> {
     observer.waiter.ask::<()>(Command::DescribeSecondStage)?;
     let declared = ending(&resting.check());
     let undeclared = ending(&careless.check());
-    let right = has(&observer.gpu, &batch, 2)?;
+    let right = has(Some(&observer.gpu), &batch, 2)?;
     let step = Step::new(
         "third-stage",
         "The chain's third stage, after the first one was killed",

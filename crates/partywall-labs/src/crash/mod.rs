@@ -148,20 +148,28 @@ fn ending<T>(result: &partywall::Result<T>) -> String {
     }
 }
 
-/// Creates a named segment that contains the pattern.
-fn make(domain: &Domain, gpu: &Gpu, name: &str, kept: bool) -> Result<Segment, Failure> {
-    let builder = domain.create(name, Place::Gpu(gpu.uuid())).tensor(TENSOR, DType::U32, &[ELEMENTS]).kept(kept);
-    let build = builder.allocate()?;
-    let range = build.device(TENSOR)?;
-    gpu.kernels()?.enqueue_fill(gpu.stream(), range.as_slice()).doing("filling memory by a kernel")?;
-    gpu.stream().synchronize().doing("filling memory by a kernel")?;
+/// Creates a named segment that contains the pattern, on a GPU or in host memory.
+fn make(domain: &Domain, gpu: Option<&Gpu>, name: &str, kept: bool) -> Result<Segment, Failure> {
+    let place = gpu.map_or(Place::Host, |gpu| Place::Gpu(gpu.uuid()));
+    let mut build = domain.create(name, place).tensor(TENSOR, DType::U32, &[ELEMENTS]).kept(kept).allocate()?;
+    match gpu {
+        None => build.as_mut_slice(TENSOR)?.iter_mut().zip(0_u32..).for_each(|(word, number)| *word = number),
+        Some(gpu) => {
+            let range = build.device(TENSOR)?;
+            gpu.kernels()?.enqueue_fill(gpu.stream(), range.as_slice()).doing("filling memory by a kernel")?;
+            gpu.stream().synchronize().doing("filling memory by a kernel")?;
+        }
+    }
     Ok(build.commit()?)
 }
 
 /// Returns whether a segment contains the pattern times `factor`.
-fn has(gpu: &Gpu, segment: &Segment, factor: u32) -> Result<bool, Failure> {
-    let range = segment.tensor(TENSOR)?.device()?;
-    let bad = gpu.kernels()?.verify(gpu.stream(), range.as_slice(), factor);
+fn has(gpu: Option<&Gpu>, segment: &Segment, factor: u32) -> Result<bool, Failure> {
+    let tensor = segment.tensor(TENSOR)?;
+    let Some(gpu) = gpu else {
+        return Ok(tensor.as_slice::<u32>()?.iter().zip(0..).all(|(word, number)| *word == number * factor));
+    };
+    let bad = gpu.kernels()?.verify(gpu.stream(), tensor.device()?.as_slice(), factor);
     Ok(bad.doing("checking by a kernel")?.is_none())
 }
 

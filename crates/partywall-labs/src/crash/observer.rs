@@ -1,6 +1,6 @@
 //! The observer: starts and kills the others, and reports what is left.
 
-use super::*;
+use super::{scenes::How, *};
 
 pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let Some(gpu) = session.gpu_if_any()? else { return super::host::observe(session) };
@@ -17,8 +17,14 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
         );
         observer.session.report(step.untried(CLAIMS, why))?;
     } else {
-        scenes::server(&mut observer)?;
-        scenes::client(&mut observer)?;
+        for how in How::ALL {
+            let step = scenes::server(&mut observer, how)?;
+            observer.session.report(step)?;
+        }
+        for how in How::ALL {
+            let step = scenes::client(observer.session, &observer.domain, Some(&observer.gpu), how)?;
+            observer.session.report(step)?;
+        }
         chain::run(&mut observer)?;
         // Last, because no name exists any more after it.
         scenes::broker(&mut observer)?;
