@@ -1,12 +1,13 @@
 //! The GPU of a lab, and operations on its memory.
 
 use std::{
+    borrow::Cow,
     thread,
     time::{Duration, Instant},
 };
 
 use partywall::{
-    DeviceChoice, DeviceUuid, Error, ErrorKind, Gpu, Place,
+    DeviceChoice, DeviceUuid, Element, Error, ErrorKind, Gpu, Loan, Place, Sample,
     cuda::{
         Access, AccessError, Context, DeviceAttribute, DeviceBuffer, DeviceSlice, Driver, PointerInfo, PointerKind,
         Stream, StreamRef, memop,
@@ -140,6 +141,31 @@ pub(super) fn bytes_of(gpu: &Gpu, slice: DeviceSlice<'_>) -> Result<Vec<u8>, Acc
     let mut bytes = vec![0; slice.len() as usize];
     gpu.stream().copy_to_host(&mut bytes, slice)?;
     Ok(bytes)
+}
+
+/// Returns the elements of a sample once they are there. Those on a GPU are copied.
+pub(super) fn elements<'a, T: Element>(sample: &'a Sample, what: &str) -> Result<Cow<'a, [T]>, Failure> {
+    let Some(gpu) = sample.gpu() else { return Ok(sample.as_slice()?.into()) };
+    let range = sample.device_on(gpu.stream())?;
+    let bytes = bytes_of(gpu, range.as_slice()).doing(what)?;
+    sample.check()?;
+    Ok(bytemuck::pod_collect_to_vec(&bytes).into())
+}
+
+/// Fills a loan: in place in host memory, by a copy on a GPU.
+pub(super) fn fill<T: Element>(
+    loan: &mut Loan,
+    what: &str,
+    make: impl FnOnce(&mut [T]) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    if loan.device().is_err() {
+        return make(loan.as_mut_slice()?);
+    }
+    let mut elements = vec![T::zeroed(); loan.shape().iter().product::<u64>() as usize];
+    make(&mut elements)?;
+    let range = loan.device()?;
+    let copied = range.gpu().stream().copy_from_host(range.as_slice(), bytemuck::cast_slice(&elements));
+    copied.doing(what)
 }
 
 /// Returns the first byte of a slice.

@@ -155,10 +155,10 @@ fn encode(job: &Job, results: &Topic, watcher: &Peer) -> Result<Vec<Duration>, F
             continue;
         }
         let start = Instant::now();
-        let pixels = match pixels_of(&sample) {
+        let pixels = match device::elements(&sample, "reading a result") {
             // The filter was killed before its kernels had run.
             Err(_) if never_made(&sample) => continue,
-            pixels => pixels?,
+            pixels => pixels?.into_owned(),
         };
         let path = job.out.join(job.file(frame).file_name().unwrap_or_default());
         let size = size_of(&sample)?;
@@ -173,15 +173,6 @@ fn encode(job: &Job, results: &Topic, watcher: &Peer) -> Result<Vec<Duration>, F
 fn never_made(sample: &Sample) -> bool {
     use partywall::error::InvalidData::{SampleFailed, SampleTainted};
     matches!(sample.check(), Err(Error::InvalidData(SampleFailed { .. } | SampleTainted { .. })))
-}
-
-/// Returns the bytes of a result once the GPU has written it.
-fn pixels_of(sample: &Sample) -> Result<Vec<u8>, Failure> {
-    let Some(gpu) = sample.gpu() else { return Ok(sample.bytes()?.to_vec()) };
-    let range = sample.device_on(gpu.stream())?;
-    let pixels = device::bytes_of(gpu, range.as_slice()).doing("reading a result")?;
-    sample.check()?;
-    Ok(pixels)
 }
 
 fn loan(publisher: &Publisher, frame: u64, size: Size) -> Result<Loan, Failure> {

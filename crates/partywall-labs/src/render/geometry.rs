@@ -11,7 +11,7 @@ use super::{
 pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let mut player = Player::new(session)?;
     let domain = player.domain();
-    let scene = objects::scene(&domain)?;
+    let scene = objects::open(&domain, objects::SCENE, None)?;
     let mesh = objects::mesh(&domain, scene.place(), &player.job.source)?;
     let vertices = mesh.tensor("vertices")?;
     let kernels = Kernels::of(&domain, scene.place())?;
@@ -47,10 +47,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
         }
         let camera = mesh::CAMERA.map(i32::cast_unsigned).to_vec();
         Header { frame, published: Moment::now(), more: camera }.write(&mut loan)?;
-        match &kernels {
-            None => objects::publish(loan)?,
-            Some(kernels) => kernels.publish(loan)?,
-        }
+        kernels::publish(kernels.as_ref(), loan)?;
     }
     while !player.is_over()? {
         thread::sleep(TURN / 10);

@@ -25,6 +25,11 @@ impl Size {
     pub(super) fn pixels(self) -> usize {
         self.width as usize * self.height as usize
     }
+
+    /// Returns the size as the shape of a tensor.
+    pub(super) fn shape(self) -> [u64; 2] {
+        [self.height.into(), self.width.into()]
+    }
 }
 
 /// A rectangle of a picture.

@@ -4,7 +4,7 @@ use super::{objects::Header, *};
 
 pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let mut player = Player::new(session)?;
-    let topic = objects::frames(&player.domain())?;
+    let topic = objects::open(&player.domain(), objects::FRAMES, None)?;
     if player.job.joins_late {
         player.ready()?;
         player.await_start()?;

@@ -16,7 +16,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let output = order.out.clone().unwrap_or(Output::Nothing);
     let movie = Sink::open(&output, order.force)?;
     let job = job(&order, output, session.place)?;
-    let topics = objects::Topics::create(session, &job, (mesh.vertices.len() / raster::VERTEX) as u64)?;
+    let topics = objects::create_topics(session, &job, (mesh.vertices.len() / raster::VERTEX) as u64)?;
     let geometry = session.partner();
     let mut watcher = Watcher {
         session,

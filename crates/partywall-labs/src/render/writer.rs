@@ -17,7 +17,7 @@ use super::{label::label, movie::Movie, objects::Header, player::TURN, *};
 pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let mut player = Player::new(session)?;
     let domain = player.domain();
-    let topic = objects::frames(&domain)?;
+    let topic = objects::open(&domain, objects::FRAMES, None)?;
     let kernels = Kernels::of(&domain, topic.place())?;
     let mut writer = Writer::new(&player.job, kernels, timeline(&domain)?)?;
     // In `--live` no frame comes again.
@@ -173,7 +173,7 @@ impl Writer {
         let found = checks.finish(place).doing("checking a frame")?;
         if objects::valid(sample.check())?.is_none() {
             self.tainted += 1;
-            return kernels.release(sample);
+            return kernels::release(Some(kernels), sample);
         }
         self.take(player, Frame { header, sample, found })
     }
@@ -197,11 +197,8 @@ impl Writer {
         let tiles: Vec<Drawn> = drawn(&header).take(self.tiles.len()).collect();
         let late = header.more[0];
         let is_kept = self.movie.is_some() || matches!(self.output, Output::Folder(_));
-        let mut pixels = if is_kept { objects::elements(&sample)?.into_owned() } else { Vec::new() };
-        match &self.gpu {
-            Some(Device { kernels, .. }) => kernels.release(sample)?,
-            None => drop(sample),
-        }
+        let mut pixels = if is_kept { device::elements(&sample, "reading a sample")?.into_owned() } else { Vec::new() };
+        kernels::release(self.gpu.as_ref().map(|device| &device.kernels), sample)?;
         if self.live && is_kept {
             for (number, (tile, drawn)) in self.tiles.iter().zip(&tiles).enumerate() {
                 label(&mut pixels, self.size, *tile, drawn.pid, late >> number & 1 == 1);
