@@ -2,13 +2,8 @@
 //!
 //! This process owns the memory. The reader is another process on another GPU, whose clock times the work.
 
-use std::{cell::RefCell, os::fd::AsFd};
+use std::cell::RefCell;
 
-use partywall::{
-    Segment,
-    cuda::{DeviceBuffer, DeviceSlice, DeviceUuid, IpcMapping, IpcMemoryHandle},
-    gpu,
-};
 use partywall_measure::{Comparison, Sampler, Unit};
 
 use super::{
@@ -18,7 +13,7 @@ use super::{
     peer::{Handle, Order, TENSOR, bytes_of},
     samplers::Timer,
 };
-use crate::{peer::Peer, prelude::*};
+use crate::prelude::*;
 
 /// How a reader opens the memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,8 +1,6 @@
 //! Opening and closing: how long it takes by size, and how often it can be done.
 
-use std::{fs, os::fd::OwnedFd};
-
-use partywall::{Segment, error::LimitReached};
+use partywall::error::LimitReached;
 use partywall_measure::{Case, Comparison, Failure as Sampled, Unit};
 use partywall_os::{map::SharedMap, memfd};
 use rustix::process::{Resource, getrlimit};

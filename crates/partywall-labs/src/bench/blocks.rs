@@ -6,7 +6,7 @@ use std::{
     os::unix::net::UnixStream,
 };
 
-use partywall::{Block, BlockRef, Pool, Timeline, TimelineWriter};
+use partywall::{BlockRef, Pool};
 use partywall_measure::Failure as Sampled;
 
 use super::{

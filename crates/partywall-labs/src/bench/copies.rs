@@ -6,7 +6,7 @@ use std::{
     ops::Range,
 };
 
-use partywall::cuda::{DeviceBuffer, DeviceSlice, PinnedBuffer};
+use partywall::cuda::PinnedBuffer;
 use partywall_measure::{Comparison, Sampler, Unit};
 
 use super::{
@@ -15,7 +15,7 @@ use super::{
     peer::{Handle, Order, TENSOR, bytes_of},
     samplers::Timer,
 };
-use crate::{peer::Peer, prelude::*};
+use crate::prelude::*;
 
 /// The memories that bytes are copied from or to.
 const OWN: &str = "own memory";

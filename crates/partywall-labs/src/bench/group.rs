@@ -2,7 +2,6 @@
 
 use std::{
     cell::{Cell, RefCell},
-    os::fd::{AsFd, OwnedFd},
     sync::atomic::AtomicU32,
 };
 
@@ -15,7 +14,7 @@ use super::{
     peer::Order,
     turns::{sleep_until, store_and_wake},
 };
-use crate::{peer::Peer, prelude::*};
+use crate::prelude::*;
 
 /// How processes share a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,11 +6,11 @@
 
 use std::{
     io::{Read, Write},
-    os::{fd::OwnedFd, unix::net::UnixStream},
+    os::unix::net::UnixStream,
     sync::atomic::Ordering,
 };
 
-use partywall::{Permit, Semaphore, Timeline, TimelineWriter};
+use partywall::{Permit, Semaphore};
 use partywall_measure::{Case, Comparison, Failure as Sampled, Sampler, Unit};
 
 use super::{

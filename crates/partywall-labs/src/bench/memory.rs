@@ -4,13 +4,9 @@ use std::{
     cell::{Cell, RefCell},
     hint::black_box,
     sync::atomic::{AtomicU64, Ordering, fence},
-    time::Instant,
 };
 
-use partywall::{
-    Segment,
-    cuda::{Access, DeviceBuffer, DeviceSlice, IpcMapping, IpcMemoryHandle, experiment::Chains},
-};
+use partywall::cuda::experiment::Chains;
 use partywall_measure::{Comparison, Sampler, Unit};
 
 use super::{
@@ -18,7 +14,7 @@ use super::{
     peer::{Handle, Order, TENSOR, bytes_of},
     samplers::Timer,
 };
-use crate::{peer::Peer, prelude::*};
+use crate::prelude::*;
 
 /// Links that one sample follows.
 const LINKS: u64 = 4096;

@@ -1,11 +1,6 @@
 //! The other process of a benchmark: creates the shared objects, and follows orders.
 
-use std::{collections::BTreeMap, fs, os::fd::OwnedFd};
-
-use partywall::{
-    DType, Segment,
-    cuda::{DeviceBuffer, IpcMemoryHandle},
-};
+use std::collections::BTreeMap;
 
 use super::{across, attach, chain, fanout, group::Meeting, handoff};
 use crate::prelude::*;

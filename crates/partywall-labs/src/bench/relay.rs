@@ -5,11 +5,7 @@ use std::{
     os::unix::net::UnixStream,
 };
 
-use partywall::cuda::DeviceSlice;
-use partywall::{
-    Block, ClaimedTask, DType, EnqueuedResult, IpcEvent, IpcEventHandle, Policy, Publisher, Queue, Sample, Segment,
-    Subscriber, Task, Ticket, Timeline, TimelineWriter,
-};
+use partywall::{ClaimedTask, EnqueuedResult, Queue, Task, Ticket};
 use partywall_measure::Failure as Sampled;
 
 use super::{

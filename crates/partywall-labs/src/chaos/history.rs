@@ -6,7 +6,6 @@
 use std::{
     fs::File,
     io::{BufRead, BufReader, Write},
-    path::Path,
 };
 
 use super::*;

@@ -3,8 +3,7 @@
 use std::collections::VecDeque;
 
 use partywall::{
-    DType, Policy, Task, Ticket, WatchEvent,
-    cuda::CuResult,
+    Task, Ticket, WatchEvent,
     error::{Busy, DeviceFault, Gone, LimitReached},
     info::Change,
 };

@@ -23,10 +23,6 @@ mod observer;
 mod plan;
 mod strikes;
 
-use std::path::PathBuf;
-
-use clap::Args;
-
 use self::history::{History, Resource, What};
 use crate::prelude::*;
 

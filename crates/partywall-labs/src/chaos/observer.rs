@@ -1,11 +1,9 @@
 //! The observer: starts the members, strikes them by the plan, counts the resources that are left, and runs the
 //! checker.
 
-use std::{fs, os::unix::process::ExitStatusExt, path::Path};
+use std::os::unix::process::ExitStatusExt;
 
-use partywall::DType;
 use rustix::process::Signal;
-use serde_json::json;
 
 use super::{
     check::{Check, check},

@@ -1,7 +1,5 @@
 //! What the observer does to a process from outside, without its help.
 
-use std::{fs, path::PathBuf};
-
 use partywall_os::{Errno, process};
 use rustix::{
     net::{Shutdown, shutdown},

@@ -4,7 +4,6 @@
 use partywall::cuda::experiment::PairsReport;
 
 use super::{shared::Shared, *};
-use crate::text::grouped;
 
 pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let writer = session.partner();

@@ -1,13 +1,10 @@
 //! The memory of both roles: a page of GPU memory that travels as a file descriptor, and a memfd that both register.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 
-use partywall::{
-    bytes,
-    cuda::{
-        DeviceSlice, HostRegistration,
-        experiment::{Coherency, WORDS_BYTES},
-    },
+use partywall::cuda::{
+    HostRegistration,
+    experiment::{Coherency, WORDS_BYTES},
 };
 use partywall_os::{map::SharedMap, memfd::Draft};
 

@@ -17,11 +17,7 @@ mod scenes;
 
 use std::any::Any;
 
-use partywall::{
-    DType, IpcEvent, IpcEventHandle, Segment, Timeline, TimelineWriter,
-    cuda::DeviceBuffer,
-    error::{DeviceFault, Gone, InvalidData, NotFound, Unreachable},
-};
+use partywall::error::{DeviceFault, Gone, InvalidData, NotFound, Unreachable};
 
 use crate::prelude::*;
 

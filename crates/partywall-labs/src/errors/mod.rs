@@ -10,8 +10,7 @@ mod exporter;
 mod intruder;
 mod opener;
 
-use clap::Args;
-use partywall::cuda::{DeviceBuffer, IpcEvent, IpcMapping, IpcMemoryHandle, PinnedBuffer, PointerInfo};
+use partywall::cuda::{IpcEvent, PinnedBuffer, PointerInfo};
 
 use crate::prelude::*;
 

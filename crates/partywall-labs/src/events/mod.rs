@@ -11,8 +11,6 @@
 mod recorder;
 mod waiter;
 
-use partywall::{IpcEvent, IpcEventHandle, Timeline, TimelineWriter};
-
 use crate::prelude::*;
 
 pub(super) static LAB: Lab = Lab {

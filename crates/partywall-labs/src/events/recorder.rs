@@ -1,8 +1,6 @@
 //! The recorder: creates the memory, and fills it with slow kernels.
 
-use std::os::fd::AsFd;
-
-use partywall::{bytes, cuda::experiment::Delay};
+use partywall::cuda::experiment::Delay;
 
 use super::*;
 

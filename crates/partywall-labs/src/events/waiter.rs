@@ -1,7 +1,7 @@
 //! The waiter: waits for the recorder's work by event and by timeline, after and before the recording, and reports
 //! which claims held.
 
-use std::{mem, os::fd::AsFd};
+use std::mem;
 
 use super::*;
 

@@ -9,8 +9,6 @@
 mod child;
 mod parent;
 
-use partywall::cuda::{DeviceBuffer, DeviceUuid, IpcMapping, IpcMemoryHandle};
-
 use crate::prelude::*;
 
 pub(super) static LAB: Lab = Lab {

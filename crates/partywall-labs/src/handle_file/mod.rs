@@ -8,13 +8,6 @@
 mod consumer;
 mod producer;
 
-use std::{fs, path::PathBuf};
-
-use partywall::{
-    DType, Segment,
-    cuda::{DeviceBuffer, IpcMapping, IpcMemoryHandle},
-};
-
 use crate::prelude::*;
 
 pub(super) static LAB: Lab = Lab {

@@ -8,11 +8,6 @@
 mod owner;
 mod reader;
 
-use partywall::{
-    DType, bytes,
-    cuda::{DeviceBuffer, DeviceUuid, IpcMapping, IpcMemoryHandle},
-};
-
 use crate::prelude::*;
 
 pub(super) static LAB: Lab = Lab {

@@ -1,9 +1,5 @@
 //! The owner: has memory on its GPU, and starts readers on another one.
 
-use std::os::fd::AsFd;
-
-use partywall::gpu;
-
 use super::*;
 
 pub(super) fn play(session: &mut Session) -> Result<(), Failure> {

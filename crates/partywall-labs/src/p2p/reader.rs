@@ -1,8 +1,6 @@
 //! A reader: uses another GPU than the owner's, which may be hidden from it.
 
-use std::os::fd::AsFd;
-
-use partywall::{cuda::DeviceSlice, error::DeviceFault, gpu};
+use partywall::error::DeviceFault;
 
 use super::*;
 

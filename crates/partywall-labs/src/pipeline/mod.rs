@@ -12,10 +12,8 @@ mod pixels;
 mod stages;
 mod watcher;
 
-use std::{fs, path::PathBuf};
-
-use clap::{Args, ValueEnum};
-use partywall::{DType, Loan, Policy, Publisher, Sample, Subscriber, Topic, cuda::DeviceBuffer};
+use clap::ValueEnum;
+use partywall::Loan;
 
 use self::{
     files::Picture,

@@ -10,7 +10,7 @@ mod taker;
 
 use std::mem;
 
-use partywall::{Block, BlockRef, Pool, error::Gone};
+use partywall::{BlockRef, Pool, error::Gone};
 
 use crate::prelude::*;
 

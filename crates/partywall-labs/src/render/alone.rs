@@ -1,6 +1,6 @@
 //! The same frames without the library, for comparison.
 
-use serde_json::{Map, Value, json};
+use serde_json::Map;
 
 use super::{times::rounded, *};
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use partywall::{DeviceRange, Timeline};
+use partywall::DeviceRange;
 
 use super::{
     objects::Header,

@@ -1,6 +1,6 @@
 //! The geometry: commits the mesh, and publishes its turned vertices.
 
-use partywall::{Timeline, error::Gone};
+use partywall::error::Gone;
 
 use super::{
     objects::Header,

@@ -4,7 +4,6 @@ use std::{
     fmt,
     fs::{self, File},
     io::BufReader,
-    path::Path,
     str::FromStr,
 };
 

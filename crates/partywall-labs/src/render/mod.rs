@@ -43,10 +43,10 @@ mod viewer;
 mod watcher;
 mod writer;
 
-use std::{collections::HashMap, fs, path::PathBuf, str::FromStr};
+use std::{collections::HashMap, str::FromStr};
 
-use clap::{ArgMatches, Args, ValueEnum};
-use partywall::{DType, DeviceChoice, DeviceUuid, Loan, Policy, Publisher, Sample, Segment, Subscriber, Topic};
+use clap::{ArgMatches, ValueEnum};
+use partywall::{DeviceChoice, DeviceUuid, Loan};
 
 use self::{
     kernels::Kernels,

@@ -2,8 +2,6 @@
 
 use std::collections::hash_map::Entry;
 
-use serde_json::{Value, json};
-
 use super::{alone::Whole, times::rounded, *};
 
 /// A viewer that came and went while frames were written.

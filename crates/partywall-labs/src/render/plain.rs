@@ -12,7 +12,7 @@
 use std::ops::Range;
 
 use partywall::cuda::{
-    DeviceBuffer, DeviceSlice, Event, IpcEvent, IpcEventHandle, IpcMapping, IpcMemoryHandle,
+    Event, IpcEvent, IpcEventHandle,
     experiment::{Checks, Drawing, Picture, Rasteriser},
     round_up,
 };

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use partywall::cuda::{
-    CuResult, DeviceBuffer, DeviceSlice, Event,
+    Event,
     experiment::{Drawing, Rasteriser},
 };
 

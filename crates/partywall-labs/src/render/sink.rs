@@ -3,7 +3,6 @@
 use std::{
     fs::File,
     io::{Read, Write},
-    path::Path,
 };
 
 use super::*;

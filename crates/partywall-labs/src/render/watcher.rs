@@ -1,7 +1,5 @@
 //! The watcher: starts the roles, kills one and restarts it, and keeps the movie.
 
-use serde_json::json;
-
 use super::{
     alone::{baselines, described},
     outcome::{Count, Death, Killed, Visit, killed_step, visits_step},

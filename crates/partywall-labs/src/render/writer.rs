@@ -7,7 +7,6 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use partywall::{
-    TimelineWriter,
     cuda::experiment::{Checked, Checks, Picture},
     error::Busy,
 };

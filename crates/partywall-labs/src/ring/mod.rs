@@ -11,8 +11,7 @@ mod writer;
 
 use std::mem;
 
-use clap::Args;
-use partywall::{DType, Policy, Publisher, Sample, Subscriber, Topic, error::Busy};
+use partywall::error::Busy;
 
 use self::numbers::{Numbers, Pattern};
 use crate::prelude::*;

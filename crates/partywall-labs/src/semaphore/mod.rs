@@ -8,7 +8,6 @@
 mod watcher;
 mod worker;
 
-use clap::Args;
 use partywall::{Permit, Semaphore};
 
 use crate::prelude::*;

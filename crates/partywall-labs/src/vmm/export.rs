@@ -1,8 +1,6 @@
 //! The exporter: creates memory without an address, maps it at two addresses, exports a file descriptor, and ends.
 
-use std::os::fd::{AsFd, AsRawFd};
-
-use partywall::bytes;
+use std::os::fd::AsRawFd;
 
 use super::*;
 use crate::device::{access_name, kind_of};

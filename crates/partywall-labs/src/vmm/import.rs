@@ -1,6 +1,6 @@
 //! The importer: imports memory from a file descriptor, and uses it after the exporter has ended.
 
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsRawFd;
 
 use super::{export::mapped, *};
 

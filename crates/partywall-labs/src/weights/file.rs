@@ -3,7 +3,6 @@
 use std::{
     fs::{self, File},
     os::fd::AsRawFd,
-    path::PathBuf,
     sync::atomic::AtomicBool,
 };
 

@@ -15,8 +15,8 @@ mod rollout;
 pub(crate) mod tensors;
 mod trainer;
 
-use clap::{Args, ValueEnum};
-use partywall::{Build, DType, Segment, bytes};
+use clap::ValueEnum;
+use partywall::Build;
 
 use crate::prelude::*;
 

@@ -1,6 +1,6 @@
 //! A reader: opens the latest version and checks every word, again and again; or loads a file.
 
-use std::{path::Path, sync::atomic::AtomicBool};
+use std::sync::atomic::AtomicBool;
 
 use partywall::{TableBuilder, files};
 

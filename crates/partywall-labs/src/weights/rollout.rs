@@ -1,7 +1,5 @@
 //! The rollout: starts readers, kills trainers half-way, restarts readers, and reports which claims held.
 
-use serde_json::{Value, json};
-
 use super::{file::Cached, *};
 
 pub(super) fn play(session: &mut Session) -> Result<(), Failure> {

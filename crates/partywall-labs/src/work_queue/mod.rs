@@ -10,9 +10,7 @@ mod master;
 mod textbook;
 mod worker;
 
-use clap::Args;
-use partywall::{Block, ClaimedTask, Queue, Task, Ticket, cuda::experiment::SquareRoots};
-use serde_json::{Value, json};
+use partywall::{ClaimedTask, Queue, Task, Ticket, cuda::experiment::SquareRoots};
 
 use crate::prelude::*;
 
