@@ -11,7 +11,7 @@
 //! answers with the broker's socket. The messages that follow belong to the lab. The role ends when it receives `End`.
 //! The observer reports the steps of all processes in order and ends the lab with its claims.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{path::PathBuf, sync::Arc, thread};
 
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, parser::ValueSource};
 use partywall::{DeviceChoice, Domain, ErrorKind, Gpu, Place};
@@ -25,6 +25,7 @@ use crate::{
     failure::{Doing, Failure},
     forked::{self, Forked},
     peer::Peer,
+    prelude::{TIMEOUT, unexpected},
     reporter::Reporter,
     step::{Claim, Step},
     text::capitalised,
@@ -390,6 +391,20 @@ impl Session {
     /// Returns the observer: the parent process, or a process in another terminal.
     pub(crate) fn parent(&mut self) -> &mut Peer {
         self.parent.as_mut().expect("only roles that are not the observer have a parent")
+    }
+
+    /// Sends the last message of this role, and waits until the observer ends it.
+    pub(crate) fn finish(&mut self, last: impl Serialize) -> Result<(), Failure> {
+        self.parent().say(last)?;
+        while self.parent().next::<()>()?.is_some() {}
+        Ok(())
+    }
+
+    /// Says that this process can be killed now, and waits for that.
+    pub(crate) fn await_kill(&mut self, instead: &str) -> Result<(), Failure> {
+        self.parent().say(())?;
+        thread::sleep(TIMEOUT);
+        Err(unexpected(instead))
     }
 
     /// Returns a role that waits in another terminal, or starts it as a child process. The first role is

@@ -82,32 +82,31 @@ fn host_latency(bench: &Bench<'_>, size: u64, frozen: &Segment, mutable: &Segmen
     }
     let own: Vec<AtomicU64> = own.into_iter().map(AtomicU64::new).collect();
     let starts = [(); 2].map(|()| Cell::new(0_u64));
-    let write_shared: Sampler<'_> = Box::new(|| {
-        let start = Instant::now();
-        let mut link = starts[0].get() as usize;
-        for number in 0..LINKS {
-            shared.set(link + 1, number);
-            fence(Ordering::SeqCst);
-            link = shared.get(link) as usize;
-        }
-        starts[0].set(link as u64);
-        Ok(start.elapsed().as_nanos() as f64 / LINKS as f64)
-    });
-    let write_own: Sampler<'_> = Box::new(|| {
-        let start = Instant::now();
-        let mut link = starts[1].get() as usize;
-        for number in 0..LINKS {
-            own[link + 1].store(number, Ordering::Relaxed);
-            fence(Ordering::SeqCst);
-            link = own[link].load(Ordering::Relaxed) as usize;
-        }
-        starts[1].set(link as u64);
-        Ok(start.elapsed().as_nanos() as f64 / LINKS as f64)
-    });
+    let write_shared = writes(&starts[0], |word, number| shared.set(word, number), |word| shared.get(word));
+    let write_own = writes(
+        &starts[1],
+        |word, number| own[word].store(number, Ordering::Relaxed),
+        |word| own[word].load(Ordering::Relaxed),
+    );
     let comparison =
         Comparison::new(case("latency of a write, a fence and a dependent load, one thread", SHARED), write_shared)
             .floor(case("latency of a write, a fence and a dependent load, one thread", OWN), write_own);
     bench.run("latency of writes", comparison)
+}
+
+/// Writes behind each link, and follows it after a fence.
+fn writes<'a>(at: &'a Cell<u64>, set: impl Fn(usize, u64) + 'a, get: impl Fn(usize) -> u64 + 'a) -> Sampler<'a> {
+    Box::new(move || {
+        let start = Instant::now();
+        let mut link = at.get() as usize;
+        for number in 0..LINKS {
+            set(link + 1, number);
+            fence(Ordering::SeqCst);
+            link = get(link) as usize;
+        }
+        at.set(link as u64);
+        Ok(start.elapsed().as_nanos() as f64 / LINKS as f64)
+    })
 }
 
 fn gpu_latency(

@@ -12,6 +12,8 @@ mod reader;
 mod shared;
 mod writer;
 
+use std::fmt;
+
 use partywall::cuda::experiment::{Handover, Load, Scope, Store};
 
 use crate::prelude::*;
@@ -33,6 +35,15 @@ pub(super) static LAB: Lab = Lab {
 enum Memory {
     Gpu,
     Host,
+}
+
+impl fmt::Display for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Gpu => "GPU memory",
+            Self::Host => "host memory",
+        })
+    }
 }
 
 /// A command of the reader. The writer answers when its kernel has ended, most commands with `()`.

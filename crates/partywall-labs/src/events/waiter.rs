@@ -51,34 +51,27 @@ struct Waited {
 
 impl Waiter<'_> {
     fn make_all(&mut self, session: &Session, events: Result<Vec<Vec<u8>>, String>) -> Result<(), Failure> {
-        self.by_event(session, events)?;
+        let events = self.open(events);
+        for experiment in [Self::event_in_time, Self::event_early, Self::event_again] {
+            session.report(experiment(self, &events)?)?;
+        }
         for experiment in [Self::in_time, Self::early, Self::on_the_host, Self::in_vain] {
             session.report(experiment(self)?)?;
         }
         Ok(())
     }
 
-    /// Runs the three experiments with events.
-    fn by_event(&mut self, session: &Session, events: Result<Vec<Vec<u8>>, String>) -> Result<(), Failure> {
-        let opened = events.and_then(|handles| {
-            let open = |handle: Vec<u8>| {
-                let bytes = <[u8; 64]>::try_from(handle).map_err(|_| "a handle has 64 bytes".to_owned())?;
-                IpcEvent::open(self.gpu, &IpcEventHandle(bytes)).map_err(|error| error.to_string())
-            };
-            handles.into_iter().map(open).collect::<Result<Vec<_>, String>>()
-        });
-        let opened = match opened.as_deref() {
-            Ok([first, second]) => Ok([first, second]),
-            Ok(_) => Err("the recorder did not send two events".to_owned()),
-            Err(why) => Err(why.clone()),
+    /// Opens the recorder's events.
+    fn open(&self, handles: Result<Vec<Vec<u8>>, String>) -> Result<[IpcEvent; 2], String> {
+        let open = |handle: Vec<u8>| {
+            let bytes = <[u8; 64]>::try_from(handle).map_err(|_| "a handle has 64 bytes".to_owned())?;
+            IpcEvent::open(self.gpu, &IpcEventHandle(bytes)).map_err(|error| error.to_string())
         };
-        for experiment in [Self::event_in_time, Self::event_early, Self::event_again] {
-            session.report(experiment(self, &opened)?)?;
-        }
-        Ok(())
+        let events = handles?.into_iter().map(open).collect::<Result<Vec<_>, String>>()?;
+        events.try_into().map_err(|_| "the recorder did not send two events".to_owned())
     }
 
-    fn event_in_time(&mut self, events: &Result<[&IpcEvent; 2], String>) -> Result<Step, Failure> {
+    fn event_in_time(&mut self, events: &Result<[IpcEvent; 2], String>) -> Result<Step, Failure> {
         let step = Step::new(
             "event",
             "The stream waits for an event that was recorded behind the work",
@@ -98,7 +91,7 @@ impl Waiter<'_> {
         Ok(waited.in_time(step))
     }
 
-    fn event_early(&mut self, events: &Result<[&IpcEvent; 2], String>) -> Result<Step, Failure> {
+    fn event_early(&mut self, events: &Result<[IpcEvent; 2], String>) -> Result<Step, Failure> {
         let step = Step::new(
             "event-early",
             "The stream waits for an event that was not recorded yet",
@@ -112,7 +105,7 @@ impl Waiter<'_> {
         }
     }
 
-    fn event_again(&mut self, events: &Result<[&IpcEvent; 2], String>) -> Result<Step, Failure> {
+    fn event_again(&mut self, events: &Result<[IpcEvent; 2], String>) -> Result<Step, Failure> {
         let step = Step::new(
             "event-again",
             "The stream waits for the second record of the first event, too early",

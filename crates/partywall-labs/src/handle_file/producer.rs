@@ -86,7 +86,7 @@ impl Producer {
     }
 }
 
-fn describe(file: &std::path::Path, handle: [u8; HANDLE_BYTES]) -> Step {
+fn describe(file: &Path, handle: [u8; HANDLE_BYTES]) -> Step {
     Step::new(
         "publish",
         "The handle goes into a file, properly",

@@ -28,9 +28,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
         slice.map_or(Ok(()), |slice| device::set(&gpu, slice, WRITTEN_BACK))?;
     }
     drop((opened, imported));
-    session.parent().say(())?;
-    while session.parent().next::<()>()?.is_some() {}
-    Ok(())
+    session.finish(())
 }
 
 struct Reader<'a> {

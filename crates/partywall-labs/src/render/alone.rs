@@ -35,10 +35,7 @@ impl<'a> Whole<'a> {
             }
         });
         for (tile, (_, drawn)) in self.tiles.iter().zip(&self.rasters) {
-            for (row, drawn) in (tile.y..).zip(drawn.chunks_exact(tile.size.width as usize)) {
-                let first = (row * self.size.width + tile.x) as usize;
-                self.pixels[first..first + drawn.len()].copy_from_slice(drawn);
-            }
+            tile.copy(drawn, &mut self.pixels, self.size.width);
         }
         &self.pixels
     }

@@ -188,11 +188,7 @@ impl Compositor {
                 placed.doing("launching a kernel")
             }
             Pixels::Host(drawn) => {
-                let pixels: &mut [u32] = loan.as_mut_slice()?;
-                for (row, drawn) in (tile.y..).zip(drawn.chunks_exact(tile.size.width as usize)) {
-                    let first = (row * self.size.width + tile.x) as usize;
-                    pixels[first..first + drawn.len()].copy_from_slice(drawn);
-                }
+                tile.copy(drawn, loan.as_mut_slice()?, self.size.width);
                 Ok(())
             }
         }

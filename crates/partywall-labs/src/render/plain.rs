@@ -345,7 +345,7 @@ pub(super) fn together(session: &Session, gpu: &Gpu, job: &Job, mesh: &Mesh, des
     for stage in &stages {
         let peer = session.spawn("plain")?;
         let task = Task { job: job.clone(), design, stage: *stage, mesh: mesh_bytes(mesh), handle: handle.clone() };
-        let fds: Vec<_> = descriptor.iter().map(std::os::fd::AsFd::as_fd).collect();
+        let fds: Vec<_> = descriptor.iter().map(AsFd::as_fd).collect();
         peer.say_with(task, &fds)?;
         peers.push(peer);
     }
@@ -353,7 +353,7 @@ pub(super) fn together(session: &Session, gpu: &Gpu, job: &Job, mesh: &Mesh, des
         let words = Draft::create("partywall:textbook", stages.len() as u64 * WORD).and_then(Draft::share);
         let words = words.doing(SHARING_WORDS)?;
         let handles: Vec<Vec<u8>> = peers.iter_mut().map(Peer::hear).collect::<Result<_, _>>()?;
-        peers.iter().try_for_each(|peer| peer.say_with(&handles, &[std::os::fd::AsFd::as_fd(&words)]))?;
+        peers.iter().try_for_each(|peer| peer.say_with(&handles, &[words.as_fd()]))?;
     }
     peers.iter_mut().try_for_each(Peer::hear::<()>)?;
     peers.iter().rev().try_for_each(|peer| peer.say(()))?;
@@ -374,8 +374,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
             let descriptor = session.parent().take_fd()?;
             let bytes = round_up(layout.bytes(), PhysicalMemory::granularity(context).doing(SHARING)?);
             let bytes = bytes.ok_or_else(|| unexpected("the frames are too large"))?;
-            let memory =
-                PhysicalMemory::import(context, std::os::fd::AsFd::as_fd(&descriptor), bytes).doing(SHARING)?;
+            let memory = PhysicalMemory::import(context, descriptor.as_fd(), bytes).doing(SHARING)?;
             mapping = Mapping::new(memory, Access::ReadWrite).doing(SHARING)?;
             mapping.as_slice()
         }
@@ -416,9 +415,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     worker.stream.synchronize().doing("waiting for the last frame")?;
     let nanos = start.elapsed().as_nanos() as u64;
     let done = Done { nanos, sums: std::mem::take(&mut worker.done.sums), torn: worker.done.torn };
-    session.parent().say(done)?;
-    while session.parent().next::<()>()?.is_some() {}
-    Ok(())
+    session.finish(done)
 }
 
 /// The order of the textbook.

@@ -77,7 +77,7 @@ impl<'a> Player<'a> {
     pub(super) fn written(&mut self, written: Written, part: Option<Vec<u8>>) -> Result<(), Failure> {
         let part = part.map(|part| frozen("partywall:movie", &part)).transpose();
         let part = part.doing("passing on a part of the movie")?;
-        let fds: Vec<_> = part.iter().map(std::os::fd::AsFd::as_fd).collect();
+        let fds: Vec<_> = part.iter().map(AsFd::as_fd).collect();
         let watcher = self.session.parent();
         watcher.say_with(Report::Written(written), &fds)?;
         if part.is_some() { watcher.hear() } else { Ok(()) }

@@ -64,6 +64,19 @@ impl Tile {
         [count / rows, rows]
     }
 
+    /// Returns where its rows are among the pixels of a picture of this width.
+    pub(super) fn rows(self, width: u32) -> impl Iterator<Item = Range<usize>> {
+        let first = move |row| (row * width + self.x) as usize;
+        (self.y..self.y + self.size.height).map(move |row| first(row)..first(row) + self.size.width as usize)
+    }
+
+    /// Copies its pixels to its place in a picture of this width.
+    pub(super) fn copy(self, drawn: &[u32], pixels: &mut [u32], width: u32) {
+        for (row, drawn) in self.rows(width).zip(drawn.chunks_exact(self.size.width as usize)) {
+            pixels[row].copy_from_slice(drawn);
+        }
+    }
+
     /// Returns its left upper corner, its width and its height.
     pub(super) fn sides(self) -> [u32; 4] {
         [self.x, self.y, self.size.width, self.size.height]

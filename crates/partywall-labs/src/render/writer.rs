@@ -235,12 +235,8 @@ fn drawn(header: &Header) -> impl Iterator<Item = Drawn> {
 
 /// Returns how many pixels of a tile are of another frame than its process says.
 fn torn(pixels: &[u32], size: Size, tile: Tile, tag: u8) -> u64 {
-    let row = |row: u32| {
-        let first = (row * size.width + tile.x) as usize;
-        &pixels[first..first + tile.size.width as usize]
-    };
-    let rows = (tile.y..tile.y + tile.size.height).flat_map(row);
-    rows.filter(|pixel| (**pixel >> 24) as u8 != tag).count() as u64
+    let pixels = tile.rows(size.width).flat_map(|row| &pixels[row]);
+    pixels.filter(|pixel| (**pixel >> 24) as u8 != tag).count() as u64
 }
 
 /// How many checks are enqueued at most.

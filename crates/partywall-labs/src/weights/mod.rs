@@ -93,7 +93,7 @@ enum Reading {
     /// rollout is a [`Progress`].
     Name,
     /// Load the file at this path, and end.
-    File(std::path::PathBuf),
+    File(PathBuf),
 }
 
 /// The moment at which a reader had the addresses of all weights.

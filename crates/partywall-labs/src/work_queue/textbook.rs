@@ -57,7 +57,7 @@ pub(super) fn run(session: &Session, order: &Order) -> Result<Count, Failure> {
     ring.words().set(TAIL, tasks);
     let start = |job| {
         let worker = session.spawn("textbook")?;
-        worker.say_with(job, &[std::os::fd::AsFd::as_fd(&fd)])?;
+        worker.say_with(job, &[fd.as_fd()])?;
         Ok::<_, Failure>(worker)
     };
     let mut count = Count { tasks, ..Count::default() };
@@ -100,18 +100,14 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
         let first = ring.roots(task);
         for index in 0..ELEMENTS {
             if job == Job::Half && index == ELEMENTS / 2 {
-                session.parent().say(())?;
-                // The master kills this process.
-                thread::sleep(TIMEOUT);
+                session.await_kill("the master did not kill this worker in the middle of a task")?;
             }
             words.set(first + index, element(task, index).sqrt().to_bits());
         }
         let done = DONE + task as usize;
         words.set(done, words.get(done) + 1);
     }
-    session.parent().say(())?;
-    while session.parent().next::<()>()?.is_some() {}
-    Ok(())
+    session.finish(())
 }
 
 impl Count {

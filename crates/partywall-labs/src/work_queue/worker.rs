@@ -9,19 +9,14 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
         Job::Half => {
             let mut task = worker.queue.claim(TIMEOUT)?;
             worker.write(&mut task, ELEMENTS / 2)?;
-            session.parent().say(())?;
-            // The master kills this process.
-            thread::sleep(TIMEOUT);
-            Err(unexpected("the master did not kill this worker in the middle of a task"))
+            session.await_kill("the master did not kill this worker in the middle of a task")
         }
         Job::Work { reports } => {
             let times = worker.work()?;
             if reports {
                 session.report(describe(&times))?;
             }
-            session.parent().say(())?;
-            while session.parent().next::<()>()?.is_some() {}
-            Ok(())
+            session.finish(())
         }
     }
 }
