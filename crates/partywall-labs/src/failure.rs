@@ -75,6 +75,11 @@ impl From<Error> for Failure {
     }
 }
 
+/// Returns the class of a failure to use a file.
+pub(crate) fn kind_of(error: &io::Error) -> ErrorKind {
+    if error.kind() == io::ErrorKind::NotFound { ErrorKind::NotFound } else { ErrorKind::Refused }
+}
+
 /// Adds the failed operation to errors that are not part of the experiment.
 pub(super) trait Doing<T> {
     /// Converts an error of the driver or of the system into a failure of the lab during `what`.

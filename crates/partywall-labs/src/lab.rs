@@ -49,6 +49,8 @@ pub(crate) struct Lab {
     pub(crate) broker: bool,
     /// True if its roles hand each other what a trace shows: samples, tasks, or values of timelines.
     pub(crate) traced: bool,
+    /// The options with which the tour starts it, if it kills processes on request only and they may be killed.
+    pub(crate) kills_by: &'static [&'static str],
     /// Adds the lab's own options.
     pub(crate) options: fn(Command) -> Command,
     /// Returns whether standard output is for what the lab makes, so that its report goes to standard error.
@@ -158,6 +160,7 @@ impl Lab {
         on_pinned: false,
         broker: false,
         traced: false,
+        kills_by: &[],
         options: |command| command,
         takes_standard_output: |_| false,
         roles: &[],
@@ -418,15 +421,10 @@ impl Session {
 
     /// Starts another role as a child process.
     pub(crate) fn spawn(&self, role: &'static str) -> Result<Peer, Failure> {
-        self.spawn_with(role, &[])
+        self.spawn_on(role, self.place, &[])
     }
 
-    /// Starts another role with additional environment variables.
-    pub(crate) fn spawn_with(&self, role: &'static str, environment: &[(&str, &str)]) -> Result<Peer, Failure> {
-        self.spawn_on(role, self.place, environment)
-    }
-
-    /// Starts another role in another place.
+    /// Starts another role in a place, with additional environment variables.
     pub(crate) fn spawn_on(
         &self,
         role: &'static str,

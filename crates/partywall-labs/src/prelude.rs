@@ -26,7 +26,7 @@ pub(crate) use crate::{
     broker,
     clock::{Moment, millis, short, spread},
     device::{self, first_byte},
-    failure::{Doing, Failure},
+    failure::{Doing, Failure, kind_of},
     lab::{Lab, Role, Session},
     peer::{Peer, has_ended},
     step::{Claim, Step, claims, code},

@@ -19,6 +19,7 @@ use crate::{
     Context, LABS, device,
     failure::{Doing, Failure},
     lab::{IN_TOUR, Lab, Places, read},
+    reporter::{SIMULATED, claims_heading, summary},
     text::counted,
 };
 
@@ -90,7 +91,7 @@ impl Tour<'_> {
         let mut command = Process::new(std::env::current_exe().doing(&starting)?);
         command.args(["lab", lab.name, "--json", IN_TOUR, "--device", &self.place.to_string()]);
         if self.kills {
-            command.args(kill(lab));
+            command.args(lab.kills_by);
         }
         if let Some(domain) = &self.context.domain {
             command.args(["--domain", domain]);
@@ -145,7 +146,7 @@ impl Tour<'_> {
             device => console.line(&format!("{device}, {}, CUDA {}", text("uuid"), text("cuda"))),
         }
         if simulated {
-            console.line("The driver is SIMULATED: what follows shows the simulation and proves nothing about a GPU.");
+            console.line(SIMULATED);
         }
         console.line("");
         console.value(&json!({ "lab": NAME, "device": header["device"], "simulated": simulated }));
@@ -166,23 +167,14 @@ impl Tour<'_> {
             }
         }
         let simulated = self.reports.iter().any(|report| report.simulated);
-        let whereabouts = if simulated { "in the simulation" } else { "on this machine" };
-        console.line(&format!("\nClaims, and whether they held {whereabouts}"));
+        console.line(&format!("\n{}", claims_heading(simulated)));
         console.table(&["VERDICT", "LAB", "CLAIM"], &rows, &[]);
         let count = |verdict: &str| claims.iter().filter(|claim| claim["verdict"] == verdict).count();
         let steps = self.reports.iter().map(|report| report.steps.len()).sum::<usize>();
         let different = self.reports.iter().map(|report| report.with("different")).sum::<usize>();
-        console.line(&format!(
-            "\n{}{}, {}, {different} of them not as expected. {}: {} held, {} did not, {} open, {} not tried.",
-            if simulated { "SIMULATED: " } else { "" },
-            counted(self.reports.len() as u64, "lab"),
-            counted(steps as u64, "step"),
-            counted(claims.len() as u64, "claim"),
-            count("held"),
-            count("did-not-hold"),
-            count("open"),
-            count("not-tried")
-        ));
+        let counts = ["held", "did-not-hold", "open", "not-tried"].map(count);
+        let made = format!("{}, {}", counted(self.reports.len() as u64, "lab"), counted(steps as u64, "step"));
+        console.line(&summary(simulated, &made, different, counts));
         let failed: Vec<_> =
             self.reports.iter().filter(|report| report.last.is_none()).map(|report| report.lab).collect();
         console.value(&json!({
@@ -202,15 +194,5 @@ impl Tour<'_> {
                 format!("run them alone: `partywall lab {first}{}`", self.context.flag),
             )),
         }
-    }
-}
-
-/// Returns the options with which a lab kills processes, if it does so on request only.
-fn kill(lab: &Lab) -> &'static [&'static str] {
-    match lab.name {
-        "pipeline" => &["--kill", "filter", "--frames", "40"],
-        "render" => &["--kill", "renderer", "--frames", "24", "--size", "160x90", "--scene", "torus:2000"],
-        "work-queue" => &["--kill"],
-        _ => &[],
     }
 }

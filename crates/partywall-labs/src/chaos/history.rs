@@ -173,9 +173,8 @@ pub(super) fn read(path: &Path) -> Result<Vec<Record>, Failure> {
 }
 
 fn unusable(path: &Path, why: &std::io::Error) -> Failure {
-    let kind = if why.kind() == std::io::ErrorKind::NotFound { ErrorKind::NotFound } else { ErrorKind::Refused };
     let advice = "give a path that can be used; `partywall lab chaos` prints that of its history";
-    Failure::new(kind, format!("cannot use the history {}: {why}", path.display()), advice)
+    Failure::new(kind_of(why), format!("cannot use the history {}: {why}", path.display()), advice)
 }
 
 fn damaged(path: &Path, why: &str) -> Failure {

@@ -11,7 +11,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     match mode {
         Mode::Mps if session.reporter().reports_all() => {
             let pipes = ("CUDA_MPS_PIPE_DIRECTORY", device::NO_DAEMON);
-            let mut again = session.spawn_with("again", &[pipes])?;
+            let mut again = session.spawn_on("again", session.place, &[pipes])?;
             again.hear::<()>()?;
             again.end();
             Ok(())

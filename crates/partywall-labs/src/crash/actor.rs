@@ -89,7 +89,7 @@ impl Actor {
         let writer = self.writer.insert(self.domain.timeline_writer(&of(scene, LINE))?);
         let Some(device) = &self.device else {
             writer.signal(1)?;
-            return Ok(Served { event: Err("host memory has no events".into()) });
+            return Ok(Err("host memory has no events".into()));
         };
         let draft = self.domain.create(&of(scene, "draft"), Place::Gpu(device.gpu.uuid()));
         self.keep.push(Box::new(draft.tensor(TENSOR, DType::U8, &[MUCH]).allocate()?));
@@ -104,7 +104,7 @@ impl Actor {
             self.keep.push(Box::new(event));
             handle
         });
-        Ok(Served { event: event.map_err(|error| error.to_string()) })
+        Ok(event.map_err(|error| error.to_string()))
     }
 
     /// Waits on the host and on a stream, if there is one, and reports how both waits ended.

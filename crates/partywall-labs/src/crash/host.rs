@@ -29,7 +29,7 @@ pub(super) fn observe(session: &mut Session) -> Result<(), Failure> {
 fn server(session: &Session, domain: &Domain, waiter: &mut Peer, how: How) -> Result<Step, Failure> {
     let scene = how.scene("server");
     let mut server = session.spawn("actor")?;
-    server.ask::<Served>(Command::Serve { scene: scene.clone() })?;
+    let _without_event: Served = server.ask(Command::Serve { scene: scene.clone() })?;
     let open = domain.open(&of(&scene, OWNED), TIMEOUT)?;
     waiter.ask::<()>(Command::Await { scene: scene.clone(), value: 2 })?;
     let (at, _) = how.inflict(&mut server)?;

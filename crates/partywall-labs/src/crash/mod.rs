@@ -64,12 +64,8 @@ enum Command {
 /// Whether a stream is done, or the driver's error.
 type StreamDone = Result<bool, String>;
 
-/// What a server shares without a name.
-#[derive(Debug, Serialize, Deserialize)]
-struct Served {
-    /// The handle of an event that is recorded behind the endless wait, or the reason why there is none.
-    event: Result<Vec<u8>, String>,
-}
+/// The handle of an event that a server has recorded behind the endless wait, or the reason why there is none.
+type Served = Result<Vec<u8>, String>;
 
 /// How a wait ended.
 #[derive(Debug, Serialize, Deserialize)]

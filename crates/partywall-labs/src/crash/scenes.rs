@@ -73,7 +73,7 @@ pub(super) fn server(observer: &mut Observer<'_>, how: How) -> Result<Step, Fail
     }
     let before = free_memory(observer)?;
     let mut server = observer.start()?;
-    let Served { event } = server.ask(Command::Serve { scene: scene.clone() })?;
+    let event: Served = server.ask(Command::Serve { scene: scene.clone() })?;
     let open = observer.domain.open(&of(&scene, OWNED), TIMEOUT)?;
     observer.waiter.ask::<()>(Command::Await { scene: scene.clone(), value: 2 })?;
     let blocked = match event {

@@ -42,14 +42,9 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     fn legacy(&self, opened: &Result<IpcMapping, CudaError>) -> Result<Step, Failure> {
-        let (id, title) = if self.hidden {
-            ("handle-hidden", "The handle of memory on a GPU that the reader does not see")
-        } else {
-            ("handle", "The handle of memory on another GPU")
-        };
-        let step = Step::new(
-            id,
-            title,
+        let step = self.step(
+            "handle",
+            "The handle of memory",
             "cuIpcOpenMemHandle maps the memory for the GPU that is current in the reader, and enables access to the \
              other GPU itself. Its flag has no alternative.",
         );
@@ -57,18 +52,21 @@ impl Reader<'_> {
     }
 
     fn vmm(&self, imported: &Result<Mapping, CudaError>) -> Result<Step, Failure> {
-        let (id, title) = if self.hidden {
-            ("descriptor-hidden", "The file descriptor of memory on a GPU that the reader does not see")
-        } else {
-            ("descriptor", "The file descriptor of memory on another GPU")
-        };
-        let step = Step::new(
-            id,
-            title,
+        let step = self.step(
+            "descriptor",
+            "The file descriptor of memory",
             "The memory stays where it is. cuMemSetAccess names the GPU that may use the mapping: the reader's, not the \
              owner's. So the reader needs no number for the owner's GPU.",
         );
         self.read(step, "import, map, set access", code(imported), imported.as_ref().ok().map(Mapping::as_slice))
+    }
+
+    /// Returns a step about memory of the owner's GPU.
+    fn step(&self, id: &str, title: &str, why: &str) -> Step {
+        if self.hidden {
+            return Step::new(&format!("{id}-hidden"), format!("{title} on a GPU that the reader does not see"), why);
+        }
+        Step::new(id, format!("{title} on another GPU"), why)
     }
 
     /// Ends a step with the bytes of memory that was opened, or with the driver's refusal.

@@ -27,6 +27,7 @@ pub(super) static LAB: Lab = Lab {
     on_host: true,
     broker: true,
     traced: true,
+    kills_by: &["--kill", "filter", "--frames", "40"],
     options: Order::augment_args,
     roles: &[
         Role::hidden("decode", |session| stages::play(Stage::Decode, session)),

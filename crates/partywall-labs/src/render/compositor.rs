@@ -20,7 +20,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let kernels = Kernels::of(&domain, frames.place())?;
     let compositor = Compositor { tiles: player.job.tiles(), size: player.job.size, publisher, kernels };
     let written = domain.timeline(objects::WRITTEN)?;
-    player.ready()?;
+    player.say(Report::Ready)?;
     if player.job.live {
         compositor.live(&mut player, &tiles)?
     } else {

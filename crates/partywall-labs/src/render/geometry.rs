@@ -18,7 +18,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let written = domain.timeline(objects::WRITTEN)?;
     let publisher = scene.publisher()?;
     let first = next_frame(&scene)?;
-    player.ready()?;
+    player.say(Report::Ready)?;
     player.await_start()?;
     let mut pace = player.job.rate.map(Pace::new);
     let shape = [scene.max_bytes() / (4 * raster::VERTEX as u64), raster::VERTEX as u64];

@@ -63,6 +63,7 @@ pub(super) static LAB: Lab = Lab {
     on_host: true,
     broker: true,
     traced: true,
+    kills_by: &["--kill", "renderer", "--frames", "24", "--size", "160x90", "--scene", "torus:2000"],
     options: Order::augment_args,
     takes_standard_output,
     roles: &[

@@ -46,6 +46,12 @@ pub(super) struct Killed {
 }
 
 impl Death {
+    /// Returns the death of a process at this moment. Its successor is started after a pause.
+    pub(super) fn now(role: &'static str, tile: Option<u32>, pid: u32, pause: Duration) -> Self {
+        let restart = Instant::now() + pause;
+        Self { role, tile, pid, new_pid: None, at: Moment::now(), restart, viewed: 0, is_seen: false }
+    }
+
     /// Returns whether its successor should be started: in `--live` once the absence could be seen.
     pub(super) fn is_due(&self, is_live: bool) -> bool {
         let now = Instant::now();

@@ -23,9 +23,9 @@ impl<'a> Player<'a> {
         self.session.domain().clone()
     }
 
-    /// Says that everything is open and joined.
-    pub(super) fn ready(&mut self) -> Result<(), Failure> {
-        self.session.parent().say(Report::Ready)
+    /// Reports to the watcher.
+    pub(super) fn say(&mut self, report: Report) -> Result<(), Failure> {
+        self.session.parent().say(report)
     }
 
     /// Waits until all roles are ready.
@@ -55,7 +55,7 @@ impl<'a> Player<'a> {
 
     /// Is in the middle of a frame: the place where the watcher kills this process, if it does.
     pub(super) fn middle(&mut self) -> Result<(), Failure> {
-        self.middle_of(self.times.len() as u64)
+        self.middle_of(self.frames())
     }
 
     /// As [`Player::middle`], in the frame with this number: with `--live` a renderer leaves frames out.
@@ -63,7 +63,7 @@ impl<'a> Player<'a> {
         if self.job.strike.is_none_or(|strike| frame < strike) {
             return Ok(());
         }
-        self.session.parent().say(Report::Struck)?;
+        self.say(Report::Struck)?;
         thread::sleep(TIMEOUT);
         Err(unexpected("the watcher did not kill this process"))
     }
@@ -83,14 +83,9 @@ impl<'a> Player<'a> {
         if part.is_some() { watcher.hear() } else { Ok(()) }
     }
 
-    /// Says that a frame was seen.
-    pub(super) fn viewed(&mut self) -> Result<(), Failure> {
-        self.session.parent().say(Report::Viewed)
-    }
-
-    /// Ends a role that joined late, before the others.
-    pub(super) fn depart(self) -> Result<(), Failure> {
-        self.session.parent().say(Report::Left(self.times.len() as u64))
+    /// Returns how many frames are done.
+    pub(super) fn frames(&self) -> u64 {
+        self.times.len() as u64
     }
 
     /// Ends the role with its step.
@@ -98,11 +93,6 @@ impl<'a> Player<'a> {
         let step = Step::new(self.session.reporter().role(), title, why).value("frames", self.times.len().to_string());
         let step = describe(step.value("host time per frame", spread(&self.times)));
         self.session.report(step.judge(true, "finished", ""))?;
-        self.leave()
-    }
-
-    /// Ends the role without a step: another process of the same role reports one.
-    pub(super) fn leave(self) -> Result<(), Failure> {
         self.session.parent().say(Report::Done)
     }
 }

@@ -31,7 +31,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     // In `--live` a renderer that is late goes on with the latest scene.
     let policy = if player.job.live { Policy::Latest } else { Policy::Block };
     let scenes = scenes.subscribe(policy).history(IN_FLIGHT).join()?;
-    player.ready()?;
+    player.say(Report::Ready)?;
     while let Some(sample) = player.next(&scenes)? {
         let header = Header::of(&sample, 12)?;
         if !player.job.live && header.frame < player.job.unwritten {
@@ -80,7 +80,8 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
         player.end();
     }
     if number > 0 {
-        return player.leave();
+        // Another renderer reports the step.
+        return player.say(Report::Done);
     }
     player.finish(
         "Scenes into tiles",

@@ -307,16 +307,7 @@ impl Watcher<'_> {
         let is_renderer = *role == "renderer";
         // In `--live` its absence should be seen.
         let pause = if self.job.live { PAUSE } else { Duration::ZERO };
-        self.killed = Some(Death {
-            role,
-            tile: is_renderer.then_some(*tile),
-            pid,
-            new_pid: None,
-            at: Moment::now(),
-            restart: Instant::now() + pause,
-            viewed: 0,
-            is_seen: false,
-        });
+        self.killed = Some(Death::now(role, is_renderer.then_some(*tile), pid, pause));
         Ok(())
     }
 
@@ -362,10 +353,7 @@ impl Watcher<'_> {
         let domain = self.session.domain().clone();
         let pid = self.session.broker().kill_worker(&domain)?;
         // Its successor is named at the end: no frame waits for it, and asking would.
-        let restart = Instant::now();
-        let at = Moment::now();
-        self.killed =
-            Some(Death { role: "broker", tile: None, pid, new_pid: Some(0), at, restart, viewed: 0, is_seen: false });
+        self.killed = Some(Death { new_pid: Some(0), ..Death::now("broker", None, pid, Duration::ZERO) });
         Ok(())
     }
 

@@ -25,7 +25,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     if writer.written.timeline().value() < writer.next {
         writer.written.signal(writer.next)?;
     }
-    player.ready()?;
+    player.say(Report::Ready)?;
     while writer.next < player.job.frames {
         let sample = match writer.pending.len() {
             0 => player.next(&frames)?,

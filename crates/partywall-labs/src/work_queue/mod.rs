@@ -20,6 +20,7 @@ pub(super) static LAB: Lab = Lab {
     on_host: true,
     broker: true,
     traced: true,
+    kills_by: &["--kill"],
     options: Order::augment_args,
     roles: &[
         Role::new("worker", "Claim tasks and compute square roots, until the master has all results", worker::play),
