@@ -129,6 +129,17 @@ impl Step {
         self.judge(as_expected, "refused, as expected", otherwise)
     }
 
+    /// Ends a step about a call that should be refused, against a claim that it is accepted.
+    pub(super) fn refused(
+        self,
+        call: impl Into<String>,
+        code: CuResult,
+        claim: Claim,
+        measured: Option<CuResult>,
+    ) -> Self {
+        self.answer(call, code).says(claim, code.is_success()).judge_refusal(code, measured)
+    }
+
     /// Ends a step that cannot be tried on this machine.
     pub(super) fn untried(self, claims: &[Claim], why: impl Into<String>) -> Self {
         Self { outcome: Outcome::NotTried, finding: why.into(), ..self.leaves_open(claims) }

@@ -309,11 +309,6 @@ fn failed(error: impl std::fmt::Display) -> Failure {
     Failure::new(ErrorKind::CheckFailed, error.to_string(), "start it again; `partywall doctor` says what is missing")
 }
 
-/// The failure of a peer, as samplers return it.
-fn of_peer(failure: &Failure) -> partywall_measure::Failure {
-    failure.message().into()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -123,10 +123,8 @@ impl Relay {
 
     /// Fails if the byte is not the one that this side, the first one, has sent.
     pub(super) fn check(&self, last: u64) -> Result<(), Sampled> {
-        let mut slot = [0; SLOT as usize];
         let theirs = self.slots[1].tensor(TENSOR)?.device()?;
-        self.stream.as_ref().copy_to_host(&mut slot, theirs.as_slice().slice((TURNS - 1) * SLOT, SLOT)?)?;
-        same(slot[0].into(), byte(last).into())
+        came_back(&self.stream, theirs.as_slice().slice((TURNS - 1) * SLOT, SLOT)?, last)
     }
 }
 
@@ -179,9 +177,7 @@ impl Samples {
     /// Fails if the byte is not the one that this side, the first one, has sent.
     pub(super) fn check(&mut self, last: u64) -> Result<(), Sampled> {
         let sample = self.received.take().ok_or("no sample came back")?;
-        let mut slot = [SPOILT; SLOT as usize];
-        self.stream.as_ref().copy_to_host(&mut slot, sample.device_on(self.stream.as_ref())?.as_slice())?;
-        same(slot[0].into(), byte(last).into())
+        came_back(&self.stream, sample.device_on(self.stream.as_ref())?.as_slice(), last)
     }
 }
 
@@ -281,11 +277,17 @@ impl Tasks {
     pub(super) fn check(&mut self, last: u64) -> Result<(), Sampled> {
         let Side::Submitter { last: output, .. } = &mut self.side else { return Ok(()) };
         let output = output.take().ok_or("no result came back")?;
-        let mut bytes = [SPOILT; SLOT as usize];
-        self.stream.as_ref().copy_to_host(&mut bytes, slot(output.device()?.as_slice())?)?;
+        let checked = came_back(&self.stream, output.device()?.as_slice(), last);
         output.release_on(self.stream.as_ref()).map_err(|refused| refused.error)?;
-        same(bytes[0].into(), byte(last).into())
+        checked
     }
+}
+
+/// Fails if the first byte of memory is not the one that this side, the first one, has sent.
+pub(super) fn came_back(stream: &Stream, memory: DeviceSlice<'_>, last: u64) -> Result<(), Sampled> {
+    let mut bytes = [SPOILT; SLOT as usize];
+    stream.as_ref().copy_to_host(&mut bytes, slot(memory)?)?;
+    same(bytes[0].into(), byte(last).into())
 }
 
 /// Returns the first bytes of a block, as many as a slot has.

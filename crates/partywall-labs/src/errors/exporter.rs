@@ -123,11 +123,12 @@ impl Exporter<'_> {
         let lacking = |id, title, interprocess, timing, flags: &str, why| {
             let answer = experiment::event_handle(context, interprocess, timing);
             let call = answer.as_ref().err().map_or("cuIpcGetEventHandle", |error| error.call);
-            Step::new(id, title, why)
-                .value("flags of cuEventCreate", flags)
-                .answer(call, code(&answer))
-                .says(ANY_EVENT, answer.is_ok())
-                .judge_refusal(code(&answer), None)
+            Step::new(id, title, why).value("flags of cuEventCreate", flags).refused(
+                call,
+                code(&answer),
+                ANY_EVENT,
+                None,
+            )
         };
         let here = Step::new(
             "event-here",
@@ -139,10 +140,12 @@ impl Exporter<'_> {
             Err(error) => here.untried(&[EVENT_HERE], format!("events have no handles here: {error}")),
             Ok((_event, handle)) => {
                 let answer = code(&IpcEvent::open(context, &handle));
-                here.value("flags of cuEventCreate", "INTERPROCESS, DISABLE_TIMING")
-                    .answer("cuIpcOpenEventHandle", answer)
-                    .says(EVENT_HERE, answer.is_success())
-                    .judge_refusal(answer, None)
+                here.value("flags of cuEventCreate", "INTERPROCESS, DISABLE_TIMING").refused(
+                    "cuIpcOpenEventHandle",
+                    answer,
+                    EVENT_HERE,
+                    None,
+                )
             }
         };
         [
@@ -245,9 +248,7 @@ impl Exporter<'_> {
              refusal.",
         )
         .value("handle", handle_text(handle))
-        .answer("cuIpcOpenMemHandle", answer)
-        .says(EVERYWHERE, answer.is_success())
-        .judge_refusal(answer, Some(CuResult::INVALID_CONTEXT)))
+        .refused("cuIpcOpenMemHandle", answer, EVERYWHERE, Some(CuResult::INVALID_CONTEXT)))
     }
 }
 

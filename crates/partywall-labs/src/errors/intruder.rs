@@ -107,9 +107,7 @@ fn free(gpu: &Gpu, handle: IpcMemoryHandle) -> Result<Step, Failure> {
          does not free the memory.",
     )
     .value("address", format!("{:#x}", mapping.device_ptr()))
-    .answer("cuMemFree", answer)
-    .says(READER_FREES, answer.is_success())
-    .judge_refusal(answer, None))
+    .refused("cuMemFree", answer, READER_FREES, None))
 }
 
 fn close_twice(gpu: &Gpu, handle: IpcMemoryHandle) -> Result<Step, Failure> {

@@ -124,10 +124,7 @@ impl Opener<'_> {
             ),
             Some(handle) => {
                 let answer = code(&IpcMapping::open(self.gpu.context(), handle, 1, Access::ReadOnly));
-                step.value("handle", format!("{handle:?}"))
-                    .answer("cuIpcOpenMemHandle", answer)
-                    .says(KEEPS, answer.is_success())
-                    .judge_refusal(answer, None)
+                step.value("handle", format!("{handle:?}")).refused("cuIpcOpenMemHandle", answer, KEEPS, None)
             }
         }
     }
@@ -145,9 +142,7 @@ impl Opener<'_> {
         )
         .value(format!("process {pid}"), if ended { "has ended" } else { "still runs" });
         Ok(if ended {
-            step.answer("cuIpcOpenMemHandle", answer)
-                .says(KEEPS, answer.is_success())
-                .judge_refusal(answer, Some(CuResult::INVALID_HANDLE))
+            step.refused("cuIpcOpenMemHandle", answer, KEEPS, Some(CuResult::INVALID_HANDLE))
         } else {
             step.untried(&[KEEPS], "the exporter did not end")
         })

@@ -56,9 +56,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
              there, or something else, and the driver knows no allocation. A kernel that uses such an address ends CUDA \
              in the child.",
         )
-        .answer(format!("cuIpcGetMemHandle({address:#x}) in the child"), refused)
-        .says(ADDRESSES, refused.is_success())
-        .judge_refusal(refused, None),
+        .refused(format!("cuIpcGetMemHandle({address:#x}) in the child"), refused, ADDRESSES, None),
     )?;
     session.report(forked_later(&gpu)?)?;
     session.report(unharmed(&gpu, &memory)?)

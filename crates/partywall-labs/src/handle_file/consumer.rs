@@ -139,10 +139,8 @@ impl Consumer<'_> {
         )
         .value(format!("process {pid}"), "killed")
         .value("waited for a file", format!("{}: {} bytes are there", short(waited), bytes.len()))
-        .answer("cuIpcOpenMemHandle", answer)
         .says(NOTICED, false)
-        .says(STALE, answer.is_success())
-        .judge_refusal(answer, Some(CuResult::INVALID_HANDLE)))
+        .refused("cuIpcOpenMemHandle", answer, STALE, Some(CuResult::INVALID_HANDLE)))
     }
 
     fn name_waits(&mut self) -> Result<Step, Failure> {

@@ -28,7 +28,7 @@ pub(super) enum Design {
 }
 
 /// What a pipeline has done.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Done {
     nanos: u64,
     /// The sum of each frame, and whether one was torn.
@@ -203,7 +203,7 @@ impl<'a> Worker<'a> {
             rasteriser: Rasteriser::load(context).doing("loading kernels")?,
             scratch,
             checks: checks.transpose().doing("loading kernels")?,
-            done: Done { nanos: 0, sums: Vec::new(), torn: false },
+            done: Done::default(),
         })
     }
 
@@ -275,9 +275,11 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Waits for the last checks.
-    fn finish_all(&mut self, frames: u64) -> Result<(), Failure> {
-        (frames.saturating_sub(IN_FLIGHT.into())..frames).try_for_each(|frame| self.finish(frame))
+    /// Waits for the last checks, and returns what was done since `start`.
+    fn finish_all(&mut self, frames: u64, start: Instant) -> Result<Done, Failure> {
+        (frames.saturating_sub(IN_FLIGHT.into())..frames).try_for_each(|frame| self.finish(frame))?;
+        self.stream.synchronize().doing("waiting for the last frame")?;
+        Ok(Done { nanos: start.elapsed().as_nanos() as u64, ..std::mem::take(&mut self.done) })
     }
 }
 
@@ -313,9 +315,7 @@ pub(super) fn alone(gpu: &Gpu, job: &Job, mesh: &Mesh) -> Result<Done, Failure> 
         frame += 1;
     }
     let Some(writer) = workers.last_mut() else { return Err(unexpected("a pipeline has no writer")) };
-    writer.finish_all(frame)?;
-    writer.done.nanos = start.elapsed().as_nanos() as u64;
-    Ok(Done { nanos: writer.done.nanos, sums: std::mem::take(&mut writer.done.sums), torn: writer.done.torn })
+    writer.finish_all(frame, start)
 }
 
 /// Runs the pipeline by processes.
@@ -411,11 +411,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
             Some(hosts) => hosts.finish(&worker.stream, own, frame + 1)?,
         }
     }
-    worker.finish_all(task.job.frames)?;
-    worker.stream.synchronize().doing("waiting for the last frame")?;
-    let nanos = start.elapsed().as_nanos() as u64;
-    let done = Done { nanos, sums: std::mem::take(&mut worker.done.sums), torn: worker.done.torn };
-    session.finish(done)
+    session.finish(worker.finish_all(task.job.frames, start)?)
 }
 
 /// The order of the textbook.

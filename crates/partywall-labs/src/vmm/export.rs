@@ -59,7 +59,7 @@ fn create(gpu: &Gpu) -> Result<(Arc<PhysicalMemory>, Step), Failure> {
     Ok((Arc::new(memory), step))
 }
 
-fn files_before(before: &BTreeMap<i32, String>) -> Step {
+fn files_before(before: &Files) -> Step {
     Step::new(
         "files-before",
         "The open files of the exporter, before the export",
@@ -70,12 +70,7 @@ fn files_before(before: &BTreeMap<i32, String>) -> Step {
     .judge(!before.is_empty(), "counted", "/proc/self/fd cannot be read")
 }
 
-fn exported(
-    memory: &PhysicalMemory,
-    descriptor: i32,
-    before: &BTreeMap<i32, String>,
-    after: &BTreeMap<i32, String>,
-) -> Step {
+fn exported(memory: &PhysicalMemory, descriptor: i32, before: &Files, after: &Files) -> Step {
     let link = after.get(&descriptor).map_or("", String::as_str);
     Step::new(
         "export",
@@ -88,7 +83,7 @@ fn exported(
     .judge(!link.is_empty() && !before.contains_key(&descriptor), "a new open file", "no new open file")
 }
 
-fn files_after(before: &BTreeMap<i32, String>, after: &BTreeMap<i32, String>) -> Step {
+fn files_after(before: &Files, after: &Files) -> Step {
     Step::new(
         "files-after",
         "The open files of the exporter, after the export",

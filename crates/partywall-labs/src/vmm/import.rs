@@ -108,9 +108,7 @@ fn pass_on(memory: &PhysicalMemory) -> Step {
         "Only the process that created it can export it. A process that passes it on must keep the received \
          descriptor, as the broker does.",
     )
-    .answer("cuMemExportToShareableHandle", answer)
-    .says(PASSED_ON, answer.is_success())
-    .judge_refusal(answer, Some(CuResult::INVALID_VALUE))
+    .refused("cuMemExportToShareableHandle", answer, PASSED_ON, Some(CuResult::INVALID_VALUE))
 }
 
 fn maker_gone(gpu: &Gpu, mapping: &Mapping, pid: u32) -> Result<Step, Failure> {

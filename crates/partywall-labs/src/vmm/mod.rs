@@ -52,8 +52,11 @@ claims! {
     MAKER = "maker": "The memory goes away with the process that made it.",
 }
 
-/// Returns the open files of this process, with the targets of the links in `/proc/self/fd`.
-fn open_files() -> BTreeMap<i32, String> {
+/// Open files: the targets of the links in `/proc/self/fd`.
+type Files = BTreeMap<i32, String>;
+
+/// Returns the open files of this process.
+fn open_files() -> Files {
     let entries = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     let links = entries.filter_map(|entry| {
         let number = entry.file_name().to_str()?.parse().ok()?;
@@ -64,14 +67,14 @@ fn open_files() -> BTreeMap<i32, String> {
 }
 
 /// Formats the descriptors that only the first list has, each as `31 → /dev/nvidiactl`.
-fn beyond(more: &BTreeMap<i32, String>, less: &BTreeMap<i32, String>) -> String {
+fn beyond(more: &Files, less: &Files) -> String {
     let new: Vec<_> =
         more.iter().filter(|(fd, _)| !less.contains_key(fd)).map(|(fd, link)| format!("{fd} → {link}")).collect();
     if new.is_empty() { "none".into() } else { new.join(", ") }
 }
 
 /// Formats the number of open files, and of those of the GPU's driver.
-fn counted(files: &BTreeMap<i32, String>) -> String {
+fn counted(files: &Files) -> String {
     let driver = files.values().filter(|link| link.starts_with("/dev/nvidia")).count();
     format!("{} open files, {driver} of them of the GPU's driver", files.len())
 }
