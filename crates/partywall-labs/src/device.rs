@@ -9,8 +9,8 @@ use std::{
 use partywall::{
     DeviceChoice, DeviceUuid, Element, Error, ErrorKind, Gpu, Loan, Place, Sample,
     cuda::{
-        Access, AccessError, Context, DeviceAttribute, DeviceBuffer, DeviceSlice, Driver, PointerInfo, PointerKind,
-        Stream, StreamRef, memop,
+        Access, AccessError, Context, CudaError, DeviceAttribute, DeviceBuffer, DeviceSlice, Driver, PointerInfo,
+        PointerKind, Stream, StreamRef, memop,
     },
     error::DeviceFault,
     gpu,
@@ -100,6 +100,19 @@ pub(super) fn ends(stream: StreamRef<'_>, limit: Duration) -> Result<bool, Failu
             return Ok(done);
         }
         thread::sleep(Duration::from_micros(20));
+    }
+}
+
+/// A stream of a role, and the kernels that it runs there. Both exist before the stream waits for anything.
+pub(super) struct Working<K> {
+    pub(super) stream: Stream,
+    pub(super) kernels: K,
+}
+
+impl<K> Working<K> {
+    pub(super) fn new(gpu: &Gpu, load: fn(&Context) -> Result<K, CudaError>) -> Result<Self, Failure> {
+        let stream = Stream::new(gpu.context()).doing("creating a stream")?;
+        Ok(Self { stream, kernels: load(gpu.context()).doing("loading kernels")? })
     }
 }
 

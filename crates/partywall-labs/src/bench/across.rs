@@ -10,7 +10,7 @@ use super::{
     Bench, chain,
     copies::{Turns, rate, same_on, spoil_on},
     memory::{asked, open},
-    peer::{Handle, Order, TENSOR, bytes_of},
+    peer::{Handle, Order, TENSOR, bytes_of, with_words},
     samplers::Timer,
 };
 use crate::prelude::*;
@@ -98,14 +98,13 @@ fn by_size(
     rotated: u64,
 ) -> Result<(), Failure> {
     let words = chain::new(rotated);
-    let write = |memory: DeviceSlice<'_>| gpu.stream().copy_from_host(memory, bytes_of(&words)).doing("writing memory");
-    let plain = DeviceBuffer::new(gpu.context(), rotated).doing("allocating memory")?;
-    write(plain.as_slice())?;
+    let plain = with_words(gpu, &words)?;
     let handle = IpcMemoryHandle::of(gpu.context(), plain.as_slice().device_ptr()).doing("making a handle")?;
     let memory = PhysicalMemory::create(gpu.context(), whole(gpu, rotated)?).doing("making memory")?;
     let descriptor = memory.export().doing("exporting memory")?;
     let mapping = Mapping::new(memory, Access::ReadWrite).doing("mapping memory")?;
-    write(mapping.as_slice().slice(0, rotated).doing("writing memory")?)?;
+    let inside = mapping.as_slice().slice(0, rotated).doing("writing memory")?;
+    gpu.stream().copy_from_host(inside, bytes_of(&words)).doing("writing memory")?;
     let build = bench.domain.create(SEGMENT, bench.place).tensor(TENSOR, partywall::DType::U64, &[rotated / 8]);
     let mut build = build.allocate()?;
     build.write(TENSOR, bytes_of(&words))?;

@@ -11,16 +11,11 @@ use partywall_measure::{Comparison, Sampler, Unit};
 
 use super::{
     Bench, across, chain,
-    memory::open,
-    peer::{Handle, Order, TENSOR, bytes_of},
+    memory::{LEGACY, OWN, SHARED, open},
+    peer::{Handle, Order, TENSOR, bytes_of, with_words},
     samplers::Timer,
 };
 use crate::prelude::*;
-
-/// The memories that bytes are copied from or to.
-const OWN: &str = "own memory";
-const SHARED: &str = "a Partywall segment of another process";
-const LEGACY: &str = "a legacy handle (cuIpcOpenMemHandle) of another process";
 
 /// The segment.
 const COPIED: &str = "copied";
@@ -165,13 +160,8 @@ fn on_gpu(bench: &Bench<'_>, gpu: &Gpu, handle: &Handle, sizes: &[u64], rotated:
     let shared = segment.tensor(TENSOR)?.device()?;
     let legacy = open(gpu, handle, rotated)?;
     let words = chain::new(rotated);
-    let device = || -> Result<DeviceBuffer, Failure> {
-        let memory = DeviceBuffer::new(gpu.context(), rotated).doing("allocating memory")?;
-        gpu.stream().copy_from_host(memory.as_slice(), bytes_of(&words)).doing("writing memory")?;
-        Ok(memory)
-    };
-    let own = device()?;
-    let target = device()?;
+    let own = with_words(gpu, &words)?;
+    let target = with_words(gpu, &words)?;
     let mut pinned = PinnedBuffer::new(gpu.context(), rotated).doing("allocating host memory")?;
     pinned.copy_from_slice(bytes_of(&words));
     let pinned = RefCell::new(pinned);

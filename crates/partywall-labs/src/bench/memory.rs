@@ -11,7 +11,7 @@ use partywall_measure::{Comparison, Sampler, Unit};
 
 use super::{
     Bench, LARGEST, chain,
-    peer::{Handle, Order, TENSOR, bytes_of},
+    peer::{Handle, Order, TENSOR, filled, with_words},
     samplers::Timer,
 };
 use crate::prelude::*;
@@ -19,10 +19,10 @@ use crate::prelude::*;
 /// Links that one sample follows.
 const LINKS: u64 = 4096;
 
-/// The memories with a chain through them.
-const OWN: &str = "own memory";
-const SHARED: &str = "a Partywall segment of another process";
-const LEGACY: &str = "a legacy handle (cuIpcOpenMemHandle) of another process";
+/// The memories with a chain through them, or with bytes that are copied.
+pub(super) const OWN: &str = "own memory";
+pub(super) const SHARED: &str = "a Partywall segment of another process";
+pub(super) const LEGACY: &str = "a legacy handle (cuIpcOpenMemHandle) of another process";
 
 pub(super) fn latency(bench: &Bench<'_>) -> Result<(), Failure> {
     let mut peer = bench.peer()?;
@@ -117,9 +117,7 @@ fn gpu_latency(
     frozen: &Segment,
     mutable: &Segment,
 ) -> Result<(), Failure> {
-    let words = chain::new(size);
-    let own = DeviceBuffer::new(gpu.context(), size).doing("allocating memory")?;
-    gpu.stream().copy_from_host(own.as_slice(), bytes_of(&words)).doing("writing memory")?;
+    let own = with_words(gpu, &chain::new(size))?;
     let handle: Handle = peer.ask(Order::Legacy { bytes: size, chain: true })?;
     let legacy = open(gpu, &handle, size)?;
     let chains = Chases::new(gpu)?;
@@ -229,8 +227,7 @@ pub(super) fn bandwidth(bench: &Bench<'_>) -> Result<(), Failure> {
             let segment = bench.domain.opener(DATA).open()?;
             let shared = segment.tensor(TENSOR)?.device()?;
             let legacy = open(gpu, &handle, rotated)?;
-            let own = DeviceBuffer::new(gpu.context(), rotated).doing("allocating memory")?;
-            gpu.kernels()?.enqueue_fill(gpu.stream(), own.as_slice()).doing("filling memory")?;
+            let own = filled(gpu, rotated)?;
             let all = [(SHARED, shared.as_slice()), (OWN, own.as_slice()), (LEGACY, legacy.as_slice())];
             let check = || -> Result<(), Failure> {
                 for (name, memory) in all {

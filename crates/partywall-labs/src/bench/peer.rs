@@ -155,16 +155,25 @@ fn fill(session: &Session, name: &str, bytes: u64) -> Result<Segment, Failure> {
 fn legacy(session: &Session, bytes: u64, with_chain: bool) -> Result<(DeviceBuffer, IpcMemoryHandle), Failure> {
     let Place::Gpu(uuid) = session.place else { return Err(unexpected("host memory has no such handles")) };
     let gpu = session.domain().gpu(uuid)?;
-    let memory = DeviceBuffer::new(gpu.context(), bytes).doing("allocating memory")?;
-    if with_chain {
-        let chain = chain::new(bytes);
-        gpu.stream().copy_from_host(memory.as_slice(), bytes_of(&chain)).doing("writing memory")?;
-    } else {
-        gpu.kernels()?.enqueue_fill(gpu.stream(), memory.as_slice()).doing("filling memory")?;
-        gpu.stream().synchronize().doing("filling memory")?;
-    }
+    let memory = if with_chain { with_words(&gpu, &chain::new(bytes))? } else { filled(&gpu, bytes)? };
     let handle = IpcMemoryHandle::of(gpu.context(), memory.as_slice().device_ptr()).doing("making a handle")?;
     Ok((memory, handle))
+}
+
+/// Allocates memory of a GPU with these words.
+pub(super) fn with_words(gpu: &Gpu, words: &[u64]) -> Result<DeviceBuffer, Failure> {
+    let bytes = bytes_of(words);
+    let memory = DeviceBuffer::new(gpu.context(), bytes.len() as u64).doing("allocating memory")?;
+    gpu.stream().copy_from_host(memory.as_slice(), bytes).doing("writing memory")?;
+    Ok(memory)
+}
+
+/// Allocates memory of a GPU that a kernel fills.
+pub(super) fn filled(gpu: &Gpu, bytes: u64) -> Result<DeviceBuffer, Failure> {
+    let memory = DeviceBuffer::new(gpu.context(), bytes).doing("allocating memory")?;
+    gpu.kernels()?.enqueue_fill(gpu.stream(), memory.as_slice()).doing("filling memory")?;
+    gpu.stream().synchronize().doing("filling memory")?;
+    Ok(memory)
 }
 
 /// The bytes of words.

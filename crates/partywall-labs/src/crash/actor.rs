@@ -5,7 +5,7 @@ use std::process;
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 
 use super::*;
-use crate::device::ends;
+use crate::device::{Gate, ends};
 
 /// Plays the waiter or an actor.
 pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
@@ -53,23 +53,18 @@ struct Device {
     gpu: Arc<Gpu>,
     /// The stream of its work for others.
     stream: Stream,
-    /// A word that stays 0. A stream that waits for 1 never continues.
-    never: DeviceBuffer,
+    /// Stays closed while this process is of use.
+    never: Gate,
 }
 
 impl Device {
     fn new(domain: &Domain, gpu: Arc<Gpu>) -> Result<Self, Failure> {
         // Loaded before any stream waits.
         gpu.kernels()?;
-        let never = DeviceBuffer::new(gpu.context(), 8).doing("allocating")?;
-        device::set(&gpu, never.as_slice(), 0)?;
+        let never = Gate::new(&gpu)?;
         let stream = Stream::new(gpu.context()).doing("creating a stream")?;
         broker::prepare(domain, &stream);
         Ok(Self { gpu, stream, never })
-    }
-
-    fn wait_without_end(&self) -> Result<(), Failure> {
-        self.stream.as_ref().enqueue_wait_u64(self.never.as_slice(), 1).doing("waiting on a stream")
     }
 }
 
@@ -97,7 +92,7 @@ impl Actor {
         writer.signal_on(stream, 1)?;
         device.stream.synchronize().doing("signalling")?;
         let event = IpcEvent::create(&device.gpu).and_then(|event| Ok((event.export()?.0.to_vec(), event)));
-        device.wait_without_end()?;
+        device.never.hold(device.stream.as_ref())?;
         let event = event.and_then(|event| event.1.record(stream).map(|()| event));
         writer.signal_on(stream, 2)?;
         let event = event.map(|(handle, event)| {
@@ -169,7 +164,7 @@ impl Actor {
         let batch = self.domain.opener(BATCH).read_write().timeout(TIMEOUT).open()?;
         let writer = self.domain.timeline_writer(FIRST)?;
         let device = self.device()?;
-        device.wait_without_end()?;
+        device.never.hold(device.stream.as_ref())?;
         let range = batch.tensor(TENSOR)?.device()?;
         let fill = device.gpu.kernels()?.enqueue_fill(device.stream.as_ref(), range.as_slice());
         fill.doing("filling memory by a kernel")?;

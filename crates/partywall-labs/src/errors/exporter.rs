@@ -180,9 +180,7 @@ impl Exporter<'_> {
              tensors into one allocation.",
         )
         .value("granularity", format!("{granularity} bytes"))
-        .answer(format!("cuMemCreate({})", granularity + 4096), answer)
-        .says(ANY_SIZE, answer.is_success())
-        .judge_refusal(answer, None))
+        .refused(format!("cuMemCreate({})", granularity + 4096), answer, ANY_SIZE, None))
     }
 
     fn goods(&self) -> Result<Goods, Failure> {

@@ -148,10 +148,8 @@ fn parts(memory: &PhysicalMemory) -> [Step; 2] {
     let half = memory.len() / 2;
     let attempt = |id, title, why, offset: u64| {
         let answer = code(&experiment::map_part(memory, offset as usize, half));
-        Step::new(id, title, why)
-            .answer(format!("cuMemMap(size {half}, offset {offset})"), answer)
-            .says(PARTS, answer.is_success())
-            .judge_refusal(answer, Some(CuResult::NOT_SUPPORTED))
+        let call = format!("cuMemMap(size {half}, offset {offset})");
+        Step::new(id, title, why).refused(call, answer, PARTS, Some(CuResult::NOT_SUPPORTED))
     };
     [
         attempt(

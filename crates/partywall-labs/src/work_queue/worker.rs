@@ -1,6 +1,7 @@
 //! A worker: claims tasks and computes square roots, by the CPU in host memory and by a kernel on a GPU.
 
 use super::*;
+use crate::device::Working;
 
 pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let job: Job = session.parent().hear()?;
@@ -24,23 +25,14 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
 struct Worker {
     queue: Queue,
     /// `None` in host memory.
-    device: Option<Device>,
-}
-
-struct Device {
-    stream: Stream,
-    roots: SquareRoots,
+    device: Option<Working<SquareRoots>>,
 }
 
 impl Worker {
     fn new(session: &Session) -> Result<Self, Failure> {
         let queue = session.domain().queue(QUEUE).timeout(TIMEOUT).open()?;
-        let device = queue.gpu().map(|gpu| -> Result<_, Failure> {
-            let stream = Stream::new(gpu.context()).doing("creating a stream")?;
-            broker::prepare(session.domain(), &stream);
-            Ok(Device { stream, roots: SquareRoots::load(gpu.context()).doing("loading kernels")? })
-        });
-        let device = device.transpose()?;
+        let device = queue.gpu().map(|gpu| Working::new(gpu, SquareRoots::load)).transpose()?;
+        device.iter().for_each(|device| broker::prepare(session.domain(), &device.stream));
         Ok(Self { queue, device })
     }
 
@@ -82,7 +74,7 @@ impl Worker {
         task.wait_inputs_on(stream)?;
         let numbers = task.inputs()[0].device()?;
         let numbers = numbers.as_slice().slice(0, elements as u64 * 4).doing("reading an input")?;
-        device.roots.enqueue(stream, numbers, task.output()?.device()?.as_slice()).doing("launching a kernel")
+        device.kernels.enqueue(stream, numbers, task.output()?.device()?.as_slice()).doing("launching a kernel")
     }
 }
 
