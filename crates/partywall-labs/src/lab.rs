@@ -257,11 +257,7 @@ impl Lab {
             return Err(Failure::new(ErrorKind::Usage, why, advice));
         }
         if let Some(role) = role {
-            let observer = self.observer.name;
-            let role = role.name;
-            let why = format!("--trace is an option of the role {observer}, not of {role}");
-            let command = format!("partywall lab {} {observer} --trace {}", self.name, path.display());
-            return Err(Failure::new(ErrorKind::Usage, why, format!("start the other terminal with `{command}`")));
+            return Err(self.not_of(role, "trace", &format!(" {}", path.display())));
         }
         TraceFile::create(path).map(Some)
     }
@@ -273,12 +269,16 @@ impl Lab {
         let is_given =
             |option: &&Arg| arguments.value_source(option.get_id().as_str()) == Some(ValueSource::CommandLine);
         let Some(option) = own.get_arguments().find(is_given) else { return Ok(()) };
-        let observer = self.observer.name;
         let value = if option.get_action().takes_values() { " …" } else { "" };
-        let option = option.get_long().unwrap_or_default();
+        Err(self.not_of(role, option.get_long().unwrap_or_default(), value))
+    }
+
+    /// Returns the refusal of an option of the observer that was given to another role.
+    fn not_of(&self, role: &Role, option: &str, value: &str) -> Failure {
+        let observer = self.observer.name;
         let why = format!("--{option} is an option of the role {observer}, not of {}", role.name);
         let command = format!("partywall lab {} {observer} --{option}{value}", self.name);
-        Err(Failure::new(ErrorKind::Usage, why, format!("start the other terminal with `{command}`")))
+        Failure::new(ErrorKind::Usage, why, format!("start the other terminal with `{command}`"))
     }
 
     /// Returns the name of the directory in which a role waits for the observer.

@@ -34,7 +34,7 @@ pub(crate) use crate::{
 };
 
 /// Returns the failure of a lab whose other role, or whose own files, are not as expected.
-pub(crate) fn unexpected(what: &str) -> Failure {
+pub(crate) fn unexpected(what: impl Into<String>) -> Failure {
     Failure::new(ErrorKind::CheckFailed, what, "start the lab again; if it fails again, report it")
 }
 

@@ -198,7 +198,7 @@ impl Reader {
                 let mut copied = vec![0; self.bytes as usize];
                 self.gpu.stream().copy_to_host(&mut copied, self.target.as_slice()).doing("reading memory")?;
                 if copied != bytes_of(&self.expected) {
-                    return Err(unexpected(&format!("{}: other bytes than the owner has written", way.name())));
+                    return Err(unexpected(format!("{}: other bytes than the owner has written", way.name())));
                 }
             }
         }

@@ -35,7 +35,7 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<(), Failure> {
         bench.run("blocks", comparison)?;
         match pool.stats().free {
             4 => drop(pool),
-            free => return Err(unexpected(&format!("{free} of 4 blocks are free, and no block is in use"))),
+            free => return Err(unexpected(format!("{free} of 4 blocks are free, and no block is in use"))),
         }
     }
     Ok(())

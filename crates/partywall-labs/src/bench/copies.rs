@@ -195,7 +195,7 @@ fn on_gpu(bench: &Bench<'_>, gpu: &Gpu, handle: &Handle, sizes: &[u64], rotated:
         spoil(&mut pinned);
         gpu.stream().copy_to_host(&mut pinned, memory).doing("reading memory")?;
         if **pinned != *bytes_of(&words) {
-            return Err(unexpected(&format!("{name}: a copy has changed bytes")));
+            return Err(unexpected(format!("{name}: a copy has changed bytes")));
         }
     }
     Ok(())

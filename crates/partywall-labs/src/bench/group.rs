@@ -96,7 +96,7 @@ impl Group {
         }
         for peer in &mut members {
             if peer.hear::<bool>()? != (sharing == Sharing::Mps) {
-                return Err(unexpected(&format!("a process does not share the GPU as it should{}", sharing.suffix())));
+                return Err(unexpected(format!("a process does not share the GPU as it should{}", sharing.suffix())));
             }
         }
         Ok(Self { members: members.into_iter().map(RefCell::new).collect(), meetings: Cell::new(0) })

@@ -187,7 +187,7 @@ impl<'a> Chases<'a> {
         let end = chain::end(bytes, links);
         match self.follow(chain, 0, links, false) {
             Ok((found, _)) if found == end => Ok(()),
-            Ok((found, _)) => Err(unexpected(&format!("{name}: the chain leads to word {found} and not to {end}"))),
+            Ok((found, _)) => Err(unexpected(format!("{name}: the chain leads to word {found} and not to {end}"))),
             Err(error) => Err(super::failed(error)),
         }
     }
@@ -232,7 +232,7 @@ pub(super) fn bandwidth(bench: &Bench<'_>) -> Result<(), Failure> {
             let check = || -> Result<(), Failure> {
                 for (name, memory) in all {
                     if gpu.kernels()?.verify(gpu.stream(), memory, 1).doing("checking memory")?.is_some() {
-                        return Err(unexpected(&format!("{name}: another pattern than was written")));
+                        return Err(unexpected(format!("{name}: another pattern than was written")));
                     }
                 }
                 Ok(())

@@ -138,7 +138,7 @@ impl History {
     /// Appends a line about a moment before now.
     pub(super) fn add_at(&self, at: Moment, member: u32, what: What) -> Result<(), Failure> {
         let record = Record { at, member, what };
-        let mut line = serde_json::to_vec(&record).map_err(|error| unexpected(&error.to_string()))?;
+        let mut line = serde_json::to_vec(&record).map_err(|error| unexpected(error.to_string()))?;
         if line.len() >= LINE {
             return Err(unexpected("a line of the history is too long"));
         }

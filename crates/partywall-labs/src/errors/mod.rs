@@ -122,7 +122,7 @@ fn parse_handle(text: &str) -> Result<IpcMemoryHandle, String> {
 
 /// Parses the handle that another role sent.
 fn received(text: &str) -> Result<IpcMemoryHandle, Failure> {
-    parse_handle(text).map_err(|why| unexpected(&format!("the other role sent an invalid handle: {why}")))
+    parse_handle(text).map_err(|why| unexpected(format!("the other role sent an invalid handle: {why}")))
 }
 
 #[cfg(test)]

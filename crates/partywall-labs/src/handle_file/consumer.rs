@@ -20,8 +20,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
         Consumer::name_waits,
         Consumer::name_ends,
     ] {
-        let step = experiment(&mut consumer)?;
-        consumer.session.report(step)?;
+        session.report(experiment(&mut consumer)?)?;
     }
     consumer.producer.end();
     Ok(())

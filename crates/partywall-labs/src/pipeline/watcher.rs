@@ -8,12 +8,9 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let directory = session.broker().directory().to_owned();
     let scratch = |name: &str| {
         let folder = directory.join(name);
-        fs::create_dir_all(&folder).map(|()| folder).map_err(|error| {
-            unexpected(&format!(
-                "cannot create a folder for \
-            files: {error}"
-            ))
-        })
+        fs::create_dir_all(&folder)
+            .map_err(|error| unexpected(format!("cannot create a folder for files: {error}")))?;
+        Ok::<_, Failure>(folder)
     };
     let images = match order.images {
         Some(folder) => folder,
@@ -189,7 +186,7 @@ impl Watcher<'_> {
         let mut pixels = small.clone();
         blur(&small, &mut pixels, size, self.job.radius);
         let path = self.job.out.join(source.file_name().unwrap_or_default());
-        let found = fs::read(&path).map_err(|error| unexpected(&format!("{}: {error}", path.display())))?;
+        let found = fs::read(&path).map_err(|error| unexpected(format!("{}: {error}", path.display())))?;
         let same = found == files::encode(&path, Picture { size, pixels })?;
         let step = Step::new(
             "compare",

@@ -9,8 +9,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     for experiment in
         [Taker::alloc, Taker::hand_over, Taker::take_twice, Taker::stale, Taker::exhausted, Taker::killed, Taker::whole]
     {
-        let step = experiment(&mut taker)?;
-        taker.session.report(step)?;
+        session.report(experiment(&mut taker)?)?;
     }
     taker.holder.end();
     Ok(())

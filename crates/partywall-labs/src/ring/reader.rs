@@ -10,8 +10,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     writer.ask::<()>(&pattern)?;
     let mut reader = Reader { session, topic, writer, pattern, messages };
     for experiment in [Reader::stream, Reader::slow_block, Reader::slow_latest, Reader::late, Reader::killed] {
-        let step = experiment(&mut reader)?;
-        reader.session.report(step)?;
+        session.report(experiment(&mut reader)?)?;
     }
     reader.writer.end();
     Ok(())
