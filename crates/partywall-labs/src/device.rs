@@ -1,10 +1,6 @@
 //! The GPU of a lab, and operations on its memory.
 
-use std::{
-    borrow::Cow,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{borrow::Cow, time::Duration};
 
 use partywall::{
     DeviceChoice, DeviceUuid, Element, Error, ErrorKind, Gpu, Loan, Place, Sample,
@@ -16,7 +12,10 @@ use partywall::{
     gpu,
 };
 
-use crate::failure::{Doing, Failure};
+use crate::{
+    clock::until,
+    failure::{Doing, Failure},
+};
 
 /// Parses a GPU as labs name it: its number here, or its UUID.
 pub(super) fn parse_gpu(text: &str) -> Result<DeviceChoice, String> {
@@ -93,14 +92,7 @@ pub(super) fn under_mps(gpu: &Gpu) -> Result<bool, Failure> {
 
 /// Waits until everything on a stream is done. Returns false if `limit` ran out.
 pub(super) fn ends(stream: StreamRef<'_>, limit: Duration) -> Result<bool, Failure> {
-    let deadline = Instant::now() + limit;
-    loop {
-        let done = stream.is_done().doing("working on a stream")?;
-        if done || Instant::now() > deadline {
-            return Ok(done);
-        }
-        thread::sleep(Duration::from_micros(20));
-    }
+    until(limit, Duration::from_micros(20), || stream.is_done().doing("working on a stream"))
 }
 
 /// A stream of a role, and the kernels that it runs there. Both exist before the stream waits for anything.

@@ -15,6 +15,7 @@ use std::{path::PathBuf, sync::Arc, thread};
 
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, parser::ValueSource};
 use partywall::{DeviceChoice, Domain, ErrorKind, Gpu, Place};
+use partywall_measure::capital;
 use rustix::process::{Signal, set_parent_process_death_signal};
 use serde::Serialize;
 
@@ -28,7 +29,6 @@ use crate::{
     prelude::{TIMEOUT, unexpected},
     reporter::Reporter,
     step::{Claim, Step},
-    text::capitalised,
     trace::TraceFile,
 };
 
@@ -183,7 +183,7 @@ impl Lab {
             if self.on_pinned { command.mut_arg("device", |device| device.help(WITH_PINNED)) } else { command };
         let command = Traced::augment_args(command).mut_arg("trace", |trace| trace.hide(!self.traced));
         // Adding the options replaces the description, so it is set last.
-        let about = self.about.map_or_else(|| capitalised(self.title), str::to_owned);
+        let about = self.about.map_or_else(|| capital(self.title), str::to_owned);
         let command = (self.options)(Child::augment_args(command)).about(about);
         if self.partner().is_none() {
             // No role can be started in a terminal, so there are no subcommands.

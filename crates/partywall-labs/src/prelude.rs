@@ -24,7 +24,7 @@ pub(crate) use serde_json::{Value, json};
 
 pub(crate) use crate::{
     broker,
-    clock::{Moment, millis, short, spread},
+    clock::{Moment, millis, short, spread, until},
     device::{self, first_byte},
     failure::{Doing, Failure, kind_of},
     lab::{Lab, Role, Session},

@@ -28,12 +28,6 @@ pub fn counted(n: u64, noun: &str) -> String {
     if n == 1 { format!("1 {noun}") } else { format!("{n} {noun}s") }
 }
 
-/// Returns a text with its first letter as a capital one.
-pub(crate) fn capitalised(text: &str) -> String {
-    let mut letters = text.chars();
-    letters.next().into_iter().flat_map(char::to_uppercase).chain(letters).collect()
-}
-
 /// Formats a duration in whole microseconds: `1,234 µs`.
 #[must_use]
 pub fn micros(duration: Duration) -> String {

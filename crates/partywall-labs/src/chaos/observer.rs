@@ -153,15 +153,11 @@ fn run(session: &mut Session, order: &Order, history: History, path: &Path) -> R
             ("KiB of the broker", 0, before.kib + GROWTH_KIB, after.kib),
         ])
     };
-    let deadline = Instant::now() + SETTLES;
-    let found = loop {
-        let found = count()?;
-        let is_settled = found.iter().all(|(_, least, most, found)| (least..=most).contains(&found));
-        if is_settled || Instant::now() > deadline {
-            break found;
-        }
-        thread::sleep(MOMENT);
-    };
+    let mut found = Vec::new();
+    until(SETTLES, MOMENT, || {
+        found = count()?;
+        Ok(found.iter().all(|(_, least, most, found)| (least..=most).contains(&found)))
+    })?;
     for (of, least, most, found) in found {
         history.add(What::Counted { of: of.into(), least, most, found })?;
     }

@@ -294,7 +294,7 @@ impl Reader<'_> {
             let (kernels, words, started) = self.shared.parts(memory)?;
             let what = "polling shared memory";
             let polling = kernels.poll(gpu.stream(), words, started, load, value, limit).doing(what)?;
-            let runs = starts.wait(value, TIMEOUT);
+            let runs = starts.wait(value, TIMEOUT)?;
             if runs {
                 self.writer.say(Command::Store { memory, how, value, limit })?;
             }

@@ -104,17 +104,10 @@ pub(super) struct Starts(Arc<SharedMap>);
 
 impl Starts {
     /// Waits until the kernel that polls for `value` has started. Returns false if `limit` ran out.
-    pub(super) fn wait(&self, value: u64, limit: Duration) -> bool {
+    pub(super) fn wait(&self, value: u64, limit: Duration) -> Result<bool, Failure> {
         let word = self.0.slice::<u64>(STARTED as usize, 1);
         let started = || word.as_ref().is_some_and(|word| word.get(0) == value);
-        let deadline = Instant::now() + limit;
-        while !started() {
-            if Instant::now() > deadline {
-                return false;
-            }
-            thread::sleep(Duration::from_micros(20));
-        }
-        true
+        until(limit, Duration::from_micros(20), || Ok(started()))
     }
 }
 

@@ -179,10 +179,7 @@ pub(super) fn client(session: &Session, domain: &Domain, gpu: Option<&Gpu>, how:
         client.end();
     }
     let limit = if mps { POLLED } else { TIMEOUT };
-    while holds(domain, &name, pid)? && Moment::now().since(at) < limit {
-        thread::sleep(Duration::from_millis(1));
-    }
-    let gone = !holds(domain, &name, pid)?;
+    let gone = until(limit, Duration::from_millis(1), || Ok(!holds(domain, &name, pid)?))?;
     let after = Moment::now().since(at);
     let since = match how {
         How::Faulted => " since the end of its process",

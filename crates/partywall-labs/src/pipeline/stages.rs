@@ -52,7 +52,7 @@ fn decode(job: &Job, frames: &Topic) -> Result<Vec<Duration>, Failure> {
             copied.doing("writing a frame")?;
         }
         times.push(start.elapsed());
-        await_listener(frames);
+        await_listener(frames)?;
         loan.filled().publish(TIMEOUT).map_err(|refused| refused.error)?;
     }
     Ok(times)
@@ -102,7 +102,7 @@ impl<'a> Filter<'a> {
             let start = Instant::now();
             let size = size_of(&sample)?;
             let loan = loan(&publisher, frame, size.at_most(self.job.width))?;
-            await_listener(results);
+            await_listener(results)?;
             match &self.device {
                 None => self.on_host(sample, size, loan)?,
                 Some(device) => self.on_device(device, sample, size, loan)?,
@@ -183,11 +183,9 @@ fn loan(publisher: &Publisher, frame: u64, size: Size) -> Result<Loan, Failure> 
 
 /// Waits until the topic has a subscriber. Otherwise frames that are published while the next stage restarts would be
 /// lost. No process waits for a detached subscriber: it is that of a killed stage, whose port is not free yet.
-fn await_listener(topic: &Topic) {
-    let deadline = Instant::now() + TIMEOUT;
-    while topic.stats().subscribers.iter().all(|subscriber| subscriber.detached) && Instant::now() < deadline {
-        thread::sleep(Duration::from_millis(1));
-    }
+fn await_listener(topic: &Topic) -> Result<bool, Failure> {
+    let has_one = || Ok(topic.stats().subscribers.iter().any(|subscriber| !subscriber.detached));
+    until(TIMEOUT, Duration::from_millis(1), has_one)
 }
 
 fn describe(stage: Stage, times: &[Duration]) -> Step {

@@ -117,14 +117,9 @@ impl Rollout<'_> {
         let mut undisturbed = true;
         for reader in &mut self.readers {
             let before: Progress = reader.ask(())?;
-            let deadline = Instant::now() + TIMEOUT;
             // The first of the two may have begun before the victim was half-way.
-            while reader.ask::<Progress>(())?.checks < before.checks + 2 {
-                undisturbed &= Instant::now() < deadline;
-                if !undisturbed {
-                    break;
-                }
-            }
+            let has_checked = || Ok(reader.ask::<Progress>(())?.checks >= before.checks + 2);
+            undisturbed = undisturbed && until(TIMEOUT, Duration::ZERO, has_checked)?;
         }
         victim.kill();
         self.total.kills += 1;
@@ -165,13 +160,12 @@ impl Rollout<'_> {
         successor.hear::<Committed>()?;
         let mut newest = Vec::new();
         for reader in &mut self.readers {
-            let deadline = Instant::now() + TIMEOUT;
-            newest.push(loop {
-                let seen: Progress = reader.ask(())?;
-                if seen.newest > last || Instant::now() > deadline {
-                    break seen.newest;
-                }
-            });
+            let mut seen = Progress::default();
+            until(TIMEOUT, Duration::ZERO, || {
+                seen = reader.ask(())?;
+                Ok(seen.newest > last)
+            })?;
+            newest.push(seen.newest);
         }
         // No other process waits for it. Dropping it kills it.
         drop(successor);
