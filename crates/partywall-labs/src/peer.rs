@@ -313,16 +313,11 @@ impl Peer {
         let deadline = Instant::now() + TIMEOUT;
         while !rest.is_empty() {
             match socket::send(&self.socket, rest, fds) {
-                Ok(sent) => {
-                    rest = &rest[sent..];
+                Err(Errno::AGAIN) => self.wait_until(Ready::Write, deadline, "received")?,
+                sent => {
+                    rest = &rest[sent.map_err(|errno| self.broken(errno.to_string()))?..];
                     fds = &[];
                 }
-                Err(Errno::AGAIN) => match socket::wait(&self.socket, Ready::Write, Some(deadline)) {
-                    Ok(true) => {}
-                    Ok(false) => return Err(self.broken(format!("it received nothing for {} s", TIMEOUT.as_secs()))),
-                    Err(errno) => return Err(self.broken(errno.to_string())),
-                },
-                Err(errno) => return Err(self.broken(errno.to_string())),
             }
         }
         Ok(())
@@ -335,9 +330,7 @@ impl Peer {
                 let line: Vec<u8> = self.received.drain(..=end).collect();
                 return serde_json::from_slice(&line).map_err(|error| self.broken(error.to_string()));
             }
-            if !socket::wait(&self.socket, Ready::Read, Some(deadline)).map_err(|e| self.broken(e.to_string()))? {
-                return Err(self.broken(format!("it sent nothing for {} s", TIMEOUT.as_secs())));
-            }
+            self.wait_until(Ready::Read, deadline, "sent")?;
             let mut buffer = [0; 4096];
             match socket::recv_now(&self.socket, &mut buffer, &mut self.fds) {
                 Ok(received) if received.bytes == 0 => return Err(self.broken("it has ended".into())),
@@ -345,6 +338,15 @@ impl Peer {
                 Err(Errno::AGAIN) => {}
                 Err(errno) => return Err(self.broken(errno.to_string())),
             }
+        }
+    }
+
+    /// Waits until the role has `done` something.
+    fn wait_until(&self, ready: Ready, deadline: Instant, done: &str) -> Result<(), Failure> {
+        match socket::wait(&self.socket, ready, Some(deadline)) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(self.broken(format!("it {done} nothing for {} s", TIMEOUT.as_secs()))),
+            Err(errno) => Err(self.broken(errno.to_string())),
         }
     }
 

@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use partywall_measure::{Comparison, Sampler, Unit};
 
 use super::{
-    Bench, chain,
+    Bench, cases, chain,
     copies::{Turns, rate, same_on, spoil_on},
     memory::{asked, open},
     peer::{Handle, Order, TENSOR, bytes_of, with_words},
@@ -122,9 +122,7 @@ fn by_size(
     }
     let Some((first, others)) = opened.split_first() else { return Ok(()) };
     for size in sizes {
-        let case = |name: &str, of: &str| {
-            bench.case(name, Unit::GigabytesPerSecond, *size).parameter("of", format!("{of} {what}"))
-        };
+        let case = |name: &str, of: &str| cases(Unit::GigabytesPerSecond, *size, format!("{of} {what}"))(name);
         let rate = |order: fn(Way, u64) -> Order, way: Way| -> Sampler<'_> {
             Box::new(move || asked(peer.borrow_mut().ask(order(way, *size))))
         };

@@ -6,7 +6,7 @@ use partywall_os::{map::SharedMap, memfd};
 use rustix::process::{Resource, getrlimit};
 
 use super::{
-    Bench, chain,
+    Bench, cases, chain,
     memory::open,
     peer::{Handle, Order, TENSOR},
     samplers::Half,
@@ -52,7 +52,7 @@ fn by_size(bench: &Bench<'_>, size: u64, handle: Option<&Handle>) -> Result<(), 
 }
 
 fn half_by_size(bench: &Bench<'_>, half: Half, size: u64, handle: Option<&Handle>) -> Result<(), Failure> {
-    let case = |name: &str| bench.case(name, Unit::Microseconds, size).parameter("of", name_of(half));
+    let case = cases(Unit::Microseconds, size, name_of(half));
     let name = name(size);
     let ours = half.sampler(
         || Ok(bench.domain.opener(&name).open()?),

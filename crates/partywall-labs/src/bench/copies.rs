@@ -10,7 +10,7 @@ use partywall::cuda::PinnedBuffer;
 use partywall_measure::{Comparison, Sampler, Unit};
 
 use super::{
-    Bench, across, chain,
+    Bench, across, cases, chain,
     memory::{LEGACY, OWN, SHARED, open},
     peer::{Handle, Order, TENSOR, bytes_of, with_words},
     samplers::Timer,
@@ -65,7 +65,7 @@ fn on_host(bench: &Bench<'_>, peer: &mut Peer, sizes: &[u64], rotated: u64) -> R
     let mut targets = [(); 3].map(|()| vec![SPOILT; rotated as usize]);
     let turns = Turns::new(rotated);
     for size in sizes {
-        let case = |what: &str, name: &str| bench.case(name, Unit::GigabytesPerSecond, *size).parameter("of", what);
+        let case = |what: &str, name: &str| cases(Unit::GigabytesPerSecond, *size, what)(name);
         let [first, second, third] = &mut targets;
         let comparison =
             Comparison::new(case("copies on the host out of", SHARED), copies(shared, first, own, *size, &turns))
@@ -171,7 +171,7 @@ fn on_gpu(bench: &Bench<'_>, gpu: &Gpu, handle: &Handle, sizes: &[u64], rotated:
     for size in sizes {
         let copy =
             Copies { gpu, timer: &timer, pinned: &pinned, expected: bytes_of(&words), size: *size, turns: &turns };
-        let case = |what: &str, name: &str| bench.case(name, Unit::GigabytesPerSecond, *size).parameter("of", what);
+        let case = |what: &str, name: &str| cases(Unit::GigabytesPerSecond, *size, what)(name);
         let what = [
             "copies from page-locked host memory into",
             "copies to page-locked host memory out of",

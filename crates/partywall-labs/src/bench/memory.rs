@@ -10,7 +10,7 @@ use partywall::cuda::experiment::Chains;
 use partywall_measure::{Comparison, Sampler, Unit};
 
 use super::{
-    Bench, LARGEST, chain,
+    Bench, LARGEST, cases, chain,
     peer::{Handle, Order, TENSOR, filled, with_words},
     samplers::Timer,
 };
@@ -49,7 +49,7 @@ pub(super) fn latency(bench: &Bench<'_>) -> Result<(), Failure> {
 }
 
 fn host_latency(bench: &Bench<'_>, size: u64, frozen: &Segment, mutable: &Segment) -> Result<(), Failure> {
-    let case = |what: &str, name: &str| bench.case(name, Unit::Nanoseconds, size).parameter("of", what);
+    let case = |what: &str, name: &str| cases(Unit::Nanoseconds, size, what)(name);
     let own = chain::new(size);
     let shared = frozen.tensor(TENSOR)?.as_slice::<u64>()?;
     if shared != own {
@@ -129,7 +129,7 @@ fn gpu_latency(
         for (name, memory) in [(SHARED, shared.as_slice()), (OWN, own.as_slice()), (LEGACY, legacy.as_slice())] {
             chains.check(name, memory, size)?;
         }
-        let case = |name: &str| bench.case(name, Unit::Nanoseconds, size).parameter("of", what);
+        let case = cases(Unit::Nanoseconds, size, what);
         let ends = [(); 3].map(|()| Cell::new(0));
         let comparison = Comparison::new(case(SHARED), chains.sampler(shared.as_slice(), &ends[0], writing))
             .floor(case(OWN), chains.sampler(own.as_slice(), &ends[1], writing))
@@ -214,9 +214,7 @@ pub(super) fn bandwidth(bench: &Bench<'_>) -> Result<(), Failure> {
             let own = chain::new(rotated);
             for size in sizes {
                 let sampler = |words| host_reads(words, size);
-                let case = |name: &str| {
-                    bench.case(name, Unit::GigabytesPerSecond, size).parameter("of", "bandwidth of reading, one thread")
-                };
+                let case = cases(Unit::GigabytesPerSecond, size, "bandwidth of reading, one thread");
                 let comparison = Comparison::new(case(SHARED), sampler(shared)).floor(case(OWN), sampler(&own));
                 bench.run("bandwidth", comparison)?;
             }
@@ -240,9 +238,7 @@ pub(super) fn bandwidth(bench: &Bench<'_>) -> Result<(), Failure> {
             check()?;
             let timer = Timer::new(gpu).doing("making events")?;
             for size in sizes {
-                let case = |name: &str| {
-                    bench.case(name, Unit::GigabytesPerSecond, size).parameter("of", "bandwidth of a kernel that reads")
-                };
+                let case = cases(Unit::GigabytesPerSecond, size, "bandwidth of a kernel that reads");
                 let [shared, own, legacy] = all.map(|(_, memory)| timer.reads(memory, size));
                 let comparison =
                     Comparison::new(case(SHARED), shared).floor(case(OWN), own).rival(case(LEGACY), legacy);

@@ -35,7 +35,7 @@ mod relay;
 pub mod samplers;
 pub mod turns;
 
-use std::{cell::RefCell, fs, sync::Arc, time::Duration};
+use std::{cell::RefCell, fmt::Display, fs, sync::Arc, time::Duration};
 
 use clap::ValueEnum;
 use partywall::{DeviceChoice, Domain, ErrorKind, Gpu, Place, bytes};
@@ -250,11 +250,11 @@ impl<'a> Bench<'a> {
         self.report.borrow_mut().push(result);
         Ok(())
     }
+}
 
-    /// Returns a case with a size in bytes.
-    fn case(&self, name: &str, unit: Unit, size: u64) -> Case {
-        Case::new(name, unit).parameter("bytes", size)
-    }
+/// Returns the cases of what is measured at a size in bytes, by their names.
+fn cases(unit: Unit, size: u64, of: impl Display) -> impl Fn(&str) -> Case {
+    move |name| Case::new(name, unit).parameter("bytes", size).parameter("of", &of)
 }
 
 /// The largest size that is measured.

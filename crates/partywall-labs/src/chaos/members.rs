@@ -95,6 +95,10 @@ pub(super) fn play(
 }
 
 impl Member<'_> {
+    fn domain(&self) -> &Domain {
+        self.session.domain()
+    }
+
     fn number(&mut self) -> u64 {
         self.next += 1;
         self.next
@@ -205,7 +209,7 @@ pub(super) fn reader(member: &mut Member<'_>) -> Result<(), Failure> {
     member.begins()?;
     while member.goes_on()? {
         let began = Moment::now();
-        let Some(segment) = member.call("open", || member.session.domain().open(WEIGHTS, LIMIT))? else { continue };
+        let Some(segment) = member.call("open", || member.domain().open(WEIGHTS, LIMIT))? else { continue };
         if let Some((number, whole)) = member.call("check", || patterns.check(&segment))? {
             member.history.add(What::Read { number, version: segment.version(), whole, began })?;
         }
@@ -216,7 +220,7 @@ pub(super) fn reader(member: &mut Member<'_>) -> Result<(), Failure> {
 
 pub(super) fn publisher(member: &mut Member<'_>) -> Result<(), Failure> {
     let place = member.session.place;
-    let Some(topic) = member.call("open", || member.session.domain().topic(MESSAGES).timeout(LIMIT).open())? else {
+    let Some(topic) = member.call("open", || member.domain().topic(MESSAGES).timeout(LIMIT).open())? else {
         return Ok(());
     };
     let Some(publisher) = member.join("publisher", || topic.publisher())? else { return Ok(()) };
@@ -239,7 +243,7 @@ pub(super) fn publisher(member: &mut Member<'_>) -> Result<(), Failure> {
 }
 
 pub(super) fn subscriber(member: &mut Member<'_>) -> Result<(), Failure> {
-    let Some(topic) = member.call("open", || member.session.domain().topic(MESSAGES).timeout(LIMIT).open())? else {
+    let Some(topic) = member.call("open", || member.domain().topic(MESSAGES).timeout(LIMIT).open())? else {
         return Ok(());
     };
     let joined = member.join("subscriber", || topic.subscriber(Policy::Block))?;
@@ -273,7 +277,7 @@ pub(super) fn subscriber(member: &mut Member<'_>) -> Result<(), Failure> {
 
 pub(super) fn submitter(member: &mut Member<'_>) -> Result<(), Failure> {
     let place = member.session.place;
-    let Some(queue) = member.call("open", || member.session.domain().queue(TASKS).timeout(LIMIT).open())? else {
+    let Some(queue) = member.call("open", || member.domain().queue(TASKS).timeout(LIMIT).open())? else {
         return Ok(());
     };
     member.begins()?;
@@ -319,7 +323,7 @@ pub(super) fn submitter(member: &mut Member<'_>) -> Result<(), Failure> {
 
 pub(super) fn worker(member: &mut Member<'_>) -> Result<(), Failure> {
     let place = member.session.place;
-    let Some(queue) = member.call("open", || member.session.domain().queue(TASKS).timeout(LIMIT).open())? else {
+    let Some(queue) = member.call("open", || member.domain().queue(TASKS).timeout(LIMIT).open())? else {
         return Ok(());
     };
     member.begins()?;
@@ -339,7 +343,7 @@ pub(super) fn worker(member: &mut Member<'_>) -> Result<(), Failure> {
 }
 
 pub(super) fn holder(member: &mut Member<'_>) -> Result<(), Failure> {
-    let Some(permits) = member.call("open", || member.session.domain().semaphore(PERMITS, PERMITS_MOST))? else {
+    let Some(permits) = member.call("open", || member.domain().semaphore(PERMITS, PERMITS_MOST))? else {
         return Ok(());
     };
     member.begins()?;
@@ -355,7 +359,7 @@ pub(super) fn holder(member: &mut Member<'_>) -> Result<(), Failure> {
 
 pub(super) fn taker(member: &mut Member<'_>) -> Result<(), Failure> {
     let place = member.session.place;
-    let Some(pool) = member.call("open", || member.session.domain().pool(BLOCKS).timeout(LIMIT).open())? else {
+    let Some(pool) = member.call("open", || member.domain().pool(BLOCKS).timeout(LIMIT).open())? else {
         return Ok(());
     };
     member.begins()?;
@@ -374,7 +378,7 @@ pub(super) fn taker(member: &mut Member<'_>) -> Result<(), Failure> {
 }
 
 pub(super) fn watcher(member: &mut Member<'_>) -> Result<(), Failure> {
-    let Some(mut watch) = member.call("watch", || member.session.domain().watch(WEIGHTS))? else {
+    let Some(mut watch) = member.call("watch", || member.domain().watch(WEIGHTS))? else {
         return Ok(());
     };
     member.history.add(What::Watching)?;
