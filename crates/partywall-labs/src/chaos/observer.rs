@@ -312,11 +312,10 @@ impl Place {
             }
         }
         for limit in self.limits.extract_if(.., |limit| limit.until <= now).collect::<Vec<_>>() {
-            let of = limit.of;
             if let Some(victim) = self.victim() {
-                victim.lift(limit);
+                victim.set(limit.of, limit.was);
             }
-            history.add_about(self.number, What::Lifted { of })?;
+            history.add_about(self.number, What::Lifted { of: limit.of })?;
         }
         Ok(())
     }

@@ -17,7 +17,7 @@ pub(super) struct Victim(pub(super) u32);
 pub(super) struct Limit {
     pub(super) of: Resource,
     pub(super) until: Instant,
-    was: Rlimit,
+    pub(super) was: Rlimit,
 }
 
 impl Victim {
@@ -69,13 +69,8 @@ impl Victim {
         Some(Limit { of, until: Instant::now() + time, was })
     }
 
-    /// Ends a limit.
-    pub(super) fn lift(self, limit: Limit) {
-        self.set(limit.of, limit.was);
-    }
-
     /// Sets a limit and returns the one before.
-    fn set(self, of: Resource, limit: Rlimit) -> Option<Rlimit> {
+    pub(super) fn set(self, of: Resource, limit: Rlimit) -> Option<Rlimit> {
         prlimit(Pid::from_raw(self.0.cast_signed()), kernels(of), limit).ok()
     }
 }

@@ -40,10 +40,3 @@ pub(super) struct Observer<'a> {
     pub(super) gpu: Arc<Gpu>,
     pub(super) waiter: Peer,
 }
-
-impl Observer<'_> {
-    /// Starts an actor.
-    pub(super) fn start(&self) -> Result<Peer, Failure> {
-        self.session.spawn("actor")
-    }
-}

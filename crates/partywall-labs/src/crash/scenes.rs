@@ -72,14 +72,14 @@ pub(super) fn server(observer: &mut Observer<'_>, how: How) -> Result<Step, Fail
         return Ok(step.untried(&[], SHARED_FAULT));
     }
     let before = free_memory(observer)?;
-    let mut server = observer.start()?;
+    let mut server = observer.session.spawn("actor")?;
     let event: Served = server.ask(Command::Serve { scene: scene.clone() })?;
     let open = observer.domain.open(&of(&scene, OWNED), TIMEOUT)?;
     observer.waiter.ask::<()>(Command::Await { scene: scene.clone(), value: 2 })?;
     let blocked = match event {
         Ok(_) if mps => Err(SHARED_EVENT.to_owned()),
         Ok(handle) => {
-            let mut actor = observer.start()?;
+            let mut actor = observer.session.spawn("actor")?;
             actor.ask::<()>(Command::AwaitEvent { handle })?;
             Ok(actor)
         }
@@ -228,7 +228,7 @@ pub(super) fn broker(observer: &mut Observer<'_>) -> Result<(), Failure> {
         Ok((handle, event)) => {
             gate.hold(stream.as_ref())?;
             event.record(stream.as_ref())?;
-            let mut actor = observer.start()?;
+            let mut actor = observer.session.spawn("actor")?;
             actor.ask::<()>(Command::AwaitEvent { handle })?;
             Ok((actor, event))
         }

@@ -52,8 +52,8 @@ pub(super) fn baselines(
 ) -> Result<Map<String, Value>, Failure> {
     let gpu = session.gpu_if_any()?.filter(|_| job.brush == Brush::Cuda);
     let mut rates = Map::new();
-    let mut measured = |id: &str, step: Step, done: Option<f64>, is_right: bool| {
-        let Some(done) = done else {
+    let mut measured = |id: &str, step: Step, done: Option<(f64, bool)>| {
+        let Some((done, is_right)) = done else {
             let why = "frames were kept, came at a fixed rate, or were drawn by chosen GPUs, or a process was killed";
             return session.report(step.untried(&[], why));
         };
@@ -66,18 +66,17 @@ pub(super) fn baselines(
         let title = "The same frames by one process with threads";
         let why = "It shares nothing and nothing of it survives a death. Its threads wait for each other after each frame; \
                    the processes do not.";
-        let done = job.rate.is_none().then(|| threads(job, mesh));
-        measured("one-process", Step::new("one-process", title, why), done, true)?;
+        let done = job.rate.is_none().then(|| (threads(job, mesh), true));
+        measured("one-process", Step::new("one-process", title, why), done)?;
         return Ok(rates);
     };
     let is_comparable =
         job.rate.is_none() && job.output == Output::Nothing && kills.is_none() && job.devices.is_empty();
     let title = "The same kernels by one process, on as many streams";
     let why = "It shares nothing, and nothing of it survives a death. One thread enqueues everything.";
+    let judged = |done: plain::Done| (done.rate(), done.is_right(frames));
     let done = is_comparable.then(|| plain::alone(&gpu, job, mesh)).transpose()?;
-    let is_right = done.as_ref().is_none_or(|done| done.is_right(frames));
-    let step = Step::new("one-process", title, why);
-    measured("one-process", step, done.map(|done| done.rate()), is_right)?;
+    measured("one-process", Step::new("one-process", title, why), done.map(judged))?;
     for (id, design, title, why) in [
         (
             "driver",
@@ -95,8 +94,7 @@ pub(super) fn baselines(
         ),
     ] {
         let done = is_comparable.then(|| plain::together(session, &gpu, job, mesh, design)).transpose()?;
-        let is_right = done.as_ref().is_none_or(|done| done.is_right(frames));
-        measured(id, Step::new(id, title, why), done.map(|done| done.rate()), is_right)?;
+        measured(id, Step::new(id, title, why), done.map(judged))?;
     }
     Ok(rates)
 }

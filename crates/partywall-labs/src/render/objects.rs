@@ -2,7 +2,7 @@
 
 use super::*;
 
-const MESH: &str = "mesh";
+pub(super) const MESH: &str = "mesh";
 pub(super) const SCENE: &str = "scene";
 pub(super) const TILES: &str = "tiles";
 pub(super) const FRAMES: &str = "frames";
@@ -64,11 +64,6 @@ pub(super) fn committed_mesh(domain: &Domain, gpu: Option<DeviceUuid>) -> Result
     let mesh = domain.opener(MESH).timeout(TIMEOUT);
     let mesh = gpu.into_iter().fold(mesh, |mesh, gpu| mesh.device(gpu).allow_peer(true));
     Ok(mesh.open()?)
-}
-
-/// Returns the memory of the mesh once the geometry has committed it, for an API other than CUDA.
-pub(super) fn mesh_memory(domain: &Domain) -> Result<partywall::Descriptors, Failure> {
-    Ok(domain.descriptors(MESH, TIMEOUT)?)
 }
 
 /// The header of a sample: words of 64 bits, the first of which are the number of the frame and the time at which its

@@ -27,7 +27,7 @@ pub(super) fn require(place: Place) -> Result<(), Failure> {
 impl Shaders {
     pub(super) fn new(domain: &Domain, scenes: &Topic, tiles: &Topic, tile: Tile) -> Result<Self, Failure> {
         let gpu = Device::open(scenes.place().gpu())?;
-        let mesh = gpu.import(objects::mesh_memory(domain)?)?;
+        let mesh = gpu.import(domain.descriptors(objects::MESH, TIMEOUT)?)?;
         let vertices = scenes.max_bytes() / (4 * raster::VERTEX as u64);
         Ok(Self {
             indices: mesh.buffer("indices", STORAGE)?,
