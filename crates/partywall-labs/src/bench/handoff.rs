@@ -94,10 +94,7 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<(), Failure> {
 }
 
 fn hand_over(bench: &Bench<'_>, group: &Group, sharing: Sharing) -> Result<(), Failure> {
-    let case = |way: Way| {
-        let of = format!("one process notifies another{}", sharing.suffix());
-        Case::new(way.name(), Unit::Microseconds).parameter("of", of)
-    };
+    let case = |way| case(way, "one process notifies another", sharing);
     for way in [Way::Timeline, Way::Topic, Way::Queue, Way::Pool, Way::Semaphore] {
         let ours = meet(group, way)?;
         let futex = meet(group, Way::Futex)?;
@@ -111,10 +108,7 @@ fn hand_over(bench: &Bench<'_>, group: &Group, sharing: Sharing) -> Result<(), F
 }
 
 fn streams(bench: &Bench<'_>, group: &Group, sharing: Sharing) -> Result<(), Failure> {
-    let case = |way: Way| {
-        let of = format!("a stream of one process notifies a stream of another{}", sharing.suffix());
-        Case::new(way.name(), Unit::Microseconds).parameter("of", of)
-    };
+    let case = |way| case(way, "a stream of one process notifies a stream of another", sharing);
     let [events, hosts] = [Behind::Event, Behind::Hosts].map(Way::Streams);
     // A process whose event is refused ends, so each way has processes of its own.
     let others = Group::start(bench, 2, sharing)?;
@@ -132,6 +126,10 @@ fn streams(bench: &Bench<'_>, group: &Group, sharing: Sharing) -> Result<(), Fai
         bench.run("hand-offs of streams", comparison.rival(case(hosts), one_way(group, &by_hosts)))?;
     }
     Ok(())
+}
+
+fn case(way: Way, of: &str, sharing: Sharing) -> Case {
+    Case::new(way.name(), Unit::Microseconds).parameter("of", format!("{of}{}", sharing.suffix()))
 }
 
 fn meet(group: &Group, way: Way) -> Result<Meeting, Failure> {

@@ -51,8 +51,11 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     session.check(violations == 0)
 }
 
+/// Whether a line of the history counts.
+type Counts = fn(&What) -> bool;
+
 /// What is counted: the names for people and for programs, and which lines of the history count.
-const STRIKES: [(&str, &str, fn(&What) -> bool); 6] = [
+const STRIKES: [(&str, &str, Counts); 6] = [
     ("kills", "kills", |what| matches!(what, What::Killed)),
     ("kills of the broker", "broker_kills", |what| matches!(what, What::BrokerKilled)),
     ("stopped", "stops", |what| matches!(what, What::Stopped)),
