@@ -66,7 +66,7 @@ fn versions(records: &[Record], ends: &Ends) -> Check {
         "versions",
         "Versions of one kept name",
         "A reader gets all of one version, and none that is older than one whose commit had returned. A watcher that \
-               lives sees every commit.",
+         lives sees every commit.",
         Some(MIXED),
     );
     // The number of each version, as its writer or a reader says.
@@ -142,7 +142,7 @@ fn messages(records: &[Record], ends: &Ends) -> Check {
         "messages",
         "Messages of a topic with `block` subscribers",
         "A `block` subscriber gets the messages of each publisher in order, without a gap and once. If it lives, it gets \
-               every message that was published after it had subscribed.",
+         every message that was published after it had subscribed.",
         Some(MESSAGE),
     );
     let mut publishing: BTreeMap<u64, Moment> = BTreeMap::new();
@@ -281,8 +281,8 @@ fn calls(records: &[Record]) -> Check {
         "calls",
         "Calls of members",
         "Each call returns within its time-out and the time that its process was stopped. None fails because of what \
-               happened to another process, or to a connection. A process that gets no further descriptors or memory is told \
-               so, and only then.",
+         happened to another process, or to a connection. A process that gets no further descriptors or memory is told \
+         so, and only then.",
         None,
     );
     // For each member and resource: whether it is limited, and when the last limit ended.
@@ -316,7 +316,7 @@ fn counts(records: &[Record], ends: &Ends) -> Check {
         "counts",
         "What is left when all members have left",
         "After all members have left, permits, blocks and tasks are all there, and the broker has as many descriptors as \
-               before the first member.",
+         before the first member.",
         Some(RESOURCES),
     );
     for member in &ends.started {
