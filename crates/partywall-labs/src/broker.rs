@@ -9,14 +9,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use partywall::{Domain, Error, ErrorKind, cuda::Stream};
+use partywall::{Domain, ErrorKind, cuda::Stream};
 use partywall_os::{
-    Errno, process,
+    process,
     socket::{self, Ready},
 };
 use rustix::process::Signal;
 
-use crate::{Context, context::open_directory, failure::Failure};
+use crate::{
+    Context,
+    context::open_directory,
+    failure::{Doing, Failure},
+};
 
 /// A broker that ends when this value is dropped, or when this process ends.
 #[derive(Debug)]
@@ -35,18 +39,17 @@ impl Broker {
         let directory = context.lab_directory(&format!("{lab}-{}", std::process::id()))?;
         open_directory(&directory)?;
         let socket = directory.join("broker.sock");
-        let system = |source| Error::System { what: "starting a broker for the lab".into(), source };
-        let mut command = Command::new(std::env::current_exe().map_err(system)?);
+        let mut command = Command::new(std::env::current_exe().doing(STARTING)?);
         command.args(["--json", "serve", "--of-a-lab", &std::process::id().to_string(), "--socket"]).arg(&socket);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let child = command.spawn().map_err(system)?;
+        let child = command.spawn().doing(STARTING)?;
         // From here on, dropping it removes the process and its directory.
         let mut broker = Self { child, worker: None, directory, socket };
         let ready = broker.child.stdout.take().filter(|output| {
             let deadline = Instant::now() + TIMEOUT;
             matches!(socket::wait(output, Ready::Read, Some(deadline)), Ok(true))
         });
-        match ready.and_then(|output| BufReader::new(output).lines().next()).transpose().map_err(system)? {
+        match ready.and_then(|output| BufReader::new(output).lines().next()).transpose().doing(STARTING)? {
             Some(line) => {
                 let ready: serde_json::Value = serde_json::from_str(&line).unwrap_or_default();
                 let pid = ready["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok());
@@ -74,12 +77,11 @@ impl Broker {
     /// Kills the broker's present worker (SIGKILL), which its supervisor replaces. Returns its pid.
     pub(super) fn kill_worker(&mut self, domain: &Domain) -> Result<u32, Failure> {
         let pid = domain.status()?.pid;
-        let system = |errno: Errno| Error::System { what: "killing the broker's worker".into(), source: errno.into() };
-        let worker = process::pidfd(pid).map_err(system)?;
+        let worker = process::pidfd(pid).doing(KILLING)?;
         // Once it has answered, the worker begins the request that waited behind this one. Killed at that moment twice
         // in a row, it dies twice in the same request, which a third worker refuses.
         thread::sleep(PAUSE);
-        process::kill(&worker, Signal::KILL).map_err(system)?;
+        process::kill(&worker, Signal::KILL).doing(KILLING)?;
         Ok(pid)
     }
 
@@ -124,6 +126,9 @@ pub(super) fn prepare(domain: &Domain, stream: &Stream) {
     }
     writer.close();
 }
+
+const STARTING: &str = "starting a broker for the lab";
+const KILLING: &str = "killing the broker's worker";
 
 /// How long a worker that will be killed first works on.
 const PAUSE: Duration = Duration::from_millis(3);

@@ -1,11 +1,14 @@
 //! A clock that all processes of the machine share, and the format of times in steps.
 
-use std::time::Duration;
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-use crate::text::micros;
+use crate::{failure::Failure, text::micros};
 
 /// A moment, in nanoseconds since the machine started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -31,6 +34,22 @@ impl Moment {
     /// Returns the time since `earlier`, or zero if `earlier` is later.
     pub(super) fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+}
+
+/// Polls until a condition holds, and pauses in between. Returns false if it does not hold within the limit.
+pub(super) fn until(
+    limit: Duration,
+    pause: Duration,
+    mut holds: impl FnMut() -> Result<bool, Failure>,
+) -> Result<bool, Failure> {
+    let deadline = Instant::now() + limit;
+    loop {
+        let held = holds()?;
+        if held || Instant::now() > deadline {
+            return Ok(held);
+        }
+        thread::sleep(pause);
     }
 }
 

@@ -1,21 +1,21 @@
 //! The GPU of a lab, and operations on its memory.
 
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
+use std::{borrow::Cow, time::Duration};
 
 use partywall::{
-    DeviceChoice, DeviceUuid, Error, ErrorKind, Gpu, Place,
+    DeviceChoice, DeviceUuid, Element, Error, ErrorKind, Gpu, Loan, Place, Sample,
     cuda::{
         Access, AccessError, Context, CudaError, DeviceAttribute, DeviceBuffer, DeviceSlice, Driver, PointerInfo,
         PointerKind, Stream, StreamRef, memop,
     },
-    error::{DeviceFault, InvalidArgument},
+    error::DeviceFault,
     gpu,
 };
 
-use crate::failure::Failure;
+use crate::{
+    clock::until,
+    failure::{Doing, Failure},
+};
 
 /// Parses a GPU as labs name it: its number here, or its UUID.
 pub(super) fn parse_gpu(text: &str) -> Result<DeviceChoice, String> {
@@ -66,30 +66,6 @@ const WITHOUT_A_GPU: &str = "a lab is about a GPU's driver and needs a GPU: `par
     GPUs of this machine, `partywall doctor` reports what is missing; without a GPU, add --simulated to run the lab on \
     simulated GPUs";
 
-/// Adds the failed operation to errors that are not part of the experiment.
-pub(super) trait Doing<T> {
-    /// Converts an error of the driver into a failure of the lab during `what`.
-    fn doing(self, what: &str) -> Result<T, Failure>;
-}
-
-impl<T> Doing<T> for Result<T, CudaError> {
-    fn doing(self, what: &str) -> Result<T, Failure> {
-        self.map_err(|source| Error::DeviceFault(DeviceFault::Cuda { what: what.to_owned(), source }).into())
-    }
-}
-
-impl<T> Doing<T> for Result<T, AccessError> {
-    fn doing(self, what: &str) -> Result<T, Failure> {
-        self.or_else(|error| match error {
-            AccessError::Driver(source) => Err(source).doing(what),
-            other => {
-                let range = InvalidArgument::Range { tensor: what.to_owned(), why: other.to_string() };
-                Err(Error::InvalidArgument(range).into())
-            }
-        })
-    }
-}
-
 /// Sets every byte and waits for completion.
 pub(super) fn set(gpu: &Gpu, slice: DeviceSlice<'_>, value: u8) -> Result<(), Failure> {
     gpu.stream().enqueue_set(slice, value).doing("filling memory")?;
@@ -116,13 +92,19 @@ pub(super) fn under_mps(gpu: &Gpu) -> Result<bool, Failure> {
 
 /// Waits until everything on a stream is done. Returns false if `limit` ran out.
 pub(super) fn ends(stream: StreamRef<'_>, limit: Duration) -> Result<bool, Failure> {
-    let deadline = Instant::now() + limit;
-    loop {
-        let done = stream.is_done().doing("working on a stream")?;
-        if done || Instant::now() > deadline {
-            return Ok(done);
-        }
-        thread::sleep(Duration::from_micros(20));
+    until(limit, Duration::from_micros(20), || stream.is_done().doing("working on a stream"))
+}
+
+/// A stream of a role, and the kernels that it runs there. Both exist before the stream waits for anything.
+pub(super) struct Working<K> {
+    pub(super) stream: Stream,
+    pub(super) kernels: K,
+}
+
+impl<K> Working<K> {
+    pub(super) fn new(gpu: &Gpu, load: fn(&Context) -> Result<K, CudaError>) -> Result<Self, Failure> {
+        let stream = Stream::new(gpu.context()).doing("creating a stream")?;
+        Ok(Self { stream, kernels: load(gpu.context()).doing("loading kernels")? })
     }
 }
 
@@ -164,6 +146,31 @@ pub(super) fn bytes_of(gpu: &Gpu, slice: DeviceSlice<'_>) -> Result<Vec<u8>, Acc
     let mut bytes = vec![0; slice.len() as usize];
     gpu.stream().copy_to_host(&mut bytes, slice)?;
     Ok(bytes)
+}
+
+/// Returns the elements of a sample once they are there. Those on a GPU are copied.
+pub(super) fn elements<'a, T: Element>(sample: &'a Sample, what: &str) -> Result<Cow<'a, [T]>, Failure> {
+    let Some(gpu) = sample.gpu() else { return Ok(sample.as_slice()?.into()) };
+    let range = sample.device_on(gpu.stream())?;
+    let bytes = bytes_of(gpu, range.as_slice()).doing(what)?;
+    sample.check()?;
+    Ok(bytemuck::pod_collect_to_vec(&bytes).into())
+}
+
+/// Fills a loan: in place in host memory, by a copy on a GPU.
+pub(super) fn fill<T: Element>(
+    loan: &mut Loan,
+    what: &str,
+    make: impl FnOnce(&mut [T]) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    if loan.device().is_err() {
+        return make(loan.as_mut_slice()?);
+    }
+    let mut elements = vec![T::zeroed(); loan.shape().iter().product::<u64>() as usize];
+    make(&mut elements)?;
+    let range = loan.device()?;
+    let copied = range.gpu().stream().copy_from_host(range.as_slice(), bytemuck::cast_slice(&elements));
+    copied.doing(what)
 }
 
 /// Returns the first byte of a slice.

@@ -7,11 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use partywall::Error;
 use partywall_os::{map::SharedMap, memfd::Draft, process::fork_alone};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, set_parent_process_death_signal, waitpid};
 
-use crate::failure::Failure;
+use crate::failure::{Doing, Failure};
 
 /// What the child does with the shared memory.
 pub(super) type Child = fn(&[AtomicU64]) -> Result<(), Failure>;
@@ -27,9 +26,8 @@ pub(super) struct Forked {
 impl Forked {
     /// Forks this process, which has one thread yet.
     pub(super) fn start(child: Child) -> Result<Self, Failure> {
-        let system = |source: io::Error| Error::System { what: "forking a child".into(), source };
-        let map = || SharedMap::writable(Draft::create("partywall:fork", WORDS as u64 * 8)?.share()?);
-        let map = map().map_err(|errno| system(errno.into()))?;
+        let draft = Draft::create("partywall:fork", WORDS as u64 * 8);
+        let map = draft.and_then(Draft::share).and_then(SharedMap::writable).doing(FORKING)?;
         let pid = fork_alone(|| {
             // Without the signal it would outlive a parent that is killed.
             let _ = set_parent_process_death_signal(Some(Signal::KILL));
@@ -41,7 +39,7 @@ impl Forked {
                 }
             }
         });
-        Ok(Self { pid: pid.map_err(|errno| system(errno.into()))?, map, ended: false })
+        Ok(Self { pid: pid.doing(FORKING)?, map, ended: false })
     }
 
     pub(super) fn pid(&self) -> u32 {
@@ -83,6 +81,8 @@ impl Drop for Forked {
 fn words(map: &SharedMap) -> &[AtomicU64] {
     map.atomics(0, WORDS).expect("the map is writable and has so many words")
 }
+
+const FORKING: &str = "forking a child";
 
 /// The words of the shared memory.
 const WORDS: usize = 64;

@@ -11,19 +11,22 @@
 //! answers with the broker's socket. The messages that follow belong to the lab. The role ends when it receives `End`.
 //! The observer reports the steps of all processes in order and ends the lab with its claims.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{path::PathBuf, sync::Arc, thread};
 
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, parser::ValueSource};
-use partywall::{DeviceChoice, Domain, Error, ErrorKind, Gpu, Place};
+use partywall::{DeviceChoice, Domain, ErrorKind, Gpu, Place};
+use partywall_measure::capital;
 use rustix::process::{Signal, set_parent_process_death_signal};
+use serde::Serialize;
 
 use crate::{
     Context, LABS,
     broker::{self, Broker},
     device,
-    failure::Failure,
+    failure::{Doing, Failure},
     forked::{self, Forked},
     peer::Peer,
+    prelude::{TIMEOUT, unexpected},
     reporter::Reporter,
     step::{Claim, Step},
     trace::TraceFile,
@@ -34,10 +37,10 @@ use crate::{
 pub(crate) struct Lab {
     /// Its subcommand.
     pub(crate) name: &'static str,
-    /// Its line in `partywall lab --help`.
-    pub(crate) about: &'static str,
     /// What it shows, in the list of labs and at the beginning of its output.
     pub(crate) title: &'static str,
+    /// Its line in `partywall lab --help`, if that is not its title.
+    pub(crate) about: Option<&'static str>,
     /// True if it also runs in host memory.
     pub(crate) on_host: bool,
     /// True if it also runs in pinned host memory.
@@ -46,6 +49,8 @@ pub(crate) struct Lab {
     pub(crate) broker: bool,
     /// True if its roles hand each other what a trace shows: samples, tasks, or values of timelines.
     pub(crate) traced: bool,
+    /// The options with which the tour starts it, if it kills processes on request only and they may be killed.
+    pub(crate) kills_by: &'static [&'static str],
     /// Adds the lab's own options.
     pub(crate) options: fn(Command) -> Command,
     /// Returns whether standard output is for what the lab makes, so that its report goes to standard error.
@@ -53,6 +58,8 @@ pub(crate) struct Lab {
     /// Every role but the observer. The first one is the observer's partner if it can be started in a terminal.
     pub(crate) roles: &'static [Role],
     pub(crate) observer: Role,
+    /// The remark at the end of a role in its own terminal, if the observer is not simply done.
+    pub(crate) farewell: Option<&'static str>,
     /// The claims that the lab tests.
     pub(crate) claims: &'static [Claim],
 }
@@ -62,8 +69,6 @@ pub(crate) struct Role {
     pub(crate) name: &'static str,
     /// Its line in `--help`, if a user can start it in a terminal.
     pub(crate) about: Option<&'static str>,
-    /// The remark at the end of the role, if it has its own terminal.
-    pub(crate) farewell: &'static str,
     /// What a child does that this role forks before it opens CUDA.
     child: Option<forked::Child>,
     pub(crate) play: Play,
@@ -129,23 +134,41 @@ struct Child {
 }
 
 impl Role {
-    /// Returns a role that a user can start in its own terminal, where it ends with a remark.
-    pub(crate) const fn new(name: &'static str, about: &'static str, farewell: &'static str, play: Play) -> Self {
-        Self { name, about: Some(about), farewell, child: None, play }
+    /// Returns a role that a user can start in its own terminal.
+    pub(crate) const fn new(name: &'static str, about: &'static str, play: Play) -> Self {
+        Self { about: Some(about), ..Self::hidden(name, play) }
     }
 
     /// Returns a role that only another role starts.
     pub(crate) const fn hidden(name: &'static str, play: Play) -> Self {
-        Self { name, about: None, farewell: "", child: None, play }
+        Self { name, about: None, child: None, play }
     }
 
     /// Returns a role that only a lab without other roles has: its process forks `child` before it opens CUDA.
     pub(crate) const fn forking(name: &'static str, child: forked::Child, play: Play) -> Self {
-        Self { name, about: None, farewell: "", child: Some(child), play }
+        Self { child: Some(child), ..Self::hidden(name, play) }
     }
 }
 
 impl Lab {
+    /// A lab without name, claims and roles, for GPUs alone. Each lab says how it differs.
+    pub(crate) const DEFAULT: Self = Self {
+        name: "",
+        title: "",
+        about: None,
+        on_host: false,
+        on_pinned: false,
+        broker: false,
+        traced: false,
+        kills_by: &[],
+        options: |command| command,
+        takes_standard_output: |_| false,
+        roles: &[],
+        observer: Role::hidden("observer", |_| Ok(())),
+        farewell: None,
+        claims: &[],
+    };
+
     /// Returns the names of the roles, as the list of labs shows them.
     pub(crate) fn listed(&self) -> Vec<&'static str> {
         let shown = |role: &&Role| role.about.is_some() || self.partner().is_none();
@@ -160,7 +183,8 @@ impl Lab {
             if self.on_pinned { command.mut_arg("device", |device| device.help(WITH_PINNED)) } else { command };
         let command = Traced::augment_args(command).mut_arg("trace", |trace| trace.hide(!self.traced));
         // Adding the options replaces the description, so it is set last.
-        let command = (self.options)(Child::augment_args(command)).about(self.about);
+        let about = self.about.map_or_else(|| capital(self.title), str::to_owned);
+        let command = (self.options)(Child::augment_args(command)).about(about);
         if self.partner().is_none() {
             // No role can be started in a terminal, so there are no subcommands.
             let names: Vec<_> = self.roles.iter().map(|role| role.name).collect();
@@ -178,8 +202,7 @@ impl Lab {
         let name = arguments.subcommand_name().or_else(argument);
         let role = self.roles.iter().find(|role| Some(role.name) == name);
         if read::<Child>(arguments)?.in_tour {
-            let asked = set_parent_process_death_signal(Some(Signal::KILL));
-            asked.map_err(|errno| Error::System { what: "asking for a signal".into(), source: errno.into() })?;
+            set_parent_process_death_signal(Some(Signal::KILL)).doing("asking for a signal")?;
         }
         let forked = role.unwrap_or(&self.observer).child.map(Forked::start).transpose()?;
         role.map_or(Ok(()), |role| self.refuse_options(arguments, role))?;
@@ -234,11 +257,7 @@ impl Lab {
             return Err(Failure::new(ErrorKind::Usage, why, advice));
         }
         if let Some(role) = role {
-            let observer = self.observer.name;
-            let role = role.name;
-            let why = format!("--trace is an option of the role {observer}, not of {role}");
-            let command = format!("partywall lab {} {observer} --trace {}", self.name, path.display());
-            return Err(Failure::new(ErrorKind::Usage, why, format!("start the other terminal with `{command}`")));
+            return Err(self.not_of(role, "trace", &format!(" {}", path.display())));
         }
         TraceFile::create(path).map(Some)
     }
@@ -250,12 +269,16 @@ impl Lab {
         let is_given =
             |option: &&Arg| arguments.value_source(option.get_id().as_str()) == Some(ValueSource::CommandLine);
         let Some(option) = own.get_arguments().find(is_given) else { return Ok(()) };
-        let observer = self.observer.name;
         let value = if option.get_action().takes_values() { " …" } else { "" };
-        let option = option.get_long().unwrap_or_default();
+        Err(self.not_of(role, option.get_long().unwrap_or_default(), value))
+    }
+
+    /// Returns the refusal of an option of the observer that was given to another role.
+    fn not_of(&self, role: &Role, option: &str, value: &str) -> Failure {
+        let observer = self.observer.name;
         let why = format!("--{option} is an option of the role {observer}, not of {}", role.name);
         let command = format!("partywall lab {} {observer} --{option}{value}", self.name);
-        Err(Failure::new(ErrorKind::Usage, why, format!("start the other terminal with `{command}`")))
+        Failure::new(ErrorKind::Usage, why, format!("start the other terminal with `{command}`"))
     }
 
     /// Returns the name of the directory in which a role waits for the observer.
@@ -312,7 +335,8 @@ impl Session {
             self.parent = Some(Peer::wait(&self.context, self.lab, role.name, observer, &self.reporter)?);
         }
         self.play_for_parent(role).map_err(|failure| self.parent().give_up(failure))?;
-        self.reporter.remark(role.farewell);
+        let done = || format!("The {} is done, and reports which claims held.", self.lab.observer.name);
+        self.reporter.remark(&self.lab.farewell.map_or_else(done, str::to_owned));
         Ok(())
     }
 
@@ -372,6 +396,20 @@ impl Session {
         self.parent.as_mut().expect("only roles that are not the observer have a parent")
     }
 
+    /// Sends the last message of this role, and waits until the observer ends it.
+    pub(crate) fn finish(&mut self, last: impl Serialize) -> Result<(), Failure> {
+        self.parent().say(last)?;
+        while self.parent().next::<()>()?.is_some() {}
+        Ok(())
+    }
+
+    /// Says that this process can be killed now, and waits for that.
+    pub(crate) fn await_kill(&mut self, instead: &str) -> Result<(), Failure> {
+        self.parent().say(())?;
+        thread::sleep(TIMEOUT);
+        Err(unexpected(instead))
+    }
+
     /// Returns a role that waits in another terminal, or starts it as a child process. The first role is
     /// [`partner`](Self::partner).
     pub(crate) fn enlist(&self, role: &'static str) -> Result<Peer, Failure> {
@@ -383,15 +421,10 @@ impl Session {
 
     /// Starts another role as a child process.
     pub(crate) fn spawn(&self, role: &'static str) -> Result<Peer, Failure> {
-        self.spawn_with(role, &[])
+        self.spawn_on(role, self.place, &[])
     }
 
-    /// Starts another role with additional environment variables.
-    pub(crate) fn spawn_with(&self, role: &'static str, environment: &[(&str, &str)]) -> Result<Peer, Failure> {
-        self.spawn_on(role, self.place, environment)
-    }
-
-    /// Starts another role in another place.
+    /// Starts another role in a place, with additional environment variables.
     pub(crate) fn spawn_on(
         &self,
         role: &'static str,
@@ -404,6 +437,20 @@ impl Session {
     fn introduce_broker(&self, peer: Peer) -> Result<Peer, Failure> {
         self.broker.as_ref().map_or(Ok(()), |broker| peer.say(broker.socket()))?;
         Ok(peer)
+    }
+
+    /// Adds counts to the last line for programs.
+    pub(crate) fn result(&self, counts: impl Serialize) {
+        self.reporter.result(counts);
+    }
+
+    /// Ends a lab whose checks may have failed: then its claims are shown all the same.
+    pub(crate) fn check(&self, is_right: bool) -> Result<(), Failure> {
+        if is_right {
+            return Ok(());
+        }
+        self.reporter.conclude(self.lab.claims);
+        Err(Failure::Reported(ErrorKind::CheckFailed))
     }
 
     /// Reports a step here and to the observer.

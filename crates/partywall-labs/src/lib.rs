@@ -58,14 +58,7 @@ use crate::lab::Lab;
 /// The lab that was chosen on the command line, and its arguments.
 #[derive(Debug)]
 pub struct Arguments {
-    chosen: Option<(Chosen, ArgMatches)>,
-}
-
-#[derive(Debug, Clone, Copy)]
-enum Chosen {
-    /// One of [`LABS`], or the peers of a benchmark, which are started as roles are.
-    Lab(&'static Lab),
-    Tour,
+    chosen: Option<(String, ArgMatches)>,
 }
 
 impl Arguments {
@@ -74,13 +67,14 @@ impl Arguments {
     /// # Errors
     /// If the lab cannot be finished. A claim that does not hold is a result, not an error.
     pub fn run(&self, context: &Context) -> Result<(), Failure> {
-        match &self.chosen {
-            Some((Chosen::Lab(lab), arguments)) => lab.run(context, arguments),
-            Some((Chosen::Tour, arguments)) => tour::run(context, arguments),
-            None => {
-                list(context);
-                Ok(())
-            }
+        let Some((name, arguments)) = &self.chosen else {
+            list(context);
+            return Ok(());
+        };
+        // The peers of a benchmark are started as roles are.
+        match LABS.into_iter().chain([&bench::PEER]).find(|lab| lab.name == name) {
+            Some(lab) => lab.run(context, arguments),
+            None => tour::run(context, arguments),
         }
     }
 }
@@ -98,12 +92,7 @@ impl Args for Arguments {
 
 impl FromArgMatches for Arguments {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let chosen = matches.subcommand().and_then(|(name, arguments)| {
-            let mut labs = LABS.iter().copied().chain([&bench::PEER]);
-            let lab = labs.find(|lab| lab.name == name).map(Chosen::Lab);
-            let chosen = lab.or((name == tour::NAME).then_some(Chosen::Tour))?;
-            Some((chosen, arguments.clone()))
-        });
+        let chosen = matches.subcommand().map(|(name, arguments)| (name.to_owned(), arguments.clone()));
         Ok(Self { chosen })
     }
 

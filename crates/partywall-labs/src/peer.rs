@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use partywall::{DeviceChoice, Error, ErrorKind, Place};
+use partywall::{DeviceChoice, ErrorKind, Place};
 use partywall_os::{
     Errno,
     dir::DirLock,
@@ -25,7 +25,14 @@ use rustix::{
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use crate::{Context, context::open_directory, failure::Failure, lab::Lab, reporter::Reporter, step::Step};
+use crate::{
+    Context,
+    context::open_directory,
+    failure::{Doing, Failure},
+    lab::Lab,
+    reporter::Reporter,
+    step::Step,
+};
 
 /// How long the other role may take for one message. Starting the driver takes longest.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -103,13 +110,13 @@ impl Peer {
         environment: &[(&str, &str)],
         reporter: &Reporter,
     ) -> Result<Self, Failure> {
-        let system = |source| Error::System { what: format!("starting the {role} as a child process"), source };
-        let (ours, theirs) = socket::pair().map_err(|errno| system(errno.into()))?;
-        let mut command = Command::new(std::env::current_exe().map_err(system)?);
+        let starting = format!("starting the {role} as a child process");
+        let (ours, theirs) = socket::pair().doing(&starting)?;
+        let mut command = Command::new(std::env::current_exe().doing(&starting)?);
         command.args(["lab", lab, role, "--device", &place.to_string(), "--on-standard-input"]);
         command.envs(environment.iter().copied());
         command.stdin(Stdio::from(theirs)).stdout(Stdio::null());
-        let child = command.spawn().map_err(system)?;
+        let child = command.spawn().doing(&starting)?;
         // `command` also holds the other end and would hide the child's death.
         drop(command);
         Self { child: Some(Running(child)), ..Self::new(role, reporter, ours) }.met()
@@ -117,13 +124,10 @@ impl Peer {
 
     /// Returns the parent process as a peer.
     pub(super) fn on_standard_input(role: &'static str, reporter: &Reporter) -> Result<Self, Failure> {
-        let system = |what: &str, source| Error::System { what: what.into(), source };
-        let socket = io::stdin().as_fd().try_clone_to_owned();
-        let socket = socket.map_err(|source| system("taking standard input", source))?;
+        let socket = io::stdin().as_fd().try_clone_to_owned().doing("taking standard input")?;
         // Without the signal, a drop in this process could wait without end for a role that is killed together with the
         // parent. If the parent has ended already, the socket reports it.
-        set_parent_process_death_signal(Some(Signal::KILL))
-            .map_err(|errno| system("asking for a signal", errno.into()))?;
+        set_parent_process_death_signal(Some(Signal::KILL)).doing("asking for a signal")?;
         Ok(Self { is_parent: true, ..Self::new(role, reporter, socket) })
     }
 
@@ -139,9 +143,9 @@ impl Peer {
         let lab = lab.name;
         reporter.remark(&format!("Waiting for `partywall lab {lab} {role}{}` in another terminal.", context.flag));
         let deadline = Instant::now() + TIMEOUT_FOR_PEOPLE;
-        let system = |errno: Errno| Error::System { what: format!("waiting for the {role}"), source: errno.into() };
+        let waiting = format!("waiting for the {role}");
         loop {
-            if !socket::wait(&place.listener, Ready::Read, Some(deadline)).map_err(system)? {
+            if !socket::wait(&place.listener, Ready::Read, Some(deadline)).doing(&waiting)? {
                 return Err(Failure::new(
                     ErrorKind::TimedOut,
                     format!("the {role} was not started within {} minutes", TIMEOUT_FOR_PEOPLE.as_secs() / 60),
@@ -151,7 +155,7 @@ impl Peer {
                     ),
                 ));
             }
-            if let Some(socket) = socket::accept(&place.listener).map_err(system)? {
+            if let Some(socket) = socket::accept(&place.listener).doing(&waiting)? {
                 return Ok(Self::new(role, reporter, socket));
             }
         }
@@ -235,8 +239,8 @@ impl Peer {
         let mut polled: Vec<_> = peers.iter().map(|peer| PollFd::new(&peer.socket, PollFlags::IN)).collect();
         let limit = Timespec { tv_sec: limit.as_secs().cast_signed(), tv_nsec: limit.subsec_nanos().into() };
         match poll(&mut polled, Some(&limit)) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(errno) => return Err(Error::System { what: "waiting for roles".into(), source: errno.into() }.into()),
+            Err(Errno::INTR) => {}
+            polled => drop(polled.doing("waiting for roles")?),
         }
         Ok((0..peers.len()).filter(|place| !polled[*place].revents().is_empty()).collect())
     }
@@ -309,16 +313,11 @@ impl Peer {
         let deadline = Instant::now() + TIMEOUT;
         while !rest.is_empty() {
             match socket::send(&self.socket, rest, fds) {
-                Ok(sent) => {
-                    rest = &rest[sent..];
+                Err(Errno::AGAIN) => self.wait_until(Ready::Write, deadline, "received")?,
+                sent => {
+                    rest = &rest[sent.map_err(|errno| self.broken(errno.to_string()))?..];
                     fds = &[];
                 }
-                Err(Errno::AGAIN) => match socket::wait(&self.socket, Ready::Write, Some(deadline)) {
-                    Ok(true) => {}
-                    Ok(false) => return Err(self.broken(format!("it received nothing for {} s", TIMEOUT.as_secs()))),
-                    Err(errno) => return Err(self.broken(errno.to_string())),
-                },
-                Err(errno) => return Err(self.broken(errno.to_string())),
             }
         }
         Ok(())
@@ -331,9 +330,7 @@ impl Peer {
                 let line: Vec<u8> = self.received.drain(..=end).collect();
                 return serde_json::from_slice(&line).map_err(|error| self.broken(error.to_string()));
             }
-            if !socket::wait(&self.socket, Ready::Read, Some(deadline)).map_err(|e| self.broken(e.to_string()))? {
-                return Err(self.broken(format!("it sent nothing for {} s", TIMEOUT.as_secs())));
-            }
+            self.wait_until(Ready::Read, deadline, "sent")?;
             let mut buffer = [0; 4096];
             match socket::recv_now(&self.socket, &mut buffer, &mut self.fds) {
                 Ok(received) if received.bytes == 0 => return Err(self.broken("it has ended".into())),
@@ -341,6 +338,15 @@ impl Peer {
                 Err(Errno::AGAIN) => {}
                 Err(errno) => return Err(self.broken(errno.to_string())),
             }
+        }
+    }
+
+    /// Waits until the role has `done` something.
+    fn wait_until(&self, ready: Ready, deadline: Instant, done: &str) -> Result<(), Failure> {
+        match socket::wait(&self.socket, ready, Some(deadline)) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(self.broken(format!("it {done} nothing for {} s", TIMEOUT.as_secs()))),
+            Err(errno) => Err(self.broken(errno.to_string())),
         }
     }
 
@@ -392,11 +398,8 @@ impl Rendezvous {
     fn new(context: &Context, lab: &str) -> Result<Self, Failure> {
         let directory = context.lab_directory(lab)?;
         let opened = open_directory(&directory)?;
-        let system = |errno: Errno| Error::System {
-            what: format!("listening in {}", directory.display()),
-            source: errno.into(),
-        };
-        let Some(lock) = opened.lock(Instant::now()).map_err(system)? else {
+        let listening = format!("listening in {}", directory.display());
+        let Some(lock) = opened.lock(Instant::now()).doing(&listening)? else {
             return Err(Failure::new(
                 ErrorKind::Refused,
                 format!("another terminal waits in {} already", directory.display()),
@@ -406,7 +409,7 @@ impl Rendezvous {
         let path = directory.join(SOCKET);
         // Under the lock, an existing socket belongs to a killed process.
         let _ = std::fs::remove_file(&path);
-        let listener = socket::listen(&path).map_err(system)?;
+        let listener = socket::listen(&path).doing(&listening)?;
         Ok(Self { directory, listener, _lock: lock })
     }
 }

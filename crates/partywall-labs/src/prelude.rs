@@ -1,30 +1,40 @@
 //! The items that every lab uses.
 
 pub(crate) use std::{
+    fs,
+    os::fd::{AsFd, OwnedFd},
+    path::{Path, PathBuf},
     sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
+pub(crate) use clap::Args;
 pub(crate) use partywall::{
-    Domain, Error, ErrorKind, Gpu, Place,
-    cuda::{Access, CuResult, CudaError, Mapping, PhysicalMemory, Stream, StreamRef, experiment},
+    Block, DType, Domain, Error, ErrorKind, Gpu, IpcEvent, IpcEventHandle, Place, Policy, Publisher, Sample, Segment,
+    Subscriber, Timeline, TimelineWriter, Topic, bytes,
+    cuda::{
+        Access, CuResult, CudaError, DeviceBuffer, DeviceSlice, DeviceUuid, IpcMapping, IpcMemoryHandle, Mapping,
+        PhysicalMemory, Stream, StreamRef, experiment,
+    },
+    gpu,
 };
 pub(crate) use serde::{Deserialize, Serialize};
+pub(crate) use serde_json::{Value, json};
 
 pub(crate) use crate::{
     broker,
-    clock::{Moment, millis, short, spread},
-    device::{self, Doing, first_byte},
-    failure::Failure,
+    clock::{Moment, millis, short, spread, until},
+    device::{self, first_byte},
+    failure::{Doing, Failure, kind_of},
     lab::{Lab, Role, Session},
     peer::{Peer, has_ended},
     step::{Claim, Step, claims, code},
-    text::number_in,
+    text::{grouped, number_in},
 };
 
 /// Returns the failure of a lab whose other role, or whose own files, are not as expected.
-pub(crate) fn unexpected(what: &str) -> Failure {
+pub(crate) fn unexpected(what: impl Into<String>) -> Failure {
     Failure::new(ErrorKind::CheckFailed, what, "start the lab again; if it fails again, report it")
 }
 

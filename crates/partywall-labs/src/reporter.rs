@@ -7,12 +7,12 @@ use std::{
 };
 
 use partywall::{Gpu, Place, bytes, cuda::CudaError};
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    Console, Context,
-    device::{self, Doing},
-    failure::Failure,
+    Console, Context, device,
+    failure::{Doing, Failure},
     lab::Lab,
     step::{Claim, Conclusion, Outcome, Step, Validity},
     text::counted,
@@ -88,8 +88,7 @@ impl Reporter {
         self.console.line(&format!("{name}, {}, {total}, CUDA {version}", gpu.uuid()));
         if driver.is_simulated() {
             self.shared.simulated.set(true);
-            let notice = "The driver is SIMULATED: what follows shows the simulation and proves nothing about a GPU.";
-            self.console.line(notice);
+            self.console.line(SIMULATED);
         }
         value["device"] = name.into();
         value["uuid"] = gpu.uuid().to_string().into();
@@ -113,8 +112,10 @@ impl Reporter {
     }
 
     /// Adds counts to the last line for programs.
-    pub(super) fn result(&self, result: Map<String, Value>) {
-        self.shared.result.borrow_mut().extend(result);
+    pub(super) fn result(&self, counts: impl Serialize) {
+        if let Value::Object(counts) = json!(counts) {
+            self.shared.result.borrow_mut().extend(counts);
+        }
     }
 
     /// Reports a step of this process.
@@ -144,8 +145,7 @@ impl Reporter {
         let steps = self.steps();
         let conclusions: Vec<_> = claims.iter().map(|claim| Conclusion::of(*claim, &steps)).collect();
         let different = steps.iter().filter(|step| step.outcome == Outcome::Different).count();
-        let whereabouts = if self.shared.simulated.get() { "in the simulation" } else { "on this machine" };
-        self.console.line(&self.bold(&format!("Claims, and whether they held {whereabouts}")));
+        self.console.line(&self.bold(claims_heading(self.shared.simulated.get())));
         for Conclusion { claim, validity, evidence } in &conclusions {
             let (validity, colour) = match validity {
                 Validity::Held => ("held", GREEN),
@@ -160,16 +160,9 @@ impl Reporter {
             }
         }
         let count = |validity| conclusions.iter().filter(|conclusion| conclusion.validity == validity).count();
-        self.console.line(&format!(
-            "\n{}{}, {different} of them not as expected. {}: {} held, {} did not, {} open, {} not tried.",
-            if self.shared.simulated.get() { "SIMULATED: " } else { "" },
-            counted(steps.len() as u64, "step"),
-            counted(claims.len() as u64, "claim"),
-            count(Validity::Held),
-            count(Validity::DidNotHold),
-            count(Validity::Open),
-            count(Validity::NotTried)
-        ));
+        let counts = [Validity::Held, Validity::DidNotHold, Validity::Open, Validity::NotTried].map(count);
+        let steps_made = counted(steps.len() as u64, "step");
+        self.console.line(&summary(self.shared.simulated.get(), &steps_made, different, counts));
         let conclusions: Vec<Value> = conclusions.iter().map(Conclusion::to_json).collect();
         let mut last = json!({
             "lab": self.lab, "steps": steps.len(), "different": different, "claims": conclusions,
@@ -221,6 +214,30 @@ impl Reporter {
         if self.colour { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
     }
 }
+
+/// Returns the heading of claims.
+pub(super) fn claims_heading(simulated: bool) -> &'static str {
+    if simulated {
+        "Claims, and whether they held in the simulation"
+    } else {
+        "Claims, and whether they held on this machine"
+    }
+}
+
+/// Returns the last line for people: the steps, and how many claims held, did not hold, are open, and were not tried.
+pub(super) fn summary(simulated: bool, steps: &str, different: usize, claims: [usize; 4]) -> String {
+    let simulated = if simulated { "SIMULATED: " } else { "" };
+    let all = counted(claims.iter().sum::<usize>() as u64, "claim");
+    let [held, did_not, open, not_tried] = claims;
+    format!(
+        "\n{simulated}{steps}, {different} of them not as expected. {all}: {held} held, {did_not} did not, {open} open, \
+         {not_tried} not tried."
+    )
+}
+
+/// The notice about a simulated driver.
+pub(super) const SIMULATED: &str =
+    "The driver is SIMULATED: what follows shows the simulation and proves nothing about a GPU.";
 
 /// Breaks text into lines of at most `width` characters, between words. Only a longer word is broken itself.
 fn wrapped(text: &str, width: usize) -> Vec<String> {

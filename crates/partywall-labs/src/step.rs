@@ -105,9 +105,9 @@ impl Step {
         self
     }
 
-    /// Records that the step decides nothing about a claim.
-    pub(super) fn leaves_open(mut self, claim: Claim) -> Self {
-        self.claims.push((claim.id.into(), None));
+    /// Records that the step decides nothing about some claims.
+    pub(super) fn leaves_open(mut self, claims: &[Claim]) -> Self {
+        self.claims.extend(claims.iter().map(|claim| (claim.id.into(), None)));
         self
     }
 
@@ -129,12 +129,20 @@ impl Step {
         self.judge(as_expected, "refused, as expected", otherwise)
     }
 
+    /// Ends a step about a call that should be refused, against a claim that it is accepted.
+    pub(super) fn refused(
+        self,
+        call: impl Into<String>,
+        code: CuResult,
+        claim: Claim,
+        measured: Option<CuResult>,
+    ) -> Self {
+        self.answer(call, code).says(claim, code.is_success()).judge_refusal(code, measured)
+    }
+
     /// Ends a step that cannot be tried on this machine.
-    pub(super) fn untried(mut self, claim: Option<Claim>, why: impl Into<String>) -> Self {
-        self.claims.extend(claim.map(|claim| (claim.id.into(), None)));
-        self.outcome = Outcome::NotTried;
-        self.finding = why.into();
-        self
+    pub(super) fn untried(self, claims: &[Claim], why: impl Into<String>) -> Self {
+        Self { outcome: Outcome::NotTried, finding: why.into(), ..self.leaves_open(claims) }
     }
 
     /// Returns the JSON form.
@@ -203,10 +211,10 @@ mod tests {
 
     #[test]
     fn untested_claim_gives_the_reason() {
-        let untried = Step::new("one", "", "").untried(Some(CLAIM), "no such memory here");
+        let untried = Step::new("one", "", "").untried(&[CLAIM], "no such memory here");
         let conclusion = Conclusion::of(CLAIM, std::slice::from_ref(&untried));
         assert_eq!((conclusion.validity, conclusion.evidence.as_str()), (Validity::NotTried, "no such memory here"));
-        let open = Step::new("open", "", "").leaves_open(CLAIM).judge(true, "nothing was seen", "");
+        let open = Step::new("open", "", "").leaves_open(&[CLAIM]).judge(true, "nothing was seen", "");
         let conclusion = Conclusion::of(CLAIM, &[untried.clone(), open.clone()]);
         assert_eq!((conclusion.validity, conclusion.evidence.as_str()), (Validity::Open, "open"));
         let conclusion = Conclusion::of(CLAIM, &[untried, open, Step::new("two", "", "").says(CLAIM, true)]);

@@ -12,13 +12,14 @@ use std::{
 };
 
 use clap::{ArgMatches, Args, Command};
-use partywall::{Error, ErrorKind, Gpu, Place};
+use partywall::{ErrorKind, Gpu, Place};
 use serde_json::{Value, json};
 
 use crate::{
     Context, LABS, device,
-    failure::Failure,
+    failure::{Doing, Failure},
     lab::{IN_TOUR, Lab, Places, read},
+    reporter::{SIMULATED, claims_heading, summary},
     text::counted,
 };
 
@@ -86,11 +87,11 @@ impl Tour<'_> {
             return Ok(());
         }
         let began = Instant::now();
-        let system = |source| Error::System { what: format!("starting the lab {}", lab.name), source };
-        let mut command = Process::new(std::env::current_exe().map_err(system)?);
+        let starting = format!("starting the lab {}", lab.name);
+        let mut command = Process::new(std::env::current_exe().doing(&starting)?);
         command.args(["lab", lab.name, "--json", IN_TOUR, "--device", &self.place.to_string()]);
         if self.kills {
-            command.args(kill(lab));
+            command.args(lab.kills_by);
         }
         if let Some(domain) = &self.context.domain {
             command.args(["--domain", domain]);
@@ -98,7 +99,7 @@ impl Tour<'_> {
         if let Some(socket) = &self.context.socket {
             command.arg("--socket").arg(socket);
         }
-        let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output().map_err(system)?;
+        let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output().doing(&starting)?;
         let text = String::from_utf8_lossy(&output.stdout);
         let mut lines: Vec<Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
         let error = lines.last().map(|last| last["error"].clone()).filter(|error| !error.is_null());
@@ -145,7 +146,7 @@ impl Tour<'_> {
             device => console.line(&format!("{device}, {}, CUDA {}", text("uuid"), text("cuda"))),
         }
         if simulated {
-            console.line("The driver is SIMULATED: what follows shows the simulation and proves nothing about a GPU.");
+            console.line(SIMULATED);
         }
         console.line("");
         console.value(&json!({ "lab": NAME, "device": header["device"], "simulated": simulated }));
@@ -166,23 +167,14 @@ impl Tour<'_> {
             }
         }
         let simulated = self.reports.iter().any(|report| report.simulated);
-        let whereabouts = if simulated { "in the simulation" } else { "on this machine" };
-        console.line(&format!("\nClaims, and whether they held {whereabouts}"));
+        console.line(&format!("\n{}", claims_heading(simulated)));
         console.table(&["VERDICT", "LAB", "CLAIM"], &rows, &[]);
         let count = |verdict: &str| claims.iter().filter(|claim| claim["verdict"] == verdict).count();
         let steps = self.reports.iter().map(|report| report.steps.len()).sum::<usize>();
         let different = self.reports.iter().map(|report| report.with("different")).sum::<usize>();
-        console.line(&format!(
-            "\n{}{}, {}, {different} of them not as expected. {}: {} held, {} did not, {} open, {} not tried.",
-            if simulated { "SIMULATED: " } else { "" },
-            counted(self.reports.len() as u64, "lab"),
-            counted(steps as u64, "step"),
-            counted(claims.len() as u64, "claim"),
-            count("held"),
-            count("did-not-hold"),
-            count("open"),
-            count("not-tried")
-        ));
+        let counts = ["held", "did-not-hold", "open", "not-tried"].map(count);
+        let made = format!("{}, {}", counted(self.reports.len() as u64, "lab"), counted(steps as u64, "step"));
+        console.line(&summary(simulated, &made, different, counts));
         let failed: Vec<_> =
             self.reports.iter().filter(|report| report.last.is_none()).map(|report| report.lab).collect();
         console.value(&json!({
@@ -202,15 +194,5 @@ impl Tour<'_> {
                 format!("run them alone: `partywall lab {first}{}`", self.context.flag),
             )),
         }
-    }
-}
-
-/// Returns the options with which a lab kills processes, if it does so on request only.
-fn kill(lab: &Lab) -> &'static [&'static str] {
-    match lab.name {
-        "pipeline" => &["--kill", "filter", "--frames", "40"],
-        "render" => &["--kill", "renderer", "--frames", "24", "--size", "160x90", "--scene", "torus:2000"],
-        "work-queue" => &["--kill"],
-        _ => &[],
     }
 }

@@ -12,7 +12,7 @@ use std::{
 };
 
 use partywall::{Domain, ErrorKind, Recording};
-use serde_json::{Map, json};
+use serde_json::json;
 
 use crate::{failure::Failure, reporter::Reporter};
 
@@ -84,14 +84,12 @@ impl Tracing {
             "The trace of {events} events of {processes} processes is in {path}, {lost} lost. Open it at \
              https://ui.perfetto.dev or in chrome://tracing."
         ));
-        let values = json!({
-            "out": self.to.path,
-            "events": events,
-            "arrows": trace.arrows(),
-            "processes": processes,
-            "lost": lost,
-        });
-        reporter.result(Map::from_iter([("trace".to_owned(), values)]));
+        let arrows = trace.arrows();
+        reporter.result(json!({
+            "trace": {
+                "out": self.to.path, "events": events, "arrows": arrows, "processes": processes, "lost": lost,
+            },
+        }));
         Ok(())
     }
 }

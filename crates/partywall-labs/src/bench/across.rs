@@ -2,23 +2,18 @@
 //!
 //! This process owns the memory. The reader is another process on another GPU, whose clock times the work.
 
-use std::{cell::RefCell, os::fd::AsFd};
+use std::cell::RefCell;
 
-use partywall::{
-    Segment,
-    cuda::{DeviceBuffer, DeviceSlice, DeviceUuid, IpcMapping, IpcMemoryHandle},
-    gpu,
-};
 use partywall_measure::{Comparison, Sampler, Unit};
 
 use super::{
-    Bench, chain,
+    Bench, cases, chain,
     copies::{Turns, rate, same_on, spoil_on},
     memory::{asked, open},
-    peer::{Handle, Order, TENSOR, bytes_of},
+    peer::{Handle, Order, TENSOR, bytes_of, with_words},
     samplers::Timer,
 };
-use crate::{peer::Peer, prelude::*};
+use crate::prelude::*;
 
 /// How a reader opens the memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -103,14 +98,13 @@ fn by_size(
     rotated: u64,
 ) -> Result<(), Failure> {
     let words = chain::new(rotated);
-    let write = |memory: DeviceSlice<'_>| gpu.stream().copy_from_host(memory, bytes_of(&words)).doing("writing memory");
-    let plain = DeviceBuffer::new(gpu.context(), rotated).doing("allocating memory")?;
-    write(plain.as_slice())?;
+    let plain = with_words(gpu, &words)?;
     let handle = IpcMemoryHandle::of(gpu.context(), plain.as_slice().device_ptr()).doing("making a handle")?;
     let memory = PhysicalMemory::create(gpu.context(), whole(gpu, rotated)?).doing("making memory")?;
     let descriptor = memory.export().doing("exporting memory")?;
     let mapping = Mapping::new(memory, Access::ReadWrite).doing("mapping memory")?;
-    write(mapping.as_slice().slice(0, rotated).doing("writing memory")?)?;
+    let inside = mapping.as_slice().slice(0, rotated).doing("writing memory")?;
+    gpu.stream().copy_from_host(inside, bytes_of(&words)).doing("writing memory")?;
     let build = bench.domain.create(SEGMENT, bench.place).tensor(TENSOR, partywall::DType::U64, &[rotated / 8]);
     let mut build = build.allocate()?;
     build.write(TENSOR, bytes_of(&words))?;
@@ -128,9 +122,7 @@ fn by_size(
     }
     let Some((first, others)) = opened.split_first() else { return Ok(()) };
     for size in sizes {
-        let case = |name: &str, of: &str| {
-            bench.case(name, Unit::GigabytesPerSecond, *size).parameter("of", format!("{of} {what}"))
-        };
+        let case = |name: &str, of: &str| cases(Unit::GigabytesPerSecond, *size, format!("{of} {what}"))(name);
         let rate = |order: fn(Way, u64) -> Order, way: Way| -> Sampler<'_> {
             Box::new(move || asked(peer.borrow_mut().ask(order(way, *size))))
         };
@@ -204,7 +196,7 @@ impl Reader {
                 let mut copied = vec![0; self.bytes as usize];
                 self.gpu.stream().copy_to_host(&mut copied, self.target.as_slice()).doing("reading memory")?;
                 if copied != bytes_of(&self.expected) {
-                    return Err(unexpected(&format!("{}: other bytes than the owner has written", way.name())));
+                    return Err(unexpected(format!("{}: other bytes than the owner has written", way.name())));
                 }
             }
         }

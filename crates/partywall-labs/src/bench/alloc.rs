@@ -3,7 +3,7 @@
 use partywall_measure::{Comparison, Unit};
 
 use super::{
-    Bench,
+    Bench, cases,
     samplers::{allocation, allocation_in_order, block, pairs, touched},
 };
 use crate::prelude::*;
@@ -17,7 +17,7 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<(), Failure> {
     for size in bench.sizes("alloc", 9, 0) {
         let name = format!("blocks.{size}");
         let pool = bench.domain.pool(&name).blocks(4).block_bytes(size).place(bench.place).create()?;
-        let case = |name: &str| bench.case(name, UNIT, size).parameter("of", "taking a block and giving it back");
+        let case = cases(UNIT, size, "taking a block and giving it back");
         let comparison = Comparison::new(case("a block of a Partywall pool"), pairs(UNIT, PAIRS, || block(&pool)));
         let comparison = match &bench.gpu {
             None => comparison
@@ -35,7 +35,7 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<(), Failure> {
         bench.run("blocks", comparison)?;
         match pool.stats().free {
             4 => drop(pool),
-            free => return Err(unexpected(&format!("{free} of 4 blocks are free, and no block is in use"))),
+            free => return Err(unexpected(format!("{free} of 4 blocks are free, and no block is in use"))),
         }
     }
     Ok(())

@@ -1,18 +1,15 @@
 //! Opening and closing: how long it takes by size, and how often it can be done.
 
-use std::{fs, os::fd::OwnedFd};
-
-use partywall::{Segment, error::LimitReached};
+use partywall::error::LimitReached;
 use partywall_measure::{Case, Comparison, Failure as Sampled, Unit};
 use partywall_os::{map::SharedMap, memfd};
 use rustix::process::{Resource, getrlimit};
 
 use super::{
-    Bench, chain,
+    Bench, cases, chain,
     memory::open,
     peer::{Handle, Order, TENSOR},
     samplers::Half,
-    system,
 };
 use crate::prelude::*;
 
@@ -55,7 +52,7 @@ fn by_size(bench: &Bench<'_>, size: u64, handle: Option<&Handle>) -> Result<(), 
 }
 
 fn half_by_size(bench: &Bench<'_>, half: Half, size: u64, handle: Option<&Handle>) -> Result<(), Failure> {
-    let case = |name: &str| bench.case(name, Unit::Microseconds, size).parameter("of", name_of(half));
+    let case = cases(Unit::Microseconds, size, name_of(half));
     let name = name(size);
     let ours = half.sampler(
         || Ok(bench.domain.opener(&name).open()?),
@@ -86,7 +83,7 @@ fn half_by_size(bench: &Bench<'_>, half: Half, size: u64, handle: Option<&Handle
         _ => {
             let file: OwnedFd = memfd::Draft::create("partywall-bench:file", size)
                 .and_then(memfd::Draft::share)
-                .map_err(system("making a file in memory"))?;
+                .doing("making a file in memory")?;
             let floor = half.sampler(
                 || Ok(SharedMap::readable(&file)?),
                 |map| match map.slice::<u64>(map.len() - 8, 1).map(|end| end.get(0)) {

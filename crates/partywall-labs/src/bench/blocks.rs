@@ -6,14 +6,12 @@ use std::{
     os::unix::net::UnixStream,
 };
 
-use partywall::{Block, BlockRef, Pool, Timeline, TimelineWriter};
+use partywall::{BlockRef, Pool};
 use partywall_measure::Failure as Sampled;
 
 use super::{
-    copies::SPOILT,
     group::TURNS,
-    relay::{SLOT, byte, slot, stream},
-    turns::same,
+    relay::{SLOT, byte, came_back, slot, stream},
 };
 use crate::prelude::*;
 
@@ -119,10 +117,9 @@ impl BlockRelay {
     /// Fails if the byte is not the one that this side, the first one, has sent.
     pub(super) fn check(&mut self, last: u64) -> Result<(), Sampled> {
         let block = self.received.take().ok_or("no block came back")?;
-        let mut bytes = [SPOILT; SLOT as usize];
-        self.stream.as_ref().copy_to_host(&mut bytes, slot(block.device()?.as_slice())?)?;
+        let checked = came_back(&self.stream, block.device()?.as_slice(), last);
         block.release_on(self.stream.as_ref()).map_err(|refused| refused.error)?;
-        same(bytes[0].into(), byte(last).into())
+        checked
     }
 }
 

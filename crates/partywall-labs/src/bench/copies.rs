@@ -6,21 +6,16 @@ use std::{
     ops::Range,
 };
 
-use partywall::cuda::{DeviceBuffer, DeviceSlice, PinnedBuffer};
+use partywall::cuda::PinnedBuffer;
 use partywall_measure::{Comparison, Sampler, Unit};
 
 use super::{
-    Bench, across, chain,
-    memory::open,
-    peer::{Handle, Order, TENSOR, bytes_of},
+    Bench, across, cases, chain,
+    memory::{LEGACY, OWN, SHARED, open},
+    peer::{Handle, Order, TENSOR, bytes_of, with_words},
     samplers::Timer,
 };
-use crate::{peer::Peer, prelude::*};
-
-/// The memories that bytes are copied from or to.
-const OWN: &str = "own memory";
-const SHARED: &str = "a Partywall segment of another process";
-const LEGACY: &str = "a legacy handle (cuIpcOpenMemHandle) of another process";
+use crate::prelude::*;
 
 /// The segment.
 const COPIED: &str = "copied";
@@ -70,7 +65,7 @@ fn on_host(bench: &Bench<'_>, peer: &mut Peer, sizes: &[u64], rotated: u64) -> R
     let mut targets = [(); 3].map(|()| vec![SPOILT; rotated as usize]);
     let turns = Turns::new(rotated);
     for size in sizes {
-        let case = |what: &str, name: &str| bench.case(name, Unit::GigabytesPerSecond, *size).parameter("of", what);
+        let case = |what: &str, name: &str| cases(Unit::GigabytesPerSecond, *size, what)(name);
         let [first, second, third] = &mut targets;
         let comparison =
             Comparison::new(case("copies on the host out of", SHARED), copies(shared, first, own, *size, &turns))
@@ -165,13 +160,8 @@ fn on_gpu(bench: &Bench<'_>, gpu: &Gpu, handle: &Handle, sizes: &[u64], rotated:
     let shared = segment.tensor(TENSOR)?.device()?;
     let legacy = open(gpu, handle, rotated)?;
     let words = chain::new(rotated);
-    let device = || -> Result<DeviceBuffer, Failure> {
-        let memory = DeviceBuffer::new(gpu.context(), rotated).doing("allocating memory")?;
-        gpu.stream().copy_from_host(memory.as_slice(), bytes_of(&words)).doing("writing memory")?;
-        Ok(memory)
-    };
-    let own = device()?;
-    let target = device()?;
+    let own = with_words(gpu, &words)?;
+    let target = with_words(gpu, &words)?;
     let mut pinned = PinnedBuffer::new(gpu.context(), rotated).doing("allocating host memory")?;
     pinned.copy_from_slice(bytes_of(&words));
     let pinned = RefCell::new(pinned);
@@ -181,7 +171,7 @@ fn on_gpu(bench: &Bench<'_>, gpu: &Gpu, handle: &Handle, sizes: &[u64], rotated:
     for size in sizes {
         let copy =
             Copies { gpu, timer: &timer, pinned: &pinned, expected: bytes_of(&words), size: *size, turns: &turns };
-        let case = |what: &str, name: &str| bench.case(name, Unit::GigabytesPerSecond, *size).parameter("of", what);
+        let case = |what: &str, name: &str| cases(Unit::GigabytesPerSecond, *size, what)(name);
         let what = [
             "copies from page-locked host memory into",
             "copies to page-locked host memory out of",
@@ -205,7 +195,7 @@ fn on_gpu(bench: &Bench<'_>, gpu: &Gpu, handle: &Handle, sizes: &[u64], rotated:
         spoil(&mut pinned);
         gpu.stream().copy_to_host(&mut pinned, memory).doing("reading memory")?;
         if **pinned != *bytes_of(&words) {
-            return Err(unexpected(&format!("{name}: a copy has changed bytes")));
+            return Err(unexpected(format!("{name}: a copy has changed bytes")));
         }
     }
     Ok(())

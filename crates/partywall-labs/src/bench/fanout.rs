@@ -2,9 +2,6 @@
 //!
 //! All answers use a futex, so that the ways differ only in how the value is sent.
 
-use std::os::fd::OwnedFd;
-
-use partywall::{DType, Policy, Publisher, Subscriber, Timeline, TimelineWriter};
 use partywall_measure::{Case, Comparison, Failure as Sampled, Unit};
 
 use super::{

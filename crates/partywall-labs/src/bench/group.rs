@@ -2,7 +2,6 @@
 
 use std::{
     cell::{Cell, RefCell},
-    os::fd::{AsFd, OwnedFd},
     sync::atomic::AtomicU32,
 };
 
@@ -13,10 +12,9 @@ use super::{
     Bench,
     memory::asked,
     peer::Order,
-    system,
     turns::{sleep_until, store_and_wake},
 };
-use crate::{peer::Peer, prelude::*};
+use crate::prelude::*;
 
 /// How processes share a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,7 +96,7 @@ impl Group {
         }
         for peer in &mut members {
             if peer.hear::<bool>()? != (sharing == Sharing::Mps) {
-                return Err(unexpected(&format!("a process does not share the GPU as it should{}", sharing.suffix())));
+                return Err(unexpected(format!("a process does not share the GPU as it should{}", sharing.suffix())));
             }
         }
         Ok(Self { members: members.into_iter().map(RefCell::new).collect(), meetings: Cell::new(0) })
@@ -147,12 +145,12 @@ impl Words {
     /// Returns `count` descriptors of one new file of words.
     pub(super) fn files(count: usize) -> Result<Vec<OwnedFd>, Failure> {
         let file = memfd::Draft::create("partywall-bench:words", 4096).and_then(memfd::Draft::share);
-        let file = file.map_err(system(MAKING))?;
-        (0..count).map(|_| file.try_clone().map_err(system(MAKING))).collect()
+        let file = file.doing(MAKING)?;
+        (0..count).map(|_| file.try_clone().doing(MAKING)).collect()
     }
 
     pub(super) fn map(file: OwnedFd) -> Result<Self, Failure> {
-        Ok(Self(SharedMap::writable(file).map_err(system(MAKING))?))
+        Ok(Self(SharedMap::writable(file).doing(MAKING)?))
     }
 
     /// Returns the word of a member, which has two cache lines to itself.

@@ -6,11 +6,11 @@
 
 use std::{
     io::{Read, Write},
-    os::{fd::OwnedFd, unix::net::UnixStream},
+    os::unix::net::UnixStream,
     sync::atomic::Ordering,
 };
 
-use partywall::{Permit, Semaphore, Timeline, TimelineWriter};
+use partywall::{Permit, Semaphore};
 use partywall_measure::{Case, Comparison, Failure as Sampled, Sampler, Unit};
 
 use super::{
@@ -20,7 +20,6 @@ use super::{
     group::{Group, MAKING, Meeting, Sharing, Words, in_each_sharing},
     peer::Order,
     relay::{Relay, Samples, Signals, Tasks},
-    system,
     turns::{self, Turn, same},
 };
 use crate::prelude::*;
@@ -95,10 +94,7 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<(), Failure> {
 }
 
 fn hand_over(bench: &Bench<'_>, group: &Group, sharing: Sharing) -> Result<(), Failure> {
-    let case = |way: Way| {
-        let of = format!("one process notifies another{}", sharing.suffix());
-        Case::new(way.name(), Unit::Microseconds).parameter("of", of)
-    };
+    let case = |way| case(way, "one process notifies another", sharing);
     for way in [Way::Timeline, Way::Topic, Way::Queue, Way::Pool, Way::Semaphore] {
         let ours = meet(group, way)?;
         let futex = meet(group, Way::Futex)?;
@@ -112,10 +108,7 @@ fn hand_over(bench: &Bench<'_>, group: &Group, sharing: Sharing) -> Result<(), F
 }
 
 fn streams(bench: &Bench<'_>, group: &Group, sharing: Sharing) -> Result<(), Failure> {
-    let case = |way: Way| {
-        let of = format!("a stream of one process notifies a stream of another{}", sharing.suffix());
-        Case::new(way.name(), Unit::Microseconds).parameter("of", of)
-    };
+    let case = |way| case(way, "a stream of one process notifies a stream of another", sharing);
     let [events, hosts] = [Behind::Event, Behind::Hosts].map(Way::Streams);
     // A process whose event is refused ends, so each way has processes of its own.
     let others = Group::start(bench, 2, sharing)?;
@@ -135,9 +128,13 @@ fn streams(bench: &Bench<'_>, group: &Group, sharing: Sharing) -> Result<(), Fai
     Ok(())
 }
 
+fn case(way: Way, of: &str, sharing: Sharing) -> Case {
+    Case::new(way.name(), Unit::Microseconds).parameter("of", format!("{of}{}", sharing.suffix()))
+}
+
 fn meet(group: &Group, way: Way) -> Result<Meeting, Failure> {
     let words = Words::files(2)?;
-    let (one, other) = UnixStream::pair().map_err(system(MAKING))?;
+    let (one, other) = UnixStream::pair().doing(MAKING)?;
     let files = words.into_iter().zip([one.into(), other.into()]).map(<[OwnedFd; 2]>::from);
     group.meet(files.collect(), |meeting| Order::Meet { way, meeting })
 }

@@ -4,29 +4,25 @@ use std::{
     cell::{Cell, RefCell},
     hint::black_box,
     sync::atomic::{AtomicU64, Ordering, fence},
-    time::Instant,
 };
 
-use partywall::{
-    Segment,
-    cuda::{Access, DeviceBuffer, DeviceSlice, IpcMapping, IpcMemoryHandle, experiment::Chains},
-};
+use partywall::cuda::experiment::Chains;
 use partywall_measure::{Comparison, Sampler, Unit};
 
 use super::{
-    Bench, LARGEST, chain, of_peer,
-    peer::{Handle, Order, TENSOR, bytes_of},
+    Bench, LARGEST, cases, chain,
+    peer::{Handle, Order, TENSOR, filled, with_words},
     samplers::Timer,
 };
-use crate::{peer::Peer, prelude::*};
+use crate::prelude::*;
 
 /// Links that one sample follows.
 const LINKS: u64 = 4096;
 
-/// The memories with a chain through them.
-const OWN: &str = "own memory";
-const SHARED: &str = "a Partywall segment of another process";
-const LEGACY: &str = "a legacy handle (cuIpcOpenMemHandle) of another process";
+/// The memories with a chain through them, or with bytes that are copied.
+pub(super) const OWN: &str = "own memory";
+pub(super) const SHARED: &str = "a Partywall segment of another process";
+pub(super) const LEGACY: &str = "a legacy handle (cuIpcOpenMemHandle) of another process";
 
 pub(super) fn latency(bench: &Bench<'_>) -> Result<(), Failure> {
     let mut peer = bench.peer()?;
@@ -53,7 +49,7 @@ pub(super) fn latency(bench: &Bench<'_>) -> Result<(), Failure> {
 }
 
 fn host_latency(bench: &Bench<'_>, size: u64, frozen: &Segment, mutable: &Segment) -> Result<(), Failure> {
-    let case = |what: &str, name: &str| bench.case(name, Unit::Nanoseconds, size).parameter("of", what);
+    let case = |what: &str, name: &str| cases(Unit::Nanoseconds, size, what)(name);
     let own = chain::new(size);
     let shared = frozen.tensor(TENSOR)?.as_slice::<u64>()?;
     if shared != own {
@@ -86,32 +82,31 @@ fn host_latency(bench: &Bench<'_>, size: u64, frozen: &Segment, mutable: &Segmen
     }
     let own: Vec<AtomicU64> = own.into_iter().map(AtomicU64::new).collect();
     let starts = [(); 2].map(|()| Cell::new(0_u64));
-    let write_shared: Sampler<'_> = Box::new(|| {
-        let start = Instant::now();
-        let mut link = starts[0].get() as usize;
-        for number in 0..LINKS {
-            shared.set(link + 1, number);
-            fence(Ordering::SeqCst);
-            link = shared.get(link) as usize;
-        }
-        starts[0].set(link as u64);
-        Ok(start.elapsed().as_nanos() as f64 / LINKS as f64)
-    });
-    let write_own: Sampler<'_> = Box::new(|| {
-        let start = Instant::now();
-        let mut link = starts[1].get() as usize;
-        for number in 0..LINKS {
-            own[link + 1].store(number, Ordering::Relaxed);
-            fence(Ordering::SeqCst);
-            link = own[link].load(Ordering::Relaxed) as usize;
-        }
-        starts[1].set(link as u64);
-        Ok(start.elapsed().as_nanos() as f64 / LINKS as f64)
-    });
+    let write_shared = writes(&starts[0], |word, number| shared.set(word, number), |word| shared.get(word));
+    let write_own = writes(
+        &starts[1],
+        |word, number| own[word].store(number, Ordering::Relaxed),
+        |word| own[word].load(Ordering::Relaxed),
+    );
     let comparison =
         Comparison::new(case("latency of a write, a fence and a dependent load, one thread", SHARED), write_shared)
             .floor(case("latency of a write, a fence and a dependent load, one thread", OWN), write_own);
     bench.run("latency of writes", comparison)
+}
+
+/// Writes behind each link, and follows it after a fence.
+fn writes<'a>(at: &'a Cell<u64>, set: impl Fn(usize, u64) + 'a, get: impl Fn(usize) -> u64 + 'a) -> Sampler<'a> {
+    Box::new(move || {
+        let start = Instant::now();
+        let mut link = at.get() as usize;
+        for number in 0..LINKS {
+            set(link + 1, number);
+            fence(Ordering::SeqCst);
+            link = get(link) as usize;
+        }
+        at.set(link as u64);
+        Ok(start.elapsed().as_nanos() as f64 / LINKS as f64)
+    })
 }
 
 fn gpu_latency(
@@ -122,9 +117,7 @@ fn gpu_latency(
     frozen: &Segment,
     mutable: &Segment,
 ) -> Result<(), Failure> {
-    let words = chain::new(size);
-    let own = DeviceBuffer::new(gpu.context(), size).doing("allocating memory")?;
-    gpu.stream().copy_from_host(own.as_slice(), bytes_of(&words)).doing("writing memory")?;
+    let own = with_words(gpu, &chain::new(size))?;
     let handle: Handle = peer.ask(Order::Legacy { bytes: size, chain: true })?;
     let legacy = open(gpu, &handle, size)?;
     let chains = Chases::new(gpu)?;
@@ -136,7 +129,7 @@ fn gpu_latency(
         for (name, memory) in [(SHARED, shared.as_slice()), (OWN, own.as_slice()), (LEGACY, legacy.as_slice())] {
             chains.check(name, memory, size)?;
         }
-        let case = |name: &str| bench.case(name, Unit::Nanoseconds, size).parameter("of", what);
+        let case = cases(Unit::Nanoseconds, size, what);
         let ends = [(); 3].map(|()| Cell::new(0));
         let comparison = Comparison::new(case(SHARED), chains.sampler(shared.as_slice(), &ends[0], writing))
             .floor(case(OWN), chains.sampler(own.as_slice(), &ends[1], writing))
@@ -194,7 +187,7 @@ impl<'a> Chases<'a> {
         let end = chain::end(bytes, links);
         match self.follow(chain, 0, links, false) {
             Ok((found, _)) if found == end => Ok(()),
-            Ok((found, _)) => Err(unexpected(&format!("{name}: the chain leads to word {found} and not to {end}"))),
+            Ok((found, _)) => Err(unexpected(format!("{name}: the chain leads to word {found} and not to {end}"))),
             Err(error) => Err(super::failed(error)),
         }
     }
@@ -221,9 +214,7 @@ pub(super) fn bandwidth(bench: &Bench<'_>) -> Result<(), Failure> {
             let own = chain::new(rotated);
             for size in sizes {
                 let sampler = |words| host_reads(words, size);
-                let case = |name: &str| {
-                    bench.case(name, Unit::GigabytesPerSecond, size).parameter("of", "bandwidth of reading, one thread")
-                };
+                let case = cases(Unit::GigabytesPerSecond, size, "bandwidth of reading, one thread");
                 let comparison = Comparison::new(case(SHARED), sampler(shared)).floor(case(OWN), sampler(&own));
                 bench.run("bandwidth", comparison)?;
             }
@@ -234,13 +225,12 @@ pub(super) fn bandwidth(bench: &Bench<'_>) -> Result<(), Failure> {
             let segment = bench.domain.opener(DATA).open()?;
             let shared = segment.tensor(TENSOR)?.device()?;
             let legacy = open(gpu, &handle, rotated)?;
-            let own = DeviceBuffer::new(gpu.context(), rotated).doing("allocating memory")?;
-            gpu.kernels()?.enqueue_fill(gpu.stream(), own.as_slice()).doing("filling memory")?;
+            let own = filled(gpu, rotated)?;
             let all = [(SHARED, shared.as_slice()), (OWN, own.as_slice()), (LEGACY, legacy.as_slice())];
             let check = || -> Result<(), Failure> {
                 for (name, memory) in all {
                     if gpu.kernels()?.verify(gpu.stream(), memory, 1).doing("checking memory")?.is_some() {
-                        return Err(unexpected(&format!("{name}: another pattern than was written")));
+                        return Err(unexpected(format!("{name}: another pattern than was written")));
                     }
                 }
                 Ok(())
@@ -248,9 +238,7 @@ pub(super) fn bandwidth(bench: &Bench<'_>) -> Result<(), Failure> {
             check()?;
             let timer = Timer::new(gpu).doing("making events")?;
             for size in sizes {
-                let case = |name: &str| {
-                    bench.case(name, Unit::GigabytesPerSecond, size).parameter("of", "bandwidth of a kernel that reads")
-                };
+                let case = cases(Unit::GigabytesPerSecond, size, "bandwidth of a kernel that reads");
                 let [shared, own, legacy] = all.map(|(_, memory)| timer.reads(memory, size));
                 let comparison =
                     Comparison::new(case(SHARED), shared).floor(case(OWN), own).rival(case(LEGACY), legacy);
@@ -287,5 +275,5 @@ fn host_reads(words: &[u64], size: u64) -> Sampler<'_> {
 
 /// The failure of a peer within a sample.
 pub(super) fn asked<T>(answer: Result<T, Failure>) -> Result<T, partywall_measure::Failure> {
-    answer.map_err(|failure| of_peer(&failure))
+    answer.map_err(|failure| failure.message().into())
 }

@@ -35,20 +35,22 @@ mod relay;
 pub mod samplers;
 pub mod turns;
 
-use std::{cell::RefCell, fs, io, sync::Arc, time::Duration};
+use std::{
+    cell::{Cell, RefCell},
+    fmt::Display,
+    fs,
+    sync::Arc,
+    time::Duration,
+};
 
 use clap::ValueEnum;
-use partywall::{DeviceChoice, Domain, Error, ErrorKind, Gpu, Place, bytes};
+use partywall::{DeviceChoice, Domain, ErrorKind, Gpu, Place, bytes};
 use partywall_measure::{Case, Comparison, Machine, Plan, Report, Unit, timed};
 
 pub(crate) use self::peer::LAB as PEER;
 use self::samplers::Timer;
 use crate::{
-    Context, Failure, broker,
-    broker::Broker,
-    device::{Doing, require_unpinned},
-    peer::Peer,
-    reporter::Reporter,
+    Context, Failure, broker, broker::Broker, device::require_unpinned, failure::Doing, peer::Peer, reporter::Reporter,
 };
 
 /// What is measured.
@@ -91,14 +93,13 @@ pub type Progress<'a> = &'a dyn Fn(&str, f64);
 pub fn run(context: &Context, options: &Options, progress: Progress<'_>) -> Result<Report, Failure> {
     require_unpinned(options.device)?;
     let place = context.console.place(options.device)?;
-    let mut bench = Bench::new(context, place, options.quick)?;
+    let bench = Bench::new(context, place, options.quick, progress)?;
     of_the_harness(&bench)?;
     let with_overhead = [Subject::Latency, Subject::Bandwidth, Subject::Attach]
         .into_iter()
         .find(|subject| options.subjects.contains(subject));
     for (done, subject) in options.subjects.iter().enumerate() {
-        let share = |part: f64| (done as f64 + part) / options.subjects.len() as f64;
-        bench.begin(progress, share(0.0));
+        bench.done.set(done as f64 / options.subjects.len() as f64);
         match subject {
             Subject::Latency => memory::latency(&bench),
             Subject::Bandwidth => memory::bandwidth(&bench),
@@ -142,8 +143,9 @@ struct Bench<'a> {
     /// How many bytes of host memory it may allocate beside its memory on a GPU.
     host_room: u64,
     report: RefCell<Report>,
-    /// Receives the progress of the run.
-    progress: (Progress<'a>, f64),
+    /// Receives the progress of the run, and how much of it is done.
+    progress: Progress<'a>,
+    done: Cell<f64>,
     reporter: Reporter,
     domain: Domain,
     /// The last field, so that the connection is dropped before its broker.
@@ -151,7 +153,7 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    fn new(context: &Context, place: Place, quick: bool) -> Result<Self, Failure> {
+    fn new(context: &Context, place: Place, quick: bool, progress: Progress<'a>) -> Result<Self, Failure> {
         // Each of 20,000 mappings may need a file.
         partywall_os::process::raise_fd_limit();
         let broker = Broker::start(context, PEER.name)?;
@@ -174,15 +176,12 @@ impl<'a> Bench<'a> {
             room: free / 4,
             host_room,
             report,
-            progress: (&|_, _| (), 0.0),
+            progress,
+            done: Cell::new(0.0),
             reporter,
             domain,
             broker,
         })
-    }
-
-    fn begin(&mut self, progress: Progress<'a>, done: f64) {
-        self.progress = (progress, done);
     }
 
     /// Starts another process.
@@ -238,8 +237,7 @@ impl<'a> Bench<'a> {
 
     /// Takes the samples of a comparison, for about a second, and keeps the result.
     fn run(&self, what: &str, comparison: Comparison<'_>) -> Result<(), Failure> {
-        let (progress, done) = self.progress;
-        progress(what, done);
+        (self.progress)(what, self.done.get());
         let (limit, samples) = if self.quick { (50, 20) } else { (1_000, 1_000) };
         let result = comparison.run_within(Duration::from_millis(limit), samples).map_err(failed)?;
         self.report.borrow_mut().push(result);
@@ -254,11 +252,11 @@ impl<'a> Bench<'a> {
         self.report.borrow_mut().push(result);
         Ok(())
     }
+}
 
-    /// Returns a case with a size in bytes.
-    fn case(&self, name: &str, unit: Unit, size: u64) -> Case {
-        Case::new(name, unit).parameter("bytes", size)
-    }
+/// Returns the cases of what is measured at a size in bytes, by their names.
+fn cases(unit: Unit, size: u64, of: impl Display) -> impl Fn(&str) -> Case {
+    move |name| Case::new(name, unit).parameter("bytes", size).parameter("of", &of)
 }
 
 /// The largest size that is measured.
@@ -311,16 +309,6 @@ fn available_memory() -> u64 {
 /// The failure of a comparison.
 fn failed(error: impl std::fmt::Display) -> Failure {
     Failure::new(ErrorKind::CheckFailed, error.to_string(), "start it again; `partywall doctor` says what is missing")
-}
-
-/// The failure of a peer, as samplers return it.
-fn of_peer(failure: &Failure) -> partywall_measure::Failure {
-    failure.message().into()
-}
-
-/// The failure of a call of the operating system.
-fn system<E: Into<io::Error>>(what: &'static str) -> impl Fn(E) -> Failure {
-    move |error| Error::System { what: what.to_owned(), source: error.into() }.into()
 }
 
 #[cfg(test)]

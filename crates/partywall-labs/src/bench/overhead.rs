@@ -1,8 +1,8 @@
 //! The memory that another process or another mapping costs, compared with a private copy.
 
-use partywall_measure::{Case, Unit};
+use partywall_measure::Unit;
 
-use super::{Bench, peer::Order};
+use super::{Bench, cases, peer::Order};
 use crate::prelude::*;
 
 /// The number of processes that are counted for each size.
@@ -48,7 +48,7 @@ fn by_size(bench: &Bench<'_>, size: u64) -> Result<(), Failure> {
         gpu_mapping.push(each(free_with_one.saturating_sub(free_with_more)));
         peer.end();
     }
-    let case = |name: &str| -> Case { bench.case(name, Unit::Bytes, size).parameter("of", OF) };
+    let case = cases(Unit::Bytes, size, "memory that a further process, and a further mapping, takes");
     bench.count(case("private host memory of a further process"), &host_process)?;
     bench.count(case("private host memory of a further mapping"), &host_mapping)?;
     if bench.gpu.is_some() {
@@ -57,5 +57,3 @@ fn by_size(bench: &Bench<'_>, size: u64) -> Result<(), Failure> {
     }
     bench.count(case("a copy of its own instead"), &[size as f64])
 }
-
-const OF: &str = "memory that a further process, and a further mapping, takes";

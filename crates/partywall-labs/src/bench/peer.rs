@@ -1,11 +1,6 @@
 //! The other process of a benchmark: creates the shared objects, and follows orders.
 
-use std::{collections::BTreeMap, fs, os::fd::OwnedFd};
-
-use partywall::{
-    DType, Segment,
-    cuda::{DeviceBuffer, IpcMemoryHandle},
-};
+use std::collections::BTreeMap;
 
 use super::{across, attach, chain, fanout, group::Meeting, handoff};
 use crate::prelude::*;
@@ -16,19 +11,15 @@ pub(super) const ROLE: &str = "peer";
 /// Starts peers as labs start their roles. It is no lab and is not listed as one.
 pub(crate) static LAB: Lab = Lab {
     name: "bench",
-    about: "The other processes of `partywall bench`",
     title: "what sharing costs",
+    about: Some("The other processes of `partywall bench`"),
     on_host: true,
-    on_pinned: false,
     broker: true,
-    traced: false,
-    options: |command| command,
-    takes_standard_output: |_| false,
     roles: &[Role::hidden(ROLE, play)],
     observer: Role::hidden("bench", |_| {
         Err(Failure::new(ErrorKind::Usage, "`bench` is no lab", "run `partywall bench`"))
     }),
-    claims: &[],
+    ..Lab::DEFAULT
 };
 
 /// An order to a peer, which answers when it is done.
@@ -164,16 +155,25 @@ fn fill(session: &Session, name: &str, bytes: u64) -> Result<Segment, Failure> {
 fn legacy(session: &Session, bytes: u64, with_chain: bool) -> Result<(DeviceBuffer, IpcMemoryHandle), Failure> {
     let Place::Gpu(uuid) = session.place else { return Err(unexpected("host memory has no such handles")) };
     let gpu = session.domain().gpu(uuid)?;
-    let memory = DeviceBuffer::new(gpu.context(), bytes).doing("allocating memory")?;
-    if with_chain {
-        let chain = chain::new(bytes);
-        gpu.stream().copy_from_host(memory.as_slice(), bytes_of(&chain)).doing("writing memory")?;
-    } else {
-        gpu.kernels()?.enqueue_fill(gpu.stream(), memory.as_slice()).doing("filling memory")?;
-        gpu.stream().synchronize().doing("filling memory")?;
-    }
+    let memory = if with_chain { with_words(&gpu, &chain::new(bytes))? } else { filled(&gpu, bytes)? };
     let handle = IpcMemoryHandle::of(gpu.context(), memory.as_slice().device_ptr()).doing("making a handle")?;
     Ok((memory, handle))
+}
+
+/// Allocates memory of a GPU with these words.
+pub(super) fn with_words(gpu: &Gpu, words: &[u64]) -> Result<DeviceBuffer, Failure> {
+    let bytes = bytes_of(words);
+    let memory = DeviceBuffer::new(gpu.context(), bytes.len() as u64).doing("allocating memory")?;
+    gpu.stream().copy_from_host(memory.as_slice(), bytes).doing("writing memory")?;
+    Ok(memory)
+}
+
+/// Allocates memory of a GPU that a kernel fills.
+pub(super) fn filled(gpu: &Gpu, bytes: u64) -> Result<DeviceBuffer, Failure> {
+    let memory = DeviceBuffer::new(gpu.context(), bytes).doing("allocating memory")?;
+    gpu.kernels()?.enqueue_fill(gpu.stream(), memory.as_slice()).doing("filling memory")?;
+    gpu.stream().synchronize().doing("filling memory")?;
+    Ok(memory)
 }
 
 /// The bytes of words.

@@ -5,11 +5,7 @@ use std::{
     os::unix::net::UnixStream,
 };
 
-use partywall::cuda::DeviceSlice;
-use partywall::{
-    Block, ClaimedTask, DType, EnqueuedResult, IpcEvent, IpcEventHandle, Policy, Publisher, Queue, Sample, Segment,
-    Subscriber, Task, Ticket, Timeline, TimelineWriter,
-};
+use partywall::{ClaimedTask, EnqueuedResult, Queue, Task, Ticket};
 use partywall_measure::Failure as Sampled;
 
 use super::{
@@ -17,7 +13,6 @@ use super::{
     group::{MAKING, TURNS},
     handoff::{Behind, Permits},
     peer::TENSOR,
-    system,
     turns::same,
 };
 use crate::prelude::*;
@@ -59,7 +54,7 @@ impl Relay {
             Behind::Event => {
                 let event = IpcEvent::create(&gpu)?;
                 let mut handle = event.export()?;
-                socket.write_all(&handle.0).and_then(|()| socket.read_exact(&mut handle.0)).map_err(system(MAKING))?;
+                socket.write_all(&handle.0).and_then(|()| socket.read_exact(&mut handle.0)).doing(MAKING)?;
                 Some([event, IpcEvent::open(&gpu, &IpcEventHandle(handle.0))?])
             }
             Behind::Timeline | Behind::Topic | Behind::Queue | Behind::Pool | Behind::Semaphore | Behind::Hosts => None,
@@ -128,10 +123,8 @@ impl Relay {
 
     /// Fails if the byte is not the one that this side, the first one, has sent.
     pub(super) fn check(&self, last: u64) -> Result<(), Sampled> {
-        let mut slot = [0; SLOT as usize];
         let theirs = self.slots[1].tensor(TENSOR)?.device()?;
-        self.stream.as_ref().copy_to_host(&mut slot, theirs.as_slice().slice((TURNS - 1) * SLOT, SLOT)?)?;
-        same(slot[0].into(), byte(last).into())
+        came_back(&self.stream, theirs.as_slice().slice((TURNS - 1) * SLOT, SLOT)?, last)
     }
 }
 
@@ -184,9 +177,7 @@ impl Samples {
     /// Fails if the byte is not the one that this side, the first one, has sent.
     pub(super) fn check(&mut self, last: u64) -> Result<(), Sampled> {
         let sample = self.received.take().ok_or("no sample came back")?;
-        let mut slot = [SPOILT; SLOT as usize];
-        self.stream.as_ref().copy_to_host(&mut slot, sample.device_on(self.stream.as_ref())?.as_slice())?;
-        same(slot[0].into(), byte(last).into())
+        came_back(&self.stream, sample.device_on(self.stream.as_ref())?.as_slice(), last)
     }
 }
 
@@ -286,11 +277,17 @@ impl Tasks {
     pub(super) fn check(&mut self, last: u64) -> Result<(), Sampled> {
         let Side::Submitter { last: output, .. } = &mut self.side else { return Ok(()) };
         let output = output.take().ok_or("no result came back")?;
-        let mut bytes = [SPOILT; SLOT as usize];
-        self.stream.as_ref().copy_to_host(&mut bytes, slot(output.device()?.as_slice())?)?;
+        let checked = came_back(&self.stream, output.device()?.as_slice(), last);
         output.release_on(self.stream.as_ref()).map_err(|refused| refused.error)?;
-        same(bytes[0].into(), byte(last).into())
+        checked
     }
+}
+
+/// Fails if the first byte of memory is not the one that this side, the first one, has sent.
+pub(super) fn came_back(stream: &Stream, memory: DeviceSlice<'_>, last: u64) -> Result<(), Sampled> {
+    let mut bytes = [SPOILT; SLOT as usize];
+    stream.as_ref().copy_to_host(&mut bytes, slot(memory)?)?;
+    same(bytes[0].into(), byte(last).into())
 }
 
 /// Returns the first bytes of a block, as many as a slot has.

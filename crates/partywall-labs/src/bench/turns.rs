@@ -2,7 +2,6 @@
 //! share them.
 
 use std::{
-    fmt,
     sync::atomic::{AtomicU32, Ordering},
     time::{Duration, Instant},
 };
@@ -153,6 +152,7 @@ impl Topics {
 
 /// One side's ends of two queues in host memory: it submits to one and works on the other. The argument of a task is a
 /// number.
+#[derive(Debug)]
 pub struct Queues {
     ours: Queue,
     theirs: Queue,
@@ -228,12 +228,6 @@ impl Queues {
     pub fn receive(&mut self, value: u64) -> Result<(), Failure> {
         self.claim(value)?;
         self.complete()
-    }
-}
-
-impl fmt::Debug for Queues {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Queues({} to {})", self.ours.name(), self.theirs.name())
     }
 }
 

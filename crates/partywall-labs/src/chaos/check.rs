@@ -17,6 +17,16 @@ pub(super) struct Check {
     pub(super) violations: Vec<String>,
 }
 
+impl Check {
+    fn new(id: &'static str, title: &'static str, why: &'static str, claim: Option<Claim>) -> Self {
+        Self { id, title, why, claim, counted: String::new(), violations: Vec::new() }
+    }
+
+    fn broken(&mut self, violation: String) {
+        self.violations.push(violation);
+    }
+}
+
 /// Runs all checks on a history.
 pub(super) fn check(records: &[Record]) -> Vec<Check> {
     let mut records = records.to_vec();
@@ -52,7 +62,13 @@ impl Ends {
 }
 
 fn versions(records: &[Record], ends: &Ends) -> Check {
-    let mut violations = Vec::new();
+    let mut check = Check::new(
+        "versions",
+        "Versions of one kept name",
+        "A reader gets all of one version, and none that is older than one whose commit had returned. A watcher that \
+         lives sees every commit.",
+        Some(MIXED),
+    );
     // The number of each version, as its writer or a reader says.
     let mut numbers: BTreeMap<u64, u64> = BTreeMap::new();
     let mut writing = BTreeSet::new();
@@ -78,22 +94,22 @@ fn versions(records: &[Record], ends: &Ends) -> Check {
             What::Read { number, version, whole, began } => {
                 reads += 1;
                 if !whole {
-                    violations.push(format!("reader {member} read a mix: version {version}, number {number}"));
+                    check.broken(format!("reader {member} read a mix: version {version}, number {number}"));
                 }
                 let before = committed.partition_point(|(at, _)| at < began);
                 let newest = before.checked_sub(1).map_or(0, |last| committed[last].1);
                 if *version < newest {
-                    violations.push(format!("reader {member} got version {version} after {newest} was committed"));
+                    check.broken(format!("reader {member} got version {version} after {newest} was committed"));
                 }
                 (number, version)
             }
             _ => continue,
         };
         if !writing.contains(number) {
-            violations.push(format!("nobody wrote the number {number} of version {version}"));
+            check.broken(format!("nobody wrote the number {number} of version {version}"));
         }
         if *numbers.entry(*version).or_insert(*number) != *number {
-            violations.push(format!("version {version} is {} and {number}", numbers[version]));
+            check.broken(format!("version {version} is {} and {number}", numbers[version]));
         }
     }
     for Record { at, member, what } in records {
@@ -103,7 +119,7 @@ fn versions(records: &[Record], ends: &Ends) -> Check {
         let gap = |record: &Record| record.member == *member && matches!(record.what, What::Gap);
         let seen = seen.remove(member).unwrap_or_default();
         if !seen.is_sorted_by(|one, next| one < next) {
-            violations.push(format!("watcher {member} saw versions twice, or out of order"));
+            check.broken(format!("watcher {member} saw versions twice, or out of order"));
         }
         if records.iter().any(gap) {
             continue;
@@ -113,18 +129,22 @@ fn versions(records: &[Record], ends: &Ends) -> Check {
                 && began > *at
                 && seen.binary_search(&version).is_err()
             {
-                violations.push(format!("watcher {member} did not see version {version}"));
+                check.broken(format!("watcher {member} did not see version {version}"));
             }
         }
     }
-    let counted = format!("{} versions, {reads} reads", committed.len());
-    let why = "A reader gets all of one version, and none that is older than one whose commit had returned. A watcher that \
-               lives sees every commit.";
-    Check { id: "versions", title: "Versions of one kept name", why, claim: Some(MIXED), counted, violations }
+    check.counted = format!("{} versions, {reads} reads", committed.len());
+    check
 }
 
 fn messages(records: &[Record], ends: &Ends) -> Check {
-    let mut violations = Vec::new();
+    let mut check = Check::new(
+        "messages",
+        "Messages of a topic with `block` subscribers",
+        "A `block` subscriber gets the messages of each publisher in order, without a gap and once. If it lives, it gets \
+         every message that was published after it had subscribed.",
+        Some(MESSAGE),
+    );
     let mut publishing: BTreeMap<u64, Moment> = BTreeMap::new();
     let mut published = BTreeSet::new();
     let mut subscribed: BTreeMap<u32, Moment> = BTreeMap::new();
@@ -135,7 +155,7 @@ fn messages(records: &[Record], ends: &Ends) -> Check {
             What::Published { message } => drop(published.insert(*message)),
             What::Subscribed => drop(subscribed.insert(*member, *at)),
             What::Got { message, whole: true } => got.entry(*member).or_default().push(*message),
-            What::Got { .. } => violations.push(format!("subscriber {member} got a mix of messages")),
+            What::Got { .. } => check.broken(format!("subscriber {member} got a mix of messages")),
             _ => {}
         }
     }
@@ -145,14 +165,14 @@ fn messages(records: &[Record], ends: &Ends) -> Check {
         let mut last: BTreeMap<u64, u64> = BTreeMap::new();
         for message in messages {
             if !publishing.contains_key(message) {
-                violations.push(format!("subscriber {member} got message {message:#x}, which nobody published"));
+                check.broken(format!("subscriber {member} got message {message:#x}, which nobody published"));
             }
             match last.insert(message >> 32, *message) {
                 Some(before) if *message <= before => {
-                    violations.push(format!("subscriber {member} got message {message:#x} after {before:#x}"));
+                    check.broken(format!("subscriber {member} got message {message:#x} after {before:#x}"));
                 }
                 Some(before) if *message > before + 1 => {
-                    violations.push(format!("subscriber {member} lost a message before {message:#x}"));
+                    check.broken(format!("subscriber {member} lost a message before {message:#x}"));
                 }
                 _ => {}
             }
@@ -164,25 +184,21 @@ fn messages(records: &[Record], ends: &Ends) -> Check {
         for message in published.iter().filter(|message| publishing.get(message).is_some_and(|at| at > since)) {
             owed += 1;
             if !got.contains(message) {
-                violations.push(format!("subscriber {member} lost message {message:#x}"));
+                check.broken(format!("subscriber {member} lost message {message:#x}"));
             }
         }
     }
-    let counted = format!("{} messages, {total} times received, {owed} of these owed", published.len());
-    let why = "A `block` subscriber gets the messages of each publisher in order, without a gap and once. If it lives, it gets \
-               every message that was published after it had subscribed.";
-    Check {
-        id: "messages",
-        title: "Messages of a topic with `block` subscribers",
-        why,
-        claim: Some(MESSAGE),
-        counted,
-        violations,
-    }
+    check.counted = format!("{} messages, {total} times received, {owed} of these owed", published.len());
+    check
 }
 
 fn tasks(records: &[Record], ends: &Ends) -> Check {
-    let mut violations = Vec::new();
+    let mut check = Check::new(
+        "tasks",
+        "Tasks of a queue",
+        "Each task of a submitter that lives has one result, and it is right, however many workers were killed.",
+        Some(TASK),
+    );
     let mut submitting = BTreeSet::new();
     let mut submitted: BTreeMap<u64, u32> = BTreeMap::new();
     let mut results = BTreeSet::new();
@@ -192,13 +208,13 @@ fn tasks(records: &[Record], ends: &Ends) -> Check {
             What::Submitted { task } => drop(submitted.insert(*task, *member)),
             What::Result { task, right } => {
                 if !right {
-                    violations.push(format!("the result of task {task:#x} is wrong"));
+                    check.broken(format!("the result of task {task:#x} is wrong"));
                 }
                 if !submitting.contains(task) {
-                    violations.push(format!("nobody submitted task {task:#x}, which has a result"));
+                    check.broken(format!("nobody submitted task {task:#x}, which has a result"));
                 }
                 if !results.insert(*task) {
-                    violations.push(format!("task {task:#x} has two results"));
+                    check.broken(format!("task {task:#x} has two results"));
                 }
             }
             _ => {}
@@ -206,18 +222,22 @@ fn tasks(records: &[Record], ends: &Ends) -> Check {
     }
     for (task, member) in &submitted {
         if ends.left.contains(member) && !results.contains(task) {
-            violations.push(format!("task {task:#x} of submitter {member} is lost"));
+            check.broken(format!("task {task:#x} of submitter {member} is lost"));
         }
     }
-    let counted = format!("{} tasks, {} results", submitted.len(), results.len());
-    let why = "Each task of a submitter that lives has one result, and it is right, however many workers were killed.";
-    Check { id: "tasks", title: "Tasks of a queue", why, claim: Some(TASK), counted, violations }
+    check.counted = format!("{} tasks, {} results", submitted.len(), results.len());
+    check
 }
 
 /// Checks permits and blocks. A member surely had one from the line after taking it to the line before giving it back,
 /// or to its kill.
 fn holders(records: &[Record], ends: &Ends) -> Check {
-    let mut violations = Vec::new();
+    let mut check = Check::new(
+        "holders",
+        "Permits of a semaphore, blocks of a pool",
+        "No more members have a permit than there are permits, and only one has a block and writes it.",
+        Some(PERMIT),
+    );
     let mut permits: BTreeSet<u32> = BTreeSet::new();
     let mut blocks: BTreeMap<u32, u32> = BTreeMap::new();
     let mut acquired = 0;
@@ -233,47 +253,45 @@ fn holders(records: &[Record], ends: &Ends) -> Check {
                 acquired += 1;
                 permits.insert(*member);
                 if permits.len() > PERMITS_MOST as usize {
-                    violations
-                        .push(format!("{} members had one of {PERMITS_MOST} permits: {permits:?}", permits.len()));
+                    check.broken(format!("{} members had one of {PERMITS_MOST} permits: {permits:?}", permits.len()));
                 }
             }
             What::Releasing => drop(permits.remove(member)),
             What::Took { block } if !is_dead => {
                 took += 1;
                 if let Some(other) = blocks.insert(*block, *member) {
-                    violations.push(format!("members {other} and {member} had block {block}"));
+                    check.broken(format!("members {other} and {member} had block {block}"));
                 }
             }
             What::Giving { block, whole } => {
                 blocks.remove(block);
                 if !whole {
-                    violations.push(format!("block {block} changed while member {member} had it"));
+                    check.broken(format!("block {block} changed while member {member} had it"));
                 }
             }
             _ => {}
         }
     }
-    let counted = format!("{acquired} permits acquired, {took} blocks taken");
-    let why = "No more members have a permit than there are permits, and only one has a block and writes it.";
-    Check {
-        id: "holders",
-        title: "Permits of a semaphore, blocks of a pool",
-        why,
-        claim: Some(PERMIT),
-        counted,
-        violations,
-    }
+    check.counted = format!("{acquired} permits acquired, {took} blocks taken");
+    check
 }
 
 fn calls(records: &[Record]) -> Check {
-    let mut violations = Vec::new();
+    let mut check = Check::new(
+        "calls",
+        "Calls of members",
+        "Each call returns within its time-out and the time that its process was stopped. None fails because of what \
+         happened to another process, or to a connection. A process that gets no further descriptors or memory is told \
+         so, and only then.",
+        None,
+    );
     // For each member and resource: whether it is limited, and when the last limit ended.
     let mut limits: Vec<(u32, Resource, Option<Moment>)> = Vec::new();
     let mut lacked = 0;
     for Record { at, member, what } in records {
         match what {
-            What::Late { call, ms } => violations.push(format!("`{call}` of member {member} took {ms} ms")),
-            What::Failed { call, why } => violations.push(format!("`{call}` of member {member} failed: {why}")),
+            What::Late { call, ms } => check.broken(format!("`{call}` of member {member} took {ms} ms")),
+            What::Failed { call, why } => check.broken(format!("`{call}` of member {member} failed: {why}")),
             What::Limited { of } => limits.push((*member, *of, None)),
             What::Lifted { of } => {
                 let theirs = limits.iter_mut().filter(|limit| (limit.0, limit.1) == (*member, *of));
@@ -283,25 +301,27 @@ fn calls(records: &[Record]) -> Check {
                 lacked += 1;
                 let limit = |limit: &&(u32, Resource, Option<Moment>)| (limit.0, limit.1) == (*member, *of);
                 if !limits.iter().filter(limit).any(|(_, _, ended)| ended.is_none_or(|ended| ended >= *began)) {
-                    violations
-                        .push(format!("`{call}` of member {member} had no {of:?}, which it was not left without"));
+                    check.broken(format!("`{call}` of member {member} had no {of:?}, which it was not left without"));
                 }
             }
             _ => {}
         }
     }
-    let counted = format!("{} lines, {lacked} calls that lacked something", records.len());
-    let why = "Each call returns within its time-out and the time that its process was stopped. None fails because of what \
-               happened to another process, or to a connection. A process that gets no further descriptors or memory is told \
-               so, and only then.";
-    Check { id: "calls", title: "Calls of members", why, claim: None, counted, violations }
+    check.counted = format!("{} lines, {lacked} calls that lacked something", records.len());
+    check
 }
 
 fn counts(records: &[Record], ends: &Ends) -> Check {
-    let mut violations = Vec::new();
+    let mut check = Check::new(
+        "counts",
+        "What is left when all members have left",
+        "After all members have left, permits, blocks and tasks are all there, and the broker has as many descriptors as \
+         before the first member.",
+        Some(RESOURCES),
+    );
     for member in &ends.started {
         if !ends.killed.contains_key(member) && !ends.left.contains(member) {
-            violations.push(format!("member {member} did not come to its end"));
+            check.broken(format!("member {member} did not come to its end"));
         }
     }
     let mut counted = 0;
@@ -310,27 +330,18 @@ fn counts(records: &[Record], ends: &Ends) -> Check {
             What::Counted { of, least, most, found } => {
                 counted += 1;
                 if !(least..=most).contains(&found) {
-                    violations.push(format!("{of}: {found}, not {least} to {most}"));
+                    check.broken(format!("{of}: {found}, not {least} to {most}"));
                 }
             }
             What::End { kills } if *kills != ends.killed.len() as u64 => {
-                violations.push(format!("{} of {kills} kills are in the history", ends.killed.len()));
+                check.broken(format!("{} of {kills} kills are in the history", ends.killed.len()));
             }
             _ => {}
         }
     }
     if counted == 0 {
-        violations.push("nothing was counted at the end".to_owned());
+        check.broken("nothing was counted at the end".to_owned());
     }
-    let counted = format!("{} members, {counted} counts at the end", ends.started.len());
-    let why = "After all members have left, permits, blocks and tasks are all there, and the broker has as many descriptors as \
-               before the first member.";
-    Check {
-        id: "counts",
-        title: "What is left when all members have left",
-        why,
-        claim: Some(RESOURCES),
-        counted,
-        violations,
-    }
+    check.counted = format!("{} members, {counted} counts at the end", ends.started.len());
+    check
 }

@@ -6,7 +6,6 @@
 use std::{
     fs::File,
     io::{BufRead, BufReader, Write},
-    path::Path,
 };
 
 use super::*;
@@ -32,13 +31,10 @@ pub(super) struct Record {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "what", rename_all = "kebab-case")]
 pub(super) enum What {
-    Plan {
-        seed: u64,
-        seconds: u64,
-    },
-    Started {
-        role: String,
-    },
+    /// The first line of a run.
+    Plan { seed: u64, seconds: u64 },
+    /// Written before the member's process is started.
+    Started { role: String },
     /// Written before the signal.
     Killed,
     /// As for a member.
@@ -50,89 +46,55 @@ pub(super) enum What {
     /// The member's connections were shut down.
     SocketsClosed,
     /// Written before the member gets no more of a resource.
-    Limited {
-        of: Resource,
-    },
+    Limited { of: Resource },
     /// Written after the limit has ended.
-    Lifted {
-        of: Resource,
-    },
+    Lifted { of: Resource },
     /// The member has ended by itself, and has received everything that it expected.
     Left,
-    Writing {
-        number: u64,
-    },
-    Committed {
-        number: u64,
-        version: u64,
-        began: Moment,
-    },
-    Read {
-        number: u64,
-        version: u64,
-        whole: bool,
-        began: Moment,
-    },
-    Publishing {
-        message: u64,
-    },
-    Published {
-        message: u64,
-    },
+    /// Written before a writer allocates the version with this number.
+    Writing { number: u64 },
+    /// Its commit has returned this version.
+    Committed { number: u64, version: u64, began: Moment },
+    /// A reader has opened a version. `whole` is false if a word was of another one.
+    Read { number: u64, version: u64, whole: bool, began: Moment },
+    /// Written before a publisher publishes the message.
+    Publishing { message: u64 },
+    /// It was published.
+    Published { message: u64 },
+    /// A subscriber has joined.
     Subscribed,
-    Got {
-        message: u64,
-        whole: bool,
-    },
-    Submitting {
-        task: u64,
-    },
-    Submitted {
-        task: u64,
-    },
-    Result {
-        task: u64,
-        right: bool,
-    },
+    /// It has received a message. `whole` is false if its words differ.
+    Got { message: u64, whole: bool },
+    /// Written before a submitter submits the task.
+    Submitting { task: u64 },
+    /// It was submitted.
+    Submitted { task: u64 },
+    /// Its submitter has taken the result.
+    Result { task: u64, right: bool },
+    /// A holder has a permit.
     Acquired,
+    /// Written before it gives the permit back.
     Releasing,
-    Took {
-        block: u32,
-    },
-    Giving {
-        block: u32,
-        whole: bool,
-    },
+    /// A taker has a block.
+    Took { block: u32 },
+    /// Written before it gives the block back. `whole` is false if another process has written it.
+    Giving { block: u32, whole: bool },
+    /// A watch has begun.
     Watching,
-    Saw {
-        version: u64,
-    },
+    /// It has reported the commit of a version.
+    Saw { version: u64 },
     /// The watch reported a gap.
     Gap,
-    Late {
-        call: String,
-        ms: u64,
-    },
-    Failed {
-        call: String,
-        why: String,
-    },
+    /// A call took longer than its timeout allows.
+    Late { call: String, ms: u64 },
+    /// A call failed although nothing may make it fail.
+    Failed { call: String, why: String },
     /// A call failed for want of a resource.
-    Lacked {
-        call: String,
-        of: Resource,
-        began: Moment,
-    },
+    Lacked { call: String, of: Resource, began: Moment },
     /// The state that was found at the end, and the one that is allowed.
-    Counted {
-        of: String,
-        least: u64,
-        most: u64,
-        found: u64,
-    },
-    End {
-        kills: u64,
-    },
+    Counted { of: String, least: u64, most: u64, found: u64 },
+    /// The last line of a run.
+    End { kills: u64 },
 }
 
 /// What a process can be left without.
@@ -176,14 +138,13 @@ impl History {
     /// Appends a line about a moment before now.
     pub(super) fn add_at(&self, at: Moment, member: u32, what: What) -> Result<(), Failure> {
         let record = Record { at, member, what };
-        let mut line = serde_json::to_vec(&record).map_err(|error| unexpected(&error.to_string()))?;
+        let mut line = serde_json::to_vec(&record).map_err(|error| unexpected(error.to_string()))?;
         if line.len() >= LINE {
             return Err(unexpected("a line of the history is too long"));
         }
         line.resize(LINE - 1, b' ');
         line.push(b'\n');
-        let written = (&self.file).write_all(&line);
-        Ok(written.map_err(|source| Error::System { what: "writing the history".into(), source })?)
+        (&self.file).write_all(&line).doing("writing the history")
     }
 }
 
@@ -212,9 +173,8 @@ pub(super) fn read(path: &Path) -> Result<Vec<Record>, Failure> {
 }
 
 fn unusable(path: &Path, why: &std::io::Error) -> Failure {
-    let kind = if why.kind() == std::io::ErrorKind::NotFound { ErrorKind::NotFound } else { ErrorKind::Refused };
     let advice = "give a path that can be used; `partywall lab chaos` prints that of its history";
-    Failure::new(kind, format!("cannot use the history {}: {why}", path.display()), advice)
+    Failure::new(kind_of(why), format!("cannot use the history {}: {why}", path.display()), advice)
 }
 
 fn damaged(path: &Path, why: &str) -> Failure {

@@ -3,8 +3,7 @@
 use std::collections::VecDeque;
 
 use partywall::{
-    DType, Policy, Task, Ticket, WatchEvent,
-    cuda::CuResult,
+    Task, Ticket, WatchEvent,
     error::{Busy, DeviceFault, Gone, LimitReached},
     info::Change,
 };
@@ -70,7 +69,7 @@ fn same(mut words: impl Iterator<Item = u64>) -> Option<u64> {
     words.all(|word| word == first).then_some(first)
 }
 
-struct Member<'a> {
+pub(super) struct Member<'a> {
     session: &'a mut Session,
     history: History,
     /// Returns the next number, which no other member uses.
@@ -79,19 +78,25 @@ struct Member<'a> {
     gpu: Option<Arc<Gpu>>,
 }
 
-impl<'a> Member<'a> {
-    fn new(session: &'a mut Session) -> Result<Self, Failure> {
-        let job: Job = session.parent().hear()?;
-        Ok(Self { history: History::open(&job)?, next: u64::from(job.number) << 32, session, gpu: None })
-    }
+/// Plays a member, until the observer asks it to end. The driver is ready before a member begins that uses the memory
+/// of the lab: it could not say that it lacks something while it starts.
+pub(super) fn play(
+    session: &mut Session,
+    uses_memory: bool,
+    act: fn(&mut Member<'_>) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let job: Job = session.parent().hear()?;
+    let history = History::open(&job)?;
+    let used = if uses_memory { device::that_uses(session.place)? } else { None };
+    let gpu = used.map(|uuid| session.domain().gpu(uuid)).transpose()?;
+    let mut member = Member { session, history, next: u64::from(job.number) << 32, gpu };
+    act(&mut member)?;
+    member.history.add(What::Left)
+}
 
-    /// Returns a member that uses the memory of the lab. The driver is ready before the member begins: it could not say
-    /// that it lacks something while it starts.
-    fn with_gpu(session: &'a mut Session) -> Result<Self, Failure> {
-        let mut member = Self::new(session)?;
-        let used = device::that_uses(member.session.place)?;
-        member.gpu = used.map(|uuid| member.session.domain().gpu(uuid)).transpose()?;
-        Ok(member)
+impl Member<'_> {
+    fn domain(&self) -> &Domain {
+        self.session.domain()
     }
 
     fn number(&mut self) -> u64 {
@@ -150,20 +155,36 @@ impl<'a> Member<'a> {
         Ok(!self.session.parent().has_spoken()? || self.session.parent().next::<()>()?.is_some())
     }
 
-    fn left(&self) -> Result<(), Failure> {
-        self.history.add(What::Left)
+    /// Returns whether the observer has asked the member to end, without a rest.
+    fn ends(&mut self) -> Result<bool, Failure> {
+        Ok(self.session.parent().has_spoken()? && self.session.parent().next::<()>()?.is_none())
+    }
+
+    /// Joins a topic. A place is free again once the death of its last holder is proved. Returns `None` if the member
+    /// must end before it has one.
+    fn join<T>(&mut self, name: &str, join: impl Fn() -> partywall::Result<T>) -> Result<Option<T>, Failure> {
+        let began = Instant::now();
+        loop {
+            match join() {
+                Err(Error::LimitReached(_)) if began.elapsed() < TIMEOUT => {
+                    if !self.goes_on()? {
+                        return Ok(None);
+                    }
+                }
+                joined => return self.call(name, || joined),
+            }
+        }
     }
 }
 
-pub(super) fn writer(session: &mut Session) -> Result<(), Failure> {
-    let mut member = Member::with_gpu(session)?;
+pub(super) fn writer(member: &mut Member<'_>) -> Result<(), Failure> {
     let mut patterns = tensors::Patterns::default();
     member.begins()?;
     while member.goes_on()? {
         let number = member.number();
-        commit(&member, &mut patterns, number)?;
+        commit(member, &mut patterns, number)?;
     }
-    member.left()
+    Ok(())
 }
 
 fn commit(member: &Member<'_>, patterns: &mut tensors::Patterns, number: u64) -> Result<(), Failure> {
@@ -183,40 +204,26 @@ fn commit(member: &Member<'_>, patterns: &mut tensors::Patterns, number: u64) ->
     Ok(())
 }
 
-pub(super) fn reader(session: &mut Session) -> Result<(), Failure> {
-    let mut member = Member::with_gpu(session)?;
+pub(super) fn reader(member: &mut Member<'_>) -> Result<(), Failure> {
     let mut patterns = tensors::Patterns::default();
     member.begins()?;
     while member.goes_on()? {
         let began = Moment::now();
-        let Some(segment) = member.call("open", || member.session.domain().open(WEIGHTS, LIMIT))? else { continue };
+        let Some(segment) = member.call("open", || member.domain().open(WEIGHTS, LIMIT))? else { continue };
         if let Some((number, whole)) = member.call("check", || patterns.check(&segment))? {
             member.history.add(What::Read { number, version: segment.version(), whole, began })?;
         }
         member.call("release", || segment.release())?;
     }
-    member.left()
+    Ok(())
 }
 
-pub(super) fn publisher(session: &mut Session) -> Result<(), Failure> {
-    let mut member = Member::with_gpu(session)?;
+pub(super) fn publisher(member: &mut Member<'_>) -> Result<(), Failure> {
     let place = member.session.place;
-    let Some(topic) = member.call("open", || member.session.domain().topic(MESSAGES).timeout(LIMIT).open())? else {
-        return member.left();
+    let Some(topic) = member.call("open", || member.domain().topic(MESSAGES).timeout(LIMIT).open())? else {
+        return Ok(());
     };
-    // A place is free again once the death of its last holder is proved.
-    let joined = Instant::now();
-    let publisher = loop {
-        match topic.publisher() {
-            Err(Error::LimitReached(_)) if joined.elapsed() < TIMEOUT => {
-                if !member.goes_on()? {
-                    return member.left();
-                }
-            }
-            publisher => break member.call("publisher", || publisher)?,
-        }
-    };
-    let Some(publisher) = publisher else { return member.left() };
+    let Some(publisher) = member.join("publisher", || topic.publisher())? else { return Ok(()) };
     member.begins()?;
     let mut message = member.number();
     while member.goes_on()? {
@@ -232,31 +239,20 @@ pub(super) fn publisher(session: &mut Session) -> Result<(), Failure> {
             message = member.number();
         }
     }
-    member.left()
+    Ok(())
 }
 
-pub(super) fn subscriber(session: &mut Session) -> Result<(), Failure> {
-    let mut member = Member::with_gpu(session)?;
-    let Some(topic) = member.call("open", || member.session.domain().topic(MESSAGES).timeout(LIMIT).open())? else {
-        return member.left();
+pub(super) fn subscriber(member: &mut Member<'_>) -> Result<(), Failure> {
+    let Some(topic) = member.call("open", || member.domain().topic(MESSAGES).timeout(LIMIT).open())? else {
+        return Ok(());
     };
-    let joined = Instant::now();
-    let subscriber = loop {
-        match topic.subscriber(Policy::Block) {
-            Err(Error::LimitReached(_)) if joined.elapsed() < TIMEOUT => {
-                if !member.goes_on()? {
-                    return member.left();
-                }
-            }
-            subscriber => break member.call("subscriber", || subscriber)?,
-        }
-    };
-    let Some(subscriber) = subscriber else { return member.left() };
+    let joined = member.join("subscriber", || topic.subscriber(Policy::Block))?;
+    let Some(subscriber) = joined else { return Ok(()) };
     member.history.add(What::Subscribed)?;
     member.begins()?;
     let mut ends = false;
     loop {
-        ends = ends || (member.session.parent().has_spoken()? && member.session.parent().next::<()>()?.is_none());
+        ends = ends || member.ends()?;
         // All publishers have left before the subscribers are asked to end.
         let limit = if ends { Duration::ZERO } else { MOMENT };
         match member.call("recv", || subscriber.recv(limit))? {
@@ -276,14 +272,13 @@ pub(super) fn subscriber(session: &mut Session) -> Result<(), Failure> {
             }
         }
     }
-    member.left()
+    Ok(())
 }
 
-pub(super) fn submitter(session: &mut Session) -> Result<(), Failure> {
-    let mut member = Member::with_gpu(session)?;
+pub(super) fn submitter(member: &mut Member<'_>) -> Result<(), Failure> {
     let place = member.session.place;
-    let Some(queue) = member.call("open", || member.session.domain().queue(TASKS).timeout(LIMIT).open())? else {
-        return member.left();
+    let Some(queue) = member.call("open", || member.domain().queue(TASKS).timeout(LIMIT).open())? else {
+        return Ok(());
     };
     member.begins()?;
     let mut tickets: VecDeque<(u64, Ticket)> = VecDeque::new();
@@ -323,14 +318,13 @@ pub(super) fn submitter(session: &mut Session) -> Result<(), Failure> {
         member.history.add(What::Result { task, right: word == Some(task | DONE) })?;
         member.call("release", || output.release())?;
     }
-    member.left()
+    Ok(())
 }
 
-pub(super) fn worker(session: &mut Session) -> Result<(), Failure> {
-    let mut member = Member::with_gpu(session)?;
+pub(super) fn worker(member: &mut Member<'_>) -> Result<(), Failure> {
     let place = member.session.place;
-    let Some(queue) = member.call("open", || member.session.domain().queue(TASKS).timeout(LIMIT).open())? else {
-        return member.left();
+    let Some(queue) = member.call("open", || member.domain().queue(TASKS).timeout(LIMIT).open())? else {
+        return Ok(());
     };
     member.begins()?;
     while member.goes_on()? {
@@ -345,13 +339,12 @@ pub(super) fn worker(session: &mut Session) -> Result<(), Failure> {
             completed => drop(member.call("complete", || completed)?),
         }
     }
-    member.left()
+    Ok(())
 }
 
-pub(super) fn holder(session: &mut Session) -> Result<(), Failure> {
-    let mut member = Member::new(session)?;
-    let Some(permits) = member.call("open", || member.session.domain().semaphore(PERMITS, PERMITS_MOST))? else {
-        return member.left();
+pub(super) fn holder(member: &mut Member<'_>) -> Result<(), Failure> {
+    let Some(permits) = member.call("open", || member.domain().semaphore(PERMITS, PERMITS_MOST))? else {
+        return Ok(());
     };
     member.begins()?;
     while member.goes_on()? {
@@ -361,14 +354,13 @@ pub(super) fn holder(session: &mut Session) -> Result<(), Failure> {
         member.history.add(What::Releasing)?;
         member.call("release", || permit.release())?;
     }
-    member.left()
+    Ok(())
 }
 
-pub(super) fn taker(session: &mut Session) -> Result<(), Failure> {
-    let mut member = Member::with_gpu(session)?;
+pub(super) fn taker(member: &mut Member<'_>) -> Result<(), Failure> {
     let place = member.session.place;
-    let Some(pool) = member.call("open", || member.session.domain().pool(BLOCKS).timeout(LIMIT).open())? else {
-        return member.left();
+    let Some(pool) = member.call("open", || member.domain().pool(BLOCKS).timeout(LIMIT).open())? else {
+        return Ok(());
     };
     member.begins()?;
     while member.goes_on()? {
@@ -382,19 +374,18 @@ pub(super) fn taker(session: &mut Session) -> Result<(), Failure> {
         member.history.add(What::Giving { block: block.index(), whole })?;
         member.call("release", || block.release())?;
     }
-    member.left()
+    Ok(())
 }
 
-pub(super) fn watcher(session: &mut Session) -> Result<(), Failure> {
-    let mut member = Member::new(session)?;
-    let Some(mut watch) = member.call("watch", || member.session.domain().watch(WEIGHTS))? else {
-        return member.left();
+pub(super) fn watcher(member: &mut Member<'_>) -> Result<(), Failure> {
+    let Some(mut watch) = member.call("watch", || member.domain().watch(WEIGHTS))? else {
+        return Ok(());
     };
     member.history.add(What::Watching)?;
     member.begins()?;
     let mut ends = false;
     loop {
-        ends = ends || (member.session.parent().has_spoken()? && member.session.parent().next::<()>()?.is_none());
+        ends = ends || member.ends()?;
         // All writers have left before the watchers are asked to end.
         let limit = if ends { Duration::ZERO } else { MOMENT };
         match member.call("next", || watch.next(limit))?.flatten() {
@@ -408,7 +399,7 @@ pub(super) fn watcher(session: &mut Session) -> Result<(), Failure> {
             None => {}
         }
     }
-    member.left()
+    Ok(())
 }
 
 /// How long a member rests between two operations, and holds a permit or a block.

@@ -23,36 +23,32 @@ mod observer;
 mod plan;
 mod strikes;
 
-use std::path::PathBuf;
-
-use clap::Args;
-
 use self::history::{History, Resource, What};
 use crate::prelude::*;
 
 pub(super) static LAB: Lab = Lab {
     name: "chaos",
-    about: "Members of every kind are killed at random moments, and a record of what was promised is checked",
     title: "members of every kind are killed, stopped and left without what they need, and nothing is lost",
+    about: Some("Members of every kind are killed at random moments, and a record of what was promised is checked"),
     on_host: true,
     on_pinned: true,
     broker: true,
     traced: true,
     options: Order::augment_args,
-    takes_standard_output: |_| false,
     roles: &[
-        Role::hidden("writer", members::writer),
-        Role::hidden("reader", members::reader),
-        Role::hidden("publisher", members::publisher),
-        Role::hidden("subscriber", members::subscriber),
-        Role::hidden("submitter", members::submitter),
-        Role::hidden("worker", members::worker),
-        Role::hidden("holder", members::holder),
-        Role::hidden("taker", members::taker),
-        Role::hidden("watcher", members::watcher),
+        Role::hidden("writer", |session| members::play(session, true, members::writer)),
+        Role::hidden("reader", |session| members::play(session, true, members::reader)),
+        Role::hidden("publisher", |session| members::play(session, true, members::publisher)),
+        Role::hidden("subscriber", |session| members::play(session, true, members::subscriber)),
+        Role::hidden("submitter", |session| members::play(session, true, members::submitter)),
+        Role::hidden("worker", |session| members::play(session, true, members::worker)),
+        Role::hidden("holder", |session| members::play(session, false, members::holder)),
+        Role::hidden("taker", |session| members::play(session, true, members::taker)),
+        Role::hidden("watcher", |session| members::play(session, false, members::watcher)),
     ],
-    observer: Role::new("observer", "Strike the members, and check the history", "", observer::play),
+    observer: Role::new("observer", "Strike the members, and check the history", observer::play),
     claims: CLAIMS,
+    ..Lab::DEFAULT
 };
 
 #[derive(Debug, Args)]

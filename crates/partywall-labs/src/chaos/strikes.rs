@@ -1,7 +1,5 @@
 //! What the observer does to a process from outside, without its help.
 
-use std::{fs, path::PathBuf};
-
 use partywall_os::{Errno, process};
 use rustix::{
     net::{Shutdown, shutdown},
@@ -19,7 +17,7 @@ pub(super) struct Victim(pub(super) u32);
 pub(super) struct Limit {
     pub(super) of: Resource,
     pub(super) until: Instant,
-    was: Rlimit,
+    pub(super) was: Rlimit,
 }
 
 impl Victim {
@@ -71,13 +69,8 @@ impl Victim {
         Some(Limit { of, until: Instant::now() + time, was })
     }
 
-    /// Ends a limit.
-    pub(super) fn lift(self, limit: Limit) {
-        self.set(limit.of, limit.was);
-    }
-
     /// Sets a limit and returns the one before.
-    fn set(self, of: Resource, limit: Rlimit) -> Option<Rlimit> {
+    pub(super) fn set(self, of: Resource, limit: Rlimit) -> Option<Rlimit> {
         prlimit(Pid::from_raw(self.0.cast_signed()), kernels(of), limit).ok()
     }
 }

@@ -12,36 +12,22 @@ mod reader;
 mod shared;
 mod writer;
 
+use std::fmt;
+
 use partywall::cuda::experiment::{Handover, Load, Scope, Store};
 
 use crate::prelude::*;
 
 pub(super) static LAB: Lab = Lab {
     name: "coherency",
-    about: "What a kernel sees of another process's stores, when, and in which order",
     title: "what a kernel sees of another process's stores, when, and in which order",
-    on_host: false,
-    on_pinned: false,
-    broker: false,
-    traced: false,
-    options: |command| command,
-    takes_standard_output: |_| false,
     roles: &[
-        Role::new(
-            "writer",
-            "Create the memory, and store to it when the reader polls",
-            "The reader is done, and reports which claims held.",
-            writer::play,
-        ),
+        Role::new("writer", "Create the memory, and store to it when the reader polls", writer::play),
         Role::hidden("again", reader::play_again),
     ],
-    observer: Role::new(
-        "reader",
-        "Poll the memory with every kind of load, and report what was seen",
-        "",
-        reader::play,
-    ),
+    observer: Role::new("reader", "Poll the memory with every kind of load, and report what was seen", reader::play),
     claims: CLAIMS,
+    ..Lab::DEFAULT
 };
 
 /// Where the words are.
@@ -49,6 +35,15 @@ pub(super) static LAB: Lab = Lab {
 enum Memory {
     Gpu,
     Host,
+}
+
+impl fmt::Display for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Gpu => "GPU memory",
+            Self::Host => "host memory",
+        })
+    }
 }
 
 /// A command of the reader. The writer answers when its kernel has ended, most commands with `()`.

@@ -4,7 +4,6 @@
 use partywall::cuda::experiment::PairsReport;
 
 use super::{shared::Shared, *};
-use crate::text::grouped;
 
 pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let writer = session.partner();
@@ -12,7 +11,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     match mode {
         Mode::Mps if session.reporter().reports_all() => {
             let pipes = ("CUDA_MPS_PIPE_DIRECTORY", device::NO_DAEMON);
-            let mut again = session.spawn_with("again", &[pipes])?;
+            let mut again = session.spawn_on("again", session.place, &[pipes])?;
             again.hear::<()>()?;
             again.end();
             Ok(())
@@ -70,7 +69,7 @@ fn without_mps(mode: Mode) -> Step {
          those of one process.",
     );
     step.untried(
-        None,
+        &[],
         match mode {
             Mode::Simulated => "the simulation has no MPS",
             _ => "no MPS daemon answers here: start one with `nvidia-cuda-mps-control -d`, then start this lab again",
@@ -136,15 +135,21 @@ impl Reader<'_> {
             .judge(seen < TRIES, "it does not see the store", "it saw the store"))
     }
 
+    /// Returns a step of an experiment that is made in both memories.
+    fn step(&self, memory: Memory, id: &str, title: &str, why: &str) -> Step {
+        let id = match memory {
+            Memory::Gpu => id.to_owned(),
+            Memory::Host => format!("{id}-host"),
+        };
+        Step::new(&self.mode.id(&id), self.mode.title(title), why)
+    }
+
     /// Polls by every load.
     fn loads(&mut self, memory: Memory) -> Result<Step, Failure> {
-        let (id, title) = match memory {
-            Memory::Gpu => ("loads", "A word of GPU memory, polled by each load"),
-            Memory::Host => ("loads-host", "A word of host memory, polled by each load"),
-        };
-        let mut step = Step::new(
-            &self.mode.id(id),
-            self.mode.title(title),
+        let mut step = self.step(
+            memory,
+            "loads",
+            &format!("A word of {memory}, polled by each load"),
             "A plain load may be answered by the cache of the multiprocessor, which is not notified of changes. \
              ld.volatile and ld.relaxed of GPU or system scope read the memory that all share. cta is the scope of a \
              block and promises nothing between kernels. The PTX manual defines these rules for the threads of one \
@@ -174,13 +179,10 @@ impl Reader<'_> {
 
     /// Polls for every store.
     fn stores(&mut self, memory: Memory) -> Result<Step, Failure> {
-        let (id, title) = match memory {
-            Memory::Gpu => ("stores", "Each store to GPU memory, polled for"),
-            Memory::Host => ("stores-host", "Each store to host memory, polled for"),
-        };
-        let mut step = Step::new(
-            &self.mode.id(id),
-            self.mode.title(title),
+        let mut step = self.step(
+            memory,
+            "stores",
+            &format!("Each store to {memory}, polled for"),
             "Every store reaches the memory that all share. Its scope affects only the order. The storing kernel keeps running until it sees an answer, so no store became visible only because the kernel ended.",
         );
         let mut missed = Vec::new();
@@ -203,10 +205,6 @@ impl Reader<'_> {
 
     /// Runs two kernels that wait for each other.
     fn turns(&mut self, memory: Memory) -> Result<Step, Failure> {
-        let (id, title) = match memory {
-            Memory::Gpu => ("turns", "Two kernels that wait for each other, in GPU memory"),
-            Memory::Host => ("turns-host", "Two kernels that wait for each other, in host memory"),
-        };
         self.shared.clear(memory)?;
         self.writer.say(Command::Turns { memory })?;
         let gpu = self.shared.gpu;
@@ -216,9 +214,10 @@ impl Reader<'_> {
         let turns = turns.doing("polling shared memory")?;
         let hops = 2 * turns.taken.saturating_sub(1).max(1);
         let hop = turns.time / u32::try_from(hops).unwrap_or(u32::MAX);
-        let step = Step::new(
-            &self.mode.id(id),
-            self.mode.title(title),
+        let step = self.step(
+            memory,
+            "turns",
+            &format!("Two kernels that wait for each other, in {memory}"),
             "Each kernel stores a number and polls for the other's answer. A polling kernel uses its whole time slice, \
              and the other kernel cannot answer before the slice ends: two milliseconds per hand-over. A stream that \
              waits by a memory operation, and a waiting host, leave the GPU to others.",
@@ -227,7 +226,7 @@ impl Reader<'_> {
         .value("from one kernel to the other", short(hop));
         let side_by_side = hop < A_SLICE;
         let step = match self.mode {
-            Mode::Simulated => step.leaves_open(SIDE_BY_SIDE),
+            Mode::Simulated => step.leaves_open(&[SIDE_BY_SIDE]),
             Mode::TimeSliced | Mode::Mps => step.says(SIDE_BY_SIDE, side_by_side),
         };
         Ok(step.judge(
@@ -243,13 +242,10 @@ impl Reader<'_> {
 
     /// Reads flags and data while both are written.
     fn handovers(&mut self, memory: Memory) -> Result<Step, Failure> {
-        let (id, title) = match memory {
-            Memory::Gpu => ("order", "Data and then a flag, in GPU memory"),
-            Memory::Host => ("order-host", "Data and then a flag, in host memory"),
-        };
-        let mut step = Step::new(
-            &self.mode.id(id),
-            self.mode.title(title),
+        let mut step = self.step(
+            memory,
+            "order",
+            &format!("Data and then a flag, in {memory}"),
             "128 threads write pairs, 128 threads of the other process read them, flag first. Data that is older than \
              its flag is an error. Its causes are a load that the compiler has moved, old data in the reader's cache, \
              or reordered stores. If no such error is seen, that proves nothing: without an order it may still happen, \
@@ -271,7 +267,7 @@ impl Reader<'_> {
                 (BLOCK, matches!(handover, Handover::Fence(Scope::Block) | Handover::ReleaseAcquire(Scope::Block))),
             ] {
                 if about {
-                    step = if read.old > 0 { step.says(claim, false) } else { step.leaves_open(claim) };
+                    step = if read.old > 0 { step.says(claim, false) } else { step.leaves_open(&[claim]) };
                 }
             }
         }
@@ -298,7 +294,7 @@ impl Reader<'_> {
             let (kernels, words, started) = self.shared.parts(memory)?;
             let what = "polling shared memory";
             let polling = kernels.poll(gpu.stream(), words, started, load, value, limit).doing(what)?;
-            let runs = starts.wait(value, TIMEOUT);
+            let runs = starts.wait(value, TIMEOUT)?;
             if runs {
                 self.writer.say(Command::Store { memory, how, value, limit })?;
             }

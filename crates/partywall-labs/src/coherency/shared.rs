@@ -1,15 +1,12 @@
 //! The memory of both roles: a page of GPU memory that travels as a file descriptor, and a memfd that both register.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 
-use partywall::{
-    bytes,
-    cuda::{
-        DeviceSlice, HostRegistration,
-        experiment::{Coherency, WORDS_BYTES},
-    },
+use partywall::cuda::{
+    HostRegistration,
+    experiment::{Coherency, WORDS_BYTES},
 };
-use partywall_os::{Errno, map::SharedMap, memfd::Draft};
+use partywall_os::{map::SharedMap, memfd::Draft};
 
 use super::*;
 
@@ -29,7 +26,7 @@ impl<'a> Shared<'a> {
         let granularity = PhysicalMemory::granularity(gpu.context()).doing("asking for the granularity")?;
         let memory = PhysicalMemory::create(gpu.context(), granularity).doing("creating memory")?;
         let descriptor = memory.export().doing("exporting memory")?;
-        let file = Draft::create("partywall:lab", HOST_BYTES).and_then(Draft::share).map_err(system)?;
+        let file = Draft::create("partywall:lab", HOST_BYTES).and_then(Draft::share).doing(CREATING)?;
         Ok((Self::new(gpu, memory, file.as_fd())?, [descriptor, file]))
     }
 
@@ -40,7 +37,7 @@ impl<'a> Shared<'a> {
     }
 
     fn new(gpu: &'a Gpu, memory: PhysicalMemory, file: BorrowedFd<'_>) -> Result<Self, Failure> {
-        let map = Arc::new(SharedMap::writable(file).map_err(system)?);
+        let map = Arc::new(SharedMap::writable(file).doing(CREATING)?);
         Ok(Self {
             gpu,
             kernels: Coherency::load(gpu.context()).doing("loading kernels")?,
@@ -107,23 +104,14 @@ pub(super) struct Starts(Arc<SharedMap>);
 
 impl Starts {
     /// Waits until the kernel that polls for `value` has started. Returns false if `limit` ran out.
-    pub(super) fn wait(&self, value: u64, limit: Duration) -> bool {
+    pub(super) fn wait(&self, value: u64, limit: Duration) -> Result<bool, Failure> {
         let word = self.0.slice::<u64>(STARTED as usize, 1);
         let started = || word.as_ref().is_some_and(|word| word.get(0) == value);
-        let deadline = Instant::now() + limit;
-        while !started() {
-            if Instant::now() > deadline {
-                return false;
-            }
-            thread::sleep(Duration::from_micros(20));
-        }
-        true
+        until(limit, Duration::from_micros(20), || Ok(started()))
     }
 }
 
-fn system(errno: Errno) -> Failure {
-    Error::System { what: "creating shared host memory".into(), source: errno.into() }.into()
-}
+const CREATING: &str = "creating shared host memory";
 
 const HOST_BYTES: u64 = 64 << 10;
 const STARTED: u64 = HOST_BYTES - 128;

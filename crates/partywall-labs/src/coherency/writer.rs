@@ -1,7 +1,5 @@
 //! The writer: creates the memory, and launches kernels that store to it at the reader's command.
 
-use std::os::fd::AsFd;
-
 use super::{shared::Shared, *};
 
 pub(super) fn play(session: &mut Session) -> Result<(), Failure> {

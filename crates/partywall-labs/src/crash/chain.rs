@@ -11,7 +11,7 @@ pub(super) fn run(observer: &mut Observer<'_>) -> Result<(), Failure> {
     device::set(&observer.gpu, build.device(TENSOR)?.as_slice(), 0)?;
     let batch = build.commit()?;
 
-    let mut first = observer.start()?;
+    let mut first = observer.session.spawn("actor")?;
     first.ask::<()>(Command::FirstStage)?;
     observer.waiter.ask::<()>(Command::SecondStage)?;
     let resting = observer.domain.timeline(RESTING)?;
@@ -33,7 +33,7 @@ pub(super) fn run(observer: &mut Observer<'_>) -> Result<(), Failure> {
     observer.waiter.ask::<()>(Command::DescribeSecondStage)?;
     let declared = ending(&resting.check());
     let undeclared = ending(&careless.check());
-    let right = has(&observer.gpu, &batch, 2)?;
+    let right = has(Some(&observer.gpu), &batch, 2)?;
     let step = Step::new(
         "third-stage",
         "The chain's third stage, after the first one was killed",

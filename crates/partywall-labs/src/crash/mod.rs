@@ -17,35 +17,21 @@ mod scenes;
 
 use std::any::Any;
 
-use partywall::{
-    DType, IpcEvent, IpcEventHandle, Segment, Timeline, TimelineWriter,
-    cuda::DeviceBuffer,
-    error::{DeviceFault, Gone, InvalidData, NotFound, Unreachable},
-};
+use partywall::error::{DeviceFault, Gone, InvalidData, NotFound, Unreachable};
 
 use crate::prelude::*;
 
 pub(super) static LAB: Lab = Lab {
     name: "crash",
-    about: "A server, a client and the broker die: which memory stays, which waits end",
     title: "a server, a client and the broker die: which memory stays, which waits end",
     on_host: true,
-    on_pinned: false,
     broker: true,
     traced: true,
-    options: |command| command,
-    takes_standard_output: |_| false,
-    roles: &[
-        Role::new(
-            "waiter",
-            "Wait for processes that die",
-            "All experiments are done. The observer reports which claims held.",
-            actor::play,
-        ),
-        Role::hidden("actor", actor::play),
-    ],
-    observer: Role::new("observer", "Start and kill processes, and report what is left", "", observer::play),
+    roles: &[Role::new("waiter", "Wait for processes that die", actor::play), Role::hidden("actor", actor::play)],
+    observer: Role::new("observer", "Start and kill processes, and report what is left", observer::play),
+    farewell: Some("All experiments are done. The observer reports which claims held."),
     claims: CLAIMS,
+    ..Lab::DEFAULT
 };
 
 /// A command of the observer. It is answered when it is done, with `()` unless stated otherwise.
@@ -78,12 +64,8 @@ enum Command {
 /// Whether a stream is done, or the driver's error.
 type StreamDone = Result<bool, String>;
 
-/// What a server shares without a name.
-#[derive(Debug, Serialize, Deserialize)]
-struct Served {
-    /// The handle of an event that is recorded behind the endless wait, or the reason why there is none.
-    event: Result<Vec<u8>, String>,
-}
+/// The handle of an event that a server has recorded behind the endless wait, or the reason why there is none.
+type Served = Result<Vec<u8>, String>;
 
 /// How a wait ended.
 #[derive(Debug, Serialize, Deserialize)]
@@ -158,20 +140,28 @@ fn ending<T>(result: &partywall::Result<T>) -> String {
     }
 }
 
-/// Creates a named segment that contains the pattern.
-fn make(domain: &Domain, gpu: &Gpu, name: &str, kept: bool) -> Result<Segment, Failure> {
-    let builder = domain.create(name, Place::Gpu(gpu.uuid())).tensor(TENSOR, DType::U32, &[ELEMENTS]).kept(kept);
-    let build = builder.allocate()?;
-    let range = build.device(TENSOR)?;
-    gpu.kernels()?.enqueue_fill(gpu.stream(), range.as_slice()).doing("filling memory by a kernel")?;
-    gpu.stream().synchronize().doing("filling memory by a kernel")?;
+/// Creates a named segment that contains the pattern, on a GPU or in host memory.
+fn make(domain: &Domain, gpu: Option<&Gpu>, name: &str, kept: bool) -> Result<Segment, Failure> {
+    let place = gpu.map_or(Place::Host, |gpu| Place::Gpu(gpu.uuid()));
+    let mut build = domain.create(name, place).tensor(TENSOR, DType::U32, &[ELEMENTS]).kept(kept).allocate()?;
+    match gpu {
+        None => build.as_mut_slice(TENSOR)?.iter_mut().zip(0_u32..).for_each(|(word, number)| *word = number),
+        Some(gpu) => {
+            let range = build.device(TENSOR)?;
+            gpu.kernels()?.enqueue_fill(gpu.stream(), range.as_slice()).doing("filling memory by a kernel")?;
+            gpu.stream().synchronize().doing("filling memory by a kernel")?;
+        }
+    }
     Ok(build.commit()?)
 }
 
 /// Returns whether a segment contains the pattern times `factor`.
-fn has(gpu: &Gpu, segment: &Segment, factor: u32) -> Result<bool, Failure> {
-    let range = segment.tensor(TENSOR)?.device()?;
-    let bad = gpu.kernels()?.verify(gpu.stream(), range.as_slice(), factor);
+fn has(gpu: Option<&Gpu>, segment: &Segment, factor: u32) -> Result<bool, Failure> {
+    let tensor = segment.tensor(TENSOR)?;
+    let Some(gpu) = gpu else {
+        return Ok(tensor.as_slice::<u32>()?.iter().zip(0..).all(|(word, number)| *word == number * factor));
+    };
+    let bad = gpu.kernels()?.verify(gpu.stream(), tensor.device()?.as_slice(), factor);
     Ok(bad.doing("checking by a kernel")?.is_none())
 }
 

@@ -1,6 +1,6 @@
 //! The observer: starts and kills the others, and reports what is left.
 
-use super::*;
+use super::{scenes::How, *};
 
 pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let Some(gpu) = session.gpu_if_any()? else { return super::host::observe(session) };
@@ -15,11 +15,16 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
             "Waiting for processes that die",
             "Streams wait for timelines by stream memory operations. Without them no part of this lab works.",
         );
-        let step = CLAIMS.iter().fold(step, |step, claim| step.leaves_open(*claim));
-        observer.session.report(step.untried(None, why))?;
+        observer.session.report(step.untried(CLAIMS, why))?;
     } else {
-        scenes::server(&mut observer)?;
-        scenes::client(&mut observer)?;
+        for how in How::ALL {
+            let step = scenes::server(&mut observer, how)?;
+            observer.session.report(step)?;
+        }
+        for how in How::ALL {
+            let step = scenes::client(observer.session, &observer.domain, Some(&observer.gpu), how)?;
+            observer.session.report(step)?;
+        }
         chain::run(&mut observer)?;
         // Last, because no name exists any more after it.
         scenes::broker(&mut observer)?;
@@ -34,11 +39,4 @@ pub(super) struct Observer<'a> {
     pub(super) domain: Domain,
     pub(super) gpu: Arc<Gpu>,
     pub(super) waiter: Peer,
-}
-
-impl Observer<'_> {
-    /// Starts an actor.
-    pub(super) fn start(&self) -> Result<Peer, Failure> {
-        self.session.spawn("actor")
-    }
 }

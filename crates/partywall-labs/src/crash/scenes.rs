@@ -12,6 +12,11 @@ pub(super) enum How {
 }
 
 impl How {
+    pub(super) const ALL: [Self; 3] = [Self::Killed, Self::Aborted, Self::Faulted];
+
+    /// Those of a process without a GPU.
+    pub(super) const ON_HOST: [Self; 2] = [Self::Killed, Self::Aborted];
+
     /// Returns the name of a scene.
     pub(super) fn scene(self, who: &str) -> String {
         match self {
@@ -53,47 +58,28 @@ impl How {
     }
 }
 
-/// A server dies that has memory, a timeline and an event, while others wait for the timeline and the event.
-pub(super) fn server(observer: &mut Observer<'_>) -> Result<(), Failure> {
-    in_each_way(observer, "server", SERVER, one_server)
-}
-
-/// Runs a scene once for each way in which a process can end.
-fn in_each_way(
-    observer: &mut Observer<'_>,
-    who: &str,
-    why: &str,
-    scene: fn(How, Step, &mut Observer<'_>) -> Result<Step, Failure>,
-) -> Result<(), Failure> {
-    for how in [How::Killed, How::Aborted, How::Faulted] {
-        let step = Step::new(&how.scene(who), how.title(who), why);
-        let step = if how == How::Faulted && under_mps(&observer.gpu)? {
-            step.untried(None, SHARED_FAULT)
-        } else {
-            scene(how, step, observer)?
-        };
-        observer.session.report(step)?;
-    }
-    Ok(())
-}
-
 const SERVER: &str = "Memory lives as long as any process has a reference: the broker has one for each kept name, and \
     each reader has one. The broker proves the death by the process's pidfd and the end of its connection, or is \
     notified of the fault. It then stores a number that ends every wait for the timeline. It cannot end the wait for \
     an event: only the dead process's own work could have done that.";
 
-fn one_server(how: How, step: Step, observer: &mut Observer<'_>) -> Result<Step, Failure> {
+/// A server dies that has memory, a timeline and an event, while others wait for the timeline and the event.
+pub(super) fn server(observer: &mut Observer<'_>, how: How) -> Result<Step, Failure> {
     let scene = how.scene("server");
+    let step = Step::new(&scene, how.title("server"), SERVER);
     let mps = under_mps(&observer.gpu)?;
+    if mps && how == How::Faulted {
+        return Ok(step.untried(&[], SHARED_FAULT));
+    }
     let before = free_memory(observer)?;
-    let mut server = observer.start()?;
-    let Served { event } = server.ask(Command::Serve { scene: scene.clone() })?;
+    let mut server = observer.session.spawn("actor")?;
+    let event: Served = server.ask(Command::Serve { scene: scene.clone() })?;
     let open = observer.domain.open(&of(&scene, OWNED), TIMEOUT)?;
     observer.waiter.ask::<()>(Command::Await { scene: scene.clone(), value: 2 })?;
     let blocked = match event {
         Ok(_) if mps => Err(SHARED_EVENT.to_owned()),
         Ok(handle) => {
-            let mut actor = observer.start()?;
+            let mut actor = observer.session.spawn("actor")?;
             actor.ask::<()>(Command::AwaitEvent { handle })?;
             Ok(actor)
         }
@@ -109,9 +95,9 @@ fn one_server(how: How, step: Step, observer: &mut Observer<'_>) -> Result<Step,
         actor.kill();
         polled
     });
-    let intact = has(&observer.gpu, &open, 1)?;
+    let intact = has(Some(&observer.gpu), &open, 1)?;
     let kept = observer.domain.open(&of(&scene, KEPT), TIMEOUT)?;
-    let kept_intact = has(&observer.gpu, &kept, 1)?;
+    let kept_intact = has(Some(&observer.gpu), &kept, 1)?;
     let owned = ending(&observer.domain.open(&of(&scene, OWNED), Duration::ZERO));
     if how == How::Faulted {
         server.end();
@@ -133,7 +119,7 @@ fn one_server(how: How, step: Step, observer: &mut Observer<'_>) -> Result<Step,
         .value("memory under a kept name", intact_text(kept_intact))
         .value("the name that it owned", if owned == "no error" { "still there" } else { &owned });
     step = if is_simulated(observer) {
-        step.leaves_open(LEAK)
+        step.leaves_open(&[LEAK])
     } else {
         let label = if how == How::Faulted { "GPU memory, after its end" } else { "GPU memory" };
         let had = partywall::bytes(MUCH);
@@ -156,31 +142,34 @@ fn one_server(how: How, step: Step, observer: &mut Observer<'_>) -> Result<Step,
         ))
 }
 
-/// A client dies that has a lease and a stream that waits for the server. The observer is the server.
-pub(super) fn client(observer: &mut Observer<'_>) -> Result<(), Failure> {
-    in_each_way(observer, "client", CLIENT, one_client)
-}
-
 const CLIENT: &str = "The client has its own mapping, which ends with it, and a lease, which the broker takes back \
     when the death is proved. While a process with a broken CUDA context lives, no one can know what its GPU work \
     still does, so the lease stays. The server notices nothing.";
 
-fn one_client(how: How, step: Step, observer: &mut Observer<'_>) -> Result<Step, Failure> {
+const CLIENT_ON_HOST: &str = "The client has its own mapping, which ends with it, and a lease, which the broker takes \
+    back when the death is proved. The server notices nothing.";
+
+/// A client dies that has a lease, and on a GPU a stream that waits for the server. The observer is the server.
+pub(super) fn client(session: &Session, domain: &Domain, gpu: Option<&Gpu>, how: How) -> Result<Step, Failure> {
     let scene = how.scene("client");
-    let mps = under_mps(&observer.gpu)?;
+    let step = Step::new(&scene, how.title("client"), if gpu.is_some() { CLIENT } else { CLIENT_ON_HOST });
+    let mps = gpu.map_or(Ok(false), under_mps)?;
+    if mps && how == How::Faulted {
+        return Ok(step.untried(&[], SHARED_FAULT));
+    }
     let name = of(&scene, OWNED);
-    let memory = make(&observer.domain, &observer.gpu, &name, false)?;
-    let line = observer.domain.timeline_writer(&of(&scene, LINE))?;
-    let mut client = observer.start()?;
+    let memory = make(domain, gpu, &name, false)?;
+    let line = domain.timeline_writer(&of(&scene, LINE))?;
+    let mut client = session.spawn("actor")?;
     let pid = client.pid;
     client.ask::<()>(Command::Use { scene })?;
-    let held = holds(&observer.domain, &name, pid)?;
+    let held = holds(domain, &name, pid)?;
 
     let (mut at, own_call) = how.inflict(&mut client)?;
     let mut step = step.value("its lease, before", if held { "there" } else { "missing" });
     if let Some(own_call) = own_call {
         thread::sleep(POLLED.saturating_sub(Moment::now().since(at)));
-        let still = holds(&observer.domain, &name, pid)?;
+        let still = holds(domain, &name, pid)?;
         step = step
             .value("its process", "lives")
             .value("its own next call", own_call)
@@ -190,23 +179,24 @@ fn one_client(how: How, step: Step, observer: &mut Observer<'_>) -> Result<Step,
         client.end();
     }
     let limit = if mps { POLLED } else { TIMEOUT };
-    while holds(&observer.domain, &name, pid)? && Moment::now().since(at) < limit {
-        thread::sleep(Duration::from_millis(1));
-    }
-    let gone = !holds(&observer.domain, &name, pid)?;
+    let gone = until(limit, Duration::from_millis(1), || Ok(!holds(domain, &name, pid)?))?;
     let after = Moment::now().since(at);
-    let since = if how == How::Faulted { "since the end of its process" } else { "since then" };
-    step = step.value("its lease", if gone { format!("gone after {} {since}", millis(after)) } else { "there".into() });
+    let since = match how {
+        How::Faulted => " since the end of its process",
+        _ if gpu.is_some() => " since then",
+        _ => "",
+    };
+    step = step.value("its lease", if gone { format!("gone after {}{since}", millis(after)) } else { "there".into() });
     let mut lease = held && gone;
     if mps {
-        let freed = observer.domain.free_unproven(Some(pid));
-        let still = holds(&observer.domain, &name, pid)?;
+        let freed = domain.free_unproven(Some(pid));
+        let still = holds(domain, &name, pid)?;
         lease = held && !gone && freed.is_ok() && !still;
         step = step
             .value("under MPS", "no proof that its GPU work is over: its lease stays in quarantine (unproven)")
             .value("its lease, after rm --unproven", if still { "there" } else { "gone" });
     }
-    let intact = has(&observer.gpu, &memory, 1)?;
+    let intact = has(gpu, &memory, 1)?;
     let signal = ending(&line.signal(1));
     let unharmed = intact && signal == "no error";
     Ok(step
@@ -223,7 +213,7 @@ fn one_client(how: How, step: Step, observer: &mut Observer<'_>) -> Result<Step,
 /// The broker dies. No name exists afterwards.
 pub(super) fn broker(observer: &mut Observer<'_>) -> Result<(), Failure> {
     let scene = "broker-killed";
-    let memory = make(&observer.domain, &observer.gpu, &of(scene, OWNED), false)?;
+    let memory = make(&observer.domain, Some(&observer.gpu), &of(scene, OWNED), false)?;
     let shelf = observer.domain.create(&of(scene, KEPT), Place::Gpu(observer.gpu.uuid()));
     // No process maps it, so only the broker keeps it.
     drop(shelf.tensor(TENSOR, DType::U8, &[MUCH]).kept(true).allocate()?.commit()?);
@@ -238,7 +228,7 @@ pub(super) fn broker(observer: &mut Observer<'_>) -> Result<(), Failure> {
         Ok((handle, event)) => {
             gate.hold(stream.as_ref())?;
             event.record(stream.as_ref())?;
-            let mut actor = observer.start()?;
+            let mut actor = observer.session.spawn("actor")?;
             actor.ask::<()>(Command::AwaitEvent { handle })?;
             Ok((actor, event))
         }
@@ -260,7 +250,7 @@ pub(super) fn broker(observer: &mut Observer<'_>) -> Result<(), Failure> {
         actor.kill();
         polled
     });
-    let intact = has(&observer.gpu, &memory, 1)?;
+    let intact = has(Some(&observer.gpu), &memory, 1)?;
     let open = ending(&observer.domain.open(&of(scene, OWNED), Duration::ZERO));
     let signal = ending(&line.signal(1));
 
@@ -279,7 +269,7 @@ pub(super) fn broker(observer: &mut Observer<'_>) -> Result<(), Failure> {
     .value("process that waits for an event", event_text(&by_event, "still blocked"))
     .value("opening a name", open);
     let step = if is_simulated(observer) {
-        step.leaves_open(OUTLIVES)
+        step.leaves_open(&[OUTLIVES])
     } else {
         let all = partywall::bytes(MUCH);
         step.value("memory that no process had mapped", format!("{} of {all} freed", partywall::bytes(freed)))
@@ -325,7 +315,7 @@ fn is_simulated(observer: &Observer<'_>) -> bool {
 }
 
 /// Returns whether a process has a lease on a name.
-pub(super) fn holds(domain: &Domain, name: &str, pid: u32) -> Result<bool, Failure> {
+fn holds(domain: &Domain, name: &str, pid: u32) -> Result<bool, Failure> {
     match domain.inspect(name) {
         Ok(info) => Ok(info.holders.iter().any(|holder| holder.pid == pid)),
         Err(Error::NotFound(NotFound::Name { .. })) => Ok(false),

@@ -109,7 +109,7 @@ impl Exporter<'_> {
     /// Does the same for memory that a kernel can use.
     fn of_kind(&self, id: &str, title: &str, how: &str, made: Result<u64, &CudaError>, why: &str) -> Step {
         match made {
-            Err(error) => Step::new(id, title, why).untried(None, error.to_string()),
+            Err(error) => Step::new(id, title, why).untried(&[], error.to_string()),
             Ok(address) => {
                 let step = self.refused(id, title, (how, address), why);
                 let accepted = step.refusal.is_none();
@@ -123,11 +123,12 @@ impl Exporter<'_> {
         let lacking = |id, title, interprocess, timing, flags: &str, why| {
             let answer = experiment::event_handle(context, interprocess, timing);
             let call = answer.as_ref().err().map_or("cuIpcGetEventHandle", |error| error.call);
-            Step::new(id, title, why)
-                .value("flags of cuEventCreate", flags)
-                .answer(call, code(&answer))
-                .says(ANY_EVENT, answer.is_ok())
-                .judge_refusal(code(&answer), None)
+            Step::new(id, title, why).value("flags of cuEventCreate", flags).refused(
+                call,
+                code(&answer),
+                ANY_EVENT,
+                None,
+            )
         };
         let here = Step::new(
             "event-here",
@@ -136,13 +137,15 @@ impl Exporter<'_> {
              to itself needs another way.",
         );
         let here = match IpcEvent::new(context).and_then(|event| event.export().map(|handle| (event, handle))) {
-            Err(error) => here.untried(Some(EVENT_HERE), format!("events have no handles here: {error}")),
+            Err(error) => here.untried(&[EVENT_HERE], format!("events have no handles here: {error}")),
             Ok((_event, handle)) => {
                 let answer = code(&IpcEvent::open(context, &handle));
-                here.value("flags of cuEventCreate", "INTERPROCESS, DISABLE_TIMING")
-                    .answer("cuIpcOpenEventHandle", answer)
-                    .says(EVENT_HERE, answer.is_success())
-                    .judge_refusal(answer, None)
+                here.value("flags of cuEventCreate", "INTERPROCESS, DISABLE_TIMING").refused(
+                    "cuIpcOpenEventHandle",
+                    answer,
+                    EVENT_HERE,
+                    None,
+                )
             }
         };
         [
@@ -177,9 +180,7 @@ impl Exporter<'_> {
              tensors into one allocation.",
         )
         .value("granularity", format!("{granularity} bytes"))
-        .answer(format!("cuMemCreate({})", granularity + 4096), answer)
-        .says(ANY_SIZE, answer.is_success())
-        .judge_refusal(answer, None))
+        .refused(format!("cuMemCreate({})", granularity + 4096), answer, ANY_SIZE, None))
     }
 
     fn goods(&self) -> Result<Goods, Failure> {
@@ -245,9 +246,7 @@ impl Exporter<'_> {
              refusal.",
         )
         .value("handle", handle_text(handle))
-        .answer("cuIpcOpenMemHandle", answer)
-        .says(EVERYWHERE, answer.is_success())
-        .judge_refusal(answer, Some(CuResult::INVALID_CONTEXT)))
+        .refused("cuIpcOpenMemHandle", answer, EVERYWHERE, Some(CuResult::INVALID_CONTEXT)))
     }
 }
 

@@ -107,9 +107,7 @@ fn free(gpu: &Gpu, handle: IpcMemoryHandle) -> Result<Step, Failure> {
          does not free the memory.",
     )
     .value("address", format!("{:#x}", mapping.device_ptr()))
-    .answer("cuMemFree", answer)
-    .says(READER_FREES, answer.is_success())
-    .judge_refusal(answer, None))
+    .refused("cuMemFree", answer, READER_FREES, None))
 }
 
 fn close_twice(gpu: &Gpu, handle: IpcMemoryHandle) -> Result<Step, Failure> {
@@ -135,7 +133,7 @@ fn neighbour(gpu: &Gpu, target: &Target) -> Result<Step, Failure> {
          allocation.",
     );
     let Some(offset) = target.neighbour else {
-        return Ok(step.untried(Some(ONLY_SHARED), "the exporter got no two small allocations in one block of 2 MiB"));
+        return Ok(step.untried(&[ONLY_SHARED], "the exporter got no two small allocations in one block of 2 MiB"));
     };
     let kernels = gpu.kernels()?;
     let mapping = open(gpu, received(&target.odd)?, ODD_BYTES)?;

@@ -10,26 +10,19 @@ mod exporter;
 mod intruder;
 mod opener;
 
-use clap::Args;
-use partywall::cuda::{DeviceBuffer, IpcEvent, IpcMapping, IpcMemoryHandle, PinnedBuffer, PointerInfo};
+use partywall::cuda::{IpcEvent, PinnedBuffer, PointerInfo};
 
 use crate::prelude::*;
 
 pub(super) static LAB: Lab = Lab {
     name: "errors",
-    about: "Each way in which sharing fails, and what the driver answers",
     title: "each way in which sharing GPU memory fails, and what the driver answers",
-    on_host: false,
-    on_pinned: false,
-    broker: false,
-    traced: false,
+    about: Some("Each way in which sharing fails, and what the driver answers"),
     options: Kept::augment_args,
-    takes_standard_output: |_| false,
     roles: &[
         Role::new(
             "exporter",
             "Allocate memory of every kind, ask for handles, send them to the opener, and end",
-            "This process ends now, with all its memory. The opener continues, and reports which claims held.",
             exporter::play,
         ),
         Role::hidden("intruder", intruder::play),
@@ -37,10 +30,11 @@ pub(super) static LAB: Lab = Lab {
     observer: Role::new(
         "opener",
         "Open handles: valid, too early, damaged, and after the end of the exporter",
-        "",
         opener::play,
     ),
+    farewell: Some("This process ends now, with all its memory. The opener continues, and reports which claims held."),
     claims: CLAIMS,
+    ..Lab::DEFAULT
 };
 
 #[derive(Debug, Args)]
@@ -128,7 +122,7 @@ fn parse_handle(text: &str) -> Result<IpcMemoryHandle, String> {
 
 /// Parses the handle that another role sent.
 fn received(text: &str) -> Result<IpcMemoryHandle, Failure> {
-    parse_handle(text).map_err(|why| unexpected(&format!("the other role sent an invalid handle: {why}")))
+    parse_handle(text).map_err(|why| unexpected(format!("the other role sent an invalid handle: {why}")))
 }
 
 #[cfg(test)]

@@ -85,7 +85,7 @@ impl Opener<'_> {
              so that the result does not depend on luck. The reader needs its own order: an event or a timeline.",
         );
         if let Err(why) = exporter.ask::<Done>(Command::Enqueue)? {
-            return Ok(step.untried(Some(WAITS), why));
+            return Ok(step.untried(&[WAITS], why));
         }
         let mapping = self.open(&self.offer.late, BYTES);
         let read = |mapping: &IpcMapping| first_byte(self.gpu, mapping.as_slice()).doing("reading shared memory");
@@ -119,15 +119,12 @@ impl Opener<'_> {
         );
         match kept {
             None => step.untried(
-                None,
+                &[],
                 "it needs a restart: keep the handle that `same-process` shows, restart, and pass it with --handle",
             ),
             Some(handle) => {
                 let answer = code(&IpcMapping::open(self.gpu.context(), handle, 1, Access::ReadOnly));
-                step.value("handle", format!("{handle:?}"))
-                    .answer("cuIpcOpenMemHandle", answer)
-                    .says(KEEPS, answer.is_success())
-                    .judge_refusal(answer, None)
+                step.value("handle", format!("{handle:?}")).refused("cuIpcOpenMemHandle", answer, KEEPS, None)
             }
         }
     }
@@ -145,11 +142,9 @@ impl Opener<'_> {
         )
         .value(format!("process {pid}"), if ended { "has ended" } else { "still runs" });
         Ok(if ended {
-            step.answer("cuIpcOpenMemHandle", answer)
-                .says(KEEPS, answer.is_success())
-                .judge_refusal(answer, Some(CuResult::INVALID_HANDLE))
+            step.refused("cuIpcOpenMemHandle", answer, KEEPS, Some(CuResult::INVALID_HANDLE))
         } else {
-            step.untried(Some(KEEPS), "the exporter did not end")
+            step.untried(&[KEEPS], "the exporter did not end")
         })
     }
 

@@ -11,28 +11,17 @@
 mod recorder;
 mod waiter;
 
-use partywall::{IpcEvent, IpcEventHandle, Timeline, TimelineWriter};
-
 use crate::prelude::*;
 
 pub(super) static LAB: Lab = Lab {
     name: "events",
-    about: "Waiting for another process's kernel, by its event and by a timeline",
     title: "waiting for another process's kernel, by its event and by a timeline",
-    on_host: false,
-    on_pinned: false,
     broker: true,
     traced: true,
-    options: |command| command,
-    takes_standard_output: |_| false,
-    roles: &[Role::new(
-        "recorder",
-        "Run slow kernels, then record events and signal values",
-        "The waiter is done, and reports which claims held.",
-        recorder::play,
-    )],
-    observer: Role::new("waiter", "Wait for them, after and before they are recorded", "", waiter::play),
+    roles: &[Role::new("recorder", "Run slow kernels, then record events and signal values", recorder::play)],
+    observer: Role::new("waiter", "Wait for them, after and before they are recorded", waiter::play),
     claims: CLAIMS,
+    ..Lab::DEFAULT
 };
 
 /// The recorder's first message. The file descriptor of its memory comes with it.

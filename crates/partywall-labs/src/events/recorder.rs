@@ -1,8 +1,6 @@
 //! The recorder: creates the memory, and fills it with slow kernels.
 
-use std::os::fd::AsFd;
-
-use partywall::{bytes, cuda::experiment::Delay};
+use partywall::cuda::experiment::Delay;
 
 use super::*;
 
@@ -14,15 +12,9 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let mapping = Mapping::new(memory, Access::ReadWrite).doing("mapping memory")?;
     let recorder = Recorder::new(&gpu, &mapping, session.domain())?;
     session.report(recorder.describe()?)?;
-    let events = [IpcEvent::create(&gpu), IpcEvent::create(&gpu)].map(|event| event.map_err(|error| error.to_string()));
-    let handles = events.iter().map(|event| {
-        event
-            .as_ref()
-            .map_err(Clone::clone)?
-            .export()
-            .map(|handle| handle.0.to_vec())
-            .map_err(|error| error.to_string())
-    });
+    let events = [text(IpcEvent::create(&gpu)), text(IpcEvent::create(&gpu))];
+    let handle = |event: &Result<IpcEvent, String>| text(event.as_ref().map_err(Clone::clone)?.export());
+    let handles = events.iter().map(|event| handle(event).map(|handle| handle.0.to_vec()));
     let offer = Offer { bytes: granularity, events: handles.collect() };
     let waiter = session.parent();
     waiter.say_with(offer, &[descriptor.as_fd()])?;
@@ -35,13 +27,13 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
             Command::Work(behind) => {
                 recorder.work()?;
                 let stream = recorder.stream.as_ref();
-                let enqueued: Enqueued = match behind {
+                let enqueued = match behind {
                     Behind::Event(index) => match &events[index % events.len()] {
-                        Ok(event) => event.record(stream).map_err(|error| error.to_string()),
+                        Ok(event) => text(event.record(stream)),
                         Err(why) => Err(why.clone()),
                     },
-                    Behind::Signal(value) => recorder.signal(value, TimelineWriter::signal_on),
-                    Behind::SignalAndWake(value) => recorder.signal(value, TimelineWriter::signal_on_and_wake),
+                    Behind::Signal(value) => text(recorder.timeline.signal_on(stream, value)),
+                    Behind::SignalAndWake(value) => text(recorder.timeline.signal_on_and_wake(stream, value)),
                 };
                 waiter.say(enqueued)?;
                 recorder.stream.synchronize().doing("running a slow kernel")?;
@@ -84,14 +76,6 @@ impl<'a> Recorder<'a> {
         fill.doing("filling memory by a kernel")
     }
 
-    fn signal(
-        &self,
-        value: u64,
-        by: impl Fn(&TimelineWriter, StreamRef<'_>, u64) -> partywall::Result<()>,
-    ) -> Enqueued {
-        by(&self.timeline, self.stream.as_ref(), value).map_err(|error| error.to_string())
-    }
-
     /// Describes the work, and measures how long it takes here.
     fn describe(&self) -> Result<Step, Failure> {
         let began = Moment::now();
@@ -110,4 +94,9 @@ impl<'a> Recorder<'a> {
         .value("until the memory is filled", millis(took))
         .judge(took >= SLOW / 2, "slow enough to be waited for", "too fast to be waited for"))
     }
+}
+
+/// Returns a result as a message: errors as their text.
+fn text<T>(result: partywall::Result<T>) -> Result<T, String> {
+    result.map_err(|error| error.to_string())
 }

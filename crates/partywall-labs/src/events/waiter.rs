@@ -1,7 +1,7 @@
 //! The waiter: waits for the recorder's work by event and by timeline, after and before the recording, and reports
 //! which claims held.
 
-use std::{mem, os::fd::AsFd};
+use std::mem;
 
 use super::*;
 
@@ -51,34 +51,27 @@ struct Waited {
 
 impl Waiter<'_> {
     fn make_all(&mut self, session: &Session, events: Result<Vec<Vec<u8>>, String>) -> Result<(), Failure> {
-        self.by_event(session, events)?;
+        let events = self.open(events);
+        for experiment in [Self::event_in_time, Self::event_early, Self::event_again] {
+            session.report(experiment(self, &events)?)?;
+        }
         for experiment in [Self::in_time, Self::early, Self::on_the_host, Self::in_vain] {
             session.report(experiment(self)?)?;
         }
         Ok(())
     }
 
-    /// Runs the three experiments with events.
-    fn by_event(&mut self, session: &Session, events: Result<Vec<Vec<u8>>, String>) -> Result<(), Failure> {
-        let opened = events.and_then(|handles| {
-            let open = |handle: Vec<u8>| {
-                let bytes = <[u8; 64]>::try_from(handle).map_err(|_| "a handle has 64 bytes".to_owned())?;
-                IpcEvent::open(self.gpu, &IpcEventHandle(bytes)).map_err(|error| error.to_string())
-            };
-            handles.into_iter().map(open).collect::<Result<Vec<_>, String>>()
-        });
-        let opened = match opened.as_deref() {
-            Ok([first, second]) => Ok([first, second]),
-            Ok(_) => Err("the recorder did not send two events".to_owned()),
-            Err(why) => Err(why.clone()),
+    /// Opens the recorder's events.
+    fn open(&self, handles: Result<Vec<Vec<u8>>, String>) -> Result<[IpcEvent; 2], String> {
+        let open = |handle: Vec<u8>| {
+            let bytes = <[u8; 64]>::try_from(handle).map_err(|_| "a handle has 64 bytes".to_owned())?;
+            IpcEvent::open(self.gpu, &IpcEventHandle(bytes)).map_err(|error| error.to_string())
         };
-        for experiment in [Self::event_in_time, Self::event_early, Self::event_again] {
-            session.report(experiment(self, &opened)?)?;
-        }
-        Ok(())
+        let events = handles?.into_iter().map(open).collect::<Result<Vec<_>, String>>()?;
+        events.try_into().map_err(|_| "the recorder did not send two events".to_owned())
     }
 
-    fn event_in_time(&mut self, events: &Result<[&IpcEvent; 2], String>) -> Result<Step, Failure> {
+    fn event_in_time(&mut self, events: &Result<[IpcEvent; 2], String>) -> Result<Step, Failure> {
         let step = Step::new(
             "event",
             "The stream waits for an event that was recorded behind the work",
@@ -87,18 +80,18 @@ impl Waiter<'_> {
         );
         let [event, _] = match events {
             Ok(events) => events,
-            Err(why) => return Ok(step.untried(Some(HOST_WAITS), why)),
+            Err(why) => return Ok(step.untried(&[HOST_WAITS], why)),
         };
         self.clear()?;
         if let Err(why) = self.work(Behind::Event(0))? {
-            return Ok(step.untried(Some(HOST_WAITS), why));
+            return Ok(step.untried(&[HOST_WAITS], why));
         }
         let waited = self.wait(|stream| event.wait(stream))?;
         self.finish()?;
         Ok(waited.in_time(step))
     }
 
-    fn event_early(&mut self, events: &Result<[&IpcEvent; 2], String>) -> Result<Step, Failure> {
+    fn event_early(&mut self, events: &Result<[IpcEvent; 2], String>) -> Result<Step, Failure> {
         let step = Step::new(
             "event-early",
             "The stream waits for an event that was not recorded yet",
@@ -108,11 +101,11 @@ impl Waiter<'_> {
         );
         match events {
             Ok([_, event]) => self.too_early(step, NEXT_RECORD, event, 1),
-            Err(why) => Ok(step.untried(Some(NEXT_RECORD), why)),
+            Err(why) => Ok(step.untried(&[NEXT_RECORD], why)),
         }
     }
 
-    fn event_again(&mut self, events: &Result<[&IpcEvent; 2], String>) -> Result<Step, Failure> {
+    fn event_again(&mut self, events: &Result<[IpcEvent; 2], String>) -> Result<Step, Failure> {
         let step = Step::new(
             "event-again",
             "The stream waits for the second record of the first event, too early",
@@ -121,7 +114,7 @@ impl Waiter<'_> {
         );
         match events {
             Ok([event, _]) => self.too_early(step, ROUNDS, event, 0),
-            Err(why) => Ok(step.untried(Some(ROUNDS), why)),
+            Err(why) => Ok(step.untried(&[ROUNDS], why)),
         }
     }
 
@@ -136,7 +129,7 @@ impl Waiter<'_> {
         self.finish()?;
         self.ends(TIMEOUT)?;
         if let Err(why) = worked {
-            return Ok(step.untried(Some(claim), why));
+            return Ok(step.untried(&[claim], why));
         }
         Ok(step
             .value("waited on the stream", if went_on { "not at all" } else { "until the record came" })
@@ -154,11 +147,11 @@ impl Waiter<'_> {
              for the number. The number is in host memory that both processes map. No host waits.",
         );
         if let Some(why) = &self.obstacle {
-            return Ok(step.untried(Some(HOST_WAITS), why));
+            return Ok(step.untried(&[HOST_WAITS], why));
         }
         self.clear()?;
         if let Err(why) = self.work(Behind::Signal(1))? {
-            return Ok(step.untried(Some(HOST_WAITS), why));
+            return Ok(step.untried(&[HOST_WAITS], why));
         }
         let waited = self.wait(|stream| self.timeline.wait_on(stream, 1))?;
         self.finish()?;
@@ -173,7 +166,7 @@ impl Waiter<'_> {
              The recorder need not send a message first.",
         );
         if let Some(why) = &self.obstacle {
-            return Ok(step.untried(Some(NOT_YET), why));
+            return Ok(step.untried(&[NOT_YET], why));
         }
         self.clear()?;
         let began = Moment::now();
@@ -182,7 +175,7 @@ impl Waiter<'_> {
         if let Err(why) = self.work(Behind::Signal(2))? {
             // No signal will come, so the wait has to be ended.
             self.timeline.abandon()?;
-            return Ok(step.untried(Some(NOT_YET), why));
+            return Ok(step.untried(&[NOT_YET], why));
         }
         let ended = self.ends(TIMEOUT)?;
         let waited = Moment::now().since(began);
@@ -207,13 +200,13 @@ impl Waiter<'_> {
              makes the driver call the waker: the host wakes sooner, and the stream is slower.",
         );
         if let Some(why) = &self.obstacle {
-            return Ok(step.untried(Some(POLLING), why));
+            return Ok(step.untried(&[POLLING], why));
         }
         let mut waits = Vec::new();
         for behind in [Behind::Signal(3), Behind::SignalAndWake(4)] {
             let (Behind::Signal(value) | Behind::SignalAndWake(value)) = behind else { continue };
             if let Err(why) = self.work(behind)? {
-                return Ok(step.untried(Some(POLLING), why));
+                return Ok(step.untried(&[POLLING], why));
             }
             let began = Moment::now();
             let waited = self.timeline.wait(value, TIMEOUT);
@@ -242,7 +235,7 @@ impl Waiter<'_> {
              have no timeout.",
         );
         if let Some(why) = &self.obstacle {
-            return Ok(step.untried(Some(CANCEL), why));
+            return Ok(step.untried(&[CANCEL], why));
         }
         let host = self.timeline.wait(NEVER, MOMENT);
         let began = Moment::now();

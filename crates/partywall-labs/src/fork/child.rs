@@ -7,12 +7,9 @@ use partywall::DeviceChoice;
 use super::*;
 
 pub(super) fn run(words: &[AtomicU64]) -> Result<(), Failure> {
-    let deadline = Instant::now() + LONGEST;
-    while words[STATE].load(Ordering::Acquire) != OFFERED {
-        if Instant::now() > deadline {
-            return Err(unexpected("the parent offered no handle"));
-        }
-        thread::sleep(Duration::from_millis(1));
+    let is_offered = || Ok(words[STATE].load(Ordering::Acquire) == OFFERED);
+    if !until(LONGEST, Duration::from_millis(1), is_offered)? {
+        return Err(unexpected("the parent offered no handle"));
     }
     let bytes = |first: usize, count: usize| {
         let words = words[first..first + count].iter().map(|word| word.load(Ordering::Relaxed).to_le_bytes());

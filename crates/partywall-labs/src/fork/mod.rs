@@ -9,23 +9,14 @@
 mod child;
 mod parent;
 
-use partywall::cuda::{DeviceBuffer, DeviceUuid, IpcMapping, IpcMemoryHandle};
-
 use crate::prelude::*;
 
 pub(super) static LAB: Lab = Lab {
     name: "fork",
-    about: "A forked child changes its parent's memory, and CUDA does not survive a fork",
     title: "a forked child changes its parent's memory, and CUDA does not survive a fork",
-    on_host: false,
-    on_pinned: false,
-    broker: false,
-    traced: false,
-    options: |command| command,
-    takes_standard_output: |_| false,
-    roles: &[],
     observer: Role::forking("parent", child::run, parent::play),
     claims: CLAIMS,
+    ..Lab::DEFAULT
 };
 
 // The words of the memory that both processes map.

@@ -56,9 +56,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
              there, or something else, and the driver knows no allocation. A kernel that uses such an address ends CUDA \
              in the child.",
         )
-        .answer(format!("cuIpcGetMemHandle({address:#x}) in the child"), refused)
-        .says(ADDRESSES, refused.is_success())
-        .judge_refusal(refused, None),
+        .refused(format!("cuIpcGetMemHandle({address:#x}) in the child"), refused, ADDRESSES, None),
     )?;
     session.report(forked_later(&gpu)?)?;
     session.report(unharmed(&gpu, &memory)?)
@@ -81,8 +79,7 @@ fn changed(gpu: &Gpu, memory: &DeviceBuffer) -> Result<Step, Failure> {
 }
 
 fn forked_later(gpu: &Gpu) -> Result<Step, Failure> {
-    let answers = experiment::calls_in_forked_children(gpu.context());
-    let answers = answers.map_err(|source| Error::System { what: "forking a child".into(), source })?;
+    let answers = experiment::calls_in_forked_children(gpu.context()).doing("forking a child")?;
     let mut step = Step::new(
         "forked-later",
         "Children that are forked after the first CUDA call",

@@ -20,8 +20,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
         Consumer::name_waits,
         Consumer::name_ends,
     ] {
-        let step = experiment(&mut consumer)?;
-        consumer.session.report(step)?;
+        session.report(experiment(&mut consumer)?)?;
     }
     consumer.producer.end();
     Ok(())
@@ -139,10 +138,8 @@ impl Consumer<'_> {
         )
         .value(format!("process {pid}"), "killed")
         .value("waited for a file", format!("{}: {} bytes are there", short(waited), bytes.len()))
-        .answer("cuIpcOpenMemHandle", answer)
         .says(NOTICED, false)
-        .says(STALE, answer.is_success())
-        .judge_refusal(answer, Some(CuResult::INVALID_HANDLE)))
+        .refused("cuIpcOpenMemHandle", answer, STALE, Some(CuResult::INVALID_HANDLE)))
     }
 
     fn name_waits(&mut self) -> Result<Step, Failure> {
@@ -200,8 +197,7 @@ impl Consumer<'_> {
 
     /// Returns the contents of the file.
     fn read(&self) -> Result<Vec<u8>, Failure> {
-        let read = fs::read(&self.file);
-        read.map_err(|source| Error::System { what: "reading the handle from a file".into(), source }.into())
+        fs::read(&self.file).doing("reading the handle from a file")
     }
 
     /// Opens the handle in the file and returns the bytes of the memory, or the driver's refusal. The mapping is closed

@@ -8,33 +8,16 @@
 mod consumer;
 mod producer;
 
-use std::{fs, path::PathBuf};
-
-use partywall::{
-    DType, Segment,
-    cuda::{DeviceBuffer, IpcMapping, IpcMemoryHandle},
-};
-
 use crate::prelude::*;
 
 pub(super) static LAB: Lab = Lab {
     name: "handle-file",
-    about: "A handle passed through a file: too early, stale, and properly",
     title: "a handle passed through a file: too early, stale, and properly",
-    on_host: false,
-    on_pinned: false,
     broker: true,
-    traced: false,
-    options: |command| command,
-    takes_standard_output: |_| false,
-    roles: &[Role::new(
-        "producer",
-        "Allocate memory, and write its handle to a file",
-        "The consumer is done, and reports which claims held.",
-        producer::play,
-    )],
-    observer: Role::new("consumer", "Open the handle from the file, and kill another producer", "", consumer::play),
+    roles: &[Role::new("producer", "Allocate memory, and write its handle to a file", producer::play)],
+    observer: Role::new("consumer", "Open the handle from the file, and kill another producer", consumer::play),
     claims: CLAIMS,
+    ..Lab::DEFAULT
 };
 
 /// A command of the consumer. It is answered with `()` when it is done.

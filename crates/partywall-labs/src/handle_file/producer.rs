@@ -10,13 +10,13 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
         match command {
             Command::Half(file) => {
                 let handle = producer.allocate()?;
-                written(fs::write(&file, &handle[..HANDLE_BYTES / 2]))?;
+                fs::write(&file, &handle[..HANDLE_BYTES / 2]).doing(WRITING)?;
                 session.parent().say(())?;
             }
             Command::Rest(file) => {
                 let handle = producer.handle()?;
                 let appended = fs::OpenOptions::new().append(true).open(&file);
-                written(appended.and_then(|mut file| file.write_all(&handle[HANDLE_BYTES / 2..])))?;
+                appended.and_then(|mut file| file.write_all(&handle[HANDLE_BYTES / 2..])).doing(WRITING)?;
                 session.parent().say(())?;
             }
             Command::Publish(file, reports) => {
@@ -75,7 +75,7 @@ impl Producer {
         device::set(&self.gpu, self.memory()?.as_slice(), NEW)?;
         let handle = self.handle()?;
         let draft = file.with_extension("new");
-        written(fs::write(&draft, handle).and_then(|()| fs::rename(&draft, file)))?;
+        fs::write(&draft, handle).and_then(|()| fs::rename(&draft, file)).doing(WRITING)?;
         Ok(handle)
     }
 
@@ -86,11 +86,7 @@ impl Producer {
     }
 }
 
-fn written(result: std::io::Result<()>) -> Result<(), Failure> {
-    result.map_err(|source| Error::System { what: "writing the handle to a file".into(), source }.into())
-}
-
-fn describe(file: &std::path::Path, handle: [u8; HANDLE_BYTES]) -> Step {
+fn describe(file: &Path, handle: [u8; HANDLE_BYTES]) -> Step {
     Step::new(
         "publish",
         "The handle goes into a file, properly",
@@ -102,3 +98,5 @@ fn describe(file: &std::path::Path, handle: [u8; HANDLE_BYTES]) -> Step {
     .value("not in the handle", "the size, the type and the shape of the data, and whether it is ready")
     .judge(true, "written", "")
 }
+
+const WRITING: &str = "writing the handle to a file";

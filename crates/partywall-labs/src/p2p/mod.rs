@@ -8,26 +8,16 @@
 mod owner;
 mod reader;
 
-use partywall::{
-    DType, bytes,
-    cuda::{DeviceBuffer, DeviceUuid, IpcMapping, IpcMemoryHandle},
-};
-
 use crate::prelude::*;
 
 pub(super) static LAB: Lab = Lab {
     name: "p2p",
-    about: "A process uses the memory of another GPU, which may be hidden from it",
     title: "a process uses the memory of another GPU, which may be hidden from it",
-    on_host: false,
-    on_pinned: false,
     broker: true,
-    traced: false,
-    options: |command| command,
-    takes_standard_output: |_| false,
     roles: &[Role::hidden("reader", reader::play)],
     observer: Role::hidden("owner", owner::play),
     claims: CLAIMS,
+    ..Lab::DEFAULT
 };
 
 /// What the owner sends to a reader. The file descriptor of the other memory comes with it.

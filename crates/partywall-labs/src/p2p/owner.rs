@@ -1,9 +1,5 @@
 //! The owner: has memory on its GPU, and starts readers on another one.
 
-use std::os::fd::AsFd;
-
-use partywall::gpu;
-
 use super::*;
 
 pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
@@ -62,8 +58,7 @@ fn alone(gpu: &Gpu) -> Result<Step, Failure> {
          with this GPU visible and once with CUDA_VISIBLE_DEVICES naming the other one only.",
     )
     .value("visible GPUs", format!("1: {name}"));
-    let step = CLAIMS.iter().fold(step, |step, claim| step.leaves_open(*claim));
-    Ok(step.untried(None, "only one GPU is visible, and every step needs two; --simulated runs it on two"))
+    Ok(step.untried(CLAIMS, "only one GPU is visible, and every step needs two; --simulated runs it on two"))
 }
 
 fn link(owner: DeviceUuid, reader: DeviceUuid, reaches: bool, rank: Result<u32, String>) -> Step {
@@ -80,8 +75,7 @@ fn link(owner: DeviceUuid, reader: DeviceUuid, reaches: bool, rank: Result<u32, 
     if reaches {
         return step.judge(true, "it does", "");
     }
-    let step = CLAIMS.iter().fold(step, |step, claim| step.leaves_open(*claim));
-    step.untried(None, "the driver offers no link between these two GPUs: `partywall doctor` shows all pairs")
+    step.untried(CLAIMS, "the driver offers no link between these two GPUs: `partywall doctor` shows all pairs")
 }
 
 fn written_back(hidden: bool, found: [Result<u8, partywall::cuda::AccessError>; 2]) -> Step {

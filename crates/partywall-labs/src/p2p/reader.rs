@@ -1,8 +1,6 @@
 //! A reader: uses another GPU than the owner's, which may be hidden from it.
 
-use std::os::fd::AsFd;
-
-use partywall::{cuda::DeviceSlice, error::DeviceFault, gpu};
+use partywall::error::DeviceFault;
 
 use super::*;
 
@@ -30,9 +28,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
         slice.map_or(Ok(()), |slice| device::set(&gpu, slice, WRITTEN_BACK))?;
     }
     drop((opened, imported));
-    session.parent().say(())?;
-    while session.parent().next::<()>()?.is_some() {}
-    Ok(())
+    session.finish(())
 }
 
 struct Reader<'a> {
@@ -46,14 +42,9 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     fn legacy(&self, opened: &Result<IpcMapping, CudaError>) -> Result<Step, Failure> {
-        let (id, title) = if self.hidden {
-            ("handle-hidden", "The handle of memory on a GPU that the reader does not see")
-        } else {
-            ("handle", "The handle of memory on another GPU")
-        };
-        let step = Step::new(
-            id,
-            title,
+        let step = self.step(
+            "handle",
+            "The handle of memory",
             "cuIpcOpenMemHandle maps the memory for the GPU that is current in the reader, and enables access to the \
              other GPU itself. Its flag has no alternative.",
         );
@@ -61,18 +52,21 @@ impl Reader<'_> {
     }
 
     fn vmm(&self, imported: &Result<Mapping, CudaError>) -> Result<Step, Failure> {
-        let (id, title) = if self.hidden {
-            ("descriptor-hidden", "The file descriptor of memory on a GPU that the reader does not see")
-        } else {
-            ("descriptor", "The file descriptor of memory on another GPU")
-        };
-        let step = Step::new(
-            id,
-            title,
+        let step = self.step(
+            "descriptor",
+            "The file descriptor of memory",
             "The memory stays where it is. cuMemSetAccess names the GPU that may use the mapping: the reader's, not the \
              owner's. So the reader needs no number for the owner's GPU.",
         );
         self.read(step, "import, map, set access", code(imported), imported.as_ref().ok().map(Mapping::as_slice))
+    }
+
+    /// Returns a step about memory of the owner's GPU.
+    fn step(&self, id: &str, title: &str, why: &str) -> Step {
+        if self.hidden {
+            return Step::new(&format!("{id}-hidden"), format!("{title} on a GPU that the reader does not see"), why);
+        }
+        Step::new(id, format!("{title} on another GPU"), why)
     }
 
     /// Ends a step with the bytes of memory that was opened, or with the driver's refusal.
@@ -123,7 +117,7 @@ impl Reader<'_> {
         .value("from its own", format!("{} in {}", bytes(BYTES), short(near)))
         .value("from the owner's", format!("{} in {}", bytes(BYTES), short(far)));
         let simulated = self.gpu.context().driver().is_simulated();
-        let step = if simulated { step.leaves_open(ALIKE) } else { step.says(ALIKE, far < near + near / 4) };
+        let step = if simulated { step.leaves_open(&[ALIKE]) } else { step.says(ALIKE, far < near + near / 4) };
         Ok(step.judge(true, if simulated { "times of the CPU" } else { "the shortest of some times" }, ""))
     }
 

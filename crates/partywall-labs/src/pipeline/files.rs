@@ -1,6 +1,6 @@
 //! PNG and JPEG files.
 
-use std::{io::Cursor, path::Path};
+use std::io::Cursor;
 
 use image::{DynamicImage, ImageFormat, ImageReader, Rgba, RgbaImage};
 

@@ -12,10 +12,8 @@ mod pixels;
 mod stages;
 mod watcher;
 
-use std::{fs, path::PathBuf};
-
-use clap::{Args, ValueEnum};
-use partywall::{DType, Loan, Policy, Publisher, Sample, Subscriber, Topic, cuda::DeviceBuffer};
+use clap::ValueEnum;
+use partywall::Loan;
 
 use self::{
     files::Picture,
@@ -25,14 +23,12 @@ use crate::prelude::*;
 
 pub(super) static LAB: Lab = Lab {
     name: "pipeline",
-    about: "Three processes decode, blur and encode images, and one may be killed",
     title: "three processes decode, blur and encode images, and one may be killed",
     on_host: true,
-    on_pinned: false,
     broker: true,
     traced: true,
+    kills_by: &["--kill", "filter", "--frames", "40"],
     options: Order::augment_args,
-    takes_standard_output: |_| false,
     roles: &[
         Role::hidden("decode", |session| stages::play(Stage::Decode, session)),
         Role::hidden("filter", |session| stages::play(Stage::Filter, session)),
@@ -40,6 +36,7 @@ pub(super) static LAB: Lab = Lab {
     ],
     observer: Role::hidden("watcher", watcher::play),
     claims: CLAIMS,
+    ..Lab::DEFAULT
 };
 
 #[derive(Debug, Args)]

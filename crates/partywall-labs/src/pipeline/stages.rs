@@ -155,10 +155,10 @@ fn encode(job: &Job, results: &Topic, watcher: &Peer) -> Result<Vec<Duration>, F
             continue;
         }
         let start = Instant::now();
-        let pixels = match pixels_of(&sample) {
+        let pixels = match device::elements(&sample, "reading a result") {
             // The filter was killed before its kernels had run.
             Err(_) if never_made(&sample) => continue,
-            pixels => pixels?,
+            pixels => pixels?.into_owned(),
         };
         let path = job.out.join(job.file(frame).file_name().unwrap_or_default());
         let size = size_of(&sample)?;
@@ -175,15 +175,6 @@ fn never_made(sample: &Sample) -> bool {
     matches!(sample.check(), Err(Error::InvalidData(SampleFailed { .. } | SampleTainted { .. })))
 }
 
-/// Returns the bytes of a result once the GPU has written it.
-fn pixels_of(sample: &Sample) -> Result<Vec<u8>, Failure> {
-    let Some(gpu) = sample.gpu() else { return Ok(sample.bytes()?.to_vec()) };
-    let range = sample.device_on(gpu.stream())?;
-    let pixels = device::bytes_of(gpu, range.as_slice()).doing("reading a result")?;
-    sample.check()?;
-    Ok(pixels)
-}
-
 fn loan(publisher: &Publisher, frame: u64, size: Size) -> Result<Loan, Failure> {
     let mut loan = publisher.loan(DType::U8, &size.shape(), TIMEOUT)?;
     loan.header(&frame.to_le_bytes())?;
@@ -192,12 +183,9 @@ fn loan(publisher: &Publisher, frame: u64, size: Size) -> Result<Loan, Failure> 
 
 /// Waits until the topic has a subscriber. Otherwise frames that are published while the next stage restarts would be
 /// lost. No process waits for a detached subscriber: it is that of a killed stage, whose port is not free yet.
-fn await_listener(topic: &Topic) -> Result<(), Failure> {
-    let deadline = Instant::now() + TIMEOUT;
-    while topic.stats().subscribers.iter().all(|subscriber| subscriber.detached) && Instant::now() < deadline {
-        thread::sleep(Duration::from_millis(1));
-    }
-    Ok(())
+fn await_listener(topic: &Topic) -> Result<bool, Failure> {
+    let has_one = || Ok(topic.stats().subscribers.iter().any(|subscriber| !subscriber.detached));
+    until(TIMEOUT, Duration::from_millis(1), has_one)
 }
 
 fn describe(stage: Stage, times: &[Duration]) -> Step {

@@ -8,12 +8,9 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let directory = session.broker().directory().to_owned();
     let scratch = |name: &str| {
         let folder = directory.join(name);
-        fs::create_dir_all(&folder).map(|()| folder).map_err(|error| {
-            unexpected(&format!(
-                "cannot create a folder for \
-            files: {error}"
-            ))
-        })
+        fs::create_dir_all(&folder)
+            .map_err(|error| unexpected(format!("cannot create a folder for files: {error}")))?;
+        Ok::<_, Failure>(folder)
     };
     let images = match order.images {
         Some(folder) => folder,
@@ -41,15 +38,14 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     session.report(match killed {
         Some(killed) => watcher.gap(&killed),
         None => Step::new("killed", "A stage is killed in the middle, and restarted", "The others continue meanwhile.")
-            .leaves_open(AGAIN)
-            .untried(Some(FALLS), "nothing was killed: --kill STAGE does it"),
+            .untried(&[AGAIN, FALLS], "nothing was killed: --kill STAGE does it"),
     })?;
     session.report(watcher.count(kill.is_some()))?;
     session.report(watcher.compare()?)?;
     if session.place == Place::Host {
         let why = "On a GPU the filter's kernels compute what the CPU has computed here.";
         let step = Step::new("kernels", "The same pixels by kernels", why);
-        session.report(step.untried(Some(PIXELS), device::NEEDS_A_GPU))?;
+        session.report(step.untried(&[PIXELS], device::NEEDS_A_GPU))?;
     }
     Ok(())
 }
@@ -170,7 +166,7 @@ impl Watcher<'_> {
         let step = match (killed, lost) {
             (false, _) => step,
             // Perhaps it was not working on any frame.
-            (true, 0) => step.leaves_open(AGAIN),
+            (true, 0) => step.leaves_open(&[AGAIN]),
             (true, _) => step.says(AGAIN, false),
         };
         step.judge(
@@ -190,7 +186,7 @@ impl Watcher<'_> {
         let mut pixels = small.clone();
         blur(&small, &mut pixels, size, self.job.radius);
         let path = self.job.out.join(source.file_name().unwrap_or_default());
-        let found = fs::read(&path).map_err(|error| unexpected(&format!("{}: {error}", path.display())))?;
+        let found = fs::read(&path).map_err(|error| unexpected(format!("{}: {error}", path.display())))?;
         let same = found == files::encode(&path, Picture { size, pixels })?;
         let step = Step::new(
             "compare",

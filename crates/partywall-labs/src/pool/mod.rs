@@ -10,28 +10,19 @@ mod taker;
 
 use std::mem;
 
-use partywall::{Block, BlockRef, Pool, error::Gone};
+use partywall::{BlockRef, Pool, error::Gone};
 
 use crate::prelude::*;
 
 pub(super) static LAB: Lab = Lab {
     name: "pool",
-    about: "Blocks that processes take, hand over, and lose when they die",
     title: "blocks that processes take, hand over, and lose when they die",
     on_host: true,
-    on_pinned: false,
     broker: true,
-    traced: false,
-    options: |command| command,
-    takes_standard_output: |_| false,
-    roles: &[Role::new(
-        "holder",
-        "Take blocks, write into them, and hand them over",
-        "The taker is done, and reports which claims held.",
-        holder::play,
-    )],
-    observer: Role::new("taker", "Accept blocks, kill another holder, and report the results", "", taker::play),
+    roles: &[Role::new("holder", "Take blocks, write into them, and hand them over", holder::play)],
+    observer: Role::new("taker", "Accept blocks, kill another holder, and report the results", taker::play),
     claims: CLAIMS,
+    ..Lab::DEFAULT
 };
 
 /// A command of the taker. It is answered with `()` when it is done, unless stated otherwise.

@@ -9,8 +9,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     for experiment in
         [Taker::alloc, Taker::hand_over, Taker::take_twice, Taker::stale, Taker::exhausted, Taker::killed, Taker::whole]
     {
-        let step = experiment(&mut taker)?;
-        taker.session.report(step)?;
+        session.report(experiment(&mut taker)?)?;
     }
     taker.holder.end();
     Ok(())
@@ -163,11 +162,8 @@ impl Taker<'_> {
     }
 
     fn whole(&mut self) -> Result<Step, Failure> {
-        let deadline = Instant::now() + TIMEOUT;
         // The last blocks of the dead process may be returned a moment after the first.
-        while self.pool.stats().free < BLOCKS && Instant::now() < deadline {
-            thread::sleep(Duration::from_millis(1));
-        }
+        until(TIMEOUT, Duration::from_millis(1), || Ok(self.pool.stats().free == BLOCKS))?;
         let free = self.pool.stats().free;
         Ok(Step::new("whole", "What is left", "Each block is free, or belongs to a live process.")
             .value("free blocks", format!("{free}, of {BLOCKS}"))

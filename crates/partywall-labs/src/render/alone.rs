@@ -1,6 +1,6 @@
 //! The same frames without the library, for comparison.
 
-use serde_json::{Map, Value, json};
+use serde_json::Map;
 
 use super::{times::rounded, *};
 
@@ -35,10 +35,7 @@ impl<'a> Whole<'a> {
             }
         });
         for (tile, (_, drawn)) in self.tiles.iter().zip(&self.rasters) {
-            for (row, drawn) in (tile.y..).zip(drawn.chunks_exact(tile.size.width as usize)) {
-                let first = (row * self.size.width + tile.x) as usize;
-                self.pixels[first..first + drawn.len()].copy_from_slice(drawn);
-            }
+            tile.copy(drawn, &mut self.pixels, self.size.width);
         }
         &self.pixels
     }
@@ -55,10 +52,10 @@ pub(super) fn baselines(
 ) -> Result<Map<String, Value>, Failure> {
     let gpu = session.gpu_if_any()?.filter(|_| job.brush == Brush::Cuda);
     let mut rates = Map::new();
-    let mut measured = |id: &str, step: Step, done: Option<f64>, is_right: bool| {
-        let Some(done) = done else {
+    let mut measured = |id: &str, step: Step, done: Option<(f64, bool)>| {
+        let Some((done, is_right)) = done else {
             let why = "frames were kept, came at a fixed rate, or were drawn by chosen GPUs, or a process was killed";
-            return session.report(step.untried(None, why));
+            return session.report(step.untried(&[], why));
         };
         rates.insert(id.replace('-', "_"), json!(rounded(done)));
         let step = step.value("frames a second", format!("{done:.1}"));
@@ -69,18 +66,17 @@ pub(super) fn baselines(
         let title = "The same frames by one process with threads";
         let why = "It shares nothing and nothing of it survives a death. Its threads wait for each other after each frame; \
                    the processes do not.";
-        let done = job.rate.is_none().then(|| threads(job, mesh));
-        measured("one-process", Step::new("one-process", title, why), done, true)?;
+        let done = job.rate.is_none().then(|| (threads(job, mesh), true));
+        measured("one-process", Step::new("one-process", title, why), done)?;
         return Ok(rates);
     };
     let is_comparable =
         job.rate.is_none() && job.output == Output::Nothing && kills.is_none() && job.devices.is_empty();
     let title = "The same kernels by one process, on as many streams";
     let why = "It shares nothing, and nothing of it survives a death. One thread enqueues everything.";
+    let judged = |done: plain::Done| (done.rate(), done.is_right(frames));
     let done = is_comparable.then(|| plain::alone(&gpu, job, mesh)).transpose()?;
-    let is_right = done.as_ref().is_none_or(|done| done.is_right(frames));
-    let step = Step::new("one-process", title, why);
-    measured("one-process", step, done.map(|done| done.rate()), is_right)?;
+    measured("one-process", Step::new("one-process", title, why), done.map(judged))?;
     for (id, design, title, why) in [
         (
             "driver",
@@ -98,8 +94,7 @@ pub(super) fn baselines(
         ),
     ] {
         let done = is_comparable.then(|| plain::together(session, &gpu, job, mesh, design)).transpose()?;
-        let is_right = done.as_ref().is_none_or(|done| done.is_right(frames));
-        measured(id, Step::new(id, title, why), done.map(|done| done.rate()), is_right)?;
+        measured(id, Step::new(id, title, why), done.map(judged))?;
     }
     Ok(rates)
 }

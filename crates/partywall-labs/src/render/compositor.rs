@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use partywall::{DeviceRange, Timeline};
+use partywall::DeviceRange;
 
 use super::{
     objects::Header,
@@ -13,16 +13,14 @@ use super::{
 pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let mut player = Player::new(session)?;
     let domain = player.domain();
-    let frames = objects::frames(&domain)?;
+    let frames = objects::open(&domain, objects::FRAMES, None)?;
     let publisher = frames.publisher()?;
-    let tiles = objects::tiles(&domain)?
-        .subscribe(Policy::Block)
-        .history(objects::TILES_BEFORE * player.job.renderers)
-        .join()?;
+    let tiles = objects::open(&domain, objects::TILES, None)?.subscribe(Policy::Block);
+    let tiles = tiles.history(objects::TILES_BEFORE * player.job.renderers).join()?;
     let kernels = Kernels::of(&domain, frames.place())?;
     let compositor = Compositor { tiles: player.job.tiles(), size: player.job.size, publisher, kernels };
     let written = domain.timeline(objects::WRITTEN)?;
-    player.ready()?;
+    player.say(Report::Ready)?;
     if player.job.live {
         compositor.live(&mut player, &tiles)?
     } else {
@@ -146,7 +144,7 @@ impl Compositor {
         }
         let row: Vec<&Received> = row.iter().flatten().collect();
         player.begin();
-        let mut loan = self.publisher.loan(DType::U32, &[self.size.height.into(), self.size.width.into()], TIMEOUT)?;
+        let mut loan = self.publisher.loan(DType::U32, &self.size.shape(), TIMEOUT)?;
         for (number, (tile, drawn)) in self.tiles.iter().zip(pixels).enumerate() {
             self.place(*tile, drawn, &mut loan)?;
             if number == self.tiles.len() / 2 {
@@ -160,10 +158,7 @@ impl Compositor {
         for received in row {
             loan.rests_on(&received.sample)?;
         }
-        match &self.kernels {
-            None => objects::publish(loan)?,
-            Some(kernels) => kernels.publish(loan)?,
-        }
+        kernels::publish(self.kernels.as_ref(), loan)?;
         player.end();
         Ok(true)
     }
@@ -193,21 +188,14 @@ impl Compositor {
                 placed.doing("launching a kernel")
             }
             Pixels::Host(drawn) => {
-                let pixels: &mut [u32] = loan.as_mut_slice()?;
-                for (row, drawn) in (tile.y..).zip(drawn.chunks_exact(tile.size.width as usize)) {
-                    let first = (row * self.size.width + tile.x) as usize;
-                    pixels[first..first + drawn.len()].copy_from_slice(drawn);
-                }
+                tile.copy(drawn, loan.as_mut_slice()?, self.size.width);
                 Ok(())
             }
         }
     }
 
     fn release(&self, tile: Received) -> Result<(), Failure> {
-        match &self.kernels {
-            None => Ok(()),
-            Some(kernels) => kernels.release(tile.sample),
-        }
+        kernels::release(self.kernels.as_ref(), tile.sample)
     }
 }
 

@@ -1,6 +1,6 @@
 //! The geometry: commits the mesh, and publishes its turned vertices.
 
-use partywall::{Timeline, error::Gone};
+use partywall::error::Gone;
 
 use super::{
     objects::Header,
@@ -11,14 +11,14 @@ use super::{
 pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let mut player = Player::new(session)?;
     let domain = player.domain();
-    let scene = objects::scene(&domain)?;
+    let scene = objects::open(&domain, objects::SCENE, None)?;
     let mesh = objects::mesh(&domain, scene.place(), &player.job.source)?;
     let vertices = mesh.tensor("vertices")?;
     let kernels = Kernels::of(&domain, scene.place())?;
     let written = domain.timeline(objects::WRITTEN)?;
     let publisher = scene.publisher()?;
     let first = next_frame(&scene)?;
-    player.ready()?;
+    player.say(Report::Ready)?;
     player.await_start()?;
     let mut pace = player.job.rate.map(Pace::new);
     let shape = [scene.max_bytes() / (4 * raster::VERTEX as u64), raster::VERTEX as u64];
@@ -47,10 +47,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
         }
         let camera = mesh::CAMERA.map(i32::cast_unsigned).to_vec();
         Header { frame, published: Moment::now(), more: camera }.write(&mut loan)?;
-        match &kernels {
-            None => objects::publish(loan)?,
-            Some(kernels) => kernels.publish(loan)?,
-        }
+        kernels::publish(kernels.as_ref(), loan)?;
     }
     while !player.is_over()? {
         thread::sleep(TURN / 10);

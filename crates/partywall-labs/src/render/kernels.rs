@@ -28,17 +28,25 @@ impl Kernels {
     pub(super) fn stream(&self) -> StreamRef<'_> {
         self.stream.as_ref()
     }
+}
 
-    /// Publishes a loan that the stream fills. No host waits for that.
-    pub(super) fn publish(&self, loan: Loan) -> Result<(), Failure> {
-        loan.filled().publish_on(self.stream(), TIMEOUT).map_err(|refused| refused.error)?;
-        Ok(())
-    }
+/// Publishes a loan that is filled, or that the stream of the kernels fills. No host waits for that.
+pub(super) fn publish(kernels: Option<&Kernels>, loan: Loan) -> Result<(), Failure> {
+    let published = match kernels {
+        None => loan.filled().publish(TIMEOUT),
+        Some(kernels) => loan.filled().publish_on(kernels.stream(), TIMEOUT),
+    };
+    published.map_err(|refused| refused.error)?;
+    Ok(())
+}
 
-    /// Releases a sample once the stream has done what was enqueued.
-    pub(super) fn release(&self, sample: Sample) -> Result<(), Failure> {
-        Ok(sample.release_on(self.stream()).map_err(|refused| refused.error)?)
+/// Releases a sample, on a GPU once the stream has done what was enqueued.
+pub(super) fn release(kernels: Option<&Kernels>, sample: Sample) -> Result<(), Failure> {
+    match kernels {
+        None => drop(sample),
+        Some(kernels) => sample.release_on(kernels.stream()).map_err(|refused| refused.error)?,
     }
+    Ok(())
 }
 
 impl Drop for Kernels {

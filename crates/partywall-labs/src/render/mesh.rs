@@ -4,7 +4,6 @@ use std::{
     fmt,
     fs::{self, File},
     io::BufReader,
-    path::Path,
     str::FromStr,
 };
 
@@ -56,7 +55,7 @@ impl Mesh {
     pub(super) fn load(source: &Source) -> Result<Self, Failure> {
         match source {
             Source::Torus(triangles) => Ok(torus(*triangles)),
-            Source::File(path) => read(path).map_err(|Refused { kind, why }| {
+            Source::File(path) => read(path).map_err(|Refused(kind, why)| {
                 let advice = "pass a Wavefront OBJ file with triangles or polygons, or leave --scene out";
                 Failure::new(kind, format!("cannot draw {}: {why}", path.display()), advice)
             }),
@@ -65,24 +64,17 @@ impl Mesh {
 }
 
 /// Why a file is not drawn.
-struct Refused {
-    kind: ErrorKind,
-    why: String,
-}
+struct Refused(ErrorKind, String);
 
 impl Refused {
     fn new(why: impl Into<String>) -> Self {
-        Self { kind: ErrorKind::CheckFailed, why: why.into() }
+        Self(ErrorKind::CheckFailed, why.into())
     }
 }
 
 impl From<std::io::Error> for Refused {
     fn from(error: std::io::Error) -> Self {
-        let kind = match error.kind() {
-            std::io::ErrorKind::NotFound => ErrorKind::NotFound,
-            _ => ErrorKind::Refused,
-        };
-        Self { kind, why: error.to_string() }
+        Self(kind_of(&error), error.to_string())
     }
 }
 

@@ -43,10 +43,10 @@ mod viewer;
 mod watcher;
 mod writer;
 
-use std::{collections::HashMap, fs, path::PathBuf, str::FromStr};
+use std::{collections::HashMap, str::FromStr};
 
-use clap::{ArgMatches, Args, ValueEnum};
-use partywall::{DType, DeviceChoice, DeviceUuid, Loan, Policy, Publisher, Sample, Segment, Subscriber, Topic};
+use clap::{ArgMatches, ValueEnum};
+use partywall::{DeviceChoice, DeviceUuid, Loan};
 
 use self::{
     kernels::Kernels,
@@ -59,27 +59,26 @@ use crate::prelude::*;
 
 pub(super) static LAB: Lab = Lab {
     name: "render",
-    about: "Processes render one picture into shared memory, and one may be killed",
     title: "processes render one picture into shared memory, and one may be killed",
     on_host: true,
-    on_pinned: false,
     broker: true,
     traced: true,
+    kills_by: &["--kill", "renderer", "--frames", "24", "--size", "160x90", "--scene", "torus:2000"],
     options: Order::augment_args,
     takes_standard_output,
     roles: &[
-        Role::new("geometry", "Commit the mesh, and publish the vertices of each frame", ENDED, geometry::play),
-        Role::new("renderer", "Draw one tile of each frame", ENDED, renderer::play),
-        Role::new("compositor", "Put the tiles of each frame together", ENDED, compositor::play),
-        Role::new("writer", "Check each frame and encode it", ENDED, writer::play),
-        Role::new("viewer", "See the latest frame; no process waits for it", ENDED, viewer::play),
-        Role::new("plain", "Play a stage of the pipelines that the lab is compared with", ENDED, plain::play),
+        Role::new("geometry", "Commit the mesh, and publish the vertices of each frame", geometry::play),
+        Role::new("renderer", "Draw one tile of each frame", renderer::play),
+        Role::new("compositor", "Put the tiles of each frame together", compositor::play),
+        Role::new("writer", "Check each frame and encode it", writer::play),
+        Role::new("viewer", "See the latest frame; no process waits for it", viewer::play),
+        Role::new("plain", "Play a stage of the pipelines that the lab is compared with", plain::play),
     ],
-    observer: Role::new("watcher", "Start the missing roles, kill one, and report what held", "", watcher::play),
+    observer: Role::new("watcher", "Start the missing roles, kill one, and report what held", watcher::play),
+    farewell: Some("The watcher has all frames, and reports which claims held."),
     claims: CLAIMS,
+    ..Lab::DEFAULT
 };
-
-const ENDED: &str = "The watcher has all frames, and reports which claims held.";
 
 #[derive(Debug, Args)]
 struct Order {

@@ -53,7 +53,7 @@ pub(super) fn png(pixels: &[u32], size: Size) -> Result<Vec<u8>, Failure> {
     let image =
         RgbImage::from_raw(size.width, size.height, bytes).ok_or_else(|| unexpected("a frame has too few pixels"))?;
     let mut file = std::io::Cursor::new(Vec::new());
-    image.write_to(&mut file, ImageFormat::Png).map_err(|error| unexpected(&error.to_string()))?;
+    image.write_to(&mut file, ImageFormat::Png).map_err(|error| unexpected(error.to_string()))?;
     Ok(file.into_inner())
 }
 
@@ -77,7 +77,7 @@ impl Movie {
         if !self.is_gif {
             return Ok(self.y4m(&pixels, is_first));
         }
-        let part = self.gif(&pixels, is_first).map_err(|error| unexpected(&error.to_string()));
+        let part = self.gif(&pixels, is_first).map_err(|error| unexpected(error.to_string()));
         self.before = Some(pixels);
         part
     }

@@ -2,10 +2,10 @@
 
 use super::*;
 
-const MESH: &str = "mesh";
-const SCENE: &str = "scene";
-const TILES: &str = "tiles";
-const FRAMES: &str = "frames";
+pub(super) const MESH: &str = "mesh";
+pub(super) const SCENE: &str = "scene";
+pub(super) const TILES: &str = "tiles";
+pub(super) const FRAMES: &str = "frames";
 
 /// The timeline of the writer: how many frames are written.
 pub(super) const WRITTEN: &str = "written";
@@ -15,62 +15,30 @@ pub(super) const WRITTEN: &str = "written";
 /// and behind.
 pub(super) const TILES_BEFORE: u32 = 2 * IN_FLIGHT;
 
-/// The topics, as the watcher creates them.
-pub(super) struct Topics {
-    _scene: Topic,
-    _tiles: Topic,
-    _frames: Topic,
+/// Creates the topics. Each has room for a killed process and its successor at a time.
+pub(super) fn create_topics(session: &Session, job: &Job, vertices: u64) -> Result<[Topic; 3], Failure> {
+    let topic = |name| session.domain().topic(name).place(session.place);
+    let renderers = job.renderers + 1;
+    let scene = topic(SCENE).dtype(DType::I32).shape(&[vertices, raster::VERTEX as u64]).depth(IN_FLIGHT + 1);
+    // A renderer holds the scene of each frame that its GPU has not drawn.
+    let scene = scene.publishers(2).subscribers(renderers).held(IN_FLIGHT + 2).create()?;
+    let largest = job.tiles().iter().map(|tile| tile.size.pixels()).max().unwrap_or_default();
+    let tiles = topic(TILES).dtype(DType::U32).max_bytes(largest as u64 * 4).depth(TILES_BEFORE * job.renderers + 1);
+    // The compositor keeps the tiles of each frame until it is written, and then until its GPU is done with later
+    // frames: those of 2 * IN_FLIGHT frames. The rest is for the tile that comes, and for those that it replaces.
+    let tiles = tiles.publishers(renderers).subscribers(2).held(2 * (IN_FLIGHT + 1) * job.renderers).create()?;
+    let frames = topic(FRAMES).dtype(DType::U32).shape(&job.size.shape()).depth(IN_FLIGHT + 1);
+    // The writer holds frames that it checks, and frames that wait for one before them. Subscribers are the writer, its
+    // successor, a viewer, and another one that comes and goes.
+    let frames = frames.publishers(2).subscribers(4).held(2 * IN_FLIGHT + 2).create()?;
+    Ok([scene, tiles, frames])
 }
 
-impl Topics {
-    /// Creates them. Each has room for a killed process and its successor at a time.
-    pub(super) fn create(session: &Session, job: &Job, vertices: u64) -> Result<Self, Failure> {
-        let topic = |name| session.domain().topic(name).place(session.place);
-        let renderers = job.renderers + 1;
-        let scene = topic(SCENE).dtype(DType::I32).shape(&[vertices, raster::VERTEX as u64]).depth(IN_FLIGHT + 1);
-        // A renderer holds the scene of each frame that its GPU has not drawn.
-        let scene = scene.publishers(2).subscribers(renderers).held(IN_FLIGHT + 2).create()?;
-        let largest = job.tiles().iter().map(|tile| tile.size.pixels()).max().unwrap_or_default();
-        let tiles =
-            topic(TILES).dtype(DType::U32).max_bytes(largest as u64 * 4).depth(TILES_BEFORE * job.renderers + 1);
-        // The compositor keeps the tiles of each frame until it is written, and then until its GPU is done with later
-        // frames: those of 2 * IN_FLIGHT frames. The rest is for the tile that comes, and for those that it replaces.
-        let tiles = tiles.publishers(renderers).subscribers(2).held(2 * (IN_FLIGHT + 1) * job.renderers).create()?;
-        let shape = [u64::from(job.size.height), u64::from(job.size.width)];
-        let frames = topic(FRAMES).dtype(DType::U32).shape(&shape).depth(IN_FLIGHT + 1);
-        // The writer holds frames that it checks, and frames that wait for one before them. Subscribers are the writer,
-        // its successor, a viewer, and another one that comes and goes.
-        let frames = frames.publishers(2).subscribers(4).held(2 * IN_FLIGHT + 2).create()?;
-        Ok(Self { _scene: scene, _tiles: tiles, _frames: frames })
-    }
-}
-
-pub(super) fn scene(domain: &Domain) -> Result<Topic, Failure> {
-    scene_on(domain, None)
-}
-
-/// Opens the scenes for use on a GPU, which may be another one than that of the memory.
-pub(super) fn scene_on(domain: &Domain, gpu: Option<DeviceUuid>) -> Result<Topic, Failure> {
-    open_on(domain, SCENE, gpu)
-}
-
-pub(super) fn tiles(domain: &Domain) -> Result<Topic, Failure> {
-    tiles_on(domain, None)
-}
-
-/// Opens the tiles as [`scene_on`] does.
-pub(super) fn tiles_on(domain: &Domain, gpu: Option<DeviceUuid>) -> Result<Topic, Failure> {
-    open_on(domain, TILES, gpu)
-}
-
-fn open_on(domain: &Domain, name: &str, gpu: Option<DeviceUuid>) -> Result<Topic, Failure> {
+/// Opens a topic, perhaps for use on a GPU, which may be another one than that of the memory.
+pub(super) fn open(domain: &Domain, name: &str, gpu: Option<DeviceUuid>) -> Result<Topic, Failure> {
     let topic = domain.topic(name).timeout(TIMEOUT);
     let topic = gpu.into_iter().fold(topic, |topic, gpu| topic.device(gpu).allow_peer(true));
     Ok(topic.open()?)
-}
-
-pub(super) fn frames(domain: &Domain) -> Result<Topic, Failure> {
-    Ok(domain.topic(FRAMES).timeout(TIMEOUT).open()?)
 }
 
 /// Opens the mesh, or makes it. It is `kept`, so that the successor of a killed geometry finds it.
@@ -91,16 +59,11 @@ pub(super) fn mesh(domain: &Domain, place: Place, source: &Source) -> Result<Seg
     Ok(build.commit()?)
 }
 
-/// Opens the mesh once the geometry has committed it, for use on a GPU as [`scene_on`] does.
+/// Opens the mesh once the geometry has committed it, for use on a GPU as [`open`] does.
 pub(super) fn committed_mesh(domain: &Domain, gpu: Option<DeviceUuid>) -> Result<Segment, Failure> {
     let mesh = domain.opener(MESH).timeout(TIMEOUT);
     let mesh = gpu.into_iter().fold(mesh, |mesh, gpu| mesh.device(gpu).allow_peer(true));
     Ok(mesh.open()?)
-}
-
-/// Returns the memory of the mesh once the geometry has committed it, for an API other than CUDA.
-pub(super) fn mesh_memory(domain: &Domain) -> Result<partywall::Descriptors, Failure> {
-    Ok(domain.descriptors(MESH, TIMEOUT)?)
 }
 
 /// The header of a sample: words of 64 bits, the first of which are the number of the frame and the time at which its
@@ -134,15 +97,6 @@ impl Header {
     }
 }
 
-/// Returns the elements of a sample. Those on a GPU are copied.
-pub(super) fn elements<T: partywall::Element>(sample: &Sample) -> Result<std::borrow::Cow<'_, [T]>, Failure> {
-    let Some(gpu) = sample.gpu() else { return Ok(sample.as_slice()?.into()) };
-    let range = sample.device_on(gpu.stream())?;
-    let bytes = device::bytes_of(gpu, range.as_slice()).doing("reading a sample")?;
-    sample.check()?;
-    Ok(bytemuck::pod_collect_to_vec(&bytes).into())
-}
-
 /// Returns the elements of a tensor. Those on a GPU are copied.
 pub(super) fn tensor<'a, T: partywall::Element>(
     segment: &'a Segment,
@@ -155,21 +109,6 @@ pub(super) fn tensor<'a, T: partywall::Element>(
     }
 }
 
-/// Fills a loan: in place in host memory, by a copy on a GPU.
-pub(super) fn fill<T: partywall::Element>(
-    loan: &mut Loan,
-    make: impl FnOnce(&mut [T]) -> Result<(), Failure>,
-) -> Result<(), Failure> {
-    if loan.device().is_err() {
-        return make(loan.as_mut_slice()?);
-    }
-    let mut elements = vec![T::zeroed(); loan.shape().iter().product::<u64>() as usize];
-    make(&mut elements)?;
-    let range = loan.device()?;
-    let copied = range.gpu().stream().copy_from_host(range.as_slice(), bytemuck::cast_slice(&elements));
-    copied.doing("writing a sample")
-}
-
 /// Returns `None` if a sample, or one that it rests on, is of a process that died before its GPU had finished.
 pub(super) fn valid<T>(result: partywall::Result<T>) -> Result<Option<T>, Failure> {
     use partywall::error::InvalidData::{SampleFailed, SampleTainted};
@@ -178,10 +117,4 @@ pub(super) fn valid<T>(result: partywall::Result<T>) -> Result<Option<T>, Failur
         Err(Error::InvalidData(SampleFailed { .. } | SampleTainted { .. })) => Ok(None),
         Err(error) => Err(error.into()),
     }
-}
-
-/// Publishes a loan that is filled.
-pub(super) fn publish(loan: Loan) -> Result<(), Failure> {
-    loan.filled().publish(TIMEOUT).map_err(|refused| refused.error)?;
-    Ok(())
 }

@@ -2,8 +2,6 @@
 
 use std::collections::hash_map::Entry;
 
-use serde_json::{Map, Value, json};
-
 use super::{alone::Whole, times::rounded, *};
 
 /// A viewer that came and went while frames were written.
@@ -34,17 +32,13 @@ pub(super) struct Death {
 
 /// What a death cost.
 pub(super) struct Killed {
-    role: &'static str,
-    pid: u32,
-    new_pid: u32,
+    death: Death,
     frame: u64,
     gap: Duration,
     /// Frames written after it.
     after: usize,
     /// Frames with a grey tile.
     stale: usize,
-    /// Frames that a viewer saw before its successor was started.
-    viewed: u64,
     /// After what time a killed renderer's tile was grey. `None` if it never was.
     grey: Option<Duration>,
     /// Of a killed renderer: how many scenes the slowest other one drew before its successor was back.
@@ -52,6 +46,12 @@ pub(super) struct Killed {
 }
 
 impl Death {
+    /// Returns the death of a process at this moment. Its successor is started after a pause.
+    pub(super) fn now(role: &'static str, tile: Option<u32>, pid: u32, pause: Duration) -> Self {
+        let restart = Instant::now() + pause;
+        Self { role, tile, pid, new_pid: None, at: Moment::now(), restart, viewed: 0, is_seen: false }
+    }
+
     /// Returns whether its successor should be started: in `--live` once the absence could be seen.
     pub(super) fn is_due(&self, is_live: bool) -> bool {
         let now = Instant::now();
@@ -66,16 +66,13 @@ impl Death {
     }
 
     pub(super) fn describe(self, job: &Job, frames: &[Written]) -> Killed {
-        let new_pid = self.new_pid.unwrap_or_default();
         let before = frames.iter().filter(|frame| frame.at <= self.at).count();
         let after = &frames[before..];
         let grey = after.iter().find(|frame| self.is_seen_in(frame)).map(|frame| frame.at.since(self.at));
         let gap = match self.tile.filter(|_| job.live) {
             // The time until its tile was drawn again.
             Some(tile) => {
-                let is_back =
-                    |frame: &&Written| frame.tiles.get(tile as usize).is_some_and(|drawn| drawn.pid == new_pid);
-                let back = frames[before..].iter().find(is_back).or(frames.last());
+                let back = after.iter().find(|frame| self.is_back_in(frame, tile)).or(frames.last());
                 back.map_or(Duration::ZERO, |frame| frame.at.since(self.at))
             }
             None => {
@@ -84,23 +81,33 @@ impl Death {
             }
         };
         Killed {
-            role: self.role,
-            pid: self.pid,
-            new_pid,
             frame: job.frames / 3,
             gap,
-            after: frames.len() - before,
+            after: after.len(),
             stale: frames.iter().filter(|frame| frame.late > 0).count(),
-            viewed: self.viewed,
             grey,
-            others: self.tile.map(|tile| scenes_of_others(after, tile, new_pid)),
+            others: self.tile.map(|tile| self.scenes_of_others(after, tile)),
+            death: self,
         }
+    }
+
+    /// Returns whether its successor has drawn the tile of a frame.
+    fn is_back_in(&self, frame: &Written, tile: u32) -> bool {
+        frame.tiles.get(tile as usize).is_some_and(|drawn| Some(drawn.pid) == self.new_pid)
+    }
+
+    /// Returns how many scenes each tile but one advanced at least, until the successor had drawn that one.
+    fn scenes_of_others(&self, frames: &[Written], tile: u32) -> u32 {
+        let back = frames.iter().find(|frame| self.is_back_in(frame, tile)).or(frames.last());
+        let Some((first, last)) = frames.first().zip(back) else { return 0 };
+        let pairs = (0..).zip(first.tiles.iter().zip(&last.tiles)).filter(|(number, _)| *number != tile);
+        pairs.map(|(_, (first, last))| last.frame.saturating_sub(first.frame)).min().unwrap_or_default()
     }
 }
 
 impl Killed {
     pub(super) fn to_json(&self) -> Value {
-        let Self { role, pid, new_pid, frame, gap, viewed, grey, others, .. } = self;
+        let Self { death: Death { role, pid, new_pid, viewed, .. }, frame, gap, grey, others, .. } = self;
         let ms = |time: Duration| rounded(time.as_secs_f64() * 1000.0);
         json!({
             "role": role, "pid": pid, "new_pid": new_pid, "frame": frame, "gap_ms": ms(*gap),
@@ -109,17 +116,9 @@ impl Killed {
     }
 }
 
-/// Returns how many scenes each tile but one advanced at least, until the process `new_pid` had drawn that one.
-fn scenes_of_others(frames: &[Written], tile: u32, new_pid: u32) -> u32 {
-    let is_back = |frame: &&Written| frame.tiles.get(tile as usize).is_some_and(|drawn| drawn.pid == new_pid);
-    let Some((first, last)) = frames.first().zip(frames.iter().find(is_back).or(frames.last())) else { return 0 };
-    let pairs = (0..).zip(first.tiles.iter().zip(&last.tiles)).filter(|(number, _)| *number != tile);
-    pairs.map(|(_, (first, last))| last.frame.saturating_sub(first.frame)).min().unwrap_or_default()
-}
-
 pub(super) fn killed_step(killed: Option<&Killed>, count: &Count) -> Step {
     let title = "A process is killed in the middle of a frame, and restarted";
-    let why = if killed.is_some_and(|killed| killed.role == "broker") {
+    let why = if killed.is_some_and(|killed| killed.death.role == "broker") {
         "Samples do not pass through the broker, so no process waits for it. Its supervisor starts the next one, which \
          continues with the journal and with the memory that is still open."
     } else {
@@ -129,23 +128,20 @@ pub(super) fn killed_step(killed: Option<&Killed>, count: &Count) -> Step {
     };
     let step = Step::new("killed", title, why);
     let Some(killed) = killed else {
-        return [FALLS, LOST, TORN]
-            .into_iter()
-            .fold(step, |step, claim| step.untried(Some(claim), "nothing was killed: --kill ROLE does it"));
+        return step.untried(&[FALLS, LOST, TORN], "nothing was killed: --kill ROLE does it");
     };
-    step.value(
-        "killed",
-        format!("{} {}, after {} frames; succeeded by {}", killed.role, killed.pid, killed.frame, killed.new_pid),
-    )
-    .value("frames after that", killed.after.to_string())
-    .value("frames with a grey tile", killed.stale.to_string())
-    .value("its tile was grey after", killed.grey.map_or("never".to_owned(), millis))
-    .value("frames that a viewer saw meanwhile, with --live", killed.viewed.to_string())
-    .value("longest gap", millis(killed.gap))
-    .says(FALLS, killed.after == 0)
-    .says(LOST, count.missing > 0)
-    .says(TORN, count.torn > 0)
-    .judge(killed.after > 0, "the pipeline continues", "the pipeline has stopped")
+    let Death { role, pid, new_pid, viewed, .. } = &killed.death;
+    let new_pid = new_pid.unwrap_or_default();
+    step.value("killed", format!("{role} {pid}, after {} frames; succeeded by {new_pid}", killed.frame))
+        .value("frames after that", killed.after.to_string())
+        .value("frames with a grey tile", killed.stale.to_string())
+        .value("its tile was grey after", killed.grey.map_or("never".to_owned(), millis))
+        .value("frames that a viewer saw meanwhile, with --live", viewed.to_string())
+        .value("longest gap", millis(killed.gap))
+        .says(FALLS, killed.after == 0)
+        .says(LOST, count.missing > 0)
+        .says(TORN, count.torn > 0)
+        .judge(killed.after > 0, "the pipeline continues", "the pipeline has stopped")
 }
 
 impl Visit {
@@ -216,10 +212,9 @@ impl Count {
         self.missing == 0 && self.twice == 0 && self.torn == 0 && self.different == 0
     }
 
-    pub(super) fn to_json(&self) -> Map<String, Value> {
+    pub(super) fn to_json(&self) -> Value {
         let Self { frames, missing, twice, torn, tainted, .. } = self;
-        let counts = [("frames", frames), ("missing", missing), ("twice", twice), ("torn", torn), ("tainted", tainted)];
-        counts.into_iter().map(|(name, count)| (name.to_owned(), (*count).into())).collect()
+        json!({ "frames": frames, "missing": missing, "twice": twice, "torn": torn, "tainted": tainted })
     }
 
     pub(super) fn step(&self, job: &Job, time: Duration) -> Step {
@@ -249,7 +244,7 @@ impl Count {
         );
         if job.live {
             let why = "with --live the tiles of a frame may be of different scenes";
-            return step.untried(Some(TILES), why).untried(Some(PIXELS), why);
+            return step.untried(&[TILES, PIXELS], why);
         }
         let step = match job.brush {
             Brush::Cuda => step.says(PIXELS, self.different > 0),

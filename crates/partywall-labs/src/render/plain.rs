@@ -12,7 +12,7 @@
 use std::ops::Range;
 
 use partywall::cuda::{
-    DeviceBuffer, DeviceSlice, Event, IpcEvent, IpcEventHandle, IpcMapping, IpcMemoryHandle,
+    Event, IpcEvent, IpcEventHandle,
     experiment::{Checks, Drawing, Picture, Rasteriser},
     round_up,
 };
@@ -28,7 +28,7 @@ pub(super) enum Design {
 }
 
 /// What a pipeline has done.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Done {
     nanos: u64,
     /// The sum of each frame, and whether one was torn.
@@ -203,7 +203,7 @@ impl<'a> Worker<'a> {
             rasteriser: Rasteriser::load(context).doing("loading kernels")?,
             scratch,
             checks: checks.transpose().doing("loading kernels")?,
-            done: Done { nanos: 0, sums: Vec::new(), torn: false },
+            done: Done::default(),
         })
     }
 
@@ -275,9 +275,11 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Waits for the last checks.
-    fn finish_all(&mut self, frames: u64) -> Result<(), Failure> {
-        (frames.saturating_sub(IN_FLIGHT.into())..frames).try_for_each(|frame| self.finish(frame))
+    /// Waits for the last checks, and returns what was done since `start`.
+    fn finish_all(&mut self, frames: u64, start: Instant) -> Result<Done, Failure> {
+        (frames.saturating_sub(IN_FLIGHT.into())..frames).try_for_each(|frame| self.finish(frame))?;
+        self.stream.synchronize().doing("waiting for the last frame")?;
+        Ok(Done { nanos: start.elapsed().as_nanos() as u64, ..std::mem::take(&mut self.done) })
     }
 }
 
@@ -313,9 +315,7 @@ pub(super) fn alone(gpu: &Gpu, job: &Job, mesh: &Mesh) -> Result<Done, Failure> 
         frame += 1;
     }
     let Some(writer) = workers.last_mut() else { return Err(unexpected("a pipeline has no writer")) };
-    writer.finish_all(frame)?;
-    writer.done.nanos = start.elapsed().as_nanos() as u64;
-    Ok(Done { nanos: writer.done.nanos, sums: std::mem::take(&mut writer.done.sums), torn: writer.done.torn })
+    writer.finish_all(frame, start)
 }
 
 /// Runs the pipeline by processes.
@@ -345,15 +345,15 @@ pub(super) fn together(session: &Session, gpu: &Gpu, job: &Job, mesh: &Mesh, des
     for stage in &stages {
         let peer = session.spawn("plain")?;
         let task = Task { job: job.clone(), design, stage: *stage, mesh: mesh_bytes(mesh), handle: handle.clone() };
-        let fds: Vec<_> = descriptor.iter().map(std::os::fd::AsFd::as_fd).collect();
+        let fds: Vec<_> = descriptor.iter().map(AsFd::as_fd).collect();
         peer.say_with(task, &fds)?;
         peers.push(peer);
     }
     if design == Design::Textbook {
-        let words = Draft::create("partywall:textbook", stages.len() as u64 * WORD).map_err(failed)?;
-        let words = words.share().map_err(failed)?;
+        let words = Draft::create("partywall:textbook", stages.len() as u64 * WORD).and_then(Draft::share);
+        let words = words.doing(SHARING_WORDS)?;
         let handles: Vec<Vec<u8>> = peers.iter_mut().map(Peer::hear).collect::<Result<_, _>>()?;
-        peers.iter().try_for_each(|peer| peer.say_with(&handles, &[std::os::fd::AsFd::as_fd(&words)]))?;
+        peers.iter().try_for_each(|peer| peer.say_with(&handles, &[words.as_fd()]))?;
     }
     peers.iter_mut().try_for_each(Peer::hear::<()>)?;
     peers.iter().rev().try_for_each(|peer| peer.say(()))?;
@@ -374,8 +374,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
             let descriptor = session.parent().take_fd()?;
             let bytes = round_up(layout.bytes(), PhysicalMemory::granularity(context).doing(SHARING)?);
             let bytes = bytes.ok_or_else(|| unexpected("the frames are too large"))?;
-            let memory =
-                PhysicalMemory::import(context, std::os::fd::AsFd::as_fd(&descriptor), bytes).doing(SHARING)?;
+            let memory = PhysicalMemory::import(context, descriptor.as_fd(), bytes).doing(SHARING)?;
             mapping = Mapping::new(memory, Access::ReadWrite).doing(SHARING)?;
             mapping.as_slice()
         }
@@ -412,13 +411,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
             Some(hosts) => hosts.finish(&worker.stream, own, frame + 1)?,
         }
     }
-    worker.finish_all(task.job.frames)?;
-    worker.stream.synchronize().doing("waiting for the last frame")?;
-    let nanos = start.elapsed().as_nanos() as u64;
-    let done = Done { nanos, sums: std::mem::take(&mut worker.done.sums), torn: worker.done.torn };
-    session.parent().say(done)?;
-    while session.parent().next::<()>()?.is_some() {}
-    Ok(())
+    session.finish(worker.finish_all(task.job.frames, start)?)
 }
 
 /// The order of the textbook.
@@ -435,7 +428,7 @@ impl Hosts {
         let event = IpcEvent::new(gpu.context()).doing(SHARING)?;
         let own = event.export().doing(SHARING)?.0.to_vec();
         let handles: Vec<Vec<u8>> = session.parent().ask(own.clone())?;
-        let words = SharedMap::writable(session.parent().take_fd()?).map_err(failed)?;
+        let words = SharedMap::writable(session.parent().take_fd()?).doing(SHARING_WORDS)?;
         let open = |handle: &Vec<u8>| {
             if *handle == own {
                 return Ok(None);
@@ -476,10 +469,6 @@ fn bytes_of_handle(handle: &[u8]) -> Result<[u8; 64], Failure> {
     handle.try_into().map_err(|_| unexpected("a handle has another length"))
 }
 
-fn failed(source: impl Into<std::io::Error>) -> Failure {
-    Error::System { what: "sharing words of the textbook's pipeline".into(), source: source.into() }.into()
-}
-
 const VERTICES: usize = 0;
 const INDICES: usize = 1;
 const COLOURS: usize = 2;
@@ -500,3 +489,4 @@ const LONGEST: Duration = Duration::from_secs(2);
 const LAUNCHING: &str = "launching a kernel";
 const WAITING: &str = "ordering streams";
 const SHARING: &str = "sharing memory";
+const SHARING_WORDS: &str = "sharing words of the textbook's pipeline";

@@ -1,5 +1,7 @@
 //! What all roles have in common: a job, frames that they count, and an end that the watcher announces.
 
+use partywall_os::memfd::frozen;
+
 use super::*;
 
 /// A process that plays a role.
@@ -21,9 +23,9 @@ impl<'a> Player<'a> {
         self.session.domain().clone()
     }
 
-    /// Says that everything is open and joined.
-    pub(super) fn ready(&mut self) -> Result<(), Failure> {
-        self.session.parent().say(Report::Ready)
+    /// Reports to the watcher.
+    pub(super) fn say(&mut self, report: Report) -> Result<(), Failure> {
+        self.session.parent().say(report)
     }
 
     /// Waits until all roles are ready.
@@ -53,7 +55,7 @@ impl<'a> Player<'a> {
 
     /// Is in the middle of a frame: the place where the watcher kills this process, if it does.
     pub(super) fn middle(&mut self) -> Result<(), Failure> {
-        self.middle_of(self.times.len() as u64)
+        self.middle_of(self.frames())
     }
 
     /// As [`Player::middle`], in the frame with this number: with `--live` a renderer leaves frames out.
@@ -61,7 +63,7 @@ impl<'a> Player<'a> {
         if self.job.strike.is_none_or(|strike| frame < strike) {
             return Ok(());
         }
-        self.session.parent().say(Report::Struck)?;
+        self.say(Report::Struck)?;
         thread::sleep(TIMEOUT);
         Err(unexpected("the watcher did not kill this process"))
     }
@@ -73,26 +75,17 @@ impl<'a> Player<'a> {
 
     /// Reports a frame of the writer, and waits until the watcher has its part of the movie, if there is one.
     pub(super) fn written(&mut self, written: Written, part: Option<Vec<u8>>) -> Result<(), Failure> {
-        let failed = |errno: partywall_os::Errno| Error::System {
-            what: "passing on a part of the movie".into(),
-            source: errno.into(),
-        };
-        let part =
-            part.map(|part| partywall_os::memfd::frozen("partywall:movie", &part)).transpose().map_err(failed)?;
-        let fds: Vec<_> = part.iter().map(std::os::fd::AsFd::as_fd).collect();
+        let part = part.map(|part| frozen("partywall:movie", &part)).transpose();
+        let part = part.doing("passing on a part of the movie")?;
+        let fds: Vec<_> = part.iter().map(AsFd::as_fd).collect();
         let watcher = self.session.parent();
         watcher.say_with(Report::Written(written), &fds)?;
         if part.is_some() { watcher.hear() } else { Ok(()) }
     }
 
-    /// Says that a frame was seen.
-    pub(super) fn viewed(&mut self) -> Result<(), Failure> {
-        self.session.parent().say(Report::Viewed)
-    }
-
-    /// Ends a role that joined late, before the others.
-    pub(super) fn depart(self) -> Result<(), Failure> {
-        self.session.parent().say(Report::Left(self.times.len() as u64))
+    /// Returns how many frames are done.
+    pub(super) fn frames(&self) -> u64 {
+        self.times.len() as u64
     }
 
     /// Ends the role with its step.
@@ -100,11 +93,6 @@ impl<'a> Player<'a> {
         let step = Step::new(self.session.reporter().role(), title, why).value("frames", self.times.len().to_string());
         let step = describe(step.value("host time per frame", spread(&self.times)));
         self.session.report(step.judge(true, "finished", ""))?;
-        self.leave()
-    }
-
-    /// Ends the role without a step: another process of the same role reports one.
-    pub(super) fn leave(self) -> Result<(), Failure> {
         self.session.parent().say(Report::Done)
     }
 }

@@ -25,6 +25,11 @@ impl Size {
     pub(super) fn pixels(self) -> usize {
         self.width as usize * self.height as usize
     }
+
+    /// Returns the size as the shape of a tensor.
+    pub(super) fn shape(self) -> [u64; 2] {
+        [self.height.into(), self.width.into()]
+    }
 }
 
 /// A rectangle of a picture.
@@ -57,6 +62,19 @@ impl Tile {
         let divides = |rows: &u32| count.is_multiple_of(*rows);
         let rows = (1..=count).take_while(|rows| rows * rows <= count).filter(divides).last().unwrap_or(1);
         [count / rows, rows]
+    }
+
+    /// Returns where its rows are among the pixels of a picture of this width.
+    pub(super) fn rows(self, width: u32) -> impl Iterator<Item = Range<usize>> {
+        let first = move |row| (row * width + self.x) as usize;
+        (self.y..self.y + self.size.height).map(move |row| first(row)..first(row) + self.size.width as usize)
+    }
+
+    /// Copies its pixels to its place in a picture of this width.
+    pub(super) fn copy(self, drawn: &[u32], pixels: &mut [u32], width: u32) {
+        for (row, drawn) in self.rows(width).zip(drawn.chunks_exact(self.size.width as usize)) {
+            pixels[row].copy_from_slice(drawn);
+        }
     }
 
     /// Returns its left upper corner, its width and its height.

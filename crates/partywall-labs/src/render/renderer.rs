@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use partywall::cuda::{
-    CuResult, DeviceBuffer, DeviceSlice, Event,
+    Event,
     experiment::{Drawing, Rasteriser},
 };
 
@@ -15,8 +15,8 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let number = player.job.tile;
     let device = player.job.device(number)?;
     let mesh = objects::committed_mesh(&domain, device)?;
-    let scenes = objects::scene_on(&domain, device)?;
-    let tiles = objects::tiles_on(&domain, device)?;
+    let scenes = objects::open(&domain, objects::SCENE, device)?;
+    let tiles = objects::open(&domain, objects::TILES, device)?;
     let publisher = tiles.publisher()?;
     let tile = player.job.tiles()[number as usize];
     let mut painter = match (player.job.brush, mesh.gpu()) {
@@ -31,7 +31,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     // In `--live` a renderer that is late goes on with the latest scene.
     let policy = if player.job.live { Policy::Latest } else { Policy::Block };
     let scenes = scenes.subscribe(policy).history(IN_FLIGHT).join()?;
-    player.ready()?;
+    player.say(Report::Ready)?;
     while let Some(sample) = player.next(&scenes)? {
         let header = Header::of(&sample, 12)?;
         if !player.job.live && header.frame < player.job.unwritten {
@@ -41,16 +41,17 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
         let camera: Camera = std::array::from_fn(|word| header.more[word].cast_signed());
         let look = player.job.look(number, header.frame);
         let size = player.job.size;
-        let mut loan = publisher.loan(DType::U32, &[tile.size.height.into(), tile.size.width.into()], TIMEOUT)?;
-        // A scene that a killed geometry had not finished comes again.
+        let mut loan = publisher.loan(DType::U32, &tile.size.shape(), TIMEOUT)?;
+        // A scene that a killed geometry had not finished comes again. Kernels find that out on their stream.
+        let waits = !matches!(painter, Painter::Device(_));
+        if waits && objects::valid(sample.wait(TIMEOUT).and_then(|()| sample.check()))?.is_none() {
+            continue;
+        }
         let time = match &mut painter {
             Painter::Cpu { indices, colours, raster } => {
-                if objects::valid(sample.wait(TIMEOUT).and_then(|()| sample.check()))?.is_none() {
-                    continue;
-                }
                 let mut time = Duration::ZERO;
-                objects::fill(&mut loan, |pixels| {
-                    let vertices = objects::elements(&sample)?;
+                device::fill(&mut loan, "writing a sample", |pixels| {
+                    let vertices = device::elements(&sample, "reading a sample")?;
                     let scene = Scene { indices, colours, vertices: &vertices, camera: &camera };
                     let start = Instant::now();
                     raster.draw(&scene, size, tile, look, pixels);
@@ -60,9 +61,6 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
                 time
             }
             Painter::Shaders(shaders) => {
-                if objects::valid(sample.wait(TIMEOUT).and_then(|()| sample.check()))?.is_none() {
-                    continue;
-                }
                 let start = Instant::now();
                 shaders.draw(&sample, &mut loan, &camera, size, tile, look)?;
                 start.elapsed()
@@ -77,20 +75,13 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
         let nanos = u32::try_from(time.as_nanos()).unwrap_or(u32::MAX);
         Header { more: vec![number, std::process::id(), nanos], ..header }.write(&mut loan)?;
         loan.rests_on(&sample)?;
-        match &painter {
-            Painter::Cpu { .. } | Painter::Shaders(_) => {
-                drop(sample);
-                objects::publish(loan)?;
-            }
-            Painter::Device(device) => {
-                device.kernels.publish(loan)?;
-                device.kernels.release(sample)?;
-            }
-        }
+        kernels::publish(painter.kernels(), loan)?;
+        kernels::release(painter.kernels(), sample)?;
         player.end();
     }
     if number > 0 {
-        return player.leave();
+        // Another renderer reports the step.
+        return player.say(Report::Done);
     }
     player.finish(
         "Scenes into tiles",
@@ -112,6 +103,13 @@ enum Painter<'a> {
 }
 
 impl Painter<'_> {
+    fn kernels(&self) -> Option<&Kernels> {
+        match self {
+            Self::Device(device) => Some(&device.kernels),
+            _ => None,
+        }
+    }
+
     /// Returns what draws: a GPU by its UUID.
     fn name(&self) -> String {
         match self {

@@ -21,20 +21,20 @@ pub(super) struct Shaders {
 
 /// Fails unless Vulkan can draw in memory at this place.
 pub(super) fn require(place: Place) -> Result<(), Failure> {
-    Rasteriser::require(&*device(place)?).map_err(failed)
+    Ok(Rasteriser::require(&*Device::open(place.gpu())?)?)
 }
 
 impl Shaders {
     pub(super) fn new(domain: &Domain, scenes: &Topic, tiles: &Topic, tile: Tile) -> Result<Self, Failure> {
-        let gpu = device(scenes.place())?;
-        let mesh = gpu.import(objects::mesh_memory(domain)?).map_err(failed)?;
+        let gpu = Device::open(scenes.place().gpu())?;
+        let mesh = gpu.import(domain.descriptors(objects::MESH, TIMEOUT)?)?;
         let vertices = scenes.max_bytes() / (4 * raster::VERTEX as u64);
         Ok(Self {
-            indices: mesh.buffer("indices", STORAGE).map_err(failed)?,
-            colours: mesh.buffer("colours", STORAGE).map_err(failed)?,
-            scenes: gpu.import(scenes.descriptors()?).map_err(failed)?,
-            tiles: gpu.import(tiles.descriptors()?).map_err(failed)?,
-            rasteriser: Rasteriser::new(&gpu, vertices, tile.size.pixels() as u64).map_err(failed)?,
+            indices: mesh.buffer("indices", STORAGE)?,
+            colours: mesh.buffer("colours", STORAGE)?,
+            scenes: gpu.import(scenes.descriptors()?)?,
+            tiles: gpu.import(tiles.descriptors()?)?,
+            rasteriser: Rasteriser::new(&gpu, vertices, tile.size.pixels() as u64)?,
         })
     }
 
@@ -48,8 +48,8 @@ impl Shaders {
         tile: Tile,
         look: Look,
     ) -> Result<(), Failure> {
-        let vertices = self.scenes.sample(scene, STORAGE).map_err(failed)?;
-        let pixels = self.tiles.loan(loan, STORAGE).map_err(failed)?;
+        let vertices = self.scenes.sample(scene, STORAGE)?;
+        let pixels = self.tiles.loan(loan, STORAGE)?;
         let drawing = Drawing {
             indices: &self.indices,
             colours: &self.colours,
@@ -61,22 +61,20 @@ impl Shaders {
             tag: look.tag,
             pixels: &pixels,
         };
-        self.rasteriser.draw(&drawing).map_err(failed)
+        Ok(self.rasteriser.draw(&drawing)?)
     }
 }
 
-fn device(place: Place) -> Result<Arc<Device>, Failure> {
-    Device::open(place.gpu()).map_err(failed)
-}
-
-fn failed(error: VulkanError) -> Failure {
-    match error {
-        VulkanError::Partywall(error) => error.into(),
-        error => Failure::new(
-            ErrorKind::Device,
-            format!("cannot draw by Vulkan: {error}"),
-            "draw with --renderer cpu, or with --renderer cuda on a GPU",
-        ),
+impl From<VulkanError> for Failure {
+    fn from(error: VulkanError) -> Self {
+        match error {
+            VulkanError::Partywall(error) => error.into(),
+            error => Self::new(
+                ErrorKind::Device,
+                format!("cannot draw by Vulkan: {error}"),
+                "draw with --renderer cpu, or with --renderer cuda on a GPU",
+            ),
+        }
     }
 }
 
@@ -93,7 +91,7 @@ mod tests {
             VulkanError::NoLoader("libvulkan.so.1 is missing".to_owned()),
             VulkanError::Unsupported { device, missing, what: "an import of GPU memory" },
         ] {
-            let failure = failed(error);
+            let failure = Failure::from(error);
             assert_eq!(failure.kind(), ErrorKind::Device);
             assert!(failure.message().starts_with("cannot draw by Vulkan: "), "{}", failure.message());
             assert!(failure.advice().contains("--renderer cpu"), "{}", failure.advice());

@@ -3,7 +3,6 @@
 use std::{
     fs::File,
     io::{Read, Write},
-    path::Path,
 };
 
 use super::*;
@@ -58,7 +57,7 @@ impl Sink {
         let mut bytes = Vec::new();
         let mut part = File::from(part);
         let read = std::io::Seek::rewind(&mut part).and_then(|()| part.read_to_end(&mut bytes));
-        read.map_err(|error| unexpected(&format!("a part of the movie cannot be read: {error}")))?;
+        read.map_err(|error| unexpected(format!("a part of the movie cannot be read: {error}")))?;
         self.write(&bytes)
     }
 

@@ -1,7 +1,5 @@
 //! How long tiles and frames took.
 
-use serde_json::{Value, json};
-
 use super::*;
 
 /// Returns how long each tile took, sorted, in the order of the tiles.

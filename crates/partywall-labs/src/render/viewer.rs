@@ -4,13 +4,13 @@ use super::{objects::Header, *};
 
 pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let mut player = Player::new(session)?;
-    let topic = objects::frames(&player.domain())?;
+    let topic = objects::open(&player.domain(), objects::FRAMES, None)?;
     if player.job.joins_late {
-        player.ready()?;
+        player.say(Report::Ready)?;
         player.await_start()?;
     }
     let frames = topic.subscribe(Policy::Latest).join()?;
-    player.ready()?;
+    player.say(Report::Ready)?;
     let mut missed = 0;
     let mut newest = None;
     while let Some(sample) = player.next(&frames)? {
@@ -20,12 +20,12 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
         drop(sample);
         player.end();
         if player.job.live && !player.job.joins_late {
-            player.viewed()?;
+            player.say(Report::Viewed)?;
         }
     }
     drop(frames);
     if player.job.joins_late {
-        return player.depart();
+        return player.say(Report::Left(player.frames()));
     }
     player.finish(
         "Frames that are looked at",

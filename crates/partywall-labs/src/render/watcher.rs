@@ -1,7 +1,5 @@
 //! The watcher: starts the roles, kills one and restarts it, and keeps the movie.
 
-use serde_json::json;
-
 use super::{
     alone::{baselines, described},
     outcome::{Count, Death, Killed, Visit, killed_step, visits_step},
@@ -16,7 +14,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let output = order.out.clone().unwrap_or(Output::Nothing);
     let movie = Sink::open(&output, order.force)?;
     let job = job(&order, output, session.place)?;
-    let topics = objects::Topics::create(session, &job, (mesh.vertices.len() / raster::VERTEX) as u64)?;
+    let topics = objects::create_topics(session, &job, (mesh.vertices.len() / raster::VERTEX) as u64)?;
     let geometry = session.partner();
     let mut watcher = Watcher {
         session,
@@ -48,34 +46,31 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
             "The same pixels by kernels",
             "Kernels compute what has been computed without them here.",
         );
-        session.report(step.untried(Some(PIXELS), "no kernel has drawn: --device cuda draws by kernels"))?;
+        session.report(step.untried(&[PIXELS], "no kernel has drawn: --device cuda draws by kernels"))?;
     }
     session.report(tiles_step(&job, &frames))?;
     session.report(latency(&frames))?;
     let rate = frames.len() as f64 / time.as_secs_f64();
     let baselines = baselines(session, &job, &mesh, &frames, order.kill, rate)?;
-    let mut result = count.to_json();
-    result.insert("frames_per_second".into(), json!(rounded(rate)));
-    result.insert("baselines".into(), baselines.into());
-    result.insert("pipeline".into(), described(session, &job, &mesh)?);
-    result.insert("tiles".into(), tiles_json(&job, &frames));
-    result.insert("latency_us".into(), latency_json(&frames));
-    result.insert("killed".into(), killed.iter().map(Killed::to_json).collect());
-    result.insert("viewers".into(), visits.iter().map(Visit::to_json).collect());
-    session.reporter().result(result);
+    session.result(count.to_json());
+    session.result(json!({
+        "frames_per_second": rounded(rate),
+        "baselines": baselines,
+        "pipeline": described(session, &job, &mesh)?,
+        "tiles": tiles_json(&job, &frames),
+        "latency_us": latency_json(&frames),
+        "killed": killed.iter().map(Killed::to_json).collect::<Vec<_>>(),
+        "viewers": visits.iter().map(Visit::to_json).collect::<Vec<_>>(),
+    }));
     let not_killed = order.kill.filter(|_| killed.is_none());
-    if count.is_right() && not_killed.is_none() {
-        return Ok(());
-    }
-    session.reporter().conclude(CLAIMS);
-    Err(not_killed.map_or(Failure::Reported(ErrorKind::CheckFailed), |kill| {
-        let role = kill.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
-        Failure::new(
-            ErrorKind::CheckFailed,
-            format!("the {role} was not killed: it has not finished {} frames", job.frames / 3),
-            "render more frames: --frames",
-        )
-    }))
+    let checked = session.check(count.is_right() && not_killed.is_none());
+    let Some(kill) = not_killed else { return checked };
+    let role = kill.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+    Err(Failure::new(
+        ErrorKind::CheckFailed,
+        format!("the {role} was not killed: it has not finished {} frames", job.frames / 3),
+        "render more frames: --frames",
+    ))
 }
 
 fn job(order: &Order, output: Output, place: Place) -> Result<Job, Failure> {
@@ -127,8 +122,7 @@ fn devices(order: &Order, brush: Brush) -> Result<Vec<String>, Failure> {
 /// Returns a source that means the same in a process that runs elsewhere.
 fn absolute(source: &Source) -> Result<Source, Failure> {
     let Source::File(path) = source else { return Ok(source.clone()) };
-    let system = |source| Error::System { what: format!("finding {}", path.display()), source };
-    Ok(Source::File(std::path::absolute(path).map_err(system)?))
+    Ok(Source::File(std::path::absolute(path).doing(&format!("finding {}", path.display()))?))
 }
 
 /// A process of the pipeline.
@@ -313,16 +307,7 @@ impl Watcher<'_> {
         let is_renderer = *role == "renderer";
         // In `--live` its absence should be seen.
         let pause = if self.job.live { PAUSE } else { Duration::ZERO };
-        self.killed = Some(Death {
-            role,
-            tile: is_renderer.then_some(*tile),
-            pid,
-            new_pid: None,
-            at: Moment::now(),
-            restart: Instant::now() + pause,
-            viewed: 0,
-            is_seen: false,
-        });
+        self.killed = Some(Death::now(role, is_renderer.then_some(*tile), pid, pause));
         Ok(())
     }
 
@@ -368,10 +353,7 @@ impl Watcher<'_> {
         let domain = self.session.domain().clone();
         let pid = self.session.broker().kill_worker(&domain)?;
         // Its successor is named at the end: no frame waits for it, and asking would.
-        let restart = Instant::now();
-        let at = Moment::now();
-        self.killed =
-            Some(Death { role: "broker", tile: None, pid, new_pid: Some(0), at, restart, viewed: 0, is_seen: false });
+        self.killed = Some(Death { new_pid: Some(0), ..Death::now("broker", None, pid, Duration::ZERO) });
         Ok(())
     }
 

@@ -7,7 +7,6 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use partywall::{
-    TimelineWriter,
     cuda::experiment::{Checked, Checks, Picture},
     error::Busy,
 };
@@ -17,7 +16,7 @@ use super::{label::label, movie::Movie, objects::Header, player::TURN, *};
 pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let mut player = Player::new(session)?;
     let domain = player.domain();
-    let topic = objects::frames(&domain)?;
+    let topic = objects::open(&domain, objects::FRAMES, None)?;
     let kernels = Kernels::of(&domain, topic.place())?;
     let mut writer = Writer::new(&player.job, kernels, timeline(&domain)?)?;
     // In `--live` no frame comes again.
@@ -26,7 +25,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     if writer.written.timeline().value() < writer.next {
         writer.written.signal(writer.next)?;
     }
-    player.ready()?;
+    player.say(Report::Ready)?;
     while writer.next < player.job.frames {
         let sample = match writer.pending.len() {
             0 => player.next(&frames)?,
@@ -173,7 +172,7 @@ impl Writer {
         let found = checks.finish(place).doing("checking a frame")?;
         if objects::valid(sample.check())?.is_none() {
             self.tainted += 1;
-            return kernels.release(sample);
+            return kernels::release(Some(kernels), sample);
         }
         self.take(player, Frame { header, sample, found })
     }
@@ -197,11 +196,8 @@ impl Writer {
         let tiles: Vec<Drawn> = drawn(&header).take(self.tiles.len()).collect();
         let late = header.more[0];
         let is_kept = self.movie.is_some() || matches!(self.output, Output::Folder(_));
-        let mut pixels = if is_kept { objects::elements(&sample)?.into_owned() } else { Vec::new() };
-        match &self.gpu {
-            Some(Device { kernels, .. }) => kernels.release(sample)?,
-            None => drop(sample),
-        }
+        let mut pixels = if is_kept { device::elements(&sample, "reading a sample")?.into_owned() } else { Vec::new() };
+        kernels::release(self.gpu.as_ref().map(|device| &device.kernels), sample)?;
         if self.live && is_kept {
             for (number, (tile, drawn)) in self.tiles.iter().zip(&tiles).enumerate() {
                 label(&mut pixels, self.size, *tile, drawn.pid, late >> number & 1 == 1);
@@ -239,12 +235,8 @@ fn drawn(header: &Header) -> impl Iterator<Item = Drawn> {
 
 /// Returns how many pixels of a tile are of another frame than its process says.
 fn torn(pixels: &[u32], size: Size, tile: Tile, tag: u8) -> u64 {
-    let row = |row: u32| {
-        let first = (row * size.width + tile.x) as usize;
-        &pixels[first..first + tile.size.width as usize]
-    };
-    let rows = (tile.y..tile.y + tile.size.height).flat_map(row);
-    rows.filter(|pixel| (**pixel >> 24) as u8 != tag).count() as u64
+    let pixels = tile.rows(size.width).flat_map(|row| &pixels[row]);
+    pixels.filter(|pixel| (**pixel >> 24) as u8 != tag).count() as u64
 }
 
 /// How many checks are enqueued at most.

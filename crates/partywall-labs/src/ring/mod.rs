@@ -11,35 +11,22 @@ mod writer;
 
 use std::mem;
 
-use clap::Args;
-use partywall::{DType, Policy, Publisher, Sample, Subscriber, Topic, error::Busy};
+use partywall::error::Busy;
 
 use self::numbers::{Numbers, Pattern};
 use crate::prelude::*;
 
 pub(super) static LAB: Lab = Lab {
     name: "ring",
-    about: "Numbers streamed through a ring of blocks, and every one checked",
     title: "numbers streamed through a ring of blocks, and every one checked",
     on_host: true,
-    on_pinned: false,
     broker: true,
     traced: true,
     options: Order::augment_args,
-    takes_standard_output: |_| false,
-    roles: &[Role::new(
-        "writer",
-        "Publish numbers",
-        "The reader is done, and reports which claims held.",
-        writer::play,
-    )],
-    observer: Role::new(
-        "reader",
-        "Receive them, check each, kill the writer, and report the results",
-        "",
-        reader::play,
-    ),
+    roles: &[Role::new("writer", "Publish numbers", writer::play)],
+    observer: Role::new("reader", "Receive them, check each, kill the writer, and report the results", reader::play),
     claims: CLAIMS,
+    ..Lab::DEFAULT
 };
 
 /// The stream that the user asked for.

@@ -10,8 +10,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     writer.ask::<()>(&pattern)?;
     let mut reader = Reader { session, topic, writer, pattern, messages };
     for experiment in [Reader::stream, Reader::slow_block, Reader::slow_latest, Reader::late, Reader::killed] {
-        let step = experiment(&mut reader)?;
-        reader.session.report(step)?;
+        session.report(experiment(&mut reader)?)?;
     }
     reader.writer.end();
     Ok(())
@@ -190,16 +189,9 @@ impl Reader<'_> {
         seen.unordered += u64::from(seen.next.is_some_and(|next| next + sample.missed() * NUMBERS != first));
         seen.next = Some(first + NUMBERS);
         let numbers = seen.numbers.from(first);
-        let wrong = if self.session.place == Place::Host {
-            sample.as_slice::<u64>()?.iter().zip(numbers).filter(|(found, number)| *found != number).count()
-        } else {
-            let gpu = sample.gpu().ok_or_else(|| unexpected("a message is not on a GPU"))?;
-            let range = sample.device_on(gpu.stream())?;
-            let bytes = device::bytes_of(gpu, range.as_slice()).doing("reading a message")?;
-            let words = bytes.chunks_exact(8);
-            words.zip(numbers).filter(|(found, number)| **found != number.to_le_bytes()).count()
-        };
-        seen.wrong += wrong as u64;
+        let found = device::elements::<u64>(&sample, "reading a message")?;
+        seen.wrong += found.iter().zip(numbers).filter(|(found, number)| *found != number).count() as u64;
+        drop(found);
         Ok(sample.release()?)
     }
 }

@@ -5,7 +5,7 @@ use super::*;
 pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let pattern = session.parent().hear()?;
     let topic = session.domain().topic(RING).timeout(TIMEOUT).open()?;
-    let mut writer = Writer { publisher: topic.publisher()?, place: session.place, numbers: Numbers::of(&pattern) };
+    let mut writer = Writer { publisher: topic.publisher()?, numbers: Numbers::of(&pattern) };
     session.parent().say(())?;
     let mut reported = false;
     while let Some(command) = session.parent().next()? {
@@ -26,7 +26,6 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
 
 struct Writer {
     publisher: Publisher,
-    place: Place,
     numbers: Numbers,
 }
 
@@ -37,17 +36,10 @@ impl Writer {
             let first = self.numbers.at();
             let mut loan = self.publisher.loan(DTYPE, &[NUMBERS], TIMEOUT)?;
             loan.header(&first.to_le_bytes())?;
-            let numbers = self.numbers.by_ref().take(NUMBERS as usize);
-            if self.place == Place::Host {
-                for (word, number) in loan.as_mut_slice::<u64>()?.iter_mut().zip(numbers) {
-                    *word = number;
-                }
-            } else {
-                let bytes: Vec<u8> = numbers.flat_map(u64::to_le_bytes).collect();
-                let range = loan.device()?;
-                let copied = range.gpu().stream().copy_from_host(range.as_slice(), &bytes);
-                copied.doing("writing a message")?;
-            }
+            device::fill(&mut loan, "writing a message", |words: &mut [u64]| {
+                words.iter_mut().zip(&mut self.numbers).for_each(|(word, number)| *word = number);
+                Ok(())
+            })?;
             match loan.filled().publish(timeout) {
                 Ok(_) => {}
                 Err(refused) => match refused.error {

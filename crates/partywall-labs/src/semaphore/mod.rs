@@ -8,29 +8,20 @@
 mod watcher;
 mod worker;
 
-use clap::Args;
 use partywall::{Permit, Semaphore};
 
 use crate::prelude::*;
 
 pub(super) static LAB: Lab = Lab {
     name: "semaphore",
-    about: "Several processes share a few permits, and some die with theirs",
     title: "several processes share a few permits, and some die with theirs",
     on_host: true,
-    on_pinned: false,
     broker: true,
-    traced: false,
     options: Workers::augment_args,
-    takes_standard_output: |_| false,
-    roles: &[Role::new(
-        "worker",
-        "Acquire permits, work while holding them, and release them",
-        "The watcher is done, and reports which claims held.",
-        worker::play,
-    )],
-    observer: Role::new("watcher", "Watch the workers, kill two of them, and report the results", "", watcher::play),
+    roles: &[Role::new("worker", "Acquire permits, work while holding them, and release them", worker::play)],
+    observer: Role::new("watcher", "Watch the workers, kill two of them, and report the results", watcher::play),
     claims: CLAIMS,
+    ..Lab::DEFAULT
 };
 
 #[derive(Debug, Args)]

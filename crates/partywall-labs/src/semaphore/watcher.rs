@@ -198,7 +198,7 @@ impl Watcher {
              releases the permit. The worker's host does not wait, and the GPU never has more users than permits.",
         );
         if let Some(why) = &self.obstacle {
-            return Ok(step.untried(Some(HOST_GIVES), why));
+            return Ok(step.untried(&[HOST_GIVES], why));
         }
         let others = self.take_all_but(1)?;
         let worker = self.workers.first_mut().ok_or_else(|| unexpected("there is no worker"))?;
@@ -246,14 +246,11 @@ impl Watcher {
 
     /// Waits until this many processes are in the queue.
     fn wait_for_waiters(&self, count: usize) -> Result<(), Failure> {
-        let deadline = Instant::now() + TIMEOUT;
-        while (self.semaphore.waiting() as usize) < count {
-            if Instant::now() > deadline {
-                return Err(unexpected("a worker did not request a permit"));
-            }
-            thread::sleep(Duration::from_micros(200));
+        let waits = || Ok(self.semaphore.waiting() as usize >= count);
+        match until(TIMEOUT, Duration::from_micros(200), waits)? {
+            true => Ok(()),
+            false => Err(unexpected("a worker did not request a permit")),
         }
-        Ok(())
     }
 
     fn last(&mut self) -> Result<&mut Peer, Failure> {

@@ -3,14 +3,11 @@
 use partywall::cuda::experiment::Delay;
 
 use super::*;
+use crate::device::Working;
 
 pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
-    let device = session.gpu_if_any()?.map(|gpu| {
-        let stream = Stream::new(gpu.context()).doing("creating a stream")?;
-        Ok::<_, Failure>(Device { stream, delay: Delay::load(gpu.context()).doing("loading kernels")? })
-    });
-    let semaphore = session.domain().semaphore(SEMAPHORE, PERMITS)?;
-    let worker = Worker { semaphore, device: device.transpose()? };
+    let device = session.gpu_if_any()?.map(|gpu| Working::new(&gpu, Delay::load)).transpose()?;
+    let worker = Worker { semaphore: session.domain().semaphore(SEMAPHORE, PERMITS)?, device };
     session.parent().say(())?;
     while let Some(command) = session.parent().next()? {
         match command {
@@ -34,7 +31,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
                 };
                 broker::prepare(session.domain(), &device.stream);
                 let permit = worker.semaphore.acquire(TIMEOUT)?;
-                device.enqueue(SLOW)?;
+                device.kernels.enqueue(device.stream.as_ref(), SLOW).doing("launching a kernel")?;
                 let before = Moment::now();
                 permit.release_on(device.stream.as_ref()).map_err(|refused| refused.error)?;
                 session.parent().say(Handed { before, after: Moment::now() })?;
@@ -49,18 +46,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
 struct Worker {
     semaphore: Semaphore,
     /// `None` in host memory.
-    device: Option<Device>,
-}
-
-struct Device {
-    stream: Stream,
-    delay: Delay,
-}
-
-impl Device {
-    fn enqueue(&self, time: Duration) -> Result<(), Failure> {
-        self.delay.enqueue(self.stream.as_ref(), time).doing("launching a kernel")
-    }
+    device: Option<Working<Delay>>,
 }
 
 impl Worker {
@@ -83,7 +69,7 @@ impl Worker {
             thread::sleep(WORK);
             return Ok(());
         };
-        device.enqueue(WORK)?;
+        device.kernels.enqueue(device.stream.as_ref(), WORK).doing("launching a kernel")?;
         device.stream.synchronize().doing("running a kernel")
     }
 }

@@ -1,8 +1,6 @@
 //! The exporter: creates memory without an address, maps it at two addresses, exports a file descriptor, and ends.
 
-use std::os::fd::{AsFd, AsRawFd};
-
-use partywall::bytes;
+use std::os::fd::AsRawFd;
 
 use super::*;
 use crate::device::{access_name, kind_of};
@@ -61,7 +59,7 @@ fn create(gpu: &Gpu) -> Result<(Arc<PhysicalMemory>, Step), Failure> {
     Ok((Arc::new(memory), step))
 }
 
-fn files_before(before: &BTreeMap<i32, String>) -> Step {
+fn files_before(before: &Files) -> Step {
     Step::new(
         "files-before",
         "The open files of the exporter, before the export",
@@ -72,12 +70,7 @@ fn files_before(before: &BTreeMap<i32, String>) -> Step {
     .judge(!before.is_empty(), "counted", "/proc/self/fd cannot be read")
 }
 
-fn exported(
-    memory: &PhysicalMemory,
-    descriptor: i32,
-    before: &BTreeMap<i32, String>,
-    after: &BTreeMap<i32, String>,
-) -> Step {
+fn exported(memory: &PhysicalMemory, descriptor: i32, before: &Files, after: &Files) -> Step {
     let link = after.get(&descriptor).map_or("", String::as_str);
     Step::new(
         "export",
@@ -90,7 +83,7 @@ fn exported(
     .judge(!link.is_empty() && !before.contains_key(&descriptor), "a new open file", "no new open file")
 }
 
-fn files_after(before: &BTreeMap<i32, String>, after: &BTreeMap<i32, String>) -> Step {
+fn files_after(before: &Files, after: &Files) -> Step {
     Step::new(
         "files-after",
         "The open files of the exporter, after the export",
@@ -155,10 +148,8 @@ fn parts(memory: &PhysicalMemory) -> [Step; 2] {
     let half = memory.len() / 2;
     let attempt = |id, title, why, offset: u64| {
         let answer = code(&experiment::map_part(memory, offset as usize, half));
-        Step::new(id, title, why)
-            .answer(format!("cuMemMap(size {half}, offset {offset})"), answer)
-            .says(PARTS, answer.is_success())
-            .judge_refusal(answer, Some(CuResult::NOT_SUPPORTED))
+        let call = format!("cuMemMap(size {half}, offset {offset})");
+        Step::new(id, title, why).refused(call, answer, PARTS, Some(CuResult::NOT_SUPPORTED))
     };
     [
         attempt(

@@ -1,6 +1,6 @@
 //! The importer: imports memory from a file descriptor, and uses it after the exporter has ended.
 
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsRawFd;
 
 use super::{export::mapped, *};
 
@@ -108,9 +108,7 @@ fn pass_on(memory: &PhysicalMemory) -> Step {
         "Only the process that created it can export it. A process that passes it on must keep the received \
          descriptor, as the broker does.",
     )
-    .answer("cuMemExportToShareableHandle", answer)
-    .says(PASSED_ON, answer.is_success())
-    .judge_refusal(answer, Some(CuResult::INVALID_VALUE))
+    .refused("cuMemExportToShareableHandle", answer, PASSED_ON, Some(CuResult::INVALID_VALUE))
 }
 
 fn maker_gone(gpu: &Gpu, mapping: &Mapping, pid: u32) -> Result<Step, Failure> {
@@ -127,7 +125,7 @@ fn maker_gone(gpu: &Gpu, mapping: &Mapping, pid: u32) -> Result<Step, Failure> {
     Ok(if ended {
         step.says(MAKER, found != WRITTEN_BACK).judge(found == WRITTEN_BACK, "still there", "the bytes have changed")
     } else {
-        step.untried(Some(MAKER), "the exporter did not end")
+        step.untried(&[MAKER], "the exporter did not end")
     })
 }
 

@@ -14,27 +14,17 @@ use crate::prelude::*;
 
 pub(super) static LAB: Lab = Lab {
     name: "vmm",
-    about: "A hand-over of memory by file descriptor, call by call",
     title: "GPU memory handed to another process by file descriptor, call by call",
-    on_host: false,
-    on_pinned: false,
-    broker: false,
-    traced: false,
-    options: |command| command,
-    takes_standard_output: |_| false,
-    roles: &[Role::new(
-        "export",
-        "Create memory, map it twice, send its file descriptor, and end",
-        "This process ends now. The importer continues, and reports which claims held.",
-        export::play,
-    )],
+    about: Some("A hand-over of memory by file descriptor, call by call"),
+    roles: &[Role::new("export", "Create memory, map it twice, send its file descriptor, and end", export::play)],
     observer: Role::new(
         "import",
         "Receive the file descriptor, map the memory, and continue after the exporter's end",
-        "",
         import::play,
     ),
+    farewell: Some("This process ends now. The importer continues, and reports which claims held."),
     claims: CLAIMS,
+    ..Lab::DEFAULT
 };
 
 /// The values that travel with the file descriptor, which does not contain them.
@@ -62,8 +52,11 @@ claims! {
     MAKER = "maker": "The memory goes away with the process that made it.",
 }
 
-/// Returns the open files of this process, with the targets of the links in `/proc/self/fd`.
-fn open_files() -> BTreeMap<i32, String> {
+/// Open files: the targets of the links in `/proc/self/fd`.
+type Files = BTreeMap<i32, String>;
+
+/// Returns the open files of this process.
+fn open_files() -> Files {
     let entries = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     let links = entries.filter_map(|entry| {
         let number = entry.file_name().to_str()?.parse().ok()?;
@@ -74,14 +67,14 @@ fn open_files() -> BTreeMap<i32, String> {
 }
 
 /// Formats the descriptors that only the first list has, each as `31 → /dev/nvidiactl`.
-fn beyond(more: &BTreeMap<i32, String>, less: &BTreeMap<i32, String>) -> String {
+fn beyond(more: &Files, less: &Files) -> String {
     let new: Vec<_> =
         more.iter().filter(|(fd, _)| !less.contains_key(fd)).map(|(fd, link)| format!("{fd} → {link}")).collect();
     if new.is_empty() { "none".into() } else { new.join(", ") }
 }
 
 /// Formats the number of open files, and of those of the GPU's driver.
-fn counted(files: &BTreeMap<i32, String>) -> String {
+fn counted(files: &Files) -> String {
     let driver = files.values().filter(|link| link.starts_with("/dev/nvidia")).count();
     format!("{} open files, {driver} of them of the GPU's driver", files.len())
 }

@@ -3,7 +3,6 @@
 use std::{
     fs::{self, File},
     os::fd::AsRawFd,
-    path::PathBuf,
     sync::atomic::AtomicBool,
 };
 
@@ -19,9 +18,9 @@ impl Cached {
     pub(super) fn write(session: &Session) -> Result<Self, Failure> {
         let segment = session.domain().open(NAME, TIMEOUT)?;
         let path = std::env::temp_dir().join(format!("partywall-lab-weights-{}", std::process::id()));
-        let system = |source| Error::System { what: format!("writing {}", path.display()), source };
-        let mut file = File::options().read(true).write(true).create_new(true).open(&path).map_err(system)?;
-        fs::remove_file(&path).map_err(system)?;
+        let writing = format!("writing {}", path.display());
+        let mut file = File::options().read(true).write(true).create_new(true).open(&path).doing(&writing)?;
+        fs::remove_file(&path).doing(&writing)?;
         segment.write_to(None, Format::SafeTensors, &mut file, &|_| (), &AtomicBool::new(false))?;
         Ok(Self(file))
     }

@@ -15,37 +15,30 @@ mod rollout;
 pub(crate) mod tensors;
 mod trainer;
 
-use clap::{Args, ValueEnum};
-use partywall::{Build, DType, Segment, bytes};
+use clap::ValueEnum;
+use partywall::Build;
 
 use crate::prelude::*;
 
 pub(super) static LAB: Lab = Lab {
     name: "weights",
-    about: "Weights served to readers that come and go, while writers are killed half-way",
     title: "weights served to readers that come and go, while writers are killed half-way",
     on_host: true,
     on_pinned: true,
     broker: true,
-    traced: false,
     options: Order::augment_args,
-    takes_standard_output: |_| false,
     roles: &[
-        Role::new(
-            "trainer",
-            "Commit a new version of the weights once a second",
-            "The rollout has seen enough versions, and reports which claims held.",
-            trainer::play,
-        ),
+        Role::new("trainer", "Commit a new version of the weights once a second", trainer::play),
         Role::hidden("reader", reader::play),
     ],
     observer: Role::new(
         "rollout",
         "Start the readers, kill other trainers, restart readers, and report the results",
-        "",
         rollout::play,
     ),
+    farewell: Some("The rollout has seen enough versions, and reports which claims held."),
     claims: CLAIMS,
+    ..Lab::DEFAULT
 };
 
 #[derive(Debug, Args)]
@@ -100,7 +93,7 @@ enum Reading {
     /// rollout is a [`Progress`].
     Name,
     /// Load the file at this path, and end.
-    File(std::path::PathBuf),
+    File(PathBuf),
 }
 
 /// The moment at which a reader had the addresses of all weights.

@@ -1,6 +1,6 @@
 //! A reader: opens the latest version and checks every word, again and again; or loads a file.
 
-use std::{path::Path, sync::atomic::AtomicBool};
+use std::sync::atomic::AtomicBool;
 
 use partywall::{TableBuilder, files};
 
@@ -50,7 +50,5 @@ fn load(session: &mut Session, path: &Path) -> Result<(), Failure> {
     let mut build = session.domain().create("loaded", session.place).table(table).allocate()?;
     let copied = plan.copy_to(&build.uploader()?, files::default_threads(), &|_| (), &AtomicBool::new(false));
     copied.map_err(Error::from)?;
-    session.parent().say(Ready { at: Moment::now(), after: start.elapsed() })?;
-    while session.parent().next::<()>()?.is_some() {}
-    Ok(())
+    session.finish(Ready { at: Moment::now(), after: start.elapsed() })
 }

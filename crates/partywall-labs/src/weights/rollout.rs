@@ -1,7 +1,5 @@
 //! The rollout: starts readers, kills trainers half-way, restarts readers, and reports which claims held.
 
-use serde_json::{Map, Value, json};
-
 use super::{file::Cached, *};
 
 pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
@@ -21,14 +19,9 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     session.report(total.half())?;
     session.report(outlived)?;
     session.report(ready.step(mib))?;
-    let mut result = total.to_json();
-    result.extend(ready.to_json());
-    session.reporter().result(result);
-    if total.mixed == 0 {
-        return Ok(());
-    }
-    session.reporter().conclude(CLAIMS);
-    Err(Failure::Reported(ErrorKind::CheckFailed))
+    session.result(total.to_json());
+    session.result(ready.to_json());
+    session.check(total.mixed == 0)
 }
 
 /// Returns the default size of a version: that of a model on a GPU, and one that a CPU checks in a moment elsewhere.
@@ -124,14 +117,9 @@ impl Rollout<'_> {
         let mut undisturbed = true;
         for reader in &mut self.readers {
             let before: Progress = reader.ask(())?;
-            let deadline = Instant::now() + TIMEOUT;
             // The first of the two may have begun before the victim was half-way.
-            while reader.ask::<Progress>(())?.checks < before.checks + 2 {
-                undisturbed &= Instant::now() < deadline;
-                if !undisturbed {
-                    break;
-                }
-            }
+            let has_checked = || Ok(reader.ask::<Progress>(())?.checks >= before.checks + 2);
+            undisturbed = undisturbed && until(TIMEOUT, Duration::ZERO, has_checked)?;
         }
         victim.kill();
         self.total.kills += 1;
@@ -172,13 +160,12 @@ impl Rollout<'_> {
         successor.hear::<Committed>()?;
         let mut newest = Vec::new();
         for reader in &mut self.readers {
-            let deadline = Instant::now() + TIMEOUT;
-            newest.push(loop {
-                let seen: Progress = reader.ask(())?;
-                if seen.newest > last || Instant::now() > deadline {
-                    break seen.newest;
-                }
-            });
+            let mut seen = Progress::default();
+            until(TIMEOUT, Duration::ZERO, || {
+                seen = reader.ask(())?;
+                Ok(seen.newest > last)
+            })?;
+            newest.push(seen.newest);
         }
         // No other process waits for it. Dropping it kills it.
         drop(successor);
@@ -264,13 +251,12 @@ impl Total {
         .judge(undisturbed == kills && versions > at_kill, "no reader waited, and the name goes on", "a reader waited for a writer")
     }
 
-    fn to_json(&self) -> Map<String, Value> {
+    fn to_json(&self) -> Value {
         let Self { versions, kills, broker_kills, readers, checks, mixed, slowest, .. } = self;
-        let value = json!({
-            "versions": versions, "kills": kills, "broker_kills": broker_kills, "readers": readers, "checks": checks, "mixed": mixed,
-            "slowest_open_us": slowest.as_micros() as u64,
-        });
-        value.as_object().expect("an object").clone()
+        json!({
+            "versions": versions, "kills": kills, "broker_kills": broker_kills, "readers": readers, "checks": checks,
+            "mixed": mixed, "slowest_open_us": slowest.as_micros() as u64,
+        })
     }
 }
 
@@ -288,7 +274,7 @@ impl Restarts {
         .value("ready by the name", times(&self.opened, |times| times.0))
         .value("… opening alone", times(&self.opened, |times| times.1));
         match &self.without_file {
-            Some(why) => step.untried(Some(FILE), format!("there is no file to compare with: {why}")),
+            Some(why) => step.untried(&[FILE], format!("there is no file to compare with: {why}")),
             None => step
                 .value("ready by the file", times(&self.loaded, |times| times.0))
                 .value("… loading alone", times(&self.loaded, |times| times.1))
@@ -297,13 +283,13 @@ impl Restarts {
         }
     }
 
-    fn to_json(&self) -> Map<String, Value> {
+    fn to_json(&self) -> Value {
         let [opened, loaded] = [&self.opened, &self.loaded].map(|times| {
             median(times).map(|(ready, alone)| {
                 json!({ "ready_ms": ready.as_secs_f64() * 1e3, "alone_ms": alone.as_secs_f64() * 1e3 })
             })
         });
-        json!({ "by_name": opened, "by_file": loaded }).as_object().expect("an object").clone()
+        json!({ "by_name": opened, "by_file": loaded })
     }
 }
 

@@ -8,10 +8,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
         Job::Half { number, mib } => {
             let mut build = tensors::create(session, number, mib).allocate()?;
             tensors::Patterns::default().write(&mut build, number, tensors::TENSORS / 2)?;
-            session.parent().say(())?;
-            // The rollout kills this process.
-            thread::sleep(TIMEOUT);
-            Err(unexpected("the rollout did not kill this trainer in the middle of a version"))
+            session.await_kill("the rollout did not kill this trainer in the middle of a version")
         }
     }
 }
@@ -41,9 +38,7 @@ fn serve(session: &mut Session, first: u64, mib: u64) -> Result<(), Failure> {
     session.parent().hear::<()>()?;
     session.report(describe(&all, mib))?;
     // Ends the messages: the rollout has received all of them.
-    session.parent().say(None::<Committed>)?;
-    while session.parent().next::<()>()?.is_some() {}
-    Ok(())
+    session.finish(None::<Committed>)
 }
 
 fn describe(all: &[Committed], mib: u64) -> Step {

@@ -36,16 +36,11 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     if let Some(why) = spared {
         let step =
             Step::new("killed", "Workers are killed in the middle of tasks", "Other workers repeat their tasks.");
-        session.report([LOST, TWICE, HALF].iter().fold(step, |step, claim| step.untried(Some(*claim), why)))?;
+        session.report(step.untried(&[LOST, TWICE, HALF], why))?;
     }
-    let mut result = count.to_json(order.tasks);
-    result.insert("textbook".to_owned(), json!(textbook));
-    session.reporter().result(result);
-    if count.is_right(order.tasks) {
-        return Ok(());
-    }
-    session.reporter().conclude(CLAIMS);
-    Err(Failure::Reported(ErrorKind::CheckFailed))
+    session.result(count.to_json(order.tasks));
+    session.result(json!({ "textbook": textbook }));
+    session.check(count.is_right(order.tasks))
 }
 
 /// Returns why no worker is killed, if none is.
@@ -241,18 +236,12 @@ impl Count {
         self.right == tasks && self.twice == 0
     }
 
-    fn to_json(&self, tasks: u32) -> Map<String, Value> {
-        let Self { right, wrong, lost, twice, kills, redelivered, longest: _ } = self;
-        let counts = [
-            ("tasks", tasks.into()),
-            ("right", (*right).into()),
-            ("wrong", (*wrong).into()),
-            ("lost", (*lost).into()),
-            ("twice", *twice),
-            ("kills", (*kills).into()),
-            ("redelivered", (*redelivered).into()),
-        ];
-        counts.into_iter().map(|(name, count): (_, u64)| (name.to_owned(), count.into())).collect()
+    fn to_json(&self, tasks: u32) -> Value {
+        let Self { right, wrong, lost, twice, kills, redelivered, .. } = self;
+        json!({
+            "tasks": tasks, "right": right, "wrong": wrong, "lost": lost, "twice": twice, "kills": kills,
+            "redelivered": redelivered,
+        })
     }
 
     fn step(&self, tasks: u32, time: Duration, kill: bool) -> Step {
@@ -271,7 +260,7 @@ impl Count {
         .value("tasks a second", format!("{:.0}", f64::from(tasks) / time.as_secs_f64()));
         let step = match redelivered {
             _ if !kill => step,
-            0 => [LOST, TWICE, HALF].iter().fold(step, |step, claim| step.leaves_open(*claim)),
+            0 => step.leaves_open(&[LOST, TWICE, HALF]),
             _ => step.says(LOST, *lost > 0).says(TWICE, *twice > 0).says(HALF, *wrong > 0),
         };
         step.judge(

@@ -10,33 +10,26 @@ mod master;
 mod textbook;
 mod worker;
 
-use clap::Args;
-use partywall::{Block, ClaimedTask, Queue, Task, Ticket, cuda::experiment::SquareRoots};
-use serde_json::{Map, Value, json};
+use partywall::{ClaimedTask, Queue, Task, Ticket, cuda::experiment::SquareRoots};
 
 use crate::prelude::*;
 
 pub(super) static LAB: Lab = Lab {
     name: "work-queue",
-    about: "A master distributes tasks to workers, and workers may be killed",
     title: "a master distributes tasks to workers, and workers may be killed",
     on_host: true,
-    on_pinned: false,
     broker: true,
     traced: true,
+    kills_by: &["--kill"],
     options: Order::augment_args,
-    takes_standard_output: |_| false,
     roles: &[
-        Role::new(
-            "worker",
-            "Claim tasks and compute square roots, until the master has all results",
-            "The master has all results, and reports which claims held.",
-            worker::play,
-        ),
+        Role::new("worker", "Claim tasks and compute square roots, until the master has all results", worker::play),
         Role::hidden("textbook", textbook::play),
     ],
-    observer: Role::new("master", "Submit tasks, verify every result, and report the counts", "", master::play),
+    observer: Role::new("master", "Submit tasks, verify every result, and report the counts", master::play),
+    farewell: Some("The master has all results, and reports which claims held."),
     claims: CLAIMS,
+    ..Lab::DEFAULT
 };
 
 #[derive(Debug, Args)]

@@ -21,6 +21,8 @@ const HEAD: usize = 0;
 const TAIL: usize = 1;
 const DONE: usize = 2;
 
+const SHARING: &str = "sharing the textbook queue";
+
 /// The outcomes of its tasks.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Count {
@@ -46,21 +48,16 @@ impl Ring {
     }
 }
 
-fn failed(source: impl Into<std::io::Error>) -> Failure {
-    Error::System { what: "sharing the textbook queue".into(), source: source.into() }.into()
-}
-
 /// Runs the workers. With `--kill` one of them is killed in the middle of its first task.
 pub(super) fn run(session: &Session, order: &Order) -> Result<Count, Failure> {
     let tasks = order.tasks.min(MOST_TASKS);
     let words = DONE + tasks as usize * (1 + ELEMENTS);
-    let draft = Draft::create("partywall:textbook", words as u64 * 4).map_err(failed)?;
-    let fd = draft.share().map_err(failed)?;
-    let ring = Ring(SharedMap::writable(&fd).map_err(failed)?);
+    let fd = Draft::create("partywall:textbook", words as u64 * 4).and_then(Draft::share).doing(SHARING)?;
+    let ring = Ring(SharedMap::writable(&fd).doing(SHARING)?);
     ring.words().set(TAIL, tasks);
     let start = |job| {
         let worker = session.spawn("textbook")?;
-        worker.say_with(job, &[std::os::fd::AsFd::as_fd(&fd)])?;
+        worker.say_with(job, &[fd.as_fd()])?;
         Ok::<_, Failure>(worker)
     };
     let mut count = Count { tasks, ..Count::default() };
@@ -91,7 +88,7 @@ pub(super) fn run(session: &Session, order: &Order) -> Result<Count, Failure> {
 /// Plays one of its workers.
 pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let job: Job = session.parent().hear()?;
-    let ring = Ring(SharedMap::writable(session.parent().take_fd()?).map_err(failed)?);
+    let ring = Ring(SharedMap::writable(session.parent().take_fd()?).doing(SHARING)?);
     let words = ring.words();
     loop {
         let task = words.get(HEAD);
@@ -103,18 +100,14 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
         let first = ring.roots(task);
         for index in 0..ELEMENTS {
             if job == Job::Half && index == ELEMENTS / 2 {
-                session.parent().say(())?;
-                // The master kills this process.
-                thread::sleep(TIMEOUT);
+                session.await_kill("the master did not kill this worker in the middle of a task")?;
             }
             words.set(first + index, element(task, index).sqrt().to_bits());
         }
         let done = DONE + task as usize;
         words.set(done, words.get(done) + 1);
     }
-    session.parent().say(())?;
-    while session.parent().next::<()>()?.is_some() {}
-    Ok(())
+    session.finish(())
 }
 
 impl Count {
@@ -130,7 +123,7 @@ impl Count {
         )
         .value("results", format!("{right} right and done once, {wrong} wrong, {lost} lost, {twice} done twice"))
         .value("workers killed", kills.to_string());
-        let step = if fails > 0 { step.says(TEXTBOOK, false) } else { step.leaves_open(TEXTBOOK) };
+        let step = if fails > 0 { step.says(TEXTBOOK, false) } else { step.leaves_open(&[TEXTBOOK]) };
         step.judge(
             *kills == 0 || *lost > 0,
             if fails > 0 { "tasks are lost or done twice" } else { "no error this time" },

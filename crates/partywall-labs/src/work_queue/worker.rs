@@ -1,6 +1,7 @@
 //! A worker: claims tasks and computes square roots, by the CPU in host memory and by a kernel on a GPU.
 
 use super::*;
+use crate::device::Working;
 
 pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let job: Job = session.parent().hear()?;
@@ -9,19 +10,14 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
         Job::Half => {
             let mut task = worker.queue.claim(TIMEOUT)?;
             worker.write(&mut task, ELEMENTS / 2)?;
-            session.parent().say(())?;
-            // The master kills this process.
-            thread::sleep(TIMEOUT);
-            Err(unexpected("the master did not kill this worker in the middle of a task"))
+            session.await_kill("the master did not kill this worker in the middle of a task")
         }
         Job::Work { reports } => {
             let times = worker.work()?;
             if reports {
                 session.report(describe(&times))?;
             }
-            session.parent().say(())?;
-            while session.parent().next::<()>()?.is_some() {}
-            Ok(())
+            session.finish(())
         }
     }
 }
@@ -29,23 +25,14 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
 struct Worker {
     queue: Queue,
     /// `None` in host memory.
-    device: Option<Device>,
-}
-
-struct Device {
-    stream: Stream,
-    roots: SquareRoots,
+    device: Option<Working<SquareRoots>>,
 }
 
 impl Worker {
     fn new(session: &Session) -> Result<Self, Failure> {
         let queue = session.domain().queue(QUEUE).timeout(TIMEOUT).open()?;
-        let device = queue.gpu().map(|gpu| -> Result<_, Failure> {
-            let stream = Stream::new(gpu.context()).doing("creating a stream")?;
-            broker::prepare(session.domain(), &stream);
-            Ok(Device { stream, roots: SquareRoots::load(gpu.context()).doing("loading kernels")? })
-        });
-        let device = device.transpose()?;
+        let device = queue.gpu().map(|gpu| Working::new(gpu, SquareRoots::load)).transpose()?;
+        device.iter().for_each(|device| broker::prepare(session.domain(), &device.stream));
         Ok(Self { queue, device })
     }
 
@@ -87,7 +74,7 @@ impl Worker {
         task.wait_inputs_on(stream)?;
         let numbers = task.inputs()[0].device()?;
         let numbers = numbers.as_slice().slice(0, elements as u64 * 4).doing("reading an input")?;
-        device.roots.enqueue(stream, numbers, task.output()?.device()?.as_slice()).doing("launching a kernel")
+        device.kernels.enqueue(stream, numbers, task.output()?.device()?.as_slice()).doing("launching a kernel")
     }
 }
 
