@@ -3,20 +3,19 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
 };
 
 use partywall::{Access, Builder, DType, DeviceChoice, Gpu, Place, error::Mismatch};
-use partywall_os::lock::IgnorePoison;
 use pyo3::prelude::*;
 
 use crate::{
     arguments::{Needs, TensorName},
     dlpack::contiguous,
-    errors::{Raise, closed, parse, parse_dtype},
-    handle::Handle,
+    errors::{Raise, parse, parse_dtype},
+    handle::{Closable, Handle},
     owner::Owner,
     segment::Segment,
     tensor::Tensor,
@@ -42,7 +41,7 @@ pub(crate) struct Layout {
 /// A version that is being written and that no other process sees.
 #[pyclass(frozen, module = "partywall._native")]
 pub(crate) struct Build {
-    owner: Mutex<Option<Arc<Owner>>>,
+    owner: Closable<Arc<Owner>>,
     /// What gets access to memory that is allocated later.
     access: Option<Needs>,
     tensors: Vec<Layout>,
@@ -133,7 +132,7 @@ impl Build {
             allow(&mut build, access, tensors.iter().map(|tensor| (&*tensor.name, &*tensor.shape)))?;
             build.copy_from(segment, stream.borrow())?;
             let this = Self::new(name, build, access, tensors);
-            if let Some(owner) = &*this.owner.lock().ignore_poison() {
+            if let Some(owner) = &*this.owner.lock() {
                 owner.note_gpu(stream.gpu());
             }
             Ok(this)
@@ -145,12 +144,7 @@ impl Build {
         let place = build.place().to_string();
         let nbytes = build.bytes().into();
         let places = tensors.iter().enumerate().map(|(at, tensor)| (tensor.name.clone(), at)).collect();
-        Self { owner: Mutex::new(Some(Owner::of_build(build))), access, tensors, places, name, place, nbytes }
-    }
-
-    fn owner(&self, py: Python<'_>) -> PyResult<Arc<Owner>> {
-        let owner = self.owner.lock().ignore_poison().clone();
-        owner.ok_or_else(|| closed(py, "build"))
+        Self { owner: Closable::new("build", Owner::of_build(build)), access, tensors, places, name, place, nbytes }
     }
 
     /// Returns a tensor, whose memory is allocated from now on.
@@ -169,8 +163,9 @@ impl Build {
         py: Python<'_>,
         action: impl FnOnce(&Arc<Owner>, &mut partywall::Build) -> partywall::Result<T> + Send,
     ) -> PyResult<T> {
-        let owner = self.owner(py)?;
-        py.detach(|| owner.with_build(|build| action(&owner, build))).ok_or_else(|| closed(py, "build"))?.or_raise(py)
+        let owner = self.owner.get(py)?;
+        let result = py.detach(|| owner.with_build(|build| action(&owner, build)));
+        self.owner.unless_closed(py, result)?.or_raise(py)
     }
 }
 
@@ -211,7 +206,7 @@ impl Build {
 
     /// Enqueues a copy of all tensors of a segment, which has the same.
     fn copy_from(&self, py: Python<'_>, source: &Segment, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        let owner = self.owner(py)?;
+        let owner = self.owner.get(py)?;
         let at = py.detach(|| owner.with_build(|build| build.place().gpu())).flatten();
         let stream = source.copying(py, stream, |segment| at.or(segment.gpu().map(Gpu::uuid)))?;
         let copied = source.with(py, |from, segment| {
@@ -219,37 +214,35 @@ impl Build {
             owner.note_gpu(stream.gpu());
             owner.with_build(|build| build.copy_from(segment, stream.borrow())).transpose()
         });
-        copied?.ok_or_else(|| closed(py, "build"))
+        self.owner.unless_closed(py, copied?)
     }
 
     /// Commits the build as the next version of its name. Waits for all work of this process on the GPU.
     fn commit(&self, py: Python<'_>) -> PyResult<Segment> {
-        let owner = self.owner(py)?;
+        let owner = self.owner.get(py)?;
         // The commit would wait, too, but a signal ends this wait and leaves the build as it was.
         owner.drain(py)?;
-        match py.detach(|| owner.commit()) {
-            Some(committed) => committed.or_raise(py)?,
-            None => return Err(closed(py, "build")),
-        }
-        self.owner.lock().ignore_poison().take();
-        Segment::of(owner).ok_or_else(|| closed(py, "build"))
+        let committed = py.detach(|| owner.commit());
+        self.owner.unless_closed(py, committed)?.or_raise(py)?;
+        self.owner.lock().take();
+        self.owner.unless_closed(py, Segment::of(owner))
     }
 
     /// Whether it was closed or committed.
     #[getter]
     fn closed(&self) -> bool {
-        self.owner.lock().ignore_poison().is_none()
+        self.owner.is_closed()
     }
 
     /// Frees the memory, once no tensor of it is used any more. Calling it again does nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        let owner = self.owner.lock().ignore_poison().take();
+        let owner = self.owner.lock().take();
         owner.map_or(Ok(()), |owner| owner.close(py))
     }
 
     /// Closes as `close` does, but leaves all waiting to the reaper.
     fn close_later(&self) {
-        drop(self.owner.lock().ignore_poison().take());
+        drop(self.owner.lock().take());
     }
 }
 
@@ -308,7 +301,7 @@ pub(crate) struct Claim {
 
 impl Claim {
     pub(crate) fn new(claim: partywall::Claim) -> Self {
-        Self { name: claim.name().to_owned(), claim: Handle::new(claim) }
+        Self { name: claim.name().to_owned(), claim: Handle::new("claim", claim) }
     }
 }
 
@@ -330,7 +323,7 @@ impl Claim {
         shared: bool,
         owner: Option<u64>,
     ) -> PyResult<Build> {
-        let claim = self.claim.take(py, "claim")?;
+        let claim = self.claim.take(py)?;
         Build::allocate(py, &self.name, device, access, tensors, metadata, |place| {
             let builder = claim.create(place).mutable(mutable).kept(kept).shared(shared);
             let builder = owner.into_iter().fold(builder, Builder::owner);

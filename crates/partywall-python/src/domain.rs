@@ -5,7 +5,6 @@ use std::{
     ffi::OsString,
     path::PathBuf,
     sync::{
-        Mutex,
         atomic::{AtomicBool, Ordering},
         mpsc,
     },
@@ -19,14 +18,14 @@ use partywall::{
     kind_name,
     mps::{self, MpsDaemon},
 };
-use partywall_os::lock::IgnorePoison;
 use pyo3::{exceptions::PyValueError, prelude::*};
 
 use crate::{
     arguments::{Name, Needs, Pattern},
     build::{Build, Claim, Placed, named_place, place},
     descriptors::Descriptors,
-    errors::{Raise, closed},
+    errors::Raise,
+    handle::Closable,
     heap::Heap,
     members::{Evicted, Member},
     pool::Pool,
@@ -44,7 +43,7 @@ use crate::{
 /// A connection to a domain.
 #[pyclass(frozen, module = "partywall._native")]
 pub(crate) struct Domain {
-    inner: Mutex<Option<partywall::Domain>>,
+    inner: Closable<partywall::Domain>,
     #[pyo3(get)]
     socket: OsString,
 }
@@ -58,13 +57,6 @@ pub(crate) enum Opened {
 
 /// A listed name: name, latest version, kind, place, bytes, tensors, mutable, kept, user, shared.
 type Row = (String, u64, &'static str, String, u64, u64, bool, bool, u32, bool);
-
-impl Domain {
-    fn inner(&self, py: Python<'_>) -> PyResult<partywall::Domain> {
-        let inner = self.inner.lock().ignore_poison().clone();
-        inner.ok_or_else(|| closed(py, "domain"))
-    }
-}
 
 #[pymethods]
 impl Domain {
@@ -104,13 +96,13 @@ impl Domain {
         // Starting a broker takes a while.
         let inner = wait::on_helper_thread(py, move || options.connect())?.or_raise(py)?;
         let socket = inner.socket().as_os_str().to_owned();
-        Ok(Self { inner: Mutex::new(Some(inner)), socket })
+        Ok(Self { inner: Closable::new("domain", inner), socket })
     }
 
     /// The number of this connection among the domain's members.
     #[getter]
     fn member(&self, py: Python<'_>) -> PyResult<u64> {
-        Ok(self.inner(py)?.member())
+        Ok(self.inner.get(py)?.member())
     }
 
     /// Allocates the next version of a name. With `chunk_bytes`, allocates each chunk, which is no larger than that or
@@ -134,7 +126,7 @@ impl Domain {
         owner: Option<u64>,
         until_unused: bool,
     ) -> PyResult<Build> {
-        let domain = self.inner(py)?;
+        let domain = self.inner.get(py)?;
         Build::allocate(py, name.0, device, access, tensors, metadata, |place| {
             let builder = domain.create(name.0, place).mutable(mutable).kept(kept).shared(shared).if_absent(if_absent);
             let builder = builder.until_unused(until_unused);
@@ -161,7 +153,7 @@ impl Domain {
         access: Option<Needs>,
     ) -> PyResult<Segment> {
         let timeout = wait::timeout(timeout)?;
-        let mut opener = self.inner(py)?.opener(name.0).allow_peer(allow_peer);
+        let mut opener = self.inner.get(py)?.opener(name.0).allow_peer(allow_peer);
         if let Some(version) = version {
             opener = opener.version(version);
         }
@@ -184,7 +176,7 @@ impl Domain {
 
     /// A version's memory as file descriptors.
     fn descriptors(&self, py: Python<'_>, name: Name<'_>, timeout: Option<f64>) -> PyResult<Descriptors> {
-        let domain = self.inner(py)?;
+        let domain = self.inner.get(py)?;
         let timeout = wait::timeout(timeout)?;
         let descriptors = wait::in_slices(py, timeout, |slice| domain.descriptors(name.0, slice))?;
         Ok(Descriptors::new(descriptors))
@@ -192,7 +184,7 @@ impl Domain {
 
     /// Opens the latest version of a name, or makes the caller its builder.
     fn open_or_build(&self, py: Python<'_>, name: Name<'_>, timeout: Option<f64>) -> PyResult<Opened> {
-        let domain = self.inner(py)?;
+        let domain = self.inner.get(py)?;
         let timeout = wait::timeout(timeout)?;
         Ok(match wait::in_slices(py, timeout, |slice| domain.open_or_build(name.0, slice))? {
             OpenOrBuild::Opened(segment) => Opened::Segment(Segment::opened(segment)),
@@ -202,7 +194,7 @@ impl Domain {
 
     /// Creates a heap, from which an allocator of another library takes at most `limit` bytes of a GPU.
     fn heap(&self, py: Python<'_>, name: Name<'_>, limit: u64, device: &str) -> PyResult<Heap> {
-        let domain = self.inner(py)?;
+        let domain = self.inner.get(py)?;
         Heap::create(py, &domain, name.0, place(py, device)?, limit)
     }
 
@@ -221,7 +213,7 @@ impl Domain {
         if_absent: bool,
         until_unused: bool,
     ) -> PyResult<Segment> {
-        let domain = self.inner(py)?;
+        let domain = self.inner.get(py)?;
         let publication = domain.publish(name.0).mutable(mutable).kept(kept).until_unused(until_unused);
         let mut publication = publication.shared(shared).if_absent(if_absent);
         for (key, value) in &metadata {
@@ -250,7 +242,7 @@ impl Domain {
         if_absent: bool,
         owner: Option<u64>,
     ) -> PyResult<Segment> {
-        let domain = self.inner(py)?;
+        let domain = self.inner.get(py)?;
         let place = place(py, device)?;
         let cancel = AtomicBool::new(false);
         let (done, mut outcome) = mpsc::channel();
@@ -278,13 +270,13 @@ impl Domain {
 
     /// Opens a timeline, to wait for it, or also to signal it.
     fn timeline(&self, py: Python<'_>, name: Name<'_>, writer: bool, shared: bool) -> PyResult<Timeline> {
-        let options = self.inner(py)?.timeline_options(name.0).shared(shared);
+        let options = self.inner.get(py)?.timeline_options(name.0).shared(shared);
         py.detach(|| Timeline::open(&options, writer)).or_raise(py)
     }
 
     /// Opens a semaphore.
     fn semaphore(&self, py: Python<'_>, name: Name<'_>, maximum: u32, shared: bool) -> PyResult<Semaphore> {
-        let options = self.inner(py)?.semaphore_options(name.0, maximum).shared(shared);
+        let options = self.inner.get(py)?.semaphore_options(name.0, maximum).shared(shared);
         let semaphore = py.detach(|| options.open()).or_raise(py)?;
         Ok(Semaphore::new(semaphore))
     }
@@ -309,7 +301,7 @@ impl Domain {
         let numbers = (blocks, block_bytes, zeroed);
         Pool::open(
             py,
-            &self.inner(py)?,
+            &self.inner.get(py)?,
             name.0,
             numbers,
             (device, access.map(|Needs(access)| access)),
@@ -337,7 +329,7 @@ impl Domain {
     ) -> PyResult<Queue> {
         Queue::open(
             py,
-            &self.inner(py)?,
+            &self.inner.get(py)?,
             name.0,
             (tasks, inputs, outputs, lease),
             (device, access.map(|Needs(access)| access)),
@@ -366,7 +358,7 @@ impl Domain {
         let flags = (kept, shared, allow_peer, stamps);
         Topic::open(
             py,
-            &self.inner(py)?,
+            &self.inner.get(py)?,
             name.0,
             (samples, numbers),
             (device, access.map(|Needs(access)| access)),
@@ -377,7 +369,7 @@ impl Domain {
 
     /// Returns whether a name has a latest version; for `NAME@V`, whether that is the latest.
     fn exists(&self, py: Python<'_>, name: Name<'_>) -> PyResult<bool> {
-        let domain = self.inner(py)?;
+        let domain = self.inner.get(py)?;
         match py.detach(|| domain.inspect(name.0)) {
             Ok(info) => Ok(info.is_latest),
             Err(
@@ -390,7 +382,7 @@ impl Domain {
 
     /// For each version of a name the pids of the processes that have it open, in order.
     fn holders(&self, py: Python<'_>, name: Name<'_>) -> PyResult<BTreeMap<u64, Vec<u32>>> {
-        let domain = self.inner(py)?;
+        let domain = self.inner.get(py)?;
         let holders = py.detach(|| {
             let mut holders = BTreeMap::new();
             let info = domain.inspect(name.0)?;
@@ -413,7 +405,7 @@ impl Domain {
 
     /// Lists all names that have a latest version, in order.
     fn names(&self, py: Python<'_>) -> PyResult<Vec<Row>> {
-        let domain = self.inner(py)?;
+        let domain = self.inner.get(py)?;
         let names = py.detach(|| domain.names()).or_raise(py)?;
         let row = |info: partywall::info::NameInfo| {
             let latest = info.latest?;
@@ -439,7 +431,7 @@ impl Domain {
     /// the bytes that stay until their holders drop them.
     #[pyo3(signature = (name, deadline, then))]
     fn remove(&self, py: Python<'_>, name: Name<'_>, deadline: Option<f64>, then: &str) -> PyResult<(u64, u64)> {
-        let domain = self.inner(py)?;
+        let domain = self.inner.get(py)?;
         let then = [Then::Wait, Then::Stale, Then::Evict].into_iter().find(|known| known.name() == then);
         let then = then.ok_or_else(|| PyValueError::new_err("then is \"wait\", \"stale\" or \"evict\""))?;
         let deadline = deadline.map(|seconds| {
@@ -457,12 +449,12 @@ impl Domain {
     /// Watches names that match a pattern, from now or from a point on.
     #[pyo3(signature = (pattern, after))]
     fn watch(&self, py: Python<'_>, pattern: Pattern<'_>, after: Option<&str>) -> PyResult<Watch> {
-        Watch::begin(py, &self.inner(py)?, pattern.0, after)
+        Watch::begin(py, &self.inner.get(py)?, pattern.0, after)
     }
 
     /// Lists all members, in the order in which they joined.
     fn members(&self, py: Python<'_>) -> PyResult<Vec<Member>> {
-        let domain = self.inner(py)?;
+        let domain = self.inner.get(py)?;
         let members = py.detach(|| domain.members()).or_raise(py)?;
         Ok(members.into_iter().map(Member::from).collect())
     }
@@ -470,40 +462,40 @@ impl Domain {
     /// Evicts all members with a pid: they lose everything but the memory that they hold. Kills the process if
     /// requested.
     fn evict(&self, py: Python<'_>, pid: u32, kill: bool) -> PyResult<Vec<Evicted>> {
-        let domain = self.inner(py)?;
+        let domain = self.inner.get(py)?;
         let evicted = py.detach(|| domain.evict(pid, kill)).or_raise(py)?;
         Ok(evicted.into_iter().map(Evicted::from).collect())
     }
 
     /// Ends the broker.
     fn stop_broker(&self, py: Python<'_>, force: bool) -> PyResult<()> {
-        let domain = self.inner(py)?;
+        let domain = self.inner.get(py)?;
         py.detach(|| domain.stop_broker(force)).or_raise(py)
     }
 
     /// Whether `close` was called.
     #[getter]
     fn closed(&self) -> bool {
-        self.inner.lock().ignore_poison().is_none()
+        self.inner.is_closed()
     }
 
     /// Whether `close` was called, or the broker is known to be gone for good. Asks nobody.
     #[getter]
     fn ended(&self) -> bool {
-        self.inner.lock().ignore_poison().as_ref().is_none_or(|inner| inner.is_gone())
+        self.inner.lock().as_ref().is_none_or(|inner| inner.is_gone())
     }
 
     /// Removes the names that go with the connection, and ends the connection once no build or segment of it is in use.
     /// Calling it again does nothing.
     fn close(&self, py: Python<'_>) {
-        let inner = self.inner.lock().ignore_poison().take();
+        let inner = self.inner.lock().take();
         py.detach(|| inner.map(end));
     }
 }
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        if let Some(inner) = self.inner.get_mut().ignore_poison().take() {
+        if let Some(inner) = self.inner.lock().take() {
             reaper::later(move || end(inner));
         }
     }

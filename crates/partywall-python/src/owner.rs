@@ -101,11 +101,11 @@ impl Owner {
     }
 
     /// Returns the owner of a segment.
-    pub(crate) fn of_segment(segment: Segment) -> Arc<Self> {
+    pub(crate) fn of_segment(segment: Arc<Segment>) -> Arc<Self> {
         let place = segment.place();
         let context = segment.gpu().map(|gpu| gpu.context().clone());
         let writable = segment.is_writable();
-        Self::of(State::Committed(Arc::new(segment)), writable, place, false, context)
+        Self::of(State::Committed(segment), writable, place, false, context)
     }
 
     /// Returns the owner of a block, whose pool is at `place`. `context` is that of the GPU that uses the block.

@@ -93,11 +93,7 @@ impl Pool {
         let blocks = pool.blocks();
         let block_bytes = pool.block_bytes();
         let zeroed = pool.is_zeroed();
-        Self { inner: Handle::new(pool), name, version, blocks, block_bytes, zeroed, place }
-    }
-
-    fn inner(&self, py: Python<'_>) -> PyResult<Open> {
-        self.inner.get(py, "pool")
+        Self { inner: Handle::new("pool", pool), name, version, blocks, block_bytes, zeroed, place }
     }
 }
 
@@ -105,16 +101,15 @@ impl Pool {
 impl Pool {
     /// Allocates a block, and waits for a free one.
     fn alloc(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Block> {
-        let pool = self.inner(py)?;
+        let pool = self.inner.get(py)?;
         let timeout = wait::timeout(timeout)?;
-        let closed = || self.closed();
-        let block = wait::for_turn(py, "pool", timeout, closed, |wait| pool.alloc(wait))?;
+        let block = self.inner.for_turn(py, timeout, |wait| pool.alloc(wait))?;
         Ok(Block::new(&pool, block))
     }
 
     /// Allocates a block if one is free and no thread waits for one.
     fn try_alloc(&self, py: Python<'_>) -> PyResult<Option<Block>> {
-        let pool = self.inner(py)?;
+        let pool = self.inner.get(py)?;
         // Zeroing a block takes time, so other threads may run. Otherwise the call ends sooner than the GIL could
         // change hands.
         let block = if self.zeroed { py.detach(|| pool.try_alloc()) } else { pool.try_alloc() };
@@ -124,27 +119,27 @@ impl Pool {
 
     /// Accepts the block that a reference names.
     fn accept(&self, py: Python<'_>, reference: &str) -> PyResult<Block> {
-        let pool = self.inner(py)?;
+        let pool = self.inner.get(py)?;
         let block = reference.parse().and_then(|reference| pool.accept(&reference)).or_raise(py)?;
         Ok(Block::new(&pool, block))
     }
 
     /// Counts the pool's blocks.
     fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
-        let pool = self.inner(py)?;
+        let pool = self.inner.get(py)?;
         let stats = py.detach(|| pool.stats());
         Ok((stats.blocks, stats.free, stats.held, stats.offered, stats.waiting))
     }
 
     /// Waits until the pool is removed. Returns the notice as for a segment.
     fn wait_withdrawn(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Notice>> {
-        let notice = self.inner.wait(py, "pool", timeout, |pool, slice| pool.wait_withdrawn(slice))?;
+        let notice = self.inner.wait(py, timeout, |pool, slice| pool.wait_withdrawn(slice))?;
         Ok(notice.map(segment::notice))
     }
 
     /// Raises if the pool is stale.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
-        self.inner(py)?.check().or_raise(py)
+        self.inner.get(py)?.check().or_raise(py)
     }
 
     /// Whether `close` was called.
@@ -207,7 +202,7 @@ impl Block {
         let index = block.index();
         let generation = block.generation();
         let nbytes = block.len();
-        let held = Handle::new(Held { owner: keep(block), domain, place });
+        let held = Handle::new("block", Held { owner: keep(block), domain, place });
         let on_host = place.is_cpu_reachable();
         Self { held, pool, index, generation, nbytes, on_host, has_streams: place != Place::Host }
     }

@@ -4,12 +4,11 @@
 //! is done for a sample.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, OnceLock},
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
 use partywall::{Error, Place, error::Busy};
-use partywall_os::lock::IgnorePoison;
 use pyo3::{
     exceptions::{PyTypeError, PyValueError},
     prelude::*,
@@ -19,6 +18,7 @@ use pyo3::{
 use crate::{
     errors::{Never, Raise, closed, exception},
     exported::{Export, Exported},
+    handle::Closable,
     owner::{Owner, drop_later},
     stream::{self, Stream},
     tensor::{Lengths, Tensor},
@@ -34,7 +34,7 @@ use crate::{
 #[pyclass(frozen, extends = Exported, module = "partywall", weakref)]
 pub(crate) struct Sample {
     /// `None` once the sample was released.
-    held: Mutex<Option<Held>>,
+    held: Closable<Held>,
     /// The topic's name.
     topic: Arc<str>,
     /// The address, once the sample is complete or a stream waits until it is.
@@ -82,31 +82,23 @@ impl Sample {
             publisher: sample.publisher(),
             missed: sample.missed(),
             topic: open.name.clone(),
-            held: Mutex::new(Some(Held { owner, open })),
+            held: Closable::new("sample", Held { owner, open }),
         };
         this.into_object(py)
     }
 
     /// Returns the owner and the sample.
     pub(crate) fn get(&self, py: Python<'_>) -> PyResult<(Arc<Owner>, Arc<partywall::Sample>)> {
-        let Held { owner, .. } = self.held(py)?;
-        let sample = owner.sample().ok_or_else(|| closed(py, "sample"))?;
+        let Held { owner, .. } = self.held.get(py)?;
+        let sample = self.held.unless_closed(py, owner.sample())?;
         Ok((owner, sample))
     }
 
     /// Takes the owner: from now on this object does not hold the sample.
     pub(crate) fn take(&self) -> Option<Arc<Owner>> {
-        let Held { owner, open } = self.lock().take()?;
+        let Held { owner, open } = self.held.lock().take()?;
         drop_later(open.topic);
         Some(owner)
-    }
-
-    fn held(&self, py: Python<'_>) -> PyResult<Held> {
-        self.lock().clone().ok_or_else(|| closed(py, "sample"))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Held>> {
-        self.held.lock().ignore_poison()
     }
 
     /// Returns the address of a complete sample.
@@ -135,7 +127,7 @@ impl Sample {
 
     /// Returns a stream of the sample's GPU that Python names; `None` for host memory.
     fn named(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Stream>> {
-        let open = self.held(py)?.open;
+        let open = self.held.get(py)?.open;
         let Some(gpu) = open.gpu(py)? else { return Ok(None) };
         let raw = stream::named(py, stream, gpu.context().device().ordinal() as i32)?;
         Ok(Some(Stream::of(gpu.clone(), Some(raw.0))))
@@ -145,7 +137,7 @@ impl Sample {
     pub(crate) fn complete(&self, py: Python<'_>, timeout: Duration) -> PyResult<()> {
         let (owner, sample) = self.get(py)?;
         // Samples in host memory are complete. `wait` reports a failed sample that this one is made of.
-        if self.held(py)?.open.topic.place() == Place::Host {
+        if self.held.get(py)?.open.topic.place() == Place::Host {
             return sample.wait(Duration::ZERO).or_raise(py);
         }
         wait::in_slices(py, timeout, |slice| {
@@ -264,7 +256,7 @@ impl Sample {
         stream: Option<&Bound<'_, PyAny>>,
         device: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let open = self.held(py)?.open;
+        let open = self.held.get(py)?.open;
         let own = if device.is_none() { self.named(py, stream)? } else { None };
         let stream = match own {
             Some(own) => own,
@@ -284,7 +276,7 @@ impl Sample {
                 if let (Some(stream), Some(gpu)) = (on_stream, open.gpu(py)?) {
                     owner.note_stream(gpu, stream);
                 }
-                *self.lock() = Some(Held { owner, open });
+                *self.held.lock() = Some(Held { owner, open });
                 Err(unreleased.error).or_raise(py)
             }
         }
@@ -293,12 +285,12 @@ impl Sample {
     /// Whether the sample was released.
     #[getter]
     fn closed(&self) -> bool {
-        self.lock().is_none()
+        self.held.is_closed()
     }
 
     /// Releases the sample. If arrays of it are in use, the last of them releases it. Calling it again does nothing.
     fn close(&self, py: Python<'_>) {
-        let held = self.lock().take();
+        let held = self.held.lock().take();
         // Drops the topic before this returns, too: the subscriber may be closed already.
         py.detach(|| held.map(|Held { owner, open }| drop((owner.into_sample(), open))));
     }

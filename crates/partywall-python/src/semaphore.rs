@@ -21,16 +21,12 @@ impl Semaphore {
     pub(crate) fn new(semaphore: partywall::Semaphore) -> Self {
         let name = semaphore.name().to_owned();
         let maximum = semaphore.maximum();
-        Self { inner: Handle::new(Arc::new(semaphore)), name, maximum }
-    }
-
-    fn inner(&self, py: Python<'_>) -> PyResult<Arc<partywall::Semaphore>> {
-        self.inner.get(py, "semaphore")
+        Self { inner: Handle::new("semaphore", Arc::new(semaphore)), name, maximum }
     }
 
     fn permit(semaphore: Arc<partywall::Semaphore>, permit: partywall::Permit) -> Permit {
         let name = semaphore.name().to_owned();
-        Permit { held: Handle::new(Held { permit, semaphore }), name }
+        Permit { held: Handle::new("permit", Held { permit, semaphore }), name }
     }
 }
 
@@ -39,16 +35,19 @@ impl Semaphore {
     /// Acquires a permit, and waits for one. Returns `None` once `stop`, which is polled, says so.
     #[pyo3(signature = (timeout, stop))]
     fn acquire(&self, py: Python<'_>, timeout: Option<f64>, stop: Option<Py<PyAny>>) -> PyResult<Option<Permit>> {
-        let semaphore = self.inner(py)?;
+        let semaphore = self.inner.get(py)?;
         let timeout = wait::timeout(timeout)?;
-        let acquired =
-            wait::until(py, "semaphore", timeout, || self.closed(), stop.as_ref(), |wait| semaphore.acquire(wait))?;
+        let is_over = |py: Python<'_>| {
+            self.inner.check(py)?;
+            stop.as_ref().map_or(Ok(false), |stop| stop.bind(py).call0()?.is_truthy())
+        };
+        let acquired = wait::until(py, timeout, is_over, |wait| semaphore.acquire(wait))?;
         Ok(acquired.map(|permit| Self::permit(semaphore, permit)))
     }
 
     /// Acquires a permit if one is free and no thread waits for one.
     fn try_acquire(&self, py: Python<'_>) -> PyResult<Option<Permit>> {
-        let semaphore = self.inner(py)?;
+        let semaphore = self.inner.get(py)?;
         let acquired = semaphore.try_acquire().or_raise(py)?;
         Ok(acquired.map(|permit| Self::permit(semaphore, permit)))
     }
@@ -56,13 +55,13 @@ impl Semaphore {
     /// How many permits are free.
     #[getter]
     fn available(&self, py: Python<'_>) -> PyResult<u32> {
-        Ok(self.inner(py)?.available())
+        Ok(self.inner.get(py)?.available())
     }
 
     /// How many threads wait, in all processes.
     #[getter]
     fn waiting(&self, py: Python<'_>) -> PyResult<u32> {
-        Ok(self.inner(py)?.waiting())
+        Ok(self.inner.get(py)?.waiting())
     }
 
     /// Whether `close` was called.

@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use partywall::{Error, Place, Queue, error::InvalidData};
+use partywall::{Error, Place, Queue, Wait, error::InvalidData};
 use partywall_os::{lock::IgnorePoison, process::fork_generation};
 use pyo3::{
     PyTypeInfo,
@@ -82,7 +82,7 @@ impl Ticket {
         // With the GIL: the call takes less time than handing the GIL over.
         let result = match ticket.try_take().or_raise(py)? {
             Some(result) => result,
-            None => wait::for_turn(py, "ticket", timeout, || false, |wait| ticket.wait(wait))?,
+            None => wait::for_turn(py, timeout, |_| Ok(()), |wait| ticket.wait(wait))?,
         };
         self.succeeded.store(true, Ordering::Relaxed);
         TaskResult::new(queue.clone(), result).into_object(py)
@@ -108,7 +108,7 @@ impl Ticket {
         }
         let timeout = wait::timeout(timeout)?;
         let stream = Stream::at(py, queue.domain(), stream, device)?;
-        let result = wait::for_turn(py, "ticket", timeout, || false, |wait| ticket.wait_on(stream.borrow(), wait))?;
+        let result = wait::for_turn(py, timeout, |_| Ok(()), |wait| ticket.wait_on(stream.borrow(), wait))?;
         EnqueuedResult::new(queue, result, stream.id().1).into_object(py)
     }
 
@@ -121,16 +121,11 @@ impl Ticket {
         if self.succeeded.load(Ordering::Relaxed) {
             return Ok(None);
         }
-        let done = wait::for_turn(
-            py,
-            "ticket",
-            timeout,
-            || false,
-            |wait| match self.ticket().wait_done(wait) {
-                Err(failed @ Error::InvalidData(InvalidData::TaskFailed { .. })) => Ok(Some(failed)),
-                done => done.map(|()| None),
-            },
-        )?;
+        let done = |wait: Wait<'_>| match self.ticket().wait_done(wait) {
+            Err(failed @ Error::InvalidData(InvalidData::TaskFailed { .. })) => Ok(Some(failed)),
+            done => done.map(|()| None),
+        };
+        let done = wait::for_turn(py, timeout, |_| Ok(()), done)?;
         Ok(done.map(|failed| Hinted::new(exception(py, &failed).into_value(py).into_bound(py))))
     }
 
@@ -153,7 +148,7 @@ impl Ticket {
     /// Returns a file descriptor that is readable when tasks of the queue have ended.
     fn _event(&self, py: Python<'_>) -> PyResult<QueueEvent> {
         let event = self.inner().1.event().or_raise(py)?;
-        Ok(QueueEvent { event: Handle::new(Arc::new(event)) })
+        Ok(QueueEvent { event: Handle::new("event", Arc::new(event)) })
     }
 
     fn __await__(slf: Bound<'_, Self>) -> PyResult<Hinted<'_, Awaiting>> {
@@ -190,12 +185,12 @@ pub(crate) struct QueueEvent {
 impl QueueEvent {
     /// The descriptor, to be polled for reading.
     fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
-        Ok(self.event.get(py, "event")?.as_fd().as_raw_fd())
+        Ok(self.event.get(py)?.as_fd().as_raw_fd())
     }
 
     /// Makes the descriptor unreadable until further tasks end. Raises `BrokerGone` if the broker has gone.
     fn clear(&self, py: Python<'_>) -> PyResult<()> {
-        self.event.get(py, "event")?.clear().or_raise(py)
+        self.event.get(py)?.clear().or_raise(py)
     }
 
     /// Closes the descriptor. Calling it again does nothing.

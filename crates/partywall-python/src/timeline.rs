@@ -16,7 +16,7 @@ use partywall_os::lock::IgnorePoison;
 use pyo3::prelude::*;
 
 use crate::{
-    errors::{Raise, closed, not_writer},
+    errors::{Raise, not_writer},
     handle::Handle,
     stream::{Stream, gpu},
     wait,
@@ -62,11 +62,11 @@ impl Timeline {
             let name = timeline.name().to_owned();
             (Role::Waiter(Arc::new(timeline)), name)
         };
-        Ok(Self { role: Handle::new(role), last: Mutex::new(None), name, is_writer: writer })
+        Ok(Self { role: Handle::new("timeline", role), last: Mutex::new(None), name, is_writer: writer })
     }
 
     pub(crate) fn role(&self, py: Python<'_>) -> PyResult<Role> {
-        self.role.get(py, "timeline")
+        self.role.get(py)
     }
 
     /// Locks the record of the stream that signalled last.
@@ -79,21 +79,6 @@ impl Timeline {
             Role::Writer(writer) => Ok(writer),
             Role::Waiter(_) => Err(not_writer(py, &self.name)),
         }
-    }
-
-    /// Waits for an event of the timeline. Closing the timeline ends the wait.
-    fn wait_for(
-        &self,
-        py: Python<'_>,
-        timeout: Option<f64>,
-        attempt: impl Fn(&partywall::Timeline, Duration) -> partywall::Result<()> + Sync,
-    ) -> PyResult<()> {
-        let waited = wait::in_slices(py, wait::timeout(timeout)?, |slice| {
-            // Looked up again for each slice, so that a wait keeps the timeline open for one slice at most.
-            let role = self.role.lock().clone();
-            role.map(|role| attempt(&role, slice)).transpose()
-        });
-        waited?.ok_or_else(|| closed(py, "timeline"))
     }
 
     /// Enqueues work on a stream, once the former stream's signals have arrived.
@@ -196,13 +181,13 @@ impl Timeline {
     /// Waits until a value is reached.
     #[pyo3(signature = (value, timeout))]
     fn wait(&self, py: Python<'_>, value: u64, timeout: Option<f64>) -> PyResult<()> {
-        self.wait_for(py, timeout, |timeline, slice| timeline.wait(value, slice))
+        self.role.wait(py, timeout, |timeline, slice| timeline.wait(value, slice))
     }
 
     /// Waits until a value is promised.
     #[pyo3(signature = (value, timeout))]
     fn wait_announced(&self, py: Python<'_>, value: u64, timeout: Option<f64>) -> PyResult<()> {
-        self.wait_for(py, timeout, |timeline, slice| timeline.wait_announced(value, slice))
+        self.role.wait(py, timeout, |timeline, slice| timeline.wait_announced(value, slice))
     }
 
     /// Has a stream wait for a value.
@@ -227,14 +212,14 @@ impl Timeline {
         let limit = wait::timeout(Some(limit))?;
         let stream = Stream::find(py, role.domain(), device, stream)?;
         let wait = py.detach(|| role.wait_on_for(stream.borrow(), value, limit)).or_raise(py)?;
-        Ok(LimitedWait { wait: Handle::new(wait) })
+        Ok(LimitedWait { wait: Handle::new("wait", wait) })
     }
 
     /// Returns a file descriptor that is readable once a value is reached or can no longer be.
     fn event(&self, py: Python<'_>, value: u64) -> PyResult<TimelineEvent> {
         let role = self.role(py)?;
         let event = py.detach(|| role.event(value)).or_raise(py)?;
-        Ok(TimelineEvent { event: Handle::new(event), name: self.name.clone(), value })
+        Ok(TimelineEvent { event: Handle::new("event", event), name: self.name.clone(), value })
     }
 
     /// Raises if a value that this handle waited for is not valid.
@@ -305,14 +290,14 @@ pub(crate) struct TimelineEvent {
 impl TimelineEvent {
     /// The descriptor, to be polled for reading.
     fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
-        let event = self.event.lock();
-        event.as_ref().map(|event| event.as_fd().as_raw_fd()).ok_or_else(|| closed(py, "event"))
+        let descriptor = self.event.lock().as_ref().map(|event| event.as_fd().as_raw_fd());
+        self.event.unless_closed(py, descriptor)
     }
 
     /// Raises if the value will not be reached. Returns `False` while that is undecided.
     fn check(&self, py: Python<'_>) -> PyResult<bool> {
         let outcome = self.event.lock().as_ref().map(partywall::TimelineEvent::outcome);
-        match outcome.ok_or_else(|| closed(py, "event"))? {
+        match self.event.unless_closed(py, outcome)? {
             None => Ok(false),
             Some(outcome) => outcome.or_raise(py).map(|()| true),
         }

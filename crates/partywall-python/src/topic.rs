@@ -130,7 +130,7 @@ impl Topic {
             loans: topic.loans(),
             held: topic.held(),
             place: topic.place().to_string(),
-            inner: Handle::new(Open { name: topic.name().into(), topic: topic.into(), gpu: Arc::default() }),
+            inner: Handle::new("topic", Open { name: topic.name().into(), topic: topic.into(), gpu: Arc::default() }),
         })
     }
 }
@@ -139,7 +139,7 @@ impl Topic {
 impl Topic {
     /// Adds a publisher.
     fn publisher(&self, py: Python<'_>) -> PyResult<Publisher> {
-        let open = self.inner.get(py, "topic")?;
+        let open = self.inner.get(py)?;
         let publisher = py.detach(|| open.topic.publisher()).or_raise(py)?;
         Ok(Publisher::new(publisher, open))
     }
@@ -162,7 +162,7 @@ impl Topic {
                 return Err(PyValueError::new_err(why));
             }
         };
-        let open = self.inner.get(py, "topic")?;
+        let open = self.inner.get(py)?;
         // Reading the clock is a small part of what receiving costs in Python.
         let mut options = open.topic.subscribe(policy).until_idle(until_idle).measure_ages(true);
         options = history.into_iter().fold(options, partywall::SubscriberOptions::history);
@@ -173,7 +173,7 @@ impl Topic {
 
     /// Counts the samples, blocks and members of the topic.
     fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
-        let open = self.inner.get(py, "topic")?;
+        let open = self.inner.get(py)?;
         let stats = py.detach(|| open.topic.stats());
         let publishers = stats.publishers.len();
         let subscribers = stats.subscribers.len();
@@ -183,7 +183,7 @@ impl Topic {
     /// The number in this process of the GPU whose streams use the samples; `None` for host memory. Pinned memory has
     /// one only if `streams` asks for it.
     fn ordinal(&self, py: Python<'_>, streams: bool) -> PyResult<Option<u32>> {
-        let open = self.inner.get(py, "topic")?;
+        let open = self.inner.get(py)?;
         if open.is_pinned() && !streams {
             return Ok(None);
         }
@@ -192,13 +192,13 @@ impl Topic {
 
     /// Waits until the topic is removed. Returns the notice as for a segment.
     fn wait_withdrawn(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Notice>> {
-        let notice = self.inner.wait(py, "topic", timeout, |open, slice| open.topic.wait_withdrawn(slice))?;
+        let notice = self.inner.wait(py, timeout, |open, slice| open.topic.wait_withdrawn(slice))?;
         Ok(notice.map(segment::notice))
     }
 
     /// Raises if the topic is stale.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
-        self.inner.get(py, "topic")?.topic.check().or_raise(py)
+        self.inner.get(py)?.topic.check().or_raise(py)
     }
 
     /// Whether `close` was called.

@@ -9,7 +9,7 @@ use partywall::{
 use pyo3::prelude::*;
 
 use crate::{
-    errors::{Raise, closed, parse},
+    errors::{Raise, parse},
     handle::Handle,
     wait,
 };
@@ -52,7 +52,7 @@ impl Watch {
             Some(point) => domain.watch_after(pattern, point),
         };
         let watch = py.detach(begin).or_raise(py)?;
-        Ok(Self { watch: Handle::new(watch), pattern: pattern.to_owned() })
+        Ok(Self { watch: Handle::new("watch", watch), pattern: pattern.to_owned() })
     }
 }
 
@@ -72,7 +72,7 @@ impl Watch {
             std::thread::sleep(TURN);
             Err(Error::Timeout { what: format!("an event of a name like {:?}", self.pattern), after: slice })
         })?;
-        let (event, point) = next.ok_or_else(|| closed(py, "watch"))?;
+        let (event, point) = self.watch.unless_closed(py, next)?;
         Ok(Happening::new(event, point))
     }
 
@@ -81,7 +81,7 @@ impl Watch {
     fn point(&self, py: Python<'_>) -> PyResult<String> {
         // Another thread has the lock while it waits.
         let point = py.detach(|| self.watch.lock().as_ref().map(partywall::Watch::point));
-        point.map(|point| point.to_string()).ok_or_else(|| closed(py, "watch"))
+        Ok(self.watch.unless_closed(py, point)?.to_string())
     }
 
     /// Whether `close` was called.
