@@ -21,23 +21,17 @@ use partywall::{
 use pyo3::{exceptions::PyValueError, prelude::*};
 
 use crate::{
-    arguments::{Name, Needs, Pattern},
+    arguments::{Name, Needs},
     build::{Build, Claim, Placed, named_place, place},
     descriptors::Descriptors,
     errors::Raise,
     handle::Closable,
     heap::Heap,
     members::{Evicted, Member},
-    pool::Pool,
-    queue::{self, Queue},
     reaper,
     segment::Segment,
-    semaphore::Semaphore,
     source::{self, Source},
-    timeline::Timeline,
-    topic::{Numbers, Samples, Topic},
     wait,
-    watch::Watch,
 };
 
 /// A connection to a domain.
@@ -57,6 +51,13 @@ pub(crate) enum Opened {
 
 /// A listed name: name, latest version, kind, place, bytes, tensors, mutable, kept, user, shared.
 type Row = (String, u64, &'static str, String, u64, u64, bool, bool, u32, bool);
+
+impl Domain {
+    /// Returns the connection, unless it is closed.
+    pub(crate) fn get(&self, py: Python<'_>) -> PyResult<partywall::Domain> {
+        self.inner.get(py)
+    }
+}
 
 #[pymethods]
 impl Domain {
@@ -102,7 +103,7 @@ impl Domain {
     /// The number of this connection among the domain's members.
     #[getter]
     fn member(&self, py: Python<'_>) -> PyResult<u64> {
-        Ok(self.inner.get(py)?.member())
+        Ok(self.get(py)?.member())
     }
 
     /// Allocates the next version of a name. With `chunk_bytes`, allocates each chunk, which is no larger than that or
@@ -126,7 +127,7 @@ impl Domain {
         owner: Option<u64>,
         until_unused: bool,
     ) -> PyResult<Build> {
-        let domain = self.inner.get(py)?;
+        let domain = self.get(py)?;
         Build::allocate(py, name.0, device, access, tensors, metadata, |place| {
             let builder = domain.create(name.0, place).mutable(mutable).kept(kept).shared(shared).if_absent(if_absent);
             let builder = builder.until_unused(until_unused);
@@ -153,7 +154,7 @@ impl Domain {
         access: Option<Needs>,
     ) -> PyResult<Segment> {
         let timeout = wait::timeout(timeout)?;
-        let mut opener = self.inner.get(py)?.opener(name.0).allow_peer(allow_peer);
+        let mut opener = self.get(py)?.opener(name.0).allow_peer(allow_peer);
         if let Some(version) = version {
             opener = opener.version(version);
         }
@@ -176,7 +177,7 @@ impl Domain {
 
     /// A version's memory as file descriptors.
     fn descriptors(&self, py: Python<'_>, name: Name<'_>, timeout: Option<f64>) -> PyResult<Descriptors> {
-        let domain = self.inner.get(py)?;
+        let domain = self.get(py)?;
         let timeout = wait::timeout(timeout)?;
         let descriptors = wait::in_slices(py, timeout, |slice| domain.descriptors(name.0, slice))?;
         Ok(Descriptors::new(descriptors))
@@ -184,7 +185,7 @@ impl Domain {
 
     /// Opens the latest version of a name, or makes the caller its builder.
     fn open_or_build(&self, py: Python<'_>, name: Name<'_>, timeout: Option<f64>) -> PyResult<Opened> {
-        let domain = self.inner.get(py)?;
+        let domain = self.get(py)?;
         let timeout = wait::timeout(timeout)?;
         Ok(match wait::in_slices(py, timeout, |slice| domain.open_or_build(name.0, slice))? {
             OpenOrBuild::Opened(segment) => Opened::Segment(Segment::opened(segment)),
@@ -194,8 +195,7 @@ impl Domain {
 
     /// Creates a heap, from which an allocator of another library takes at most `limit` bytes of a GPU.
     fn heap(&self, py: Python<'_>, name: Name<'_>, limit: u64, device: &str) -> PyResult<Heap> {
-        let domain = self.inner.get(py)?;
-        Heap::create(py, &domain, name.0, place(py, device)?, limit)
+        Heap::create(py, &self.get(py)?, name.0, place(py, device)?, limit)
     }
 
     /// Publishes memory on a GPU in place: as kind `live` if it is in heaps, else as kind `legacy`.
@@ -213,7 +213,7 @@ impl Domain {
         if_absent: bool,
         until_unused: bool,
     ) -> PyResult<Segment> {
-        let domain = self.inner.get(py)?;
+        let domain = self.get(py)?;
         let publication = domain.publish(name.0).mutable(mutable).kept(kept).until_unused(until_unused);
         let mut publication = publication.shared(shared).if_absent(if_absent);
         for (key, value) in &metadata {
@@ -242,7 +242,7 @@ impl Domain {
         if_absent: bool,
         owner: Option<u64>,
     ) -> PyResult<Segment> {
-        let domain = self.inner.get(py)?;
+        let domain = self.get(py)?;
         let place = place(py, device)?;
         let cancel = AtomicBool::new(false);
         let (done, mut outcome) = mpsc::channel();
@@ -268,108 +268,9 @@ impl Domain {
         segment.or_raise(py).map(Segment::committed)
     }
 
-    /// Opens a timeline, to wait for it, or also to signal it.
-    fn timeline(&self, py: Python<'_>, name: Name<'_>, writer: bool, shared: bool) -> PyResult<Timeline> {
-        let options = self.inner.get(py)?.timeline_options(name.0).shared(shared);
-        py.detach(|| Timeline::open(&options, writer)).or_raise(py)
-    }
-
-    /// Opens a semaphore.
-    fn semaphore(&self, py: Python<'_>, name: Name<'_>, maximum: u32, shared: bool) -> PyResult<Semaphore> {
-        let options = self.inner.get(py)?.semaphore_options(name.0, maximum).shared(shared);
-        let semaphore = py.detach(|| options.open()).or_raise(py)?;
-        Ok(Semaphore::new(semaphore))
-    }
-
-    /// Opens a pool, or creates it.
-    #[pyo3(signature = (name, blocks, block_bytes, device, access, *, zeroed, kept, shared, allow_peer, timeout))]
-    #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
-    fn pool(
-        &self,
-        py: Python<'_>,
-        name: Name<'_>,
-        blocks: Option<u32>,
-        block_bytes: Option<u64>,
-        device: Option<&str>,
-        access: Option<Needs>,
-        zeroed: Option<bool>,
-        kept: bool,
-        shared: bool,
-        allow_peer: bool,
-        timeout: Option<f64>,
-    ) -> PyResult<Pool> {
-        let numbers = (blocks, block_bytes, zeroed);
-        Pool::open(
-            py,
-            &self.inner.get(py)?,
-            name.0,
-            numbers,
-            (device, access.map(|Needs(access)| access)),
-            (kept, shared, allow_peer),
-            timeout,
-        )
-    }
-
-    /// Opens a queue, or creates it.
-    #[pyo3(signature = (name, tasks, inputs, outputs, lease, device, access, *, kept, shared, timeout))]
-    #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
-    fn queue(
-        &self,
-        py: Python<'_>,
-        name: Name<'_>,
-        tasks: Option<u32>,
-        inputs: queue::Blocks,
-        outputs: queue::Blocks,
-        lease: Option<f64>,
-        device: Option<&str>,
-        access: Option<Needs>,
-        kept: bool,
-        shared: bool,
-        timeout: Option<f64>,
-    ) -> PyResult<Queue> {
-        Queue::open(
-            py,
-            &self.inner.get(py)?,
-            name.0,
-            (tasks, inputs, outputs, lease),
-            (device, access.map(|Needs(access)| access)),
-            (kept, shared),
-            timeout,
-        )
-    }
-
-    /// Opens a topic, or creates it.
-    #[pyo3(signature = (name, samples, numbers, device, access, *, kept, shared, allow_peer, stamps, timeout))]
-    #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
-    fn topic(
-        &self,
-        py: Python<'_>,
-        name: Name<'_>,
-        samples: Samples,
-        numbers: Numbers,
-        device: Option<&str>,
-        access: Option<Needs>,
-        kept: bool,
-        shared: bool,
-        allow_peer: bool,
-        stamps: bool,
-        timeout: Option<f64>,
-    ) -> PyResult<Topic> {
-        let flags = (kept, shared, allow_peer, stamps);
-        Topic::open(
-            py,
-            &self.inner.get(py)?,
-            name.0,
-            (samples, numbers),
-            (device, access.map(|Needs(access)| access)),
-            flags,
-            timeout,
-        )
-    }
-
     /// Returns whether a name has a latest version; for `NAME@V`, whether that is the latest.
     fn exists(&self, py: Python<'_>, name: Name<'_>) -> PyResult<bool> {
-        let domain = self.inner.get(py)?;
+        let domain = self.get(py)?;
         match py.detach(|| domain.inspect(name.0)) {
             Ok(info) => Ok(info.is_latest),
             Err(
@@ -382,7 +283,7 @@ impl Domain {
 
     /// For each version of a name the pids of the processes that have it open, in order.
     fn holders(&self, py: Python<'_>, name: Name<'_>) -> PyResult<BTreeMap<u64, Vec<u32>>> {
-        let domain = self.inner.get(py)?;
+        let domain = self.get(py)?;
         let holders = py.detach(|| {
             let mut holders = BTreeMap::new();
             let info = domain.inspect(name.0)?;
@@ -405,7 +306,7 @@ impl Domain {
 
     /// Lists all names that have a latest version, in order.
     fn names(&self, py: Python<'_>) -> PyResult<Vec<Row>> {
-        let domain = self.inner.get(py)?;
+        let domain = self.get(py)?;
         let names = py.detach(|| domain.names()).or_raise(py)?;
         let row = |info: partywall::info::NameInfo| {
             let latest = info.latest?;
@@ -431,7 +332,7 @@ impl Domain {
     /// the bytes that stay until their holders drop them.
     #[pyo3(signature = (name, deadline, then))]
     fn remove(&self, py: Python<'_>, name: Name<'_>, deadline: Option<f64>, then: &str) -> PyResult<(u64, u64)> {
-        let domain = self.inner.get(py)?;
+        let domain = self.get(py)?;
         let then = [Then::Wait, Then::Stale, Then::Evict].into_iter().find(|known| known.name() == then);
         let then = then.ok_or_else(|| PyValueError::new_err("then is \"wait\", \"stale\" or \"evict\""))?;
         let deadline = deadline.map(|seconds| {
@@ -446,15 +347,9 @@ impl Domain {
         Ok((removed.version, removed.bytes_kept))
     }
 
-    /// Watches names that match a pattern, from now or from a point on.
-    #[pyo3(signature = (pattern, after))]
-    fn watch(&self, py: Python<'_>, pattern: Pattern<'_>, after: Option<&str>) -> PyResult<Watch> {
-        Watch::begin(py, &self.inner.get(py)?, pattern.0, after)
-    }
-
     /// Lists all members, in the order in which they joined.
     fn members(&self, py: Python<'_>) -> PyResult<Vec<Member>> {
-        let domain = self.inner.get(py)?;
+        let domain = self.get(py)?;
         let members = py.detach(|| domain.members()).or_raise(py)?;
         Ok(members.into_iter().map(Member::from).collect())
     }
@@ -462,14 +357,14 @@ impl Domain {
     /// Evicts all members with a pid: they lose everything but the memory that they hold. Kills the process if
     /// requested.
     fn evict(&self, py: Python<'_>, pid: u32, kill: bool) -> PyResult<Vec<Evicted>> {
-        let domain = self.inner.get(py)?;
+        let domain = self.get(py)?;
         let evicted = py.detach(|| domain.evict(pid, kill)).or_raise(py)?;
         Ok(evicted.into_iter().map(Evicted::from).collect())
     }
 
     /// Ends the broker.
     fn stop_broker(&self, py: Python<'_>, force: bool) -> PyResult<()> {
-        let domain = self.inner.get(py)?;
+        let domain = self.get(py)?;
         py.detach(|| domain.stop_broker(force)).or_raise(py)
     }
 

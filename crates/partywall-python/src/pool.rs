@@ -2,12 +2,13 @@
 
 use std::{ops::Deref, sync::Arc};
 
-use partywall::{Access, Domain, Error, Gpu, Place, error::Gone};
+use partywall::{Error, Gpu, Place, PoolOptions, error::Gone};
 use pyo3::prelude::*;
 
 use crate::{
-    arguments::{ElementType, Shape},
+    arguments::{ElementType, Name, Needs, Shape},
     build::named_place,
+    domain::Domain,
     errors::{Raise, still_used},
     handle::Handle,
     owner::Owner,
@@ -57,35 +58,6 @@ impl Deref for Open {
 type Stats = (u32, u32, u32, u32, u32);
 
 impl Pool {
-    /// Opens a pool. If numbers are given, creates it if it does not exist.
-    pub(crate) fn open(
-        py: Python<'_>,
-        domain: &Domain,
-        name: &str,
-        (blocks, block_bytes, zeroed): (Option<u32>, Option<u64>, Option<bool>),
-        (device, access): (Option<&str>, Option<Access>),
-        (kept, shared, allow_peer): (bool, bool, bool),
-        timeout: Option<f64>,
-    ) -> PyResult<Self> {
-        let makes = blocks.is_some() || block_bytes.is_some();
-        let timeout = wait::creation(timeout, makes)?;
-        let mut options = domain.pool(name).kept(kept).shared(shared).allow_peer(allow_peer);
-        options = blocks.into_iter().fold(options, partywall::PoolOptions::blocks);
-        options = block_bytes.into_iter().fold(options, partywall::PoolOptions::block_bytes);
-        options = zeroed.into_iter().fold(options, partywall::PoolOptions::zeroed);
-        options = access.into_iter().fold(options, partywall::PoolOptions::access);
-        options = match named_place(py, device)? {
-            Some(Place::Gpu(uuid)) if !makes => options.device(uuid),
-            Some(place) => options.place(place),
-            None => options,
-        };
-        let pool = wait::in_slices(py, timeout, |slice| {
-            let options = options.clone().timeout(slice);
-            if makes { options.open_or_create() } else { options.open() }
-        })?;
-        Ok(Self::new(Open::Pool(Arc::new(pool))))
-    }
-
     pub(crate) fn new(pool: Open) -> Self {
         let name = pool.name().to_owned();
         let version = pool.version();
@@ -99,6 +71,44 @@ impl Pool {
 
 #[pymethods]
 impl Pool {
+    /// Opens a pool. If numbers are given, creates it if it does not exist.
+    #[staticmethod]
+    #[pyo3(signature = (domain, name, blocks, block_bytes, device, access, *, zeroed, kept, shared, allow_peer, timeout))]
+    #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
+    fn open(
+        py: Python<'_>,
+        domain: &Domain,
+        name: Name<'_>,
+        blocks: Option<u32>,
+        block_bytes: Option<u64>,
+        device: Option<&str>,
+        access: Option<Needs>,
+        zeroed: Option<bool>,
+        kept: bool,
+        shared: bool,
+        allow_peer: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Self> {
+        let domain = domain.get(py)?;
+        let makes = blocks.is_some() || block_bytes.is_some();
+        let timeout = wait::creation(timeout, makes)?;
+        let mut options = domain.pool(name.0).kept(kept).shared(shared).allow_peer(allow_peer);
+        options = blocks.into_iter().fold(options, PoolOptions::blocks);
+        options = block_bytes.into_iter().fold(options, PoolOptions::block_bytes);
+        options = zeroed.into_iter().fold(options, PoolOptions::zeroed);
+        options = access.into_iter().fold(options, |options, Needs(access)| options.access(access));
+        options = match named_place(py, device)? {
+            Some(Place::Gpu(uuid)) if !makes => options.device(uuid),
+            Some(place) => options.place(place),
+            None => options,
+        };
+        let pool = wait::in_slices(py, timeout, |slice| {
+            let options = options.clone().timeout(slice);
+            if makes { options.open_or_create() } else { options.open() }
+        })?;
+        Ok(Self::new(Open::Pool(Arc::new(pool))))
+    }
+
     /// Allocates a block, and waits for a free one.
     fn alloc(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Block> {
         let pool = self.inner.get(py)?;
@@ -177,7 +187,7 @@ pub(crate) struct Block {
 #[derive(Clone)]
 struct Held {
     owner: Arc<Owner>,
-    domain: Domain,
+    domain: partywall::Domain,
     place: Place,
 }
 

@@ -2,13 +2,14 @@
 
 use std::{sync::Arc, time::Duration};
 
-use partywall::{Access, Domain, Error, Place, QueueOptions, TaskStatus, Unsubmitted, Wait};
+use partywall::{Error, Place, QueueOptions, TaskStatus, Unsubmitted, Wait};
 use pyo3::prelude::*;
 
 use crate::{
-    arguments::{Attempts, Bytes, Cancels, Count, Kind, Name, OwnedKind},
+    arguments::{Attempts, Bytes, Cancels, Count, Kind, Name, Needs, OwnedKind},
     attachment::{Attachment, Given},
     build::named_place,
+    domain::Domain,
     errors::{Raise, closed},
     handle::Handle,
     pool::{self, Block, Pool},
@@ -26,12 +27,6 @@ type Request<'py, K> = (K, Option<Vec<Given<'py>>>, Count, Bytes<'py>, Attempts,
 /// A listed task: task, status, kind, attempts, maximum of attempts, age in seconds, failures, and the text of the last
 /// worker.
 type Listed = (String, &'static str, String, u8, u8, f64, Vec<(u8, String)>, String);
-
-/// A pool of a queue: blocks, and bytes of each.
-pub(crate) type Blocks = Option<(u32, u64)>;
-
-/// Options of a queue: tasks, inputs, outputs, lease in seconds.
-type Numbers = (Option<u32>, Blocks, Blocks, Option<f64>);
 
 /// Counts of a queue: pending, claimed, enqueued, done, dead, free; completed, returned; free inputs and outputs;
 /// attached segments.
@@ -58,45 +53,6 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// Opens a queue. If numbers are given, creates it if it does not exist.
-    pub(crate) fn open(
-        py: Python<'_>,
-        domain: &Domain,
-        name: &str,
-        (tasks, inputs, outputs, lease): Numbers,
-        (device, access): (Option<&str>, Option<Access>),
-        (kept, shared): (bool, bool),
-        timeout: Option<f64>,
-    ) -> PyResult<Self> {
-        let makes = tasks.is_some() || inputs.is_some() || outputs.is_some();
-        let timeout = wait::creation(timeout, makes)?;
-        let lease = lease.map(|lease| wait::timeout(Some(lease))).transpose()?;
-        let mut options = domain.queue(name).kept(kept).shared(shared);
-        options = tasks.into_iter().fold(options, QueueOptions::tasks);
-        options = inputs.into_iter().fold(options, |options, (blocks, bytes)| options.inputs(blocks, bytes));
-        options = outputs.into_iter().fold(options, |options, (blocks, bytes)| options.outputs(blocks, bytes));
-        options = lease.into_iter().fold(options, QueueOptions::lease);
-        options = access.into_iter().fold(options, QueueOptions::access);
-        options = match named_place(py, device)? {
-            Some(Place::Gpu(uuid)) if !makes => options.device(uuid),
-            Some(place) => options.place(place),
-            None => options,
-        };
-        let queue = wait::in_slices(py, timeout, |slice| {
-            let options = options.clone().timeout(slice);
-            if makes { options.open_or_create() } else { options.open() }
-        })?;
-        let name = queue.name().to_owned();
-        let version = queue.version();
-        let capacity = queue.capacity();
-        let input_bytes = queue.input_bytes();
-        let output_bytes = queue.output_bytes();
-        let lease = queue.lease().map(|lease| lease.as_secs_f64());
-        let place = queue.place().to_string();
-        let inner = Handle::new("queue", Arc::new(queue));
-        Ok(Self { inner, name, version, capacity, input_bytes, output_bytes, lease, place })
-    }
-
     /// Claims a task; `None` if none comes within the timeout.
     pub(crate) fn claim_within(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<ClaimedTask>> {
         let queue = self.inner.get(py)?;
@@ -204,6 +160,54 @@ impl<'py> Tasks<'py> {
 
 #[pymethods]
 impl Queue {
+    /// Opens a queue. If numbers are given, creates it if it does not exist.
+    #[staticmethod]
+    #[pyo3(signature = (domain, name, tasks, inputs, outputs, lease, device, access, *, kept, shared, timeout))]
+    #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
+    fn open(
+        py: Python<'_>,
+        domain: &Domain,
+        name: Name<'_>,
+        tasks: Option<u32>,
+        inputs: Option<(u32, u64)>,
+        outputs: Option<(u32, u64)>,
+        lease: Option<f64>,
+        device: Option<&str>,
+        access: Option<Needs>,
+        kept: bool,
+        shared: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Self> {
+        let domain = domain.get(py)?;
+        let makes = tasks.is_some() || inputs.is_some() || outputs.is_some();
+        let timeout = wait::creation(timeout, makes)?;
+        let lease = lease.map(|lease| wait::timeout(Some(lease))).transpose()?;
+        let mut options = domain.queue(name.0).kept(kept).shared(shared);
+        options = tasks.into_iter().fold(options, QueueOptions::tasks);
+        options = inputs.into_iter().fold(options, |options, (blocks, bytes)| options.inputs(blocks, bytes));
+        options = outputs.into_iter().fold(options, |options, (blocks, bytes)| options.outputs(blocks, bytes));
+        options = lease.into_iter().fold(options, QueueOptions::lease);
+        options = access.into_iter().fold(options, |options, Needs(access)| options.access(access));
+        options = match named_place(py, device)? {
+            Some(Place::Gpu(uuid)) if !makes => options.device(uuid),
+            Some(place) => options.place(place),
+            None => options,
+        };
+        let queue = wait::in_slices(py, timeout, |slice| {
+            let options = options.clone().timeout(slice);
+            if makes { options.open_or_create() } else { options.open() }
+        })?;
+        let name = queue.name().to_owned();
+        let version = queue.version();
+        let capacity = queue.capacity();
+        let input_bytes = queue.input_bytes();
+        let output_bytes = queue.output_bytes();
+        let lease = queue.lease().map(|lease| lease.as_secs_f64());
+        let place = queue.place().to_string();
+        let inner = Handle::new("queue", Arc::new(queue));
+        Ok(Self { inner, name, version, capacity, input_bytes, output_bytes, lease, place })
+    }
+
     /// The pool of input blocks.
     fn inputs(&self, py: Python<'_>) -> PyResult<Pool> {
         Ok(Pool::new(pool::Open::Inputs(self.inner.get(py)?)))

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use partywall::{Error, error::Gone};
 use pyo3::prelude::*;
 
-use crate::{errors::Raise, handle::Handle, stream::Stream, wait};
+use crate::{arguments::Name, domain::Domain, errors::Raise, handle::Handle, stream::Stream, wait};
 
 /// An open semaphore.
 #[pyclass(frozen, module = "partywall._native")]
@@ -18,12 +18,6 @@ pub(crate) struct Semaphore {
 }
 
 impl Semaphore {
-    pub(crate) fn new(semaphore: partywall::Semaphore) -> Self {
-        let name = semaphore.name().to_owned();
-        let maximum = semaphore.maximum();
-        Self { inner: Handle::new("semaphore", Arc::new(semaphore)), name, maximum }
-    }
-
     fn permit(semaphore: Arc<partywall::Semaphore>, permit: partywall::Permit) -> Permit {
         let name = semaphore.name().to_owned();
         Permit { held: Handle::new("permit", Held { permit, semaphore }), name }
@@ -32,6 +26,16 @@ impl Semaphore {
 
 #[pymethods]
 impl Semaphore {
+    /// Opens a semaphore.
+    #[staticmethod]
+    fn open(py: Python<'_>, domain: &Domain, name: Name<'_>, maximum: u32, shared: bool) -> PyResult<Self> {
+        let options = domain.get(py)?.semaphore_options(name.0, maximum).shared(shared);
+        let semaphore = py.detach(|| options.open()).or_raise(py)?;
+        let name = semaphore.name().to_owned();
+        let maximum = semaphore.maximum();
+        Ok(Self { inner: Handle::new("semaphore", Arc::new(semaphore)), name, maximum })
+    }
+
     /// Acquires a permit, and waits for one. Returns `None` once `stop`, which is polled, says so.
     #[pyo3(signature = (timeout, stop))]
     fn acquire(&self, py: Python<'_>, timeout: Option<f64>, stop: Option<Py<PyAny>>) -> PyResult<Option<Permit>> {

@@ -8,7 +8,7 @@ use std::{
 };
 
 use partywall::{
-    DeviceUuid, Error, TimelineEnding, TimelineOptions, TimelineWriter,
+    DeviceUuid, Error, TimelineEnding, TimelineWriter,
     cuda::{RawStream, StreamRef},
     error::Gone,
 };
@@ -16,6 +16,8 @@ use partywall_os::lock::IgnorePoison;
 use pyo3::prelude::*;
 
 use crate::{
+    arguments::Name,
+    domain::Domain,
     errors::{Raise, not_writer},
     handle::Handle,
     stream::{Stream, gpu},
@@ -52,19 +54,6 @@ impl Deref for Role {
 }
 
 impl Timeline {
-    pub(crate) fn open(options: &TimelineOptions, writer: bool) -> partywall::Result<Self> {
-        let (role, name) = if writer {
-            let writer = options.writer()?;
-            let name = writer.timeline().name().to_owned();
-            (Role::Writer(Arc::new(writer)), name)
-        } else {
-            let timeline = options.open()?;
-            let name = timeline.name().to_owned();
-            (Role::Waiter(Arc::new(timeline)), name)
-        };
-        Ok(Self { role: Handle::new("timeline", role), last: Mutex::new(None), name, is_writer: writer })
-    }
-
     pub(crate) fn role(&self, py: Python<'_>) -> PyResult<Role> {
         self.role.get(py)
     }
@@ -125,6 +114,19 @@ impl Timeline {
 
 #[pymethods]
 impl Timeline {
+    /// Opens a timeline, to wait for it, or also to signal it.
+    #[staticmethod]
+    fn open(py: Python<'_>, domain: &Domain, name: Name<'_>, writer: bool, shared: bool) -> PyResult<Self> {
+        let options = domain.get(py)?.timeline_options(name.0).shared(shared);
+        let open = || match writer {
+            true => options.writer().map(|writer| Role::Writer(Arc::new(writer))),
+            false => options.open().map(|timeline| Role::Waiter(Arc::new(timeline))),
+        };
+        let role = py.detach(open).or_raise(py)?;
+        let name = role.name().to_owned();
+        Ok(Self { role: Handle::new("timeline", role), last: Mutex::new(None), name, is_writer: writer })
+    }
+
     /// The last value that was signalled.
     #[getter]
     fn value(&self, py: Python<'_>) -> PyResult<u64> {

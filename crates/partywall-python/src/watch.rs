@@ -9,6 +9,8 @@ use partywall::{
 use pyo3::prelude::*;
 
 use crate::{
+    arguments::Pattern,
+    domain::Domain,
     errors::{Raise, parse},
     handle::Handle,
     wait,
@@ -39,25 +41,21 @@ pub(crate) struct Happening {
     point: String,
 }
 
-impl Watch {
-    pub(crate) fn begin(
-        py: Python<'_>,
-        domain: &partywall::Domain,
-        pattern: &str,
-        after: Option<&str>,
-    ) -> PyResult<Self> {
-        let after: Option<Point> = after.map(parse).transpose()?;
-        let begin = || match after {
-            None => domain.watch(pattern),
-            Some(point) => domain.watch_after(pattern, point),
-        };
-        let watch = py.detach(begin).or_raise(py)?;
-        Ok(Self { watch: Handle::new("watch", watch), pattern: pattern.to_owned() })
-    }
-}
-
 #[pymethods]
 impl Watch {
+    /// Watches names that match a pattern, from now or from a point on.
+    #[new]
+    fn new(py: Python<'_>, domain: &Domain, pattern: Pattern<'_>, after: Option<&str>) -> PyResult<Self> {
+        let domain = domain.get(py)?;
+        let after: Option<Point> = after.map(parse).transpose()?;
+        let begin = || match after {
+            None => domain.watch(pattern.0),
+            Some(point) => domain.watch_after(pattern.0, point),
+        };
+        let watch = py.detach(begin).or_raise(py)?;
+        Ok(Self { watch: Handle::new("watch", watch), pattern: pattern.0.to_owned() })
+    }
+
     /// The next event.
     #[pyo3(signature = (timeout))]
     fn next(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Happening> {
