@@ -110,10 +110,10 @@ impl ElementType {
     /// The type of bytes.
     pub(crate) const BYTES: Self = Self(DType::U8);
 
-    /// Returns the number of elements that fit into a number of bytes; for elements smaller than a byte, the number of
-    /// bytes.
-    pub(crate) fn elements_in(self, bytes: u64) -> u64 {
-        bytes / self.0.item_bytes().unwrap_or(1)
+    /// Returns the shape; if there is none, that of as many elements as fit into a number of bytes, or for elements
+    /// smaller than a byte that of all bytes.
+    pub(crate) fn shape_within(self, shape: Option<Shape>, bytes: u64) -> Vec<u64> {
+        shape.map_or_else(|| vec![bytes / self.0.item_bytes().unwrap_or(1)], |Shape(lengths)| lengths)
     }
 }
 

@@ -91,7 +91,7 @@ impl EnqueuedResult {
         if self.nbytes == 0 {
             return Err(without_output());
         }
-        let shape = shape.map_or_else(|| vec![dtype.elements_in(self.nbytes)], |Shape(lengths)| lengths);
+        let shape = dtype.shape_within(shape, self.nbytes);
         let address = py.detach(|| {
             let range = result.device()?;
             owner.note_gpu(range.gpu());

@@ -70,44 +70,34 @@ impl Part {
 
 impl Memory for Part {
     /// Has the stream wait first until the submitter's stream has completed the inputs.
-    fn on_device(&mut self, _: &str, bytes: u64, stream: StreamRef<'_>, work: Work<'_>) -> Result<()> {
-        self.with(|task| {
-            let range = match self.input {
-                Some(index) => {
-                    task.wait_inputs_on(stream)?;
-                    task.inputs()[index].device()?
-                }
-                None => task.output_mut()?.device_mut()?,
-            };
-            work(range.slice(0, bytes)?)
+    fn on_device(&mut self, name: &str, bytes: u64, stream: StreamRef<'_>, work: Work<'_>) -> Result<()> {
+        self.with(|task| match self.input {
+            Some(index) => {
+                task.wait_inputs_on(stream)?;
+                work(task.inputs()[index].device()?.slice(0, bytes)?)
+            }
+            None => task.output_mut()?.on_device(name, bytes, stream, work),
         })
     }
 
-    fn allow_cpu(&mut self, _: &str) -> Result<()> {
+    fn allow_cpu(&mut self, name: &str) -> Result<()> {
         self.with(|task| match self.input {
             Some(index) => task.inputs()[index].as_ptr().map(drop),
-            None => task.output()?.as_ptr().map(drop),
+            None => task.output_mut()?.allow_cpu(name),
         })
     }
 
-    fn read(&mut self, _: &str, out: &mut [u8]) -> Result<()> {
-        let input = self.input;
-        self.with(|task| match input {
+    fn read(&mut self, name: &str, out: &mut [u8]) -> Result<()> {
+        self.with(|task| match self.input {
             Some(index) => task.inputs()[index].read_at(0, out),
-            None => task.output()?.bytes().map(|bytes| out.copy_from_slice(&bytes[..out.len()])),
+            None => task.output_mut()?.read(name, out),
         })
     }
 
     fn write(&mut self, name: &str, bytes: &[u8], on_host: bool) -> Result<()> {
-        let version = self.claim.queue.version();
-        let is_input = self.input.is_some();
-        self.with(|task| match (is_input, on_host) {
-            (true, _) => Err(Error::Denied(Denied::ReadOnly { name: name.to_owned(), version })),
-            (false, true) => task.output_mut()?.bytes_mut().map(|all| all[..bytes.len()].copy_from_slice(bytes)),
-            (false, false) => {
-                let range = task.output_mut()?.device_mut()?.slice(0, bytes.len() as u64)?;
-                range.copy_from_host(range.gpu().stream(), bytes)
-            }
+        self.with(|task| match self.input {
+            Some(_) => Err(Denied::ReadOnly { name: name.to_owned(), version: self.claim.queue.version() }.into()),
+            None => Memory::write(task.output_mut()?, name, bytes, on_host),
         })
     }
 }

@@ -286,7 +286,7 @@ impl Block {
     #[pyo3(signature = (shape, dtype))]
     pub(crate) fn tensor(&self, py: Python<'_>, shape: Option<Shape>, dtype: ElementType) -> PyResult<Tensor> {
         let Held { owner, .. } = self.get(py)?;
-        let shape = shape.map_or_else(|| vec![dtype.elements_in(self.nbytes)], |Shape(lengths)| lengths);
+        let shape = dtype.shape_within(shape, self.nbytes);
         py.detach(|| self.with(&owner, |block| Tensor::of_block(&owner, block, dtype.0, &shape))).or_raise(py)
     }
 

@@ -139,7 +139,7 @@ impl ClaimedTask {
         });
         let (address, segment) = found.or_raise(py)?;
         let has = self.bytes_of(input);
-        let shape = shape.map_or_else(|| vec![dtype.elements_in(has)], |Shape(lengths)| lengths);
+        let shape = dtype.shape_within(shape, has);
         let of = (self.claim.queue.name(), part::name(input), has);
         let tensor = match input {
             Some(_) => Tensor::of_part(&Part::owner(&self.claim, input, segment), of, address, dtype.0, &shape),

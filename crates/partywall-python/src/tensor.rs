@@ -39,6 +39,7 @@ use crate::{
 
 /// A tensor in shared memory. It keeps its memory alive, and so do all objects made of it.
 #[pyclass(frozen, module = "partywall._native", weakref)]
+#[derive(Clone)]
 pub(crate) struct Tensor {
     owner: Arc<Owner>,
     name: Cow<'static, str>,
@@ -99,19 +100,14 @@ impl Tensor {
 
     /// Returns the beginning of a block as a tensor. The caller has locked the owner.
     pub(crate) fn of_block(owner: &Arc<Owner>, block: &Block, dtype: DType, shape: &[u64]) -> partywall::Result<Self> {
-        let has = block.len();
         let pool = block.pool();
-        let elements = shape.iter().try_fold(1_u64, |product, length| product.checked_mul(*length));
-        let needed = elements.and_then(|elements| dtype.bytes_for(elements)).unwrap_or(u64::MAX);
-        if needed > has {
-            return Err(Error::Mismatch(Mismatch::BlockSize { name: pool.to_owned(), of: Named::Pool, has, needed }));
-        }
+        let bytes = fitting((pool, Named::Pool, block.len()), dtype, shape)?;
         let address = match owner.is_on_gpu() {
             false => block.as_ptr()? as usize,
             true => block.device()?.device_ptr() as usize,
         };
         owner.expose();
-        Ok(Self::dense(owner, format!("{pool}#{}", block.index()), dtype, shape, address, needed))
+        Ok(Self::dense(owner, format!("{pool}#{}", block.index()), dtype, shape, address, bytes))
     }
 
     /// Returns the tensor of a loan. The caller has locked the owner.
@@ -139,13 +135,8 @@ impl Tensor {
         dtype: DType,
         shape: &[u64],
     ) -> partywall::Result<Self> {
-        let elements = shape.iter().try_fold(1_u64, |product, length| product.checked_mul(*length));
-        let needed = elements.and_then(|elements| dtype.bytes_for(elements)).unwrap_or(u64::MAX);
-        if needed > has {
-            let name = queue.to_owned();
-            return Err(Error::Mismatch(Mismatch::BlockSize { name, of: Named::Queue, has, needed }));
-        }
-        Ok(Self::dense(owner, name, dtype, shape, address, needed))
+        let bytes = fitting((queue, Named::Queue, has), dtype, shape)?;
+        Ok(Self::dense(owner, name, dtype, shape, address, bytes))
     }
 
     fn dense(
@@ -163,25 +154,16 @@ impl Tensor {
         Self { owner: owner.clone(), name, dtype, shape, strides, address, bytes, device: owner.device() }
     }
 
-    /// Returns the same tensor as another object.
-    fn again(&self) -> Self {
-        let Self { dtype, address, bytes, device, .. } = *self;
-        let owner = self.owner.clone();
-        let shape = self.shape.clone();
-        let strides = self.strides.clone();
-        Self { owner, name: self.name.clone(), dtype, shape, strides, address, bytes, device }
-    }
-
     /// Returns the tensor as the GPU of `source` writes it; `None` if only the CPU can.
     fn beside(&self, source: &Source) -> partywall::Result<Option<Self>> {
         if !self.is_on_host() {
-            return Ok(Some(self.again()));
+            return Ok(Some(self.clone()));
         }
         if !self.owner.is_pinned() || !self.owner.is_writable() {
             return Ok(None);
         }
         let device = self.owner.use_on(source.uuid()?, &self.name, self.bytes)?;
-        Ok(device.map(|device| Self { device, ..self.again() }))
+        Ok(device.map(|device| Self { device, ..self.clone() }))
     }
 
     fn is_on_host(&self) -> bool {
@@ -339,7 +321,7 @@ impl Tensor {
                 return Err(PyValueError::new_err(why));
             }
         };
-        Ok(Self { dtype, shape, strides, ..self.again() })
+        Ok(Self { dtype, shape, strides, ..self.clone() })
     }
 
     /// The same memory as a tensor of a GPU, which is given to its libraries and streams. Pinned memory only.
@@ -356,7 +338,7 @@ impl Tensor {
             let advice = "open it with device=, before another GPU has used it";
             return Err(no_such_view(py, &self.name, &why, advice));
         };
-        Ok(Self { device, ..self.again() })
+        Ok(Self { device, ..self.clone() })
     }
 
     /// Returns a copy of the bytes. On a GPU the copy is made behind the work on `stream`, by default torch's or cupy's
@@ -650,6 +632,16 @@ fn array_type(dtype: DType) -> Option<(char, &'static CStr)> {
         DType::C128 => ('c', c"Zd"),
         _ => return None,
     })
+}
+
+/// Returns the bytes of a tensor of this type and shape, which a block of a pool or queue has room for.
+fn fitting((name, of, has): (&str, Named, u64), dtype: DType, shape: &[u64]) -> partywall::Result<u64> {
+    let elements = shape.iter().try_fold(1_u64, |product, length| product.checked_mul(*length));
+    let needed = elements.and_then(|elements| dtype.bytes_for(elements)).unwrap_or(u64::MAX);
+    if needed > has {
+        return Err(Error::Mismatch(Mismatch::BlockSize { name: name.to_owned(), of, has, needed }));
+    }
+    Ok(needed)
 }
 
 /// Converts lengths or strides to DLPack's signed numbers.

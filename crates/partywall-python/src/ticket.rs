@@ -286,7 +286,7 @@ impl TaskResult {
         if !self.has_output {
             return Err(without_output());
         }
-        let shape = shape.unwrap_or_else(|| Shape(vec![dtype.elements_in(self.nbytes)]));
+        let shape = Shape(dtype.shape_within(shape, self.nbytes));
         let block = self.block(py)?.getattr(intern!(py, "_native"))?.cast_into::<Block>()?;
         block.get().tensor(py, Some(shape), dtype)
     }
