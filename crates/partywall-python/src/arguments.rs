@@ -8,6 +8,7 @@ use pyo3::{
     inspect::PyStaticExpr,
     intern,
     prelude::*,
+    pybacked::PyBackedStr,
     type_hint_identifier, type_hint_subscript, type_hint_union,
     types::{PyBytes, PyString},
 };
@@ -42,15 +43,14 @@ pub(crate) struct Cancels(pub(crate) bool);
 macro_rules! text {
     ($(#[$doc:meta])* $type:ident, $what:literal, $class:literal) => {
         $(#[$doc])*
-        #[derive(Clone, Copy)]
-        pub(crate) struct $type<'a>(pub(crate) &'a str);
+        pub(crate) struct $type(pub(crate) PyBackedStr);
 
-        impl<'a, 'py> FromPyObject<'a, 'py> for $type<'a> {
+        impl<'py> FromPyObject<'_, 'py> for $type {
             type Error = PyErr;
 
-            const INPUT_TYPE: PyStaticExpr = <&'a str>::INPUT_TYPE;
+            const INPUT_TYPE: PyStaticExpr = <&str>::INPUT_TYPE;
 
-            fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+            fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
                 match object.extract() {
                     Ok(text) => Ok(Self(text)),
                     Err(_) if object.is_instance_of::<PyString>() => Err(not_utf8(&object, $what, $class)),
@@ -79,31 +79,6 @@ text! {
 text! {
     /// A pattern of names.
     Pattern, "a pattern", "BadPattern"
-}
-
-/// The kind of a task in a list of tasks.
-pub(crate) struct OwnedKind(String);
-
-impl AsRef<str> for Kind<'_> {
-    fn as_ref(&self) -> &str {
-        self.0
-    }
-}
-
-impl AsRef<str> for OwnedKind {
-    fn as_ref(&self) -> &str {
-        &self.0
-    }
-}
-
-impl<'py> FromPyObject<'_, 'py> for OwnedKind {
-    type Error = PyErr;
-
-    const INPUT_TYPE: PyStaticExpr = <&str>::INPUT_TYPE;
-
-    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        Ok(Self(object.extract::<Kind<'_>>()?.0.to_owned()))
-    }
 }
 
 impl ElementType {

@@ -178,8 +178,8 @@ impl Build {
     }
 
     /// Whether the memory of a tensor is allocated already, so that taking it allocates nothing.
-    fn is_allocated(&self, py: Python<'_>, name: TensorName<'_>) -> PyResult<bool> {
-        self.with(py, |_, build| build.is_allocated(name.0))
+    fn is_allocated(&self, py: Python<'_>, name: TensorName) -> PyResult<bool> {
+        self.with(py, |_, build| build.is_allocated(&name.0))
     }
 
     /// The names of the tensors, in the order in which they were added.
@@ -193,8 +193,8 @@ impl Build {
     }
 
     /// The tensor of this name, to be written.
-    fn tensor(&self, py: Python<'_>, name: TensorName<'_>) -> PyResult<Tensor> {
-        let TensorName(name) = name;
+    fn tensor(&self, py: Python<'_>, name: TensorName) -> PyResult<Tensor> {
+        let name = &*name.0;
         let found = self.places.get(name).map(|at| &self.tensors[*at]);
         // If there is no such tensor, the build reports the error.
         let unknown = || Layout { name: name.to_owned(), dtype: DType::U8, shape: vec![], strides: vec![], bytes: 1 };

@@ -66,12 +66,12 @@ impl Domain {
     #[staticmethod]
     fn join_mps(
         py: Python<'_>,
-        domain: Option<Name<'_>>,
+        domain: Option<Name>,
         socket: Option<PathBuf>,
         start: bool,
         program: Option<PathBuf>,
     ) -> PyResult<Option<(&'static str, PathBuf)>> {
-        let options = options(domain.map(|name| name.0.to_owned()), socket);
+        let options = options(domain.map(|name| name.0.to_string()), socket);
         let join = move || {
             let daemon = MpsDaemon::of(&options.location()?);
             program.into_iter().fold(daemon, MpsDaemon::program).join(start)
@@ -86,13 +86,13 @@ impl Domain {
     #[pyo3(signature = (domain, socket, *, start, program, mps))]
     fn connect(
         py: Python<'_>,
-        domain: Option<Name<'_>>,
+        domain: Option<Name>,
         socket: Option<PathBuf>,
         start: bool,
         program: Option<PathBuf>,
         mps: bool,
     ) -> PyResult<Self> {
-        let options = options(domain.map(|name| name.0.to_owned()), socket).start(start).mps(mps);
+        let options = options(domain.map(|name| name.0.to_string()), socket).start(start).mps(mps);
         let options = program.into_iter().fold(options, partywall::DomainOptions::program);
         // Starting a broker takes a while.
         let inner = wait::on_helper_thread(py, move || options.connect())?.or_raise(py)?;
@@ -113,7 +113,7 @@ impl Domain {
     fn create(
         &self,
         py: Python<'_>,
-        name: Name<'_>,
+        name: Name,
         device: &str,
         access: Option<Needs>,
         tensors: Vec<Placed>,
@@ -128,8 +128,8 @@ impl Domain {
         until_unused: bool,
     ) -> PyResult<Build> {
         let domain = self.get(py)?;
-        Build::allocate(py, name.0, device, access, tensors, metadata, |place| {
-            let builder = domain.create(name.0, place).mutable(mutable).kept(kept).shared(shared).if_absent(if_absent);
+        Build::allocate(py, &name.0, device, access, tensors, metadata, |place| {
+            let builder = domain.create(&name.0, place).mutable(mutable).kept(kept).shared(shared).if_absent(if_absent);
             let builder = builder.until_unused(until_unused);
             let chunks = |builder: Builder, bytes| builder.chunk_bytes(bytes).on_demand(true);
             let builder = chunk_bytes.into_iter().fold(builder, chunks);
@@ -145,7 +145,7 @@ impl Domain {
     fn open(
         &self,
         py: Python<'_>,
-        name: Name<'_>,
+        name: Name,
         version: Option<u64>,
         timeout: Option<f64>,
         write: bool,
@@ -154,7 +154,7 @@ impl Domain {
         access: Option<Needs>,
     ) -> PyResult<Segment> {
         let timeout = wait::timeout(timeout)?;
-        let mut opener = self.get(py)?.opener(name.0).allow_peer(allow_peer);
+        let mut opener = self.get(py)?.opener(&name.0).allow_peer(allow_peer);
         if let Some(version) = version {
             opener = opener.version(version);
         }
@@ -176,26 +176,26 @@ impl Domain {
     }
 
     /// A version's memory as file descriptors.
-    fn descriptors(&self, py: Python<'_>, name: Name<'_>, timeout: Option<f64>) -> PyResult<Descriptors> {
+    fn descriptors(&self, py: Python<'_>, name: Name, timeout: Option<f64>) -> PyResult<Descriptors> {
         let domain = self.get(py)?;
         let timeout = wait::timeout(timeout)?;
-        let descriptors = wait::in_slices(py, timeout, |slice| domain.descriptors(name.0, slice))?;
+        let descriptors = wait::in_slices(py, timeout, |slice| domain.descriptors(&name.0, slice))?;
         Ok(Descriptors::new(descriptors))
     }
 
     /// Opens the latest version of a name, or makes the caller its builder.
-    fn open_or_build(&self, py: Python<'_>, name: Name<'_>, timeout: Option<f64>) -> PyResult<Opened> {
+    fn open_or_build(&self, py: Python<'_>, name: Name, timeout: Option<f64>) -> PyResult<Opened> {
         let domain = self.get(py)?;
         let timeout = wait::timeout(timeout)?;
-        Ok(match wait::in_slices(py, timeout, |slice| domain.open_or_build(name.0, slice))? {
+        Ok(match wait::in_slices(py, timeout, |slice| domain.open_or_build(&name.0, slice))? {
             OpenOrBuild::Opened(segment) => Opened::Segment(Segment::opened(segment)),
             OpenOrBuild::Build(claim) => Opened::Claim(Claim::new(claim)),
         })
     }
 
     /// Creates a heap, from which an allocator of another library takes at most `limit` bytes of a GPU.
-    fn heap(&self, py: Python<'_>, name: Name<'_>, limit: u64, device: &str) -> PyResult<Heap> {
-        Heap::create(py, &self.get(py)?, name.0, place(py, device)?, limit)
+    fn heap(&self, py: Python<'_>, name: Name, limit: u64, device: &str) -> PyResult<Heap> {
+        Heap::create(py, &self.get(py)?, &name.0, place(py, device)?, limit)
     }
 
     /// Publishes memory on a GPU in place: as kind `live` if it is in heaps, else as kind `legacy`.
@@ -204,7 +204,7 @@ impl Domain {
     fn publish(
         &self,
         py: Python<'_>,
-        name: Name<'_>,
+        name: Name,
         tensors: Vec<(String, Bound<'_, Source>)>,
         metadata: Vec<(String, String)>,
         mutable: bool,
@@ -214,7 +214,7 @@ impl Domain {
         until_unused: bool,
     ) -> PyResult<Segment> {
         let domain = self.get(py)?;
-        let publication = domain.publish(name.0).mutable(mutable).kept(kept).until_unused(until_unused);
+        let publication = domain.publish(&name.0).mutable(mutable).kept(kept).until_unused(until_unused);
         let mut publication = publication.shared(shared).if_absent(if_absent);
         for (key, value) in &metadata {
             publication = publication.metadata(key, value);
@@ -233,7 +233,7 @@ impl Domain {
         &self,
         py: Python<'_>,
         path: PathBuf,
-        name: Name<'_>,
+        name: Name,
         device: &str,
         access: Option<Needs>,
         mutable: bool,
@@ -249,7 +249,7 @@ impl Domain {
         let received = py.detach(|| {
             std::thread::scope(|scope| {
                 scope.spawn(|| {
-                    let put = domain.put(name.0, place).mutable(mutable).kept(kept).shared(shared);
+                    let put = domain.put(&name.0, place).mutable(mutable).kept(kept).shared(shared);
                     let put = put.if_absent(if_absent).cancel(&cancel);
                     let put = owner.into_iter().fold(put, Put::owner);
                     let segment = put.path(&path).and_then(|segment| {
@@ -269,9 +269,9 @@ impl Domain {
     }
 
     /// Returns whether a name has a latest version; for `NAME@V`, whether that is the latest.
-    fn exists(&self, py: Python<'_>, name: Name<'_>) -> PyResult<bool> {
+    fn exists(&self, py: Python<'_>, name: Name) -> PyResult<bool> {
         let domain = self.get(py)?;
-        match py.detach(|| domain.inspect(name.0)) {
+        match py.detach(|| domain.inspect(&name.0)) {
             Ok(info) => Ok(info.is_latest),
             Err(
                 Error::NotFound(NotFound::Name { .. } | NotFound::Version { .. })
@@ -282,11 +282,11 @@ impl Domain {
     }
 
     /// For each version of a name the pids of the processes that have it open, in order.
-    fn holders(&self, py: Python<'_>, name: Name<'_>) -> PyResult<BTreeMap<u64, Vec<u32>>> {
+    fn holders(&self, py: Python<'_>, name: Name) -> PyResult<BTreeMap<u64, Vec<u32>>> {
         let domain = self.get(py)?;
         let holders = py.detach(|| {
             let mut holders = BTreeMap::new();
-            let info = domain.inspect(name.0)?;
+            let info = domain.inspect(&name.0)?;
             for version in info.versions.iter().map(|version| version.version) {
                 match domain.inspect(&format!("{}@{version}", info.name)) {
                     Ok(info) => {
@@ -331,7 +331,7 @@ impl Domain {
     /// Removes a name, with a deadline for its readers if one is given. Returns the version that was the latest, and
     /// the bytes that stay until their holders drop them.
     #[pyo3(signature = (name, deadline, then))]
-    fn remove(&self, py: Python<'_>, name: Name<'_>, deadline: Option<f64>, then: &str) -> PyResult<(u64, u64)> {
+    fn remove(&self, py: Python<'_>, name: Name, deadline: Option<f64>, then: &str) -> PyResult<(u64, u64)> {
         let domain = self.get(py)?;
         let then = [Then::Wait, Then::Stale, Then::Evict].into_iter().find(|known| known.name() == then);
         let then = then.ok_or_else(|| PyValueError::new_err("then is \"wait\", \"stale\" or \"evict\""))?;
@@ -340,8 +340,8 @@ impl Domain {
             Duration::try_from_secs_f64(seconds).map_err(bad)
         });
         let removed = match deadline.transpose()? {
-            None => py.detach(|| domain.remove(name.0)),
-            Some(deadline) => py.detach(|| domain.withdraw(name.0, deadline, then)),
+            None => py.detach(|| domain.remove(&name.0)),
+            Some(deadline) => py.detach(|| domain.withdraw(&name.0, deadline, then)),
         };
         let removed = removed.or_raise(py)?;
         Ok((removed.version, removed.bytes_kept))

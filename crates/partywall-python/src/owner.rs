@@ -294,8 +294,12 @@ impl Owner {
 
     /// Returns the segment if this is one and this is its last user. Otherwise the last user releases it.
     pub(crate) fn into_segment(self: Arc<Self>) -> Option<Segment> {
-        let mut owner = Arc::into_inner(self)?;
-        match std::mem::replace(owner.state.get_mut().ignore_poison(), State::Closed) {
+        Arc::into_inner(self)?.end()
+    }
+
+    /// Ends the use of the memory. Returns the segment, if this is one.
+    fn end(&mut self) -> Option<Segment> {
+        match std::mem::replace(self.state.get_mut().ignore_poison(), State::Closed) {
             State::Committed(segment) => Arc::into_inner(segment),
             _ => None,
         }
@@ -455,11 +459,7 @@ impl Owner {
             return Ok(());
         }
         let released = py.detach(move || {
-            let segment = match std::mem::replace(owner.state.get_mut().ignore_poison(), State::Closed) {
-                State::Committed(segment) => Arc::into_inner(segment),
-                _ => None,
-            };
-            match segment.map_or(Ok(()), Segment::release) {
+            match owner.end().map_or(Ok(()), Segment::release) {
                 // In a forked child the lease belongs to the parent. Without a broker there is no lease.
                 Err(Error::Unreachable(Unreachable::Forked { .. } | Unreachable::Gone { .. })) => Ok(()),
                 released => released,

@@ -78,7 +78,7 @@ impl Pool {
     fn open(
         py: Python<'_>,
         domain: &Domain,
-        name: Name<'_>,
+        name: Name,
         blocks: Option<u32>,
         block_bytes: Option<u64>,
         device: Option<&str>,
@@ -92,7 +92,7 @@ impl Pool {
         let domain = domain.get(py)?;
         let makes = blocks.is_some() || block_bytes.is_some();
         let timeout = wait::creation(timeout, makes)?;
-        let mut options = domain.pool(name.0).kept(kept).shared(shared).allow_peer(allow_peer);
+        let mut options = domain.pool(&name.0).kept(kept).shared(shared).allow_peer(allow_peer);
         options = blocks.into_iter().fold(options, PoolOptions::blocks);
         options = block_bytes.into_iter().fold(options, PoolOptions::block_bytes);
         options = zeroed.into_iter().fold(options, PoolOptions::zeroed);

@@ -6,7 +6,7 @@ use partywall::{Error, Place, QueueOptions, TaskStatus, Unsubmitted, Wait};
 use pyo3::prelude::*;
 
 use crate::{
-    arguments::{Attempts, Bytes, Cancels, Count, Kind, Name, Needs, OwnedKind},
+    arguments::{Attempts, Bytes, Cancels, Count, Kind, Name, Needs},
     attachment::{Attachment, Given},
     build::named_place,
     domain::Domain,
@@ -22,7 +22,7 @@ use crate::{
 
 /// A task to be submitted: kind, inputs if there are any, bytes of output, arguments, attempts, and whether it ends
 /// with its submitter.
-type Request<'py, K> = (K, Option<Vec<Given<'py>>>, Count, Bytes<'py>, Attempts, Cancels);
+type Request<'py> = (Kind, Option<Vec<Given<'py>>>, Count, Bytes<'py>, Attempts, Cancels);
 
 /// A listed task: task, status, kind, attempts, maximum of attempts, age in seconds, failures, and the text of the last
 /// worker.
@@ -108,15 +108,15 @@ struct Tasks<'py> {
 
 impl<'py> Tasks<'py> {
     /// Takes the blocks of all requests, or of none.
-    fn of<K: AsRef<str>>(
+    fn of(
         py: Python<'py>,
         queue: &partywall::Queue,
-        requests: impl IntoIterator<Item = Request<'py, K>>,
+        requests: impl IntoIterator<Item = Request<'py>>,
     ) -> PyResult<Self> {
         let mut all = Self { tasks: Vec::new(), handles: Vec::new() };
-        for (kind, inputs, Count(output), Bytes(arguments), Attempts(attempts), Cancels(cancels)) in requests {
+        for (Kind(kind), inputs, Count(output), Bytes(arguments), Attempts(attempts), Cancels(cancels)) in requests {
             let arguments = arguments.as_bytes();
-            let task = partywall::Task::new(kind.as_ref()).arguments(arguments).output(output).max_attempts(attempts);
+            let task = partywall::Task::new(&kind).arguments(arguments).output(output).max_attempts(attempts);
             let mut task = task.cancel_with_submitter(cancels);
             let mut failed = None;
             for input in inputs.into_iter().flatten() {
@@ -167,7 +167,7 @@ impl Queue {
     fn open(
         py: Python<'_>,
         domain: &Domain,
-        name: Name<'_>,
+        name: Name,
         tasks: Option<u32>,
         inputs: Option<(u32, u64)>,
         outputs: Option<(u32, u64)>,
@@ -182,7 +182,7 @@ impl Queue {
         let makes = tasks.is_some() || inputs.is_some() || outputs.is_some();
         let timeout = wait::creation(timeout, makes)?;
         let lease = lease.map(|lease| wait::timeout(Some(lease))).transpose()?;
-        let mut options = domain.queue(name.0).kept(kept).shared(shared);
+        let mut options = domain.queue(&name.0).kept(kept).shared(shared);
         options = tasks.into_iter().fold(options, QueueOptions::tasks);
         options = inputs.into_iter().fold(options, |options, (blocks, bytes)| options.inputs(blocks, bytes));
         options = outputs.into_iter().fold(options, |options, (blocks, bytes)| options.outputs(blocks, bytes));
@@ -218,7 +218,7 @@ impl Queue {
     fn submit(
         &self,
         py: Python<'_>,
-        kind: Kind<'_>,
+        kind: Kind,
         inputs: Option<Vec<Given<'_>>>,
         output: Count,
         args: Bytes<'_>,
@@ -261,7 +261,7 @@ impl Queue {
     fn submit_all(
         &self,
         py: Python<'_>,
-        tasks: Vec<Request<'_, OwnedKind>>,
+        tasks: Vec<Request<'_>>,
         timeout: Option<f64>,
     ) -> PyResult<(Vec<Ticket>, Option<Py<PyAny>>)> {
         let queue = self.inner.get(py)?;
@@ -310,9 +310,9 @@ impl Queue {
     }
 
     /// As `attach`, of a name or `NAME@V`.
-    fn attach_name(&self, py: Python<'_>, name: Name<'_>) -> PyResult<Attachment> {
+    fn attach_name(&self, py: Python<'_>, name: Name) -> PyResult<Attachment> {
         let queue = self.inner.get(py)?;
-        let attach = || Attachment::new(&queue, &queue.domain().opener(name.0).open()?);
+        let attach = || Attachment::new(&queue, &queue.domain().opener(&name.0).open()?);
         py.detach(attach).or_raise(py)
     }
 

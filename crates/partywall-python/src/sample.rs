@@ -21,7 +21,7 @@ use crate::{
     handle::Closable,
     owner::{Owner, drop_later},
     stream::{self, Stream},
-    tensor::{Lengths, Tensor},
+    tensor::{Lengths, Tensor, signed},
     topic::Open,
     wait,
 };
@@ -176,8 +176,7 @@ impl Sample {
     /// Its shape.
     #[getter]
     fn shape(&self) -> Lengths {
-        // A dimension is less than 2⁶³.
-        Lengths(self.shape.iter().map(|extent| *extent as i64).collect())
+        Lengths(signed(&self.shape))
     }
 
     /// The topic's name.

@@ -219,8 +219,8 @@ impl Segment {
     }
 
     /// The tensor of this name.
-    fn tensor(&self, py: Python<'_>, name: TensorName<'_>) -> PyResult<Tensor> {
-        self.with(py, |owner, segment| Tensor::of_segment(owner, &segment.tensor(name.0)?))
+    fn tensor(&self, py: Python<'_>, name: TensorName) -> PyResult<Tensor> {
+        self.with(py, |owner, segment| Tensor::of_segment(owner, &segment.tensor(&name.0)?))
     }
 
     /// Grows a version that this process committed: the last tensor to `length` along its first dimension, and by
@@ -321,12 +321,12 @@ impl Segment {
     fn to(
         &self,
         py: Python<'_>,
-        name: Name<'_>,
+        name: Name,
         device: &str,
         access: Option<Needs>,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Build> {
-        Build::copy(py, self, name.0, (device, access), stream)
+        Build::copy(py, self, &name.0, (device, access), stream)
     }
 
     /// Enqueues a copy of all tensors of a segment, which has the same. This segment is open for writing.

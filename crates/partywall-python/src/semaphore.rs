@@ -28,8 +28,8 @@ impl Semaphore {
 impl Semaphore {
     /// Opens a semaphore.
     #[staticmethod]
-    fn open(py: Python<'_>, domain: &Domain, name: Name<'_>, maximum: u32, shared: bool) -> PyResult<Self> {
-        let options = domain.get(py)?.semaphore_options(name.0, maximum).shared(shared);
+    fn open(py: Python<'_>, domain: &Domain, name: Name, maximum: u32, shared: bool) -> PyResult<Self> {
+        let options = domain.get(py)?.semaphore_options(&name.0, maximum).shared(shared);
         let semaphore = py.detach(|| options.open()).or_raise(py)?;
         let name = semaphore.name().to_owned();
         let maximum = semaphore.maximum();

@@ -22,7 +22,7 @@ use crate::{
     exchange::Library,
     owner::drain,
     reaper, stream,
-    tensor::Lengths,
+    tensor::{Lengths, signed},
     wait,
 };
 
@@ -111,9 +111,10 @@ impl Source {
     #[getter]
     fn identity(&self) -> Option<(i32, i32, u64, &'static str, Lengths, Lengths)> {
         let Device { device_type, device_id } = self.device;
-        let shape = || Lengths(self.shape.iter().map(|length| *length as i64).collect());
-        let all = || (device_type, device_id, self.address, self.dtype.name(), shape(), Lengths(self.strides.clone()));
-        (self.elements() > 0).then(all)
+        let shape = Lengths(signed(&self.shape));
+        let strides = Lengths(self.strides.clone());
+        let identity = (device_type, device_id, self.address, self.dtype.name(), shape, strides);
+        (self.elements() > 0).then_some(identity)
     }
 
     /// Whether the elements are adjacent in memory.

@@ -645,7 +645,7 @@ fn fitting((name, of, has): (&str, Named, u64), dtype: DType, shape: &[u64]) -> 
 }
 
 /// Converts lengths or strides to DLPack's signed numbers.
-fn signed(numbers: &[u64]) -> Vec<i64> {
+pub(crate) fn signed(numbers: &[u64]) -> Vec<i64> {
     // Tables limit these numbers to less than 2⁶³.
     numbers.iter().map(|n| *n as i64).collect()
 }

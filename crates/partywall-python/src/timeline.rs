@@ -116,8 +116,8 @@ impl Timeline {
 impl Timeline {
     /// Opens a timeline, to wait for it, or also to signal it.
     #[staticmethod]
-    fn open(py: Python<'_>, domain: &Domain, name: Name<'_>, writer: bool, shared: bool) -> PyResult<Self> {
-        let options = domain.get(py)?.timeline_options(name.0).shared(shared);
+    fn open(py: Python<'_>, domain: &Domain, name: Name, writer: bool, shared: bool) -> PyResult<Self> {
+        let options = domain.get(py)?.timeline_options(&name.0).shared(shared);
         let open = || match writer {
             true => options.writer().map(|writer| Role::Writer(Arc::new(writer))),
             false => options.open().map(|timeline| Role::Waiter(Arc::new(timeline))),

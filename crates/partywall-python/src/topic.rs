@@ -93,7 +93,7 @@ impl Topic {
     fn open(
         py: Python<'_>,
         domain: &Domain,
-        name: Name<'_>,
+        name: Name,
         samples: Samples,
         numbers: Numbers,
         device: Option<&str>,
@@ -109,7 +109,7 @@ impl Topic {
         let dtype = dtype.as_deref().map(parse_dtype).transpose()?;
         let makes = max_bytes.is_some() || shape.is_some();
         let timeout = wait::creation(timeout, makes)?;
-        let mut options = domain.topic(name.0).kept(kept).shared(shared).allow_peer(allow_peer).stamps(stamps);
+        let mut options = domain.topic(&name.0).kept(kept).shared(shared).allow_peer(allow_peer).stamps(stamps);
         options = max_bytes.into_iter().fold(options, TopicOptions::max_bytes);
         options = dtype.into_iter().fold(options, TopicOptions::dtype);
         options = shape.iter().fold(options, |options, shape| options.varying_shape(shape));

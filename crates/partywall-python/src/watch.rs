@@ -45,15 +45,15 @@ pub(crate) struct Happening {
 impl Watch {
     /// Watches names that match a pattern, from now or from a point on.
     #[new]
-    fn new(py: Python<'_>, domain: &Domain, pattern: Pattern<'_>, after: Option<&str>) -> PyResult<Self> {
+    fn new(py: Python<'_>, domain: &Domain, pattern: Pattern, after: Option<&str>) -> PyResult<Self> {
         let domain = domain.get(py)?;
         let after: Option<Point> = after.map(parse).transpose()?;
         let begin = || match after {
-            None => domain.watch(pattern.0),
-            Some(point) => domain.watch_after(pattern.0, point),
+            None => domain.watch(&pattern.0),
+            Some(point) => domain.watch_after(&pattern.0, point),
         };
         let watch = py.detach(begin).or_raise(py)?;
-        Ok(Self { watch: Handle::new("watch", watch), pattern: pattern.0.to_owned() })
+        Ok(Self { watch: Handle::new("watch", watch), pattern: pattern.0.to_string() })
     }
 
     /// The next event.
