@@ -28,6 +28,9 @@ pub(crate) struct Count(pub(crate) u64);
 /// Bytes, or an object that Python's `bytes` accepts.
 pub(crate) struct Bytes<'py>(pub(crate) Bound<'py, PyBytes>);
 
+/// An object of any type that Python may leave out, or pass as `None`.
+pub(crate) type Optional<'a, 'py> = Option<&'a Bound<'py, PyAny>>;
+
 /// How often a task may be attempted.
 pub(crate) struct Attempts(pub(crate) u8);
 

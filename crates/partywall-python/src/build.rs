@@ -12,7 +12,7 @@ use partywall::{Access, Builder, DType, DeviceChoice, Gpu, Place, error::Mismatc
 use pyo3::prelude::*;
 
 use crate::{
-    arguments::{Needs, TensorName},
+    arguments::{Needs, Optional, TensorName},
     dlpack::contiguous,
     errors::{Raise, parse, parse_dtype},
     handle::{Closable, Handle},
@@ -28,7 +28,8 @@ pub(crate) type Planned = (String, String, Vec<u64>);
 /// the earlier tensor whose memory it shows, and the offset in it in bytes.
 pub(crate) type Placed = (String, String, Vec<u64>, Option<Vec<u64>>, Option<(String, u64)>);
 
-/// A tensor of a build: what the build itself does not tell.
+/// A tensor of a build or segment, without its memory.
+#[derive(Clone)]
 pub(crate) struct Layout {
     pub(crate) name: String,
     pub(crate) dtype: DType,
@@ -36,6 +37,18 @@ pub(crate) struct Layout {
     /// Counted in elements.
     pub(crate) strides: Vec<u64>,
     pub(crate) bytes: u64,
+}
+
+impl Layout {
+    pub(crate) fn of(tensor: &partywall::Tensor<'_>) -> Self {
+        Self {
+            name: tensor.name().to_owned(),
+            dtype: tensor.dtype(),
+            shape: tensor.shape(),
+            strides: tensor.strides(),
+            bytes: tensor.bytes(),
+        }
+    }
 }
 
 /// A version that is being written and that no other process sees.
@@ -108,7 +121,7 @@ impl Build {
         source: &Segment,
         name: &str,
         (device, access): (&str, Option<Needs>),
-        stream: Option<&Bound<'_, PyAny>>,
+        stream: Optional<'_, '_>,
     ) -> PyResult<Self> {
         let place = place(py, device)?;
         if place == Place::Host {
@@ -119,14 +132,7 @@ impl Build {
         let stream = source.copying(py, stream, |segment| place.gpu().or(segment.gpu().map(Gpu::uuid)))?;
         source.with(py, |owner, segment| {
             owner.note_gpu(stream.gpu());
-            let layout = |tensor: &partywall::Tensor<'_>| Layout {
-                name: tensor.name().to_owned(),
-                dtype: tensor.dtype(),
-                shape: tensor.shape(),
-                strides: tensor.strides(),
-                bytes: tensor.bytes(),
-            };
-            let tensors: Vec<_> = segment.tensors().iter().map(layout).collect();
+            let tensors: Vec<_> = segment.tensors().iter().map(Layout::of).collect();
             let mut build = segment.domain().create(name, place).like(segment).allocate()?;
             // Before the copy, which the CPU would otherwise wait for.
             allow(&mut build, access, tensors.iter().map(|tensor| (&*tensor.name, &*tensor.shape)))?;
@@ -205,7 +211,7 @@ impl Build {
     }
 
     /// Enqueues a copy of all tensors of a segment, which has the same.
-    fn copy_from(&self, py: Python<'_>, source: &Segment, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+    fn copy_from(&self, py: Python<'_>, source: &Segment, stream: Optional<'_, '_>) -> PyResult<()> {
         let owner = self.owner.get(py)?;
         let at = py.detach(|| owner.with_build(|build| build.place().gpu())).flatten();
         let stream = source.copying(py, stream, |segment| at.or(segment.gpu().map(Gpu::uuid)))?;
@@ -309,7 +315,6 @@ impl Claim {
 impl Claim {
     /// Allocates the version that fulfils the claim when it is committed.
     #[pyo3(signature = (device, access, tensors, metadata, *, mutable, reserve, kept, shared, owner))]
-    #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
     fn create(
         &self,
         py: Python<'_>,

@@ -109,7 +109,6 @@ impl Domain {
     /// Allocates the next version of a name. With `chunk_bytes`, allocates each chunk, which is no larger than that or
     /// one tensor, when a tensor of it is first taken.
     #[pyo3(signature = (name, device, access, tensors, metadata, *, mutable, reserve, kept, shared, if_absent, chunk_bytes, owner, until_unused = false))]
-    #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
     fn create(
         &self,
         py: Python<'_>,
@@ -141,7 +140,6 @@ impl Domain {
     /// Opens a version of a name. All arguments are positional: matching them by name takes longer than the rest of the
     /// call into Rust.
     #[pyo3(signature = (name, version, timeout, write, device, allow_peer, access))]
-    #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
     fn open(
         &self,
         py: Python<'_>,
@@ -155,14 +153,10 @@ impl Domain {
     ) -> PyResult<Segment> {
         let timeout = wait::timeout(timeout)?;
         let mut opener = self.get(py)?.opener(&name.0).allow_peer(allow_peer);
-        if let Some(version) = version {
-            opener = opener.version(version);
-        }
+        opener = version.into_iter().fold(opener, |opener, version| opener.version(version));
+        opener = access.into_iter().fold(opener, |opener, Needs(access)| opener.access(access));
         if write {
             opener = opener.read_write();
-        }
-        if let Some(Needs(access)) = access {
-            opener = opener.access(access);
         }
         match named_place(py, device)? {
             Some(Place::Gpu(uuid)) => opener = opener.device(uuid),
@@ -200,7 +194,6 @@ impl Domain {
 
     /// Publishes memory on a GPU in place: as kind `live` if it is in heaps, else as kind `legacy`.
     #[pyo3(signature = (name, tensors, metadata, *, mutable, kept, shared, if_absent, until_unused = false))]
-    #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
     fn publish(
         &self,
         py: Python<'_>,
@@ -228,7 +221,6 @@ impl Domain {
 
     /// Puts a file, or a folder of shards. Ctrl-C ends the call, and leaves nothing behind.
     #[pyo3(signature = (path, name, device, access, *, mutable, kept, shared, if_absent, owner))]
-    #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
     fn put_file(
         &self,
         py: Python<'_>,

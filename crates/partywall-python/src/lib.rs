@@ -24,6 +24,8 @@
 //! | `reaper` | a thread for releases that may block |
 //! | `doctor` | `partywall.doctor` |
 
+#![allow(clippy::too_many_arguments, reason = "functions for Python take its keyword arguments one by one")]
+
 mod arguments;
 mod attachment;
 mod build;

@@ -74,7 +74,6 @@ impl Pool {
     /// Opens a pool. If numbers are given, creates it if it does not exist.
     #[staticmethod]
     #[pyo3(signature = (domain, name, blocks, block_bytes, device, access, *, zeroed, kept, shared, allow_peer, timeout))]
-    #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
     fn open(
         py: Python<'_>,
         domain: &Domain,

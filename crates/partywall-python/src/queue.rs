@@ -163,7 +163,6 @@ impl Queue {
     /// Opens a queue. If numbers are given, creates it if it does not exist.
     #[staticmethod]
     #[pyo3(signature = (domain, name, tasks, inputs, outputs, lease, device, access, *, kept, shared, timeout))]
-    #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
     fn open(
         py: Python<'_>,
         domain: &Domain,
@@ -214,7 +213,6 @@ impl Queue {
     }
 
     /// Submits a task. With a stream, that stream completes the inputs. Blocks of a refused task stay the caller's.
-    #[allow(clippy::too_many_arguments, reason = "a tuple of them would be made for each task")]
     fn submit(
         &self,
         py: Python<'_>,

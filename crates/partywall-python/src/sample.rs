@@ -16,6 +16,7 @@ use pyo3::{
 };
 
 use crate::{
+    arguments::Optional,
     errors::{Never, Raise, closed, exception},
     exported::{Export, Exported},
     handle::Closable,
@@ -126,7 +127,7 @@ impl Sample {
     }
 
     /// Returns a stream of the sample's GPU that Python names; `None` for host memory.
-    fn named(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Stream>> {
+    fn named(&self, py: Python<'_>, stream: Optional<'_, '_>) -> PyResult<Option<Stream>> {
         let open = self.held.get(py)?.open;
         let Some(gpu) = open.gpu(py)? else { return Ok(None) };
         let raw = stream::named(py, stream, gpu.context().device().ordinal() as i32)?;
@@ -223,7 +224,7 @@ impl Sample {
     /// If the publisher dies before that, the stream goes on: call `check` before you use results. Load kernels, launch
     /// them once and allocate memory before this call: behind a wait, CUDA may block until the wait ends.
     #[pyo3(signature = (stream = None))]
-    fn wait_on(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+    fn wait_on(&self, py: Python<'_>, stream: Optional<'_, '_>) -> PyResult<()> {
         let (owner, sample) = self.get(py)?;
         let Some(stream) = self.named(py, stream)? else {
             return Err(PyValueError::new_err("samples in host memory are waited for by hosts: wait()"));
@@ -249,12 +250,7 @@ impl Sample {
     /// `stream` and `device` as for a `Timeline`, but without a `device` it is the sample's own GPU. If arrays of the sample
     /// are in use, the last of them releases it.
     #[pyo3(signature = (stream = None, *, device = None))]
-    fn release_on(
-        &self,
-        py: Python<'_>,
-        stream: Option<&Bound<'_, PyAny>>,
-        device: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<()> {
+    fn release_on(&self, py: Python<'_>, stream: Optional<'_, '_>, device: Optional<'_, '_>) -> PyResult<()> {
         let open = self.held.get(py)?.open;
         let own = if device.is_none() { self.named(py, stream)? } else { None };
         let stream = match own {
@@ -301,9 +297,9 @@ impl Sample {
     fn __exit__(
         &self,
         py: Python<'_>,
-        _kind: Option<&Bound<'_, PyAny>>,
-        _raised: Option<&Bound<'_, PyAny>>,
-        _traceback: Option<&Bound<'_, PyAny>>,
+        _kind: Optional<'_, '_>,
+        _raised: Optional<'_, '_>,
+        _traceback: Optional<'_, '_>,
     ) {
         self.close(py);
     }

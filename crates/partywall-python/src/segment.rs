@@ -11,7 +11,7 @@ use partywall_os::lock::IgnorePoison;
 use pyo3::{exceptions::PyValueError, prelude::*};
 
 use crate::{
-    arguments::{Name, Needs, TensorName},
+    arguments::{Name, Needs, Optional, TensorName},
     build::{Build, Planned, place, typed},
     errors::{Raise, cannot_grow_here},
     handle::{Closable, Handle},
@@ -120,7 +120,7 @@ impl Segment {
     pub(crate) fn copying(
         &self,
         py: Python<'_>,
-        stream: Option<&Bound<'_, PyAny>>,
+        stream: Optional<'_, '_>,
         at: impl FnOnce(&partywall::Segment) -> Option<DeviceUuid> + Send,
     ) -> PyResult<Stream> {
         let gpu = self.with(py, |_, segment| match at(segment) {
@@ -324,13 +324,13 @@ impl Segment {
         name: Name,
         device: &str,
         access: Option<Needs>,
-        stream: Option<&Bound<'_, PyAny>>,
+        stream: Optional<'_, '_>,
     ) -> PyResult<Build> {
         Build::copy(py, self, &name.0, (device, access), stream)
     }
 
     /// Enqueues a copy of all tensors of a segment, which has the same. This segment is open for writing.
-    fn copy_from(&self, py: Python<'_>, source: &Self, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+    fn copy_from(&self, py: Python<'_>, source: &Self, stream: Optional<'_, '_>) -> PyResult<()> {
         let at = self.with(py, |_, segment| Ok(segment.gpu().map(Gpu::uuid)))?;
         let stream = source.copying(py, stream, |segment| at.or(segment.gpu().map(Gpu::uuid)))?;
         let (owner, target) = self.with(py, |owner, segment| Ok((owner.clone(), segment.clone())))?;

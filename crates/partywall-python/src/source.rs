@@ -17,6 +17,7 @@ use pyo3::{
 };
 
 use crate::{
+    arguments::Optional,
     dlpack::{self, CPU, CUDA, CUDA_HOST, Device, Exchanged, Managed, ManagedVersioned, Taken, contiguous},
     errors::{Raise, bad_source},
     exchange::Library,
@@ -69,7 +70,7 @@ impl Source {
     /// Takes a tensor, so that later work on `stream` of its GPU, as Python names it, runs after the library's own
     /// work.
     #[new]
-    fn new(py: Python<'_>, object: &Bound<'_, PyAny>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
+    fn new(py: Python<'_>, object: &Bound<'_, PyAny>, stream: Optional<'_, '_>) -> PyResult<Self> {
         if let Some(source) = Self::of_library(py, object, stream)? {
             return Ok(source);
         }
@@ -128,11 +129,7 @@ impl Source {
 
 impl Source {
     /// Takes a tensor by the library's C interface; `None` if there is none, or if the tensor must be prepared first.
-    fn of_library(
-        py: Python<'_>,
-        object: &Bound<'_, PyAny>,
-        stream: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Option<Self>> {
+    fn of_library(py: Python<'_>, object: &Bound<'_, PyAny>, stream: Optional<'_, '_>) -> PyResult<Option<Self>> {
         let Some(library) = Library::of(&object.get_type()) else { return Ok(None) };
         // SAFETY: it is the library of the object's type.
         let Some(taken) = (unsafe { library.take(object) }) else { return Ok(None) };
@@ -152,7 +149,7 @@ impl Source {
         Self::of_tensor(py, taken, ready, ForeignTensor::Versioned).map(Some)
     }
 
-    fn of_dlpack(py: Python<'_>, object: &Bound<'_, PyAny>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
+    fn of_dlpack(py: Python<'_>, object: &Bound<'_, PyAny>, stream: Optional<'_, '_>) -> PyResult<Self> {
         let (device_type, ordinal): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
         let arguments = PyDict::new(py);
         let mut ready = RawStream::LEGACY_DEFAULT;

@@ -19,7 +19,7 @@ use pyo3::{
 };
 
 use crate::{
-    arguments::{ElementType, Shape},
+    arguments::{ElementType, Optional, Shape},
     errors::{Never, Raise, unclosed},
     hint::Hinted,
     owner::Owner,
@@ -183,8 +183,8 @@ impl ClaimedTask {
     fn stream(
         &self,
         py: Python<'_>,
-        stream: Option<&Bound<'_, PyAny>>,
-        device: Option<&Bound<'_, PyAny>>,
+        stream: Optional<'_, '_>,
+        device: Optional<'_, '_>,
         instead: &str,
     ) -> PyResult<Stream> {
         if self.claim.queue.place() == Place::Host && stream.is_none() && device.is_none() {
@@ -248,12 +248,7 @@ impl ClaimedTask {
     ///
     /// A stream that takes an input by DLPack waits for it without this call.
     #[pyo3(signature = (stream = None, *, device = None))]
-    fn wait_inputs_on(
-        &self,
-        py: Python<'_>,
-        stream: Option<&Bound<'_, PyAny>>,
-        device: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<()> {
+    fn wait_inputs_on(&self, py: Python<'_>, stream: Optional<'_, '_>, device: Optional<'_, '_>) -> PyResult<()> {
         let stream = self.stream(py, stream, device, "wait_inputs()")?;
         py.detach(|| self.with(|task| task.wait_inputs_on(stream.borrow()))).or_raise(py)?;
         *self.claim.stream.lock().ignore_poison() = Some(stream.id().1);
@@ -270,12 +265,7 @@ impl ClaimedTask {
 
     /// Completes the task when all work that is on a stream now is done. Returns at once.
     #[pyo3(signature = (stream = None, *, device = None))]
-    fn complete_on(
-        &self,
-        py: Python<'_>,
-        stream: Option<&Bound<'_, PyAny>>,
-        device: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<()> {
+    fn complete_on(&self, py: Python<'_>, stream: Optional<'_, '_>, device: Optional<'_, '_>) -> PyResult<()> {
         let stream = self.stream(py, stream, device, "complete()")?;
         let task = self.take(py)?;
         let completed = py.detach(|| task.complete_on(stream.borrow()));
@@ -328,9 +318,9 @@ impl ClaimedTask {
     fn __exit__(
         &self,
         py: Python<'_>,
-        _kind: Option<&Bound<'_, PyAny>>,
-        raised: Option<&Bound<'_, PyAny>>,
-        _traceback: Option<&Bound<'_, PyAny>>,
+        _kind: Optional<'_, '_>,
+        raised: Optional<'_, '_>,
+        _traceback: Optional<'_, '_>,
     ) -> PyResult<()> {
         match raised {
             _ if self.closed() => Ok(()),

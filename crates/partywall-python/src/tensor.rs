@@ -26,7 +26,7 @@ use pyo3::{
 };
 
 use crate::{
-    arguments::ElementType,
+    arguments::{ElementType, Optional},
     build::{Layout, place},
     dlpack::{self, Device, Export, Managed, ManagedVersioned, contiguous, data_type},
     errors::{Never, Raise, no_such_view},
@@ -54,48 +54,34 @@ pub(crate) struct Tensor {
 impl Tensor {
     /// Returns a tensor of a segment, which `owner` has.
     pub(crate) fn of_segment(owner: &Arc<Owner>, tensor: &partywall::Tensor<'_>) -> partywall::Result<Self> {
-        let name = tensor.name().to_owned().into();
-        let dtype = tensor.dtype();
-        let bytes = tensor.bytes();
-        let device = owner.device();
-        owner.expose();
-        let address = match (bytes, owner.is_on_gpu()) {
+        let address = match (tensor.bytes(), owner.is_on_gpu()) {
             (0, _) => 0,
             (_, false) => tensor.as_ptr()? as usize,
             (_, true) => tensor.device()?.device_ptr() as usize,
         };
-        let shape = signed(&tensor.shape());
-        let strides = signed(&tensor.strides());
-        ranges::note(owner, tensor.name(), address, bytes);
-        Ok(Self { owner: owner.clone(), name, dtype, shape, strides, address, bytes, device })
+        Ok(Self::of_layout(owner, Layout::of(tensor), address))
     }
 
     /// Returns a tensor of a build. The caller has locked the owner.
-    pub(crate) fn of_build(
-        owner: &Arc<Owner>,
-        build: &mut Build,
-        Layout { name, dtype, shape, strides, bytes }: &Layout,
-    ) -> partywall::Result<Self> {
-        let address = match (bytes, owner.is_on_gpu()) {
+    pub(crate) fn of_build(owner: &Arc<Owner>, build: &mut Build, layout: &Layout) -> partywall::Result<Self> {
+        let name = &layout.name;
+        let address = match (layout.bytes, owner.is_on_gpu()) {
             (0, _) => 0,
             (_, false) => build.as_mut_bytes(name)?.as_mut_ptr() as usize,
             (_, true) => build.device(name)?.device_ptr() as usize,
         };
+        Ok(Self::of_layout(owner, layout.clone(), address))
+    }
+
+    fn of_layout(owner: &Arc<Owner>, layout: Layout, address: usize) -> Self {
+        let Layout { name, dtype, shape, strides, bytes } = layout;
         owner.expose();
-        ranges::note(owner, name, address, *bytes);
-        let shape = signed(shape);
-        let strides = signed(strides);
-        let name = name.clone().into();
-        Ok(Self {
-            owner: owner.clone(),
-            name,
-            dtype: *dtype,
-            shape,
-            strides,
-            address,
-            bytes: *bytes,
-            device: owner.device(),
-        })
+        ranges::note(owner, &name, address, bytes);
+        let owner = owner.clone();
+        let device = owner.device();
+        let shape = signed(&shape);
+        let strides = signed(&strides);
+        Self { owner, name: name.into(), dtype, shape, strides, address, bytes, device }
     }
 
     /// Returns the beginning of a block as a tensor. The caller has locked the owner.
@@ -190,7 +176,7 @@ impl Tensor {
     }
 
     /// Returns the stream of the tensor's GPU that Python names, once all work on it is done.
-    fn stream(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<RawStream> {
+    fn stream(&self, py: Python<'_>, stream: Optional<'_, '_>) -> PyResult<RawStream> {
         if self.is_on_host() {
             return Ok(RawStream::LEGACY_DEFAULT);
         }

@@ -23,7 +23,7 @@ use pyo3::{
 };
 
 use crate::{
-    arguments::{ElementType, Shape},
+    arguments::{ElementType, Optional, Shape},
     enqueued::EnqueuedResult,
     errors::{Never, Raise, closed, exception, unclosed},
     exported::{Export, Exported},
@@ -98,8 +98,8 @@ impl Ticket {
     fn wait_on<'py>(
         &self,
         py: Python<'py>,
-        stream: Option<&Bound<'py, PyAny>>,
-        device: Option<&Bound<'py, PyAny>>,
+        stream: Optional<'_, 'py>,
+        device: Optional<'_, 'py>,
         timeout: Option<f64>,
     ) -> PyResult<Bound<'py, EnqueuedResult>> {
         let (ticket, queue) = self.inner();
@@ -322,9 +322,9 @@ impl TaskResult {
     fn __exit__(
         &self,
         py: Python<'_>,
-        _kind: Option<&Bound<'_, PyAny>>,
-        _raised: Option<&Bound<'_, PyAny>>,
-        _traceback: Option<&Bound<'_, PyAny>>,
+        _kind: Optional<'_, '_>,
+        _raised: Optional<'_, '_>,
+        _traceback: Optional<'_, '_>,
     ) -> PyResult<()> {
         self.release(py)
     }

@@ -89,7 +89,6 @@ impl Topic {
     /// Opens a topic. If the size or shape of samples is given, creates it if it does not exist.
     #[staticmethod]
     #[pyo3(signature = (domain, name, samples, numbers, device, access, *, kept, shared, allow_peer, stamps, timeout))]
-    #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
     fn open(
         py: Python<'_>,
         domain: &Domain,

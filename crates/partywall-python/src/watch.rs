@@ -28,7 +28,7 @@ pub(crate) struct Watch {
 }
 
 /// An event, in the form of Python's `Event`.
-#[derive(IntoPyObject)]
+#[derive(Default, IntoPyObject)]
 pub(crate) struct Happening {
     event: &'static str,
     named: Option<&'static str>,
@@ -96,17 +96,7 @@ impl Watch {
 
 impl Happening {
     fn new(event: WatchEvent, point: Point) -> Self {
-        let none = Self {
-            event: "unknown",
-            named: None,
-            name: None,
-            version: None,
-            nbytes: None,
-            pid: None,
-            at: None,
-            missed: None,
-            point: point.to_string(),
-        };
+        let unknown = Self { event: "unknown", point: point.to_string(), ..Self::default() };
         match event {
             WatchEvent::Name(NameEvent { at, named, name, change, .. }) => Self {
                 event: change.name(),
@@ -116,10 +106,10 @@ impl Happening {
                 nbytes: change.version().map(|(_, bytes)| bytes),
                 pid: change.pid(),
                 at: Some(at as f64 / 1e3),
-                ..none
+                ..unknown
             },
-            WatchEvent::Missed { events } => Self { event: "missed", missed: events, ..none },
-            _ => none,
+            WatchEvent::Missed { events } => Self { event: "missed", missed: events, ..unknown },
+            _ => unknown,
         }
     }
 }
