@@ -19,7 +19,8 @@ use crate::{
     exported::{Export, Exported},
     hint::Hint,
     memory::{Memory, Work},
-    owner::{Owner, drop_later},
+    owner::Owner,
+    reaper::Late,
     task::{Claim, ClaimedTask},
     tensor::Tensor,
 };
@@ -30,7 +31,7 @@ pub(crate) struct Part {
     /// The index of the input; `None` for the output.
     input: Option<usize>,
     /// The segment that an input is a part of. It stays mapped for tensors that outlive the task.
-    segment: Option<Arc<Segment>>,
+    _segment: Option<Late<Segment>>,
 }
 
 impl Part {
@@ -41,20 +42,12 @@ impl Part {
             segment.as_ref().map_or_else(|| (queue.place(), queue.gpu()), |segment| (segment.place(), segment.gpu()));
         let context = gpu.map(|gpu| gpu.context().clone());
         let on_stream = input.is_some() && claim.stream().is_some();
-        Owner::of_part(Self { claim: claim.clone(), input, segment }, input.is_none(), (place, on_stream), context)
+        let part = Self { claim: claim.clone(), input, _segment: segment.map(Late::new) };
+        Owner::of_part(part, input.is_none(), (place, on_stream), context)
     }
 
     pub(crate) fn domain(&self) -> &Domain {
         self.claim.queue.domain()
-    }
-
-    /// Releases the part, and leaves to the reaper what may have to wait for the broker.
-    pub(crate) fn release(self) {
-        self.segment.into_iter().for_each(drop_later);
-        // The claim has no task any more: the task's object held the claim too, and was dropped first.
-        if let Some(claim) = Arc::into_inner(self.claim) {
-            drop_later(claim.queue);
-        }
     }
 
     /// Returns the claim of an input, which a stream of the submitter may still write; `None` for the output.

@@ -20,7 +20,8 @@ use crate::{
     errors::{Never, Raise, closed, exception},
     exported::{Export, Exported},
     handle::Closable,
-    owner::{Owner, drop_later},
+    owner::Owner,
+    reaper::Late,
     stream::{self, Stream},
     tensor::{Lengths, Tensor, signed},
     topic::Open,
@@ -98,7 +99,7 @@ impl Sample {
     /// Takes the owner: from now on this object does not hold the sample.
     pub(crate) fn take(&self) -> Option<Arc<Owner>> {
         let Held { owner, open } = self.held.lock().take()?;
-        drop_later(open.topic);
+        drop(Late::new(open.topic));
         Some(owner)
     }
 
@@ -262,12 +263,11 @@ impl Sample {
         let Some((sample, subscriber)) = Owner::into_sample(owner) else { return Ok(()) };
         match py.detach(|| sample.release_on(stream.borrow())) {
             Ok(()) => {
-                drop_later(subscriber);
-                drop_later(open.topic);
+                drop(Late::new(open.topic));
                 Ok(())
             }
             Err(unreleased) => {
-                let owner = Owner::of_sample(*unreleased.sample, open.topic.place(), subscriber);
+                let owner = Owner::of_sample(*unreleased.sample, open.topic.place(), subscriber.clone());
                 if let (Some(stream), Some(gpu)) = (on_stream, open.gpu(py)?) {
                     owner.note_stream(gpu, stream);
                 }
@@ -286,8 +286,12 @@ impl Sample {
     /// Releases the sample. If arrays of it are in use, the last of them releases it. Calling it again does nothing.
     fn close(&self, py: Python<'_>) {
         let held = self.held.lock().take();
-        // Drops the topic before this returns, too: the subscriber may be closed already.
-        py.detach(|| held.map(|Held { owner, open }| drop((owner.into_sample(), open))));
+        py.detach(|| {
+            let Some(Held { owner, open }) = held else { return };
+            // Drops the topic before this returns, too: the subscriber may be closed already.
+            let last = owner.into_sample().map(|(sample, subscriber)| (sample, subscriber.into_inner()));
+            drop((last, open));
+        });
     }
 
     fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {

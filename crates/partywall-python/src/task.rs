@@ -24,7 +24,7 @@ use crate::{
     hint::Hinted,
     owner::Owner,
     part::{self, Inputs, Part, TaskBytes},
-    reaper,
+    reaper::{self, Late},
     stream::Stream,
     tensor::Tensor,
     wait,
@@ -62,7 +62,7 @@ pub(crate) struct Claim {
     task: Mutex<Option<partywall::ClaimedTask>>,
     /// The last stream that `wait_inputs_on` ordered behind the inputs.
     stream: Mutex<Option<RawStream>>,
-    pub(crate) queue: Arc<Queue>,
+    pub(crate) queue: Late<Queue>,
 }
 
 impl Claim {
@@ -93,7 +93,7 @@ impl ClaimedTask {
             attempt: task.attempt(),
             max_attempts: task.max_attempts(),
             generation: fork_generation(),
-            claim: Arc::new(Claim { task: Mutex::new(Some(task)), stream: Mutex::default(), queue }),
+            claim: Arc::new(Claim { task: Mutex::new(Some(task)), stream: Mutex::default(), queue: Late::new(queue) }),
         }
     }
 
