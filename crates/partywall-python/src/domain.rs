@@ -139,7 +139,6 @@ impl Domain {
 
     /// Opens a version of a name. All arguments are positional: matching them by name takes longer than the rest of the
     /// call into Rust.
-    #[pyo3(signature = (name, version, timeout, write, device, allow_peer, access))]
     fn open(
         &self,
         py: Python<'_>,
@@ -322,7 +321,6 @@ impl Domain {
 
     /// Removes a name, with a deadline for its readers if one is given. Returns the version that was the latest, and
     /// the bytes that stay until their holders drop them.
-    #[pyo3(signature = (name, deadline, then))]
     fn remove(&self, py: Python<'_>, name: Name, deadline: Option<f64>, then: &str) -> PyResult<(u64, u64)> {
         let domain = self.get(py)?;
         let then = [Then::Wait, Then::Stale, Then::Evict].into_iter().find(|known| known.name() == then);

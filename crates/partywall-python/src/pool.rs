@@ -282,7 +282,6 @@ fn owner(pool: &partywall::Pool, block: partywall::Block) -> Arc<Owner> {
 #[pymethods]
 impl Block {
     /// Returns the beginning of the block as a tensor; without a shape, of as many elements as fit.
-    #[pyo3(signature = (shape, dtype))]
     pub(crate) fn tensor(&self, py: Python<'_>, shape: Option<Shape>, dtype: ElementType) -> PyResult<Tensor> {
         let Held { owner, .. } = self.get(py)?;
         let shape = dtype.shape_within(shape, self.nbytes);

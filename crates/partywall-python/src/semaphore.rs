@@ -37,7 +37,6 @@ impl Semaphore {
     }
 
     /// Acquires a permit, and waits for one. Returns `None` once `stop`, which is polled, says so.
-    #[pyo3(signature = (timeout, stop))]
     fn acquire(&self, py: Python<'_>, timeout: Option<f64>, stop: Option<Py<PyAny>>) -> PyResult<Option<Permit>> {
         let semaphore = self.inner.get(py)?;
         let timeout = wait::timeout(timeout)?;
@@ -114,7 +113,6 @@ impl Permit {
     }
 
     /// Releases the permit when all work that is on a stream now is done.
-    #[pyo3(signature = (device, stream))]
     fn release_on(&self, py: Python<'_>, device: &str, stream: Option<u64>) -> PyResult<()> {
         let semaphore = self.held.lock().as_ref().map(|held| held.semaphore.clone());
         let semaphore = semaphore.ok_or_else(|| self.not_held()).or_raise(py)?;

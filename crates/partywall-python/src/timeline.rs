@@ -155,19 +155,16 @@ impl Timeline {
     }
 
     /// Has a stream signal a value behind its work.
-    #[pyo3(signature = (value, device, stream))]
     fn signal_on(&self, py: Python<'_>, value: u64, device: &str, stream: Option<u64>) -> PyResult<()> {
         self.enqueue(py, device, stream, |writer, stream| writer.signal_on(stream, value))
     }
 
     /// Has a stream signal a value behind its work, and wakes waiting hosts.
-    #[pyo3(signature = (value, device, stream))]
     fn signal_on_and_wake(&self, py: Python<'_>, value: u64, device: &str, stream: Option<u64>) -> PyResult<()> {
         self.enqueue(py, device, stream, |writer, stream| writer.signal_on_and_wake(stream, value))
     }
 
     /// Declares that a kernel, which is already on a stream, will store a value.
-    #[pyo3(signature = (value, device, stream))]
     fn promise_on(&self, py: Python<'_>, value: u64, device: &str, stream: Option<u64>) -> PyResult<()> {
         self.enqueue(py, device, stream, |writer, stream| writer.promise_on(stream, value))
     }
@@ -181,19 +178,16 @@ impl Timeline {
     }
 
     /// Waits until a value is reached.
-    #[pyo3(signature = (value, timeout))]
     fn wait(&self, py: Python<'_>, value: u64, timeout: Option<f64>) -> PyResult<()> {
         self.role.wait(py, timeout, |timeline, slice| timeline.wait(value, slice))
     }
 
     /// Waits until a value is promised.
-    #[pyo3(signature = (value, timeout))]
     fn wait_announced(&self, py: Python<'_>, value: u64, timeout: Option<f64>) -> PyResult<()> {
         self.role.wait(py, timeout, |timeline, slice| timeline.wait_announced(value, slice))
     }
 
     /// Has a stream wait for a value.
-    #[pyo3(signature = (value, device, stream))]
     fn wait_on(&self, py: Python<'_>, value: u64, device: &str, stream: Option<u64>) -> PyResult<()> {
         let role = self.role(py)?;
         let stream = Stream::find(py, role.domain(), device, stream)?;
@@ -201,7 +195,6 @@ impl Timeline {
     }
 
     /// Has a stream wait for a value, for at most a number of seconds.
-    #[pyo3(signature = (value, device, stream, limit))]
     fn wait_on_for(
         &self,
         py: Python<'_>,

@@ -57,7 +57,6 @@ impl Watch {
     }
 
     /// The next event.
-    #[pyo3(signature = (timeout))]
     fn next(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Happening> {
         let next = wait::in_slices(py, wait::timeout(timeout)?, |slice| {
             let mut guard = self.watch.lock();
