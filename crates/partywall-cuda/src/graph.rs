@@ -43,11 +43,18 @@ impl fmt::Debug for RawGraphExec {
 /// `Sync`, because the driver wants one thread at a time to use a graph.
 #[derive(Debug)]
 pub struct Graph {
-    context: Context,
-    graph: RawGraph,
     exec: RawGraphExec,
+    // Destroyed after what was instantiated from it.
+    graph: OwnedGraph,
     capture: u64,
     _not_sync: PhantomData<Cell<()>>,
+}
+
+/// A graph whose capture has ended. Dropping it destroys it.
+#[derive(Debug)]
+struct OwnedGraph {
+    context: Context,
+    raw: RawGraph,
 }
 
 /// A borrowed graph with its instantiation: of the caller's framework, or of a [`Graph`]. Stays on its thread.
@@ -114,7 +121,7 @@ impl Graph {
     pub fn as_ref(&self) -> GraphRef<'_> {
         // SAFETY: instantiated from this graph in `Captured::end`; both live as long as `self`, which no other thread
         // can borrow meanwhile. Nodes of an earlier graph are refused, because they are of another capture.
-        let graph = unsafe { GraphRef::borrow(&self.context, self.graph, self.exec) };
+        let graph = unsafe { GraphRef::borrow(&self.graph.context, self.graph.raw, self.exec) };
         GraphRef { capture: Some(self.capture), ..graph }
     }
 
@@ -126,21 +133,37 @@ impl Graph {
     /// # Safety
     /// The memory that the captured work uses is still there, until this launch is done.
     pub unsafe fn launch(&self, stream: StreamRef<'_>) -> Result<(), CudaError> {
-        let _guard = self.context.guard()?;
+        let context = &self.graph.context;
+        let _guard = context.guard()?;
         // SAFETY: graph and stream are live, a context is current, and the memory is there, by the caller's promise.
-        unsafe { self.context.driver().graph_launch(self.exec.handle(), stream.handle()) }
+        unsafe { context.driver().graph_launch(self.exec.handle(), stream.handle()) }
     }
 }
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        self.context.release(|driver| {
+        self.graph.context.release(|driver| {
             // SAFETY: instantiated once, destroyed once.
             unsafe { driver.graph_exec_destroy(self.exec.handle()) }
         });
+    }
+}
+
+impl OwnedGraph {
+    fn instantiate(&self) -> Result<RawGraphExec, CudaError> {
+        let _guard = self.context.guard()?;
+        let mut exec = 0;
+        // SAFETY: the graph is live, and its capture has ended; the pointer is to a live handle; a context is current.
+        unsafe { self.context.driver().graph_instantiate(&mut exec, self.raw.handle(), 0) }?;
+        Ok(RawGraphExec(exec as u64))
+    }
+}
+
+impl Drop for OwnedGraph {
+    fn drop(&mut self) {
         self.context.release(|driver| {
             // SAFETY: ended once, destroyed once.
-            unsafe { driver.graph_destroy(self.graph.handle()) }
+            unsafe { driver.graph_destroy(self.raw.handle()) }
         });
     }
 }
@@ -165,48 +188,27 @@ impl<'a> Captured<'a> {
     }
 
     fn end(mut self) -> Result<Graph, CudaError> {
-        let context = self.stream.as_ref().context().clone();
         let graph = self.end_capture()?;
-        let instantiated = instantiate(&context, graph);
-        if instantiated.is_err() {
-            context.release(|driver| {
-                // SAFETY: ended once, destroyed once.
-                unsafe { driver.graph_destroy(graph.handle()) }
-            });
-        }
-        Ok(Graph { exec: instantiated?, context, graph, capture: self.id, _not_sync: PhantomData })
+        Ok(Graph { exec: graph.instantiate()?, graph, capture: self.id, _not_sync: PhantomData })
     }
 
-    fn end_capture(&mut self) -> Result<RawGraph, CudaError> {
+    fn end_capture(&mut self) -> Result<OwnedGraph, CudaError> {
         self.ended = true;
         let stream = self.stream.as_ref();
         let current = stream.current()?;
         let mut graph = 0;
         // SAFETY: the stream is live, and its context current; the pointer is to a live handle.
         unsafe { current.driver().stream_end_capture(current.handle(), &mut graph) }?;
-        Ok(RawGraph(graph as u64))
+        Ok(OwnedGraph { context: stream.context().clone(), raw: RawGraph(graph as u64) })
     }
 }
 
 impl Drop for Captured<'_> {
     fn drop(&mut self) {
-        if !self.ended
-            && let Ok(graph) = self.end_capture()
-        {
-            self.stream.as_ref().context().release(|driver| {
-                // SAFETY: ended once, destroyed once.
-                unsafe { driver.graph_destroy(graph.handle()) }
-            });
+        if !self.ended {
+            drop(self.end_capture());
         }
     }
-}
-
-fn instantiate(context: &Context, graph: RawGraph) -> Result<RawGraphExec, CudaError> {
-    let _guard = context.guard()?;
-    let mut exec = 0;
-    // SAFETY: the graph is live, and its capture has ended; the pointer is to a live handle; a context is current.
-    unsafe { context.driver().graph_instantiate(&mut exec, graph.handle(), 0) }?;
-    Ok(RawGraphExec(exec as u64))
 }
 
 impl<'a> GraphRef<'a> {

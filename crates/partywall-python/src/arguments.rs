@@ -8,6 +8,7 @@ use pyo3::{
     inspect::PyStaticExpr,
     intern,
     prelude::*,
+    pybacked::PyBackedStr,
     type_hint_identifier, type_hint_subscript, type_hint_union,
     types::{PyBytes, PyString},
 };
@@ -27,6 +28,9 @@ pub(crate) struct Count(pub(crate) u64);
 /// Bytes, or an object that Python's `bytes` accepts.
 pub(crate) struct Bytes<'py>(pub(crate) Bound<'py, PyBytes>);
 
+/// An object of any type that Python may leave out, or pass as `None`.
+pub(crate) type Optional<'a, 'py> = Option<&'a Bound<'py, PyAny>>;
+
 /// How often a task may be attempted.
 pub(crate) struct Attempts(pub(crate) u8);
 
@@ -42,15 +46,14 @@ pub(crate) struct Cancels(pub(crate) bool);
 macro_rules! text {
     ($(#[$doc:meta])* $type:ident, $what:literal, $class:literal) => {
         $(#[$doc])*
-        #[derive(Clone, Copy)]
-        pub(crate) struct $type<'a>(pub(crate) &'a str);
+        pub(crate) struct $type(pub(crate) PyBackedStr);
 
-        impl<'a, 'py> FromPyObject<'a, 'py> for $type<'a> {
+        impl<'py> FromPyObject<'_, 'py> for $type {
             type Error = PyErr;
 
-            const INPUT_TYPE: PyStaticExpr = <&'a str>::INPUT_TYPE;
+            const INPUT_TYPE: PyStaticExpr = <&str>::INPUT_TYPE;
 
-            fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+            fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
                 match object.extract() {
                     Ok(text) => Ok(Self(text)),
                     Err(_) if object.is_instance_of::<PyString>() => Err(not_utf8(&object, $what, $class)),
@@ -81,39 +84,14 @@ text! {
     Pattern, "a pattern", "BadPattern"
 }
 
-/// The kind of a task in a list of tasks.
-pub(crate) struct OwnedKind(String);
-
-impl AsRef<str> for Kind<'_> {
-    fn as_ref(&self) -> &str {
-        self.0
-    }
-}
-
-impl AsRef<str> for OwnedKind {
-    fn as_ref(&self) -> &str {
-        &self.0
-    }
-}
-
-impl<'py> FromPyObject<'_, 'py> for OwnedKind {
-    type Error = PyErr;
-
-    const INPUT_TYPE: PyStaticExpr = <&str>::INPUT_TYPE;
-
-    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        Ok(Self(object.extract::<Kind<'_>>()?.0.to_owned()))
-    }
-}
-
 impl ElementType {
     /// The type of bytes.
     pub(crate) const BYTES: Self = Self(DType::U8);
 
-    /// Returns the number of elements that fit into a number of bytes; for elements smaller than a byte, the number of
-    /// bytes.
-    pub(crate) fn elements_in(self, bytes: u64) -> u64 {
-        bytes / self.0.item_bytes().unwrap_or(1)
+    /// Returns the shape; if there is none, that of as many elements as fit into a number of bytes, or for elements
+    /// smaller than a byte that of all bytes.
+    pub(crate) fn shape_within(self, shape: Option<Shape>, bytes: u64) -> Vec<u64> {
+        shape.map_or_else(|| vec![bytes / self.0.item_bytes().unwrap_or(1)], |Shape(lengths)| lengths)
     }
 }
 

@@ -51,11 +51,11 @@ impl Attachment {
         let name = attachment.name().to_owned();
         let version = attachment.version();
         let nbytes = attachment.bytes();
-        Ok(Self { inner: Handle::new(Arc::new(Attached { attachment, tensors })), name, version, nbytes })
+        Ok(Self { inner: Handle::new("attachment", Arc::new(Attached { attachment, tensors })), name, version, nbytes })
     }
 
     pub(crate) fn attachment(&self, py: Python<'_>) -> PyResult<partywall::Attachment> {
-        self.inner.get(py, "attachment").map(|attached| attached.attachment.clone())
+        self.inner.get(py).map(|attached| attached.attachment.clone())
     }
 }
 
@@ -63,7 +63,7 @@ impl Attachment {
 impl Attachment {
     /// Returns a tensor by its name, or the bytes between two offsets. A part lies within one chunk.
     fn __getitem__(&self, py: Python<'_>, key: Key<'_>) -> PyResult<SegmentPart> {
-        let attached = self.inner.get(py, "attachment")?;
+        let attached = self.inner.get(py)?;
         let part = match key {
             Key::Tensor(name) => attached.tensors.get(&name).cloned().ok_or_else(|| {
                 Error::NotFound(NotFound::Tensor { segment: self.name.clone(), tensor: name, near: Vec::new() })
@@ -79,7 +79,7 @@ impl Attachment {
         };
         Ok(SegmentPart {
             bytes: part.as_ref().map_or(0, partywall::SegmentPart::bytes),
-            part: Handle::new(part.or_raise(py)?),
+            part: Handle::new("part of a segment", part.or_raise(py)?),
         })
     }
 
@@ -103,7 +103,7 @@ pub(crate) struct SegmentPart {
 
 impl SegmentPart {
     pub(crate) fn part(&self, py: Python<'_>) -> PyResult<partywall::SegmentPart> {
-        self.part.get(py, "part of a segment")
+        self.part.get(py)
     }
 }
 

@@ -3,20 +3,19 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
 };
 
 use partywall::{Access, Builder, DType, DeviceChoice, Gpu, Place, error::Mismatch};
-use partywall_os::lock::IgnorePoison;
 use pyo3::prelude::*;
 
 use crate::{
-    arguments::{Needs, TensorName},
+    arguments::{Needs, Optional, TensorName},
     dlpack::contiguous,
-    errors::{Raise, closed, parse, parse_dtype},
-    handle::Handle,
+    errors::{Raise, parse, parse_dtype},
+    handle::{Closable, Handle},
     owner::Owner,
     segment::Segment,
     tensor::Tensor,
@@ -29,7 +28,8 @@ pub(crate) type Planned = (String, String, Vec<u64>);
 /// the earlier tensor whose memory it shows, and the offset in it in bytes.
 pub(crate) type Placed = (String, String, Vec<u64>, Option<Vec<u64>>, Option<(String, u64)>);
 
-/// A tensor of a build: what the build itself does not tell.
+/// A tensor of a build or segment, without its memory.
+#[derive(Clone)]
 pub(crate) struct Layout {
     pub(crate) name: String,
     pub(crate) dtype: DType,
@@ -39,10 +39,22 @@ pub(crate) struct Layout {
     pub(crate) bytes: u64,
 }
 
+impl Layout {
+    pub(crate) fn of(tensor: &partywall::Tensor<'_>) -> Self {
+        Self {
+            name: tensor.name().to_owned(),
+            dtype: tensor.dtype(),
+            shape: tensor.shape(),
+            strides: tensor.strides(),
+            bytes: tensor.bytes(),
+        }
+    }
+}
+
 /// A version that is being written and that no other process sees.
 #[pyclass(frozen, module = "partywall._native")]
 pub(crate) struct Build {
-    owner: Mutex<Option<Arc<Owner>>>,
+    owner: Closable<Arc<Owner>>,
     /// What gets access to memory that is allocated later.
     access: Option<Needs>,
     tensors: Vec<Layout>,
@@ -109,7 +121,7 @@ impl Build {
         source: &Segment,
         name: &str,
         (device, access): (&str, Option<Needs>),
-        stream: Option<&Bound<'_, PyAny>>,
+        stream: Optional<'_, '_>,
     ) -> PyResult<Self> {
         let place = place(py, device)?;
         if place == Place::Host {
@@ -120,20 +132,13 @@ impl Build {
         let stream = source.copying(py, stream, |segment| place.gpu().or(segment.gpu().map(Gpu::uuid)))?;
         source.with(py, |owner, segment| {
             owner.note_gpu(stream.gpu());
-            let layout = |tensor: &partywall::Tensor<'_>| Layout {
-                name: tensor.name().to_owned(),
-                dtype: tensor.dtype(),
-                shape: tensor.shape(),
-                strides: tensor.strides(),
-                bytes: tensor.bytes(),
-            };
-            let tensors: Vec<_> = segment.tensors().iter().map(layout).collect();
+            let tensors: Vec<_> = segment.tensors().iter().map(Layout::of).collect();
             let mut build = segment.domain().create(name, place).like(segment).allocate()?;
             // Before the copy, which the CPU would otherwise wait for.
             allow(&mut build, access, tensors.iter().map(|tensor| (&*tensor.name, &*tensor.shape)))?;
             build.copy_from(segment, stream.borrow())?;
             let this = Self::new(name, build, access, tensors);
-            if let Some(owner) = &*this.owner.lock().ignore_poison() {
+            if let Some(owner) = &*this.owner.lock() {
                 owner.note_gpu(stream.gpu());
             }
             Ok(this)
@@ -145,12 +150,7 @@ impl Build {
         let place = build.place().to_string();
         let nbytes = build.bytes().into();
         let places = tensors.iter().enumerate().map(|(at, tensor)| (tensor.name.clone(), at)).collect();
-        Self { owner: Mutex::new(Some(Owner::of_build(build))), access, tensors, places, name, place, nbytes }
-    }
-
-    fn owner(&self, py: Python<'_>) -> PyResult<Arc<Owner>> {
-        let owner = self.owner.lock().ignore_poison().clone();
-        owner.ok_or_else(|| closed(py, "build"))
+        Self { owner: Closable::new("build", Owner::of_build(build)), access, tensors, places, name, place, nbytes }
     }
 
     /// Returns a tensor, whose memory is allocated from now on.
@@ -169,8 +169,9 @@ impl Build {
         py: Python<'_>,
         action: impl FnOnce(&Arc<Owner>, &mut partywall::Build) -> partywall::Result<T> + Send,
     ) -> PyResult<T> {
-        let owner = self.owner(py)?;
-        py.detach(|| owner.with_build(|build| action(&owner, build))).ok_or_else(|| closed(py, "build"))?.or_raise(py)
+        let owner = self.owner.get(py)?;
+        let result = py.detach(|| owner.with_build(|build| action(&owner, build)));
+        self.owner.unless_closed(py, result)?.or_raise(py)
     }
 }
 
@@ -183,8 +184,8 @@ impl Build {
     }
 
     /// Whether the memory of a tensor is allocated already, so that taking it allocates nothing.
-    fn is_allocated(&self, py: Python<'_>, name: TensorName<'_>) -> PyResult<bool> {
-        self.with(py, |_, build| build.is_allocated(name.0))
+    fn is_allocated(&self, py: Python<'_>, name: TensorName) -> PyResult<bool> {
+        self.with(py, |_, build| build.is_allocated(&name.0))
     }
 
     /// The names of the tensors, in the order in which they were added.
@@ -198,8 +199,8 @@ impl Build {
     }
 
     /// The tensor of this name, to be written.
-    fn tensor(&self, py: Python<'_>, name: TensorName<'_>) -> PyResult<Tensor> {
-        let TensorName(name) = name;
+    fn tensor(&self, py: Python<'_>, name: TensorName) -> PyResult<Tensor> {
+        let name = &*name.0;
         let found = self.places.get(name).map(|at| &self.tensors[*at]);
         // If there is no such tensor, the build reports the error.
         let unknown = || Layout { name: name.to_owned(), dtype: DType::U8, shape: vec![], strides: vec![], bytes: 1 };
@@ -210,8 +211,8 @@ impl Build {
     }
 
     /// Enqueues a copy of all tensors of a segment, which has the same.
-    fn copy_from(&self, py: Python<'_>, source: &Segment, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        let owner = self.owner(py)?;
+    fn copy_from(&self, py: Python<'_>, source: &Segment, stream: Optional<'_, '_>) -> PyResult<()> {
+        let owner = self.owner.get(py)?;
         let at = py.detach(|| owner.with_build(|build| build.place().gpu())).flatten();
         let stream = source.copying(py, stream, |segment| at.or(segment.gpu().map(Gpu::uuid)))?;
         let copied = source.with(py, |from, segment| {
@@ -219,37 +220,35 @@ impl Build {
             owner.note_gpu(stream.gpu());
             owner.with_build(|build| build.copy_from(segment, stream.borrow())).transpose()
         });
-        copied?.ok_or_else(|| closed(py, "build"))
+        self.owner.unless_closed(py, copied?)
     }
 
     /// Commits the build as the next version of its name. Waits for all work of this process on the GPU.
     fn commit(&self, py: Python<'_>) -> PyResult<Segment> {
-        let owner = self.owner(py)?;
+        let owner = self.owner.get(py)?;
         // The commit would wait, too, but a signal ends this wait and leaves the build as it was.
         owner.drain(py)?;
-        match py.detach(|| owner.commit()) {
-            Some(committed) => committed.or_raise(py)?,
-            None => return Err(closed(py, "build")),
-        }
-        self.owner.lock().ignore_poison().take();
-        Segment::of(owner).ok_or_else(|| closed(py, "build"))
+        let committed = py.detach(|| owner.commit());
+        self.owner.unless_closed(py, committed)?.or_raise(py)?;
+        self.owner.lock().take();
+        self.owner.unless_closed(py, Segment::of(owner))
     }
 
     /// Whether it was closed or committed.
     #[getter]
     fn closed(&self) -> bool {
-        self.owner.lock().ignore_poison().is_none()
+        self.owner.is_closed()
     }
 
     /// Frees the memory, once no tensor of it is used any more. Calling it again does nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        let owner = self.owner.lock().ignore_poison().take();
+        let owner = self.owner.lock().take();
         owner.map_or(Ok(()), |owner| owner.close(py))
     }
 
     /// Closes as `close` does, but leaves all waiting to the reaper.
     fn close_later(&self) {
-        drop(self.owner.lock().ignore_poison().take());
+        drop(self.owner.lock().take());
     }
 }
 
@@ -308,7 +307,7 @@ pub(crate) struct Claim {
 
 impl Claim {
     pub(crate) fn new(claim: partywall::Claim) -> Self {
-        Self { name: claim.name().to_owned(), claim: Handle::new(claim) }
+        Self { name: claim.name().to_owned(), claim: Handle::new("claim", claim) }
     }
 }
 
@@ -316,7 +315,6 @@ impl Claim {
 impl Claim {
     /// Allocates the version that fulfils the claim when it is committed.
     #[pyo3(signature = (device, access, tensors, metadata, *, mutable, reserve, kept, shared, owner))]
-    #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
     fn create(
         &self,
         py: Python<'_>,
@@ -330,7 +328,7 @@ impl Claim {
         shared: bool,
         owner: Option<u64>,
     ) -> PyResult<Build> {
-        let claim = self.claim.take(py, "claim")?;
+        let claim = self.claim.take(py)?;
         Build::allocate(py, &self.name, device, access, tensors, metadata, |place| {
             let builder = claim.create(place).mutable(mutable).kept(kept).shared(shared);
             let builder = owner.into_iter().fold(builder, Builder::owner);

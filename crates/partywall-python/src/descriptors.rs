@@ -8,7 +8,7 @@ use std::{
 use partywall::Place;
 use pyo3::prelude::*;
 
-use crate::{errors::closed, handle::Handle};
+use crate::handle::Handle;
 
 /// A lease on a version, and the file descriptors of its memory.
 #[pyclass(frozen, module = "partywall._native")]
@@ -42,12 +42,13 @@ impl Descriptors {
             mutable: descriptors.is_mutable(),
             may_grow: descriptors.may_grow(),
             nbytes: descriptors.bytes(),
-            inner: Handle::new(descriptors),
+            inner: Handle::new("list of descriptors", descriptors),
         }
     }
 
     fn with<T>(&self, py: Python<'_>, read: impl FnOnce(&partywall::Descriptors) -> T) -> PyResult<T> {
-        self.inner.lock().as_ref().map(read).ok_or_else(|| closed(py, "list of descriptors"))
+        let found = self.inner.lock().as_ref().map(read);
+        self.inner.unless_closed(py, found)
     }
 }
 

@@ -13,7 +13,6 @@ type Row = (&'static str, String, String, String, String, bool);
 /// Examines this machine. Each probe runs in a child process of `program`. Ctrl-C ends the wait; the running probe ends
 /// by itself.
 #[pyfunction]
-#[pyo3(signature = (program, domain, device))]
 pub(crate) fn examine(py: Python<'_>, program: PathBuf, domain: Option<String>, device: &str) -> PyResult<Vec<Row>> {
     let scope: Scope = parse(device)?;
     let mut child = vec![program.into_os_string()];

@@ -5,7 +5,6 @@ use std::{
     ffi::OsString,
     path::PathBuf,
     sync::{
-        Mutex,
         atomic::{AtomicBool, Ordering},
         mpsc,
     },
@@ -19,32 +18,26 @@ use partywall::{
     kind_name,
     mps::{self, MpsDaemon},
 };
-use partywall_os::lock::IgnorePoison;
 use pyo3::{exceptions::PyValueError, prelude::*};
 
 use crate::{
-    arguments::{Name, Needs, Pattern},
+    arguments::{Name, Needs},
     build::{Build, Claim, Placed, named_place, place},
     descriptors::Descriptors,
-    errors::{Raise, closed},
+    errors::Raise,
+    handle::Closable,
     heap::Heap,
     members::{Evicted, Member},
-    pool::Pool,
-    queue::{self, Queue},
     reaper,
     segment::Segment,
-    semaphore::Semaphore,
     source::{self, Source},
-    timeline::Timeline,
-    topic::{Numbers, Samples, Topic},
     wait,
-    watch::Watch,
 };
 
 /// A connection to a domain.
 #[pyclass(frozen, module = "partywall._native")]
 pub(crate) struct Domain {
-    inner: Mutex<Option<partywall::Domain>>,
+    inner: Closable<partywall::Domain>,
     #[pyo3(get)]
     socket: OsString,
 }
@@ -60,9 +53,9 @@ pub(crate) enum Opened {
 type Row = (String, u64, &'static str, String, u64, u64, bool, bool, u32, bool);
 
 impl Domain {
-    fn inner(&self, py: Python<'_>) -> PyResult<partywall::Domain> {
-        let inner = self.inner.lock().ignore_poison().clone();
-        inner.ok_or_else(|| closed(py, "domain"))
+    /// Returns the connection, unless it is closed.
+    pub(crate) fn get(&self, py: Python<'_>) -> PyResult<partywall::Domain> {
+        self.inner.get(py)
     }
 }
 
@@ -73,12 +66,12 @@ impl Domain {
     #[staticmethod]
     fn join_mps(
         py: Python<'_>,
-        domain: Option<Name<'_>>,
+        domain: Option<Name>,
         socket: Option<PathBuf>,
         start: bool,
         program: Option<PathBuf>,
     ) -> PyResult<Option<(&'static str, PathBuf)>> {
-        let options = options(domain.map(|name| name.0.to_owned()), socket);
+        let options = options(domain.map(|name| name.0.to_string()), socket);
         let join = move || {
             let daemon = MpsDaemon::of(&options.location()?);
             program.into_iter().fold(daemon, MpsDaemon::program).join(start)
@@ -93,34 +86,33 @@ impl Domain {
     #[pyo3(signature = (domain, socket, *, start, program, mps))]
     fn connect(
         py: Python<'_>,
-        domain: Option<Name<'_>>,
+        domain: Option<Name>,
         socket: Option<PathBuf>,
         start: bool,
         program: Option<PathBuf>,
         mps: bool,
     ) -> PyResult<Self> {
-        let options = options(domain.map(|name| name.0.to_owned()), socket).start(start).mps(mps);
+        let options = options(domain.map(|name| name.0.to_string()), socket).start(start).mps(mps);
         let options = program.into_iter().fold(options, partywall::DomainOptions::program);
         // Starting a broker takes a while.
         let inner = wait::on_helper_thread(py, move || options.connect())?.or_raise(py)?;
         let socket = inner.socket().as_os_str().to_owned();
-        Ok(Self { inner: Mutex::new(Some(inner)), socket })
+        Ok(Self { inner: Closable::new("domain", inner), socket })
     }
 
     /// The number of this connection among the domain's members.
     #[getter]
     fn member(&self, py: Python<'_>) -> PyResult<u64> {
-        Ok(self.inner(py)?.member())
+        Ok(self.get(py)?.member())
     }
 
     /// Allocates the next version of a name. With `chunk_bytes`, allocates each chunk, which is no larger than that or
     /// one tensor, when a tensor of it is first taken.
     #[pyo3(signature = (name, device, access, tensors, metadata, *, mutable, reserve, kept, shared, if_absent, chunk_bytes, owner, until_unused = false))]
-    #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
     fn create(
         &self,
         py: Python<'_>,
-        name: Name<'_>,
+        name: Name,
         device: &str,
         access: Option<Needs>,
         tensors: Vec<Placed>,
@@ -134,9 +126,9 @@ impl Domain {
         owner: Option<u64>,
         until_unused: bool,
     ) -> PyResult<Build> {
-        let domain = self.inner(py)?;
-        Build::allocate(py, name.0, device, access, tensors, metadata, |place| {
-            let builder = domain.create(name.0, place).mutable(mutable).kept(kept).shared(shared).if_absent(if_absent);
+        let domain = self.get(py)?;
+        Build::allocate(py, &name.0, device, access, tensors, metadata, |place| {
+            let builder = domain.create(&name.0, place).mutable(mutable).kept(kept).shared(shared).if_absent(if_absent);
             let builder = builder.until_unused(until_unused);
             let chunks = |builder: Builder, bytes| builder.chunk_bytes(bytes).on_demand(true);
             let builder = chunk_bytes.into_iter().fold(builder, chunks);
@@ -147,12 +139,10 @@ impl Domain {
 
     /// Opens a version of a name. All arguments are positional: matching them by name takes longer than the rest of the
     /// call into Rust.
-    #[pyo3(signature = (name, version, timeout, write, device, allow_peer, access))]
-    #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
     fn open(
         &self,
         py: Python<'_>,
-        name: Name<'_>,
+        name: Name,
         version: Option<u64>,
         timeout: Option<f64>,
         write: bool,
@@ -161,15 +151,11 @@ impl Domain {
         access: Option<Needs>,
     ) -> PyResult<Segment> {
         let timeout = wait::timeout(timeout)?;
-        let mut opener = self.inner(py)?.opener(name.0).allow_peer(allow_peer);
-        if let Some(version) = version {
-            opener = opener.version(version);
-        }
+        let mut opener = self.get(py)?.opener(&name.0).allow_peer(allow_peer);
+        opener = version.into_iter().fold(opener, |opener, version| opener.version(version));
+        opener = access.into_iter().fold(opener, |opener, Needs(access)| opener.access(access));
         if write {
             opener = opener.read_write();
-        }
-        if let Some(Needs(access)) = access {
-            opener = opener.access(access);
         }
         match named_place(py, device)? {
             Some(Place::Gpu(uuid)) => opener = opener.device(uuid),
@@ -183,36 +169,34 @@ impl Domain {
     }
 
     /// A version's memory as file descriptors.
-    fn descriptors(&self, py: Python<'_>, name: Name<'_>, timeout: Option<f64>) -> PyResult<Descriptors> {
-        let domain = self.inner(py)?;
+    fn descriptors(&self, py: Python<'_>, name: Name, timeout: Option<f64>) -> PyResult<Descriptors> {
+        let domain = self.get(py)?;
         let timeout = wait::timeout(timeout)?;
-        let descriptors = wait::in_slices(py, timeout, |slice| domain.descriptors(name.0, slice))?;
+        let descriptors = wait::in_slices(py, timeout, |slice| domain.descriptors(&name.0, slice))?;
         Ok(Descriptors::new(descriptors))
     }
 
     /// Opens the latest version of a name, or makes the caller its builder.
-    fn open_or_build(&self, py: Python<'_>, name: Name<'_>, timeout: Option<f64>) -> PyResult<Opened> {
-        let domain = self.inner(py)?;
+    fn open_or_build(&self, py: Python<'_>, name: Name, timeout: Option<f64>) -> PyResult<Opened> {
+        let domain = self.get(py)?;
         let timeout = wait::timeout(timeout)?;
-        Ok(match wait::in_slices(py, timeout, |slice| domain.open_or_build(name.0, slice))? {
+        Ok(match wait::in_slices(py, timeout, |slice| domain.open_or_build(&name.0, slice))? {
             OpenOrBuild::Opened(segment) => Opened::Segment(Segment::opened(segment)),
             OpenOrBuild::Build(claim) => Opened::Claim(Claim::new(claim)),
         })
     }
 
     /// Creates a heap, from which an allocator of another library takes at most `limit` bytes of a GPU.
-    fn heap(&self, py: Python<'_>, name: Name<'_>, limit: u64, device: &str) -> PyResult<Heap> {
-        let domain = self.inner(py)?;
-        Heap::create(py, &domain, name.0, place(py, device)?, limit)
+    fn heap(&self, py: Python<'_>, name: Name, limit: u64, device: &str) -> PyResult<Heap> {
+        Heap::create(py, &self.get(py)?, &name.0, place(py, device)?, limit)
     }
 
     /// Publishes memory on a GPU in place: as kind `live` if it is in heaps, else as kind `legacy`.
     #[pyo3(signature = (name, tensors, metadata, *, mutable, kept, shared, if_absent, until_unused = false))]
-    #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
     fn publish(
         &self,
         py: Python<'_>,
-        name: Name<'_>,
+        name: Name,
         tensors: Vec<(String, Bound<'_, Source>)>,
         metadata: Vec<(String, String)>,
         mutable: bool,
@@ -221,8 +205,8 @@ impl Domain {
         if_absent: bool,
         until_unused: bool,
     ) -> PyResult<Segment> {
-        let domain = self.inner(py)?;
-        let publication = domain.publish(name.0).mutable(mutable).kept(kept).until_unused(until_unused);
+        let domain = self.get(py)?;
+        let publication = domain.publish(&name.0).mutable(mutable).kept(kept).until_unused(until_unused);
         let mut publication = publication.shared(shared).if_absent(if_absent);
         for (key, value) in &metadata {
             publication = publication.metadata(key, value);
@@ -236,12 +220,11 @@ impl Domain {
 
     /// Puts a file, or a folder of shards. Ctrl-C ends the call, and leaves nothing behind.
     #[pyo3(signature = (path, name, device, access, *, mutable, kept, shared, if_absent, owner))]
-    #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
     fn put_file(
         &self,
         py: Python<'_>,
         path: PathBuf,
-        name: Name<'_>,
+        name: Name,
         device: &str,
         access: Option<Needs>,
         mutable: bool,
@@ -250,14 +233,14 @@ impl Domain {
         if_absent: bool,
         owner: Option<u64>,
     ) -> PyResult<Segment> {
-        let domain = self.inner(py)?;
+        let domain = self.get(py)?;
         let place = place(py, device)?;
         let cancel = AtomicBool::new(false);
         let (done, mut outcome) = mpsc::channel();
         let received = py.detach(|| {
             std::thread::scope(|scope| {
                 scope.spawn(|| {
-                    let put = domain.put(name.0, place).mutable(mutable).kept(kept).shared(shared);
+                    let put = domain.put(&name.0, place).mutable(mutable).kept(kept).shared(shared);
                     let put = put.if_absent(if_absent).cancel(&cancel);
                     let put = owner.into_iter().fold(put, Put::owner);
                     let segment = put.path(&path).and_then(|segment| {
@@ -276,109 +259,10 @@ impl Domain {
         segment.or_raise(py).map(Segment::committed)
     }
 
-    /// Opens a timeline, to wait for it, or also to signal it.
-    fn timeline(&self, py: Python<'_>, name: Name<'_>, writer: bool, shared: bool) -> PyResult<Timeline> {
-        let options = self.inner(py)?.timeline_options(name.0).shared(shared);
-        py.detach(|| Timeline::open(&options, writer)).or_raise(py)
-    }
-
-    /// Opens a semaphore.
-    fn semaphore(&self, py: Python<'_>, name: Name<'_>, maximum: u32, shared: bool) -> PyResult<Semaphore> {
-        let options = self.inner(py)?.semaphore_options(name.0, maximum).shared(shared);
-        let semaphore = py.detach(|| options.open()).or_raise(py)?;
-        Ok(Semaphore::new(semaphore))
-    }
-
-    /// Opens a pool, or creates it.
-    #[pyo3(signature = (name, blocks, block_bytes, device, access, *, zeroed, kept, shared, allow_peer, timeout))]
-    #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
-    fn pool(
-        &self,
-        py: Python<'_>,
-        name: Name<'_>,
-        blocks: Option<u32>,
-        block_bytes: Option<u64>,
-        device: Option<&str>,
-        access: Option<Needs>,
-        zeroed: Option<bool>,
-        kept: bool,
-        shared: bool,
-        allow_peer: bool,
-        timeout: Option<f64>,
-    ) -> PyResult<Pool> {
-        let numbers = (blocks, block_bytes, zeroed);
-        Pool::open(
-            py,
-            &self.inner(py)?,
-            name.0,
-            numbers,
-            (device, access.map(|Needs(access)| access)),
-            (kept, shared, allow_peer),
-            timeout,
-        )
-    }
-
-    /// Opens a queue, or creates it.
-    #[pyo3(signature = (name, tasks, inputs, outputs, lease, device, access, *, kept, shared, timeout))]
-    #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
-    fn queue(
-        &self,
-        py: Python<'_>,
-        name: Name<'_>,
-        tasks: Option<u32>,
-        inputs: queue::Blocks,
-        outputs: queue::Blocks,
-        lease: Option<f64>,
-        device: Option<&str>,
-        access: Option<Needs>,
-        kept: bool,
-        shared: bool,
-        timeout: Option<f64>,
-    ) -> PyResult<Queue> {
-        Queue::open(
-            py,
-            &self.inner(py)?,
-            name.0,
-            (tasks, inputs, outputs, lease),
-            (device, access.map(|Needs(access)| access)),
-            (kept, shared),
-            timeout,
-        )
-    }
-
-    /// Opens a topic, or creates it.
-    #[pyo3(signature = (name, samples, numbers, device, access, *, kept, shared, allow_peer, stamps, timeout))]
-    #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
-    fn topic(
-        &self,
-        py: Python<'_>,
-        name: Name<'_>,
-        samples: Samples,
-        numbers: Numbers,
-        device: Option<&str>,
-        access: Option<Needs>,
-        kept: bool,
-        shared: bool,
-        allow_peer: bool,
-        stamps: bool,
-        timeout: Option<f64>,
-    ) -> PyResult<Topic> {
-        let flags = (kept, shared, allow_peer, stamps);
-        Topic::open(
-            py,
-            &self.inner(py)?,
-            name.0,
-            (samples, numbers),
-            (device, access.map(|Needs(access)| access)),
-            flags,
-            timeout,
-        )
-    }
-
     /// Returns whether a name has a latest version; for `NAME@V`, whether that is the latest.
-    fn exists(&self, py: Python<'_>, name: Name<'_>) -> PyResult<bool> {
-        let domain = self.inner(py)?;
-        match py.detach(|| domain.inspect(name.0)) {
+    fn exists(&self, py: Python<'_>, name: Name) -> PyResult<bool> {
+        let domain = self.get(py)?;
+        match py.detach(|| domain.inspect(&name.0)) {
             Ok(info) => Ok(info.is_latest),
             Err(
                 Error::NotFound(NotFound::Name { .. } | NotFound::Version { .. })
@@ -389,11 +273,11 @@ impl Domain {
     }
 
     /// For each version of a name the pids of the processes that have it open, in order.
-    fn holders(&self, py: Python<'_>, name: Name<'_>) -> PyResult<BTreeMap<u64, Vec<u32>>> {
-        let domain = self.inner(py)?;
+    fn holders(&self, py: Python<'_>, name: Name) -> PyResult<BTreeMap<u64, Vec<u32>>> {
+        let domain = self.get(py)?;
         let holders = py.detach(|| {
             let mut holders = BTreeMap::new();
-            let info = domain.inspect(name.0)?;
+            let info = domain.inspect(&name.0)?;
             for version in info.versions.iter().map(|version| version.version) {
                 match domain.inspect(&format!("{}@{version}", info.name)) {
                     Ok(info) => {
@@ -413,7 +297,7 @@ impl Domain {
 
     /// Lists all names that have a latest version, in order.
     fn names(&self, py: Python<'_>) -> PyResult<Vec<Row>> {
-        let domain = self.inner(py)?;
+        let domain = self.get(py)?;
         let names = py.detach(|| domain.names()).or_raise(py)?;
         let row = |info: partywall::info::NameInfo| {
             let latest = info.latest?;
@@ -437,9 +321,8 @@ impl Domain {
 
     /// Removes a name, with a deadline for its readers if one is given. Returns the version that was the latest, and
     /// the bytes that stay until their holders drop them.
-    #[pyo3(signature = (name, deadline, then))]
-    fn remove(&self, py: Python<'_>, name: Name<'_>, deadline: Option<f64>, then: &str) -> PyResult<(u64, u64)> {
-        let domain = self.inner(py)?;
+    fn remove(&self, py: Python<'_>, name: Name, deadline: Option<f64>, then: &str) -> PyResult<(u64, u64)> {
+        let domain = self.get(py)?;
         let then = [Then::Wait, Then::Stale, Then::Evict].into_iter().find(|known| known.name() == then);
         let then = then.ok_or_else(|| PyValueError::new_err("then is \"wait\", \"stale\" or \"evict\""))?;
         let deadline = deadline.map(|seconds| {
@@ -447,22 +330,16 @@ impl Domain {
             Duration::try_from_secs_f64(seconds).map_err(bad)
         });
         let removed = match deadline.transpose()? {
-            None => py.detach(|| domain.remove(name.0)),
-            Some(deadline) => py.detach(|| domain.withdraw(name.0, deadline, then)),
+            None => py.detach(|| domain.remove(&name.0)),
+            Some(deadline) => py.detach(|| domain.withdraw(&name.0, deadline, then)),
         };
         let removed = removed.or_raise(py)?;
         Ok((removed.version, removed.bytes_kept))
     }
 
-    /// Watches names that match a pattern, from now or from a point on.
-    #[pyo3(signature = (pattern, after))]
-    fn watch(&self, py: Python<'_>, pattern: Pattern<'_>, after: Option<&str>) -> PyResult<Watch> {
-        Watch::begin(py, &self.inner(py)?, pattern.0, after)
-    }
-
     /// Lists all members, in the order in which they joined.
     fn members(&self, py: Python<'_>) -> PyResult<Vec<Member>> {
-        let domain = self.inner(py)?;
+        let domain = self.get(py)?;
         let members = py.detach(|| domain.members()).or_raise(py)?;
         Ok(members.into_iter().map(Member::from).collect())
     }
@@ -470,40 +347,40 @@ impl Domain {
     /// Evicts all members with a pid: they lose everything but the memory that they hold. Kills the process if
     /// requested.
     fn evict(&self, py: Python<'_>, pid: u32, kill: bool) -> PyResult<Vec<Evicted>> {
-        let domain = self.inner(py)?;
+        let domain = self.get(py)?;
         let evicted = py.detach(|| domain.evict(pid, kill)).or_raise(py)?;
         Ok(evicted.into_iter().map(Evicted::from).collect())
     }
 
     /// Ends the broker.
     fn stop_broker(&self, py: Python<'_>, force: bool) -> PyResult<()> {
-        let domain = self.inner(py)?;
+        let domain = self.get(py)?;
         py.detach(|| domain.stop_broker(force)).or_raise(py)
     }
 
     /// Whether `close` was called.
     #[getter]
     fn closed(&self) -> bool {
-        self.inner.lock().ignore_poison().is_none()
+        self.inner.is_closed()
     }
 
     /// Whether `close` was called, or the broker is known to be gone for good. Asks nobody.
     #[getter]
     fn ended(&self) -> bool {
-        self.inner.lock().ignore_poison().as_ref().is_none_or(|inner| inner.is_gone())
+        self.inner.lock().as_ref().is_none_or(|inner| inner.is_gone())
     }
 
     /// Removes the names that go with the connection, and ends the connection once no build or segment of it is in use.
     /// Calling it again does nothing.
     fn close(&self, py: Python<'_>) {
-        let inner = self.inner.lock().ignore_poison().take();
+        let inner = self.inner.lock().take();
         py.detach(|| inner.map(end));
     }
 }
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        if let Some(inner) = self.inner.get_mut().ignore_poison().take() {
+        if let Some(inner) = self.inner.lock().take() {
             reaper::later(move || end(inner));
         }
     }

@@ -60,7 +60,12 @@ impl EnqueuedResult {
         let attempt = result.attempt();
         let result = Arc::new(result);
         let owner = Owner::of_enqueued(&result, queue, stream);
-        Self { held: Handle::new(Held { owner, result, queue: queue.clone() }), task, nbytes, attempt }
+        Self {
+            held: Handle::new("enqueued result", Held { owner, result, queue: queue.clone() }),
+            task,
+            nbytes,
+            attempt,
+        }
     }
 
     fn held(&self, py: Python<'_>) -> PyResult<Held> {
@@ -86,7 +91,7 @@ impl EnqueuedResult {
         if self.nbytes == 0 {
             return Err(without_output());
         }
-        let shape = shape.map_or_else(|| vec![dtype.elements_in(self.nbytes)], |Shape(lengths)| lengths);
+        let shape = dtype.shape_within(shape, self.nbytes);
         let address = py.detach(|| {
             let range = result.device()?;
             owner.note_gpu(range.gpu());
@@ -105,7 +110,7 @@ impl EnqueuedResult {
     fn take<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, TaskResult>> {
         let timeout = wait::timeout(timeout)?;
         let Held { owner, result, queue } = self.held(py)?;
-        let taken = wait::for_turn(py, "enqueued result", timeout, || false, |wait| result.take(wait))?;
+        let taken = wait::for_turn(py, timeout, |_| Ok(()), |wait| result.take(wait))?;
         self.held.close(py);
         TaskResult::of_enqueued(py, queue, taken, owner)?.into_object(py)
     }

@@ -204,7 +204,9 @@ fn class(error: &Error) -> &'static str {
         Error::InvalidArgument(InvalidArgument::Yourself) => "NotYourself",
         Error::Denied(Denied::Unproven { .. } | Denied::NotUnproven { .. }) => "Unproven",
         Error::Gone(Gone::Evicted { .. }) => "Evicted",
-        Error::InvalidArgument(InvalidArgument::Name { .. } | InvalidArgument::Version { .. }) => "BadName",
+        Error::InvalidArgument(
+            InvalidArgument::Name { .. } | InvalidArgument::Version { .. } | InvalidArgument::SocketPath { .. },
+        ) => "BadName",
         Error::InvalidArgument(InvalidArgument::Pattern { .. }) => "BadPattern",
         Error::InvalidArgument(InvalidArgument::Table { .. } | InvalidArgument::Range { .. }) => "BadTensor",
         Error::Mismatch(
@@ -228,11 +230,12 @@ fn class(error: &Error) -> &'static str {
         Error::Timeout { .. } | Error::Cancelled { .. } => "TimeoutError",
         Error::Unreachable(Unreachable::Gone { .. }) => "BrokerGone",
         Error::Unreachable(
-            Unreachable::NoProgram { .. } | Unreachable::NotStarted { .. } | Unreachable::NoAnswer { .. },
+            Unreachable::NoProgram { .. }
+            | Unreachable::NotStarted { .. }
+            | Unreachable::NoAnswer { .. }
+            | Unreachable::NoDirectory { .. },
         ) => "BrokerUnreachable",
         Error::Unreachable(Unreachable::Version { .. }) => "VersionMismatch",
-        Error::Unreachable(Unreachable::NoDirectory { .. }) => "BrokerUnreachable",
-        Error::InvalidArgument(InvalidArgument::SocketPath { .. }) => "BadName",
         Error::InvalidData(InvalidData::Table { .. }) => "BadTensor",
         Error::Unreachable(
             Unreachable::UnsafeDirectory { .. } | Unreachable::User { .. } | Unreachable::Driver { .. },

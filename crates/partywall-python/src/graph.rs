@@ -39,7 +39,6 @@ impl GraphNode {
 
 /// Adds a wait, or a signal, to the graph that a stream is being captured into.
 #[pyfunction]
-#[pyo3(signature = (timeline, signal, device, stream))]
 pub(crate) fn capture(
     py: Python<'_>,
     timeline: Py<Timeline>,
@@ -84,7 +83,6 @@ impl From<Error> for Failure {
 
 /// Gives nodes their values, and calls `replay` to launch their graph on a stream.
 #[pyfunction]
-#[pyo3(signature = (graph, exec, values, replay, device, stream))]
 pub(crate) fn launch(
     py: Python<'_>,
     graph: u64,

@@ -1,48 +1,58 @@
 //! Objects that Python closes, or only drops.
 
 use std::{
+    ops::Deref,
     sync::{Mutex, MutexGuard},
     time::Duration,
 };
 
+use partywall::Wait;
 use partywall_os::lock::IgnorePoison;
 use pyo3::prelude::*;
 
 use crate::{errors::closed, reaper, wait};
 
-/// An object of the library until it is closed. The reaper releases an object that was dropped without a close: the
-/// release may have to wait for a broker or for threads, and Python drops objects in the middle of anything.
-pub(crate) struct Handle<T: Send + 'static>(Mutex<Option<T>>);
+/// An object until it is closed.
+pub(crate) struct Closable<T> {
+    /// The name of the object in the error for its use after that.
+    what: &'static str,
+    object: Mutex<Option<T>>,
+}
 
-impl<T: Send + 'static> Handle<T> {
-    pub(crate) fn new(thing: T) -> Self {
-        Self(Mutex::new(Some(thing)))
+impl<T: Send> Closable<T> {
+    pub(crate) fn new(what: &'static str, object: T) -> Self {
+        Self { what, object: Mutex::new(Some(object)) }
     }
 
     /// Locks the object; `None` once it is closed.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Option<T>> {
-        self.0.lock().ignore_poison()
+        self.object.lock().ignore_poison()
     }
 
-    /// Takes the object; `what` names it in the error if it is closed.
-    pub(crate) fn take(&self, py: Python<'_>, what: &str) -> PyResult<T> {
+    /// Takes the object.
+    pub(crate) fn take(&self, py: Python<'_>) -> PyResult<T> {
         let object = self.lock().take();
-        object.ok_or_else(|| closed(py, what))
+        self.unless_closed(py, object)
     }
 
-    /// Returns a clone of the object; `what` names it in the error if it is closed.
-    pub(crate) fn get(&self, py: Python<'_>, what: &str) -> PyResult<T>
+    /// Returns a clone of the object.
+    pub(crate) fn get(&self, py: Python<'_>) -> PyResult<T>
     where
         T: Clone,
     {
-        self.lock().clone().ok_or_else(|| closed(py, what))
+        let object = self.lock().clone();
+        self.unless_closed(py, object)
     }
 
-    /// Waits for an event of the object. Closing the handle ends the wait.
+    /// Returns what was found in the object; the exception for a closed object if nothing was.
+    pub(crate) fn unless_closed<R>(&self, py: Python<'_>, found: Option<R>) -> PyResult<R> {
+        found.ok_or_else(|| closed(py, self.what))
+    }
+
+    /// Waits for an event of the object. Closing it ends the wait.
     pub(crate) fn wait<R: Send>(
         &self,
         py: Python<'_>,
-        what: &str,
         timeout: Option<f64>,
         attempt: impl Fn(&T, Duration) -> partywall::Result<R> + Sync,
     ) -> PyResult<R>
@@ -54,26 +64,59 @@ impl<T: Send + 'static> Handle<T> {
             let object = self.lock().clone();
             object.map(|object| attempt(&object, slice)).transpose()
         });
-        waited?.ok_or_else(|| closed(py, what))
+        self.unless_closed(py, waited?)
+    }
+
+    /// Waits as [`wait::for_turn`] does. Closing the object ends the wait.
+    pub(crate) fn for_turn<R: Send>(
+        &self,
+        py: Python<'_>,
+        timeout: Duration,
+        take: impl FnOnce(Wait<'_>) -> partywall::Result<R> + Send,
+    ) -> PyResult<R> {
+        wait::for_turn(py, timeout, |py| self.check(py), take)
+    }
+
+    /// Raises if the object is closed.
+    pub(crate) fn check(&self, py: Python<'_>) -> PyResult<()> {
+        self.unless_closed(py, (!self.is_closed()).then_some(()))
     }
 
     pub(crate) fn is_closed(&self) -> bool {
         self.lock().is_none()
     }
+}
+
+/// An object of the library until it is closed. The reaper releases an object that was dropped without a close: the
+/// release may have to wait for a broker or for threads, and Python drops objects in the middle of anything.
+pub(crate) struct Handle<T: Send + 'static>(Closable<T>);
+
+impl<T: Send + 'static> Handle<T> {
+    pub(crate) fn new(what: &'static str, object: T) -> Self {
+        Self(Closable::new(what, object))
+    }
 
     /// Releases the object now. Calling it again does nothing.
     pub(crate) fn close(&self, py: Python<'_>) {
         py.detach(|| {
-            let thing = self.lock().take();
-            drop(thing);
+            let object = self.lock().take();
+            drop(object);
         });
+    }
+}
+
+impl<T: Send + 'static> Deref for Handle<T> {
+    type Target = Closable<T>;
+
+    fn deref(&self) -> &Closable<T> {
+        &self.0
     }
 }
 
 impl<T: Send + 'static> Drop for Handle<T> {
     fn drop(&mut self) {
-        if let Some(thing) = self.lock().take() {
-            reaper::later(move || drop(thing));
+        if let Some(object) = self.lock().take() {
+            reaper::later(move || drop(object));
         }
     }
 }

@@ -8,7 +8,7 @@ use std::{
 use partywall_os::lock::IgnorePoison;
 use pyo3::{exceptions::PyValueError, prelude::*};
 
-use crate::{errors::closed, owner::Owner, reaper, segment::Segment};
+use crate::{owner::Owner, reaper, segment::Segment};
 
 /// A segment that is left to other processes once it has no users and its time has passed.
 ///
@@ -32,7 +32,7 @@ impl Hold {
     #[new]
     fn new(py: Python<'_>, segment: &Segment, seconds: f64) -> PyResult<Self> {
         let until = until(seconds)?;
-        let owner = segment.take().ok_or_else(|| closed(py, "segment"))?;
+        let owner = segment.take(py)?;
         let hold = Self(Arc::new(Mutex::new(State { owner: Some(owner), users: 1, until, scheduled: true })));
         await_end(hold.0.clone(), until);
         Ok(hold)

@@ -24,6 +24,8 @@
 //! | `reaper` | a thread for releases that may block |
 //! | `doctor` | `partywall.doctor` |
 
+#![allow(clippy::too_many_arguments, reason = "functions for Python take its keyword arguments one by one")]
+
 mod arguments;
 mod attachment;
 mod build;
@@ -70,61 +72,36 @@ mod native {
     use pyo3::{exceptions::PyImportError, ffi, prelude::*};
 
     #[pymodule_export]
-    use crate::attachment::{Attachment, SegmentPart};
-    #[pymodule_export]
-    use crate::build::{Build, Claim};
-    #[pymodule_export]
-    use crate::descriptors::Descriptors;
-    #[pymodule_export]
-    use crate::doctor::examine;
-    #[pymodule_export]
-    use crate::domain::Domain;
-    #[pymodule_export]
-    use crate::enqueued::EnqueuedResult;
-    #[pymodule_export]
-    use crate::exchange::work_stream;
-    #[pymodule_export]
-    use crate::exported::Exported;
-    #[pymodule_export]
-    use crate::graph::{GraphNode, capture, launch};
-    #[pymodule_export]
-    use crate::heap::Heap;
-    #[pymodule_export]
-    use crate::hold::Hold;
-    #[pymodule_export]
-    use crate::part::TaskBytes;
-    #[pymodule_export]
-    use crate::pool::{Block, Pool};
-    #[pymodule_export]
-    use crate::publisher::{Loan, Publisher};
-    #[pymodule_export]
-    use crate::queue::Queue;
-    #[pymodule_export]
-    use crate::ranges::read_only_at;
-    #[pymodule_export]
-    use crate::reaper::flush;
-    #[pymodule_export]
-    use crate::sample::Sample;
-    #[pymodule_export]
-    use crate::segment::{Pinned, Segment};
-    #[pymodule_export]
-    use crate::semaphore::{Permit, Semaphore};
-    #[pymodule_export]
-    use crate::source::Source;
-    #[pymodule_export]
-    use crate::subscriber::{Subscriber, SubscriberEvent};
-    #[pymodule_export]
-    use crate::task::{ClaimedTask, Claims};
-    #[pymodule_export]
-    use crate::tensor::Tensor;
-    #[pymodule_export]
-    use crate::ticket::{QueueEvent, TaskResult, Ticket};
-    #[pymodule_export]
-    use crate::timeline::{LimitedWait, Timeline, TimelineEvent};
-    #[pymodule_export]
-    use crate::topic::Topic;
-    #[pymodule_export]
-    use crate::watch::Watch;
+    use crate::{
+        attachment::{Attachment, SegmentPart},
+        build::{Build, Claim},
+        descriptors::Descriptors,
+        doctor::examine,
+        domain::Domain,
+        enqueued::EnqueuedResult,
+        exchange::work_stream,
+        exported::Exported,
+        graph::{GraphNode, capture, launch},
+        heap::Heap,
+        hold::Hold,
+        part::TaskBytes,
+        pool::{Block, Pool},
+        publisher::{Loan, Publisher},
+        queue::Queue,
+        ranges::read_only_at,
+        reaper::flush,
+        sample::Sample,
+        segment::{Pinned, Segment},
+        semaphore::{Permit, Semaphore},
+        source::Source,
+        subscriber::{Subscriber, SubscriberEvent},
+        task::{ClaimedTask, Claims},
+        tensor::Tensor,
+        ticket::{QueueEvent, TaskResult, Ticket},
+        timeline::{LimitedWait, Timeline, TimelineEvent},
+        topic::Topic,
+        watch::Watch,
+    };
 
     #[pymodule_export]
     const VERSION: &str = partywall::VERSION;

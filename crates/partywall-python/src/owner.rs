@@ -21,7 +21,7 @@ use crate::{
     errors::Raise,
     memory::Memory,
     part::Part,
-    reaper,
+    reaper::{self, Late},
     task::Claim,
     tensor::HOST,
     wait,
@@ -64,9 +64,9 @@ enum State {
     /// user of the owner finds the last clone here.
     Committed(Arc<Segment>),
     Taken(Block),
-    Lent(Box<Loan>, Arc<Topic>),
+    Lent(Box<Loan>, Late<Topic>),
     /// A loan that was published or given back. Addresses that were handed out stay mapped.
-    Spent(Arc<Topic>),
+    Spent(Late<Topic>),
     /// Cloned for each use, as segments are.
     Received(Received),
     /// An input or the output of a claimed task. It becomes unusable when the task ends.
@@ -79,7 +79,7 @@ enum State {
 /// A sample and its subscriber. The end of the subscriber may have to wait for the broker.
 struct Received {
     sample: Arc<Sample>,
-    subscriber: Arc<Subscriber>,
+    subscriber: Late<Subscriber>,
     /// The last stream that was ordered behind the sample.
     stream: Option<RawStream>,
 }
@@ -87,7 +87,7 @@ struct Received {
 /// The output of an enqueued task and its queue. The end of the queue may have to wait for the broker.
 struct Enqueued {
     result: Arc<EnqueuedResult>,
-    queue: Arc<Queue>,
+    queue: Late<Queue>,
     /// The stream that `Ticket.wait_on` ordered behind the worker's.
     stream: RawStream,
 }
@@ -101,11 +101,11 @@ impl Owner {
     }
 
     /// Returns the owner of a segment.
-    pub(crate) fn of_segment(segment: Segment) -> Arc<Self> {
+    pub(crate) fn of_segment(segment: Arc<Segment>) -> Arc<Self> {
         let place = segment.place();
         let context = segment.gpu().map(|gpu| gpu.context().clone());
         let writable = segment.is_writable();
-        Self::of(State::Committed(Arc::new(segment)), writable, place, false, context)
+        Self::of(State::Committed(segment), writable, place, false, context)
     }
 
     /// Returns the owner of a block, whose pool is at `place`. `context` is that of the GPU that uses the block.
@@ -119,13 +119,13 @@ impl Owner {
         // A loan of pinned memory for the CPU is not on the GPU that uses the topic.
         let gpu = streams.or_else(|| topic.gpu().filter(|_| !place.is_cpu_reachable()));
         let context = gpu.map(|gpu| gpu.context().clone());
-        Self::of(State::Lent(Box::new(loan), topic), true, place, streams.is_some(), context)
+        Self::of(State::Lent(Box::new(loan), Late::new(topic)), true, place, streams.is_some(), context)
     }
 
     /// Returns the owner of a sample of a topic at `place`, and its subscriber.
     pub(crate) fn of_sample(sample: Sample, place: Place, subscriber: Arc<Subscriber>) -> Arc<Self> {
         let context = sample.gpu().map(|gpu| gpu.context().clone());
-        let received = Received { sample: Arc::new(sample), subscriber, stream: None };
+        let received = Received { sample: Arc::new(sample), subscriber: Late::new(subscriber), stream: None };
         Self::of(State::Received(received), false, place, false, context)
     }
 
@@ -143,7 +143,7 @@ impl Owner {
     pub(crate) fn of_enqueued(result: &Arc<EnqueuedResult>, queue: &Arc<Queue>, stream: RawStream) -> Arc<Self> {
         let place = queue.place();
         let context = queue.gpu().map(|gpu| gpu.context().clone());
-        let enqueued = Enqueued { result: result.clone(), queue: queue.clone(), stream };
+        let enqueued = Enqueued { result: result.clone(), queue: Late::new(queue.clone()), stream };
         Self::of(State::Enqueued(enqueued), false, place, true, context)
     }
 
@@ -152,9 +152,7 @@ impl Owner {
     pub(crate) fn keep_result(&self, block: Block) {
         let former = std::mem::replace(&mut *self.lock(), State::Taken(block));
         self.writable.store(true, Ordering::Release);
-        if let State::Enqueued(enqueued) = former {
-            enqueued.release();
-        }
+        drop(former);
     }
 
     /// Makes the output of a task that has ended read-only. Addresses that were handed out stay mapped.
@@ -272,7 +270,7 @@ impl Owner {
     }
 
     /// Returns the sample and its subscriber if this is their last user. Otherwise the last user releases them.
-    pub(crate) fn into_sample(self: Arc<Self>) -> Option<(Sample, Arc<Subscriber>)> {
+    pub(crate) fn into_sample(self: Arc<Self>) -> Option<(Sample, Late<Subscriber>)> {
         let mut owner = Arc::into_inner(self)?;
         match std::mem::replace(owner.state.get_mut().ignore_poison(), State::Closed) {
             State::Received(Received { sample, subscriber, .. }) => Some((Arc::into_inner(sample)?, subscriber)),
@@ -294,8 +292,12 @@ impl Owner {
 
     /// Returns the segment if this is one and this is its last user. Otherwise the last user releases it.
     pub(crate) fn into_segment(self: Arc<Self>) -> Option<Segment> {
-        let mut owner = Arc::into_inner(self)?;
-        match std::mem::replace(owner.state.get_mut().ignore_poison(), State::Closed) {
+        Arc::into_inner(self)?.end()
+    }
+
+    /// Ends the use of the memory. Returns the segment, if this is one.
+    fn end(&mut self) -> Option<Segment> {
+        match std::mem::replace(self.state.get_mut().ignore_poison(), State::Closed) {
             State::Committed(segment) => Arc::into_inner(segment),
             _ => None,
         }
@@ -455,11 +457,7 @@ impl Owner {
             return Ok(());
         }
         let released = py.detach(move || {
-            let segment = match std::mem::replace(owner.state.get_mut().ignore_poison(), State::Closed) {
-                State::Committed(segment) => Arc::into_inner(segment),
-                _ => None,
-            };
-            match segment.map_or(Ok(()), Segment::release) {
+            match owner.end().map_or(Ok(()), Segment::release) {
                 // In a forked child the lease belongs to the parent. Without a broker there is no lease.
                 Err(Error::Unreachable(Unreachable::Forked { .. } | Unreachable::Gone { .. })) => Ok(()),
                 released => released,
@@ -495,14 +493,6 @@ impl Owner {
     }
 }
 
-impl Enqueued {
-    /// Releases the result, and leaves the end of the queue to the reaper.
-    fn release(self) {
-        drop(self.result);
-        drop_later(self.queue);
-    }
-}
-
 /// Returns a GPU in DLPack's form.
 fn device(context: &Context) -> Device {
     Device { device_type: CUDA, device_id: context.device().ordinal() as i32 }
@@ -514,28 +504,14 @@ fn closed() -> Error {
     Error::Unreachable(Unreachable::Refused("its memory was closed".into()))
 }
 
-/// Drops a shared object. The reaper drops the last reference; other references do not wake the reaper.
-pub(crate) fn drop_later<T: Send + 'static>(shared: Arc<T>) {
-    if let Some(last) = Arc::into_inner(shared) {
-        reaper::later(move || drop(last));
-    }
-}
-
 impl Drop for Owner {
     /// A tensor can be dropped at any point: in another library's deleter, or while kernels still read it.
     fn drop(&mut self) {
         let state = std::mem::replace(self.state.get_mut().ignore_poison(), State::Closed);
         let state = match state {
-            State::Closed => return,
-            // Dropped at once, to free the block for the next sample. The sample itself waits for whatever still uses
-            // it.
-            State::Received(Received { sample, subscriber, .. }) => {
-                drop(sample);
-                return drop_later(subscriber);
-            }
-            State::Spent(topic) => return drop_later(topic),
-            State::Claimed(part) => return part.release(),
-            State::Enqueued(enqueued) => return enqueued.release(),
+            // Dropped at once: a sample to free its block for the next one. The sample itself waits for whatever still
+            // uses it.
+            State::Closed | State::Received(_) | State::Spent(_) | State::Claimed(_) | State::Enqueued(_) => return,
             state => state,
         };
         // A block also waits for its users by itself.

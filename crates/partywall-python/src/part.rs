@@ -19,7 +19,8 @@ use crate::{
     exported::{Export, Exported},
     hint::Hint,
     memory::{Memory, Work},
-    owner::{Owner, drop_later},
+    owner::Owner,
+    reaper::Late,
     task::{Claim, ClaimedTask},
     tensor::Tensor,
 };
@@ -30,7 +31,7 @@ pub(crate) struct Part {
     /// The index of the input; `None` for the output.
     input: Option<usize>,
     /// The segment that an input is a part of. It stays mapped for tensors that outlive the task.
-    segment: Option<Arc<Segment>>,
+    _segment: Option<Late<Segment>>,
 }
 
 impl Part {
@@ -41,20 +42,12 @@ impl Part {
             segment.as_ref().map_or_else(|| (queue.place(), queue.gpu()), |segment| (segment.place(), segment.gpu()));
         let context = gpu.map(|gpu| gpu.context().clone());
         let on_stream = input.is_some() && claim.stream().is_some();
-        Owner::of_part(Self { claim: claim.clone(), input, segment }, input.is_none(), (place, on_stream), context)
+        let part = Self { claim: claim.clone(), input, _segment: segment.map(Late::new) };
+        Owner::of_part(part, input.is_none(), (place, on_stream), context)
     }
 
     pub(crate) fn domain(&self) -> &Domain {
         self.claim.queue.domain()
-    }
-
-    /// Releases the part, and leaves to the reaper what may have to wait for the broker.
-    pub(crate) fn release(self) {
-        self.segment.into_iter().for_each(drop_later);
-        // The claim has no task any more: the task's object held the claim too, and was dropped first.
-        if let Some(claim) = Arc::into_inner(self.claim) {
-            drop_later(claim.queue);
-        }
     }
 
     /// Returns the claim of an input, which a stream of the submitter may still write; `None` for the output.
@@ -70,44 +63,34 @@ impl Part {
 
 impl Memory for Part {
     /// Has the stream wait first until the submitter's stream has completed the inputs.
-    fn on_device(&mut self, _: &str, bytes: u64, stream: StreamRef<'_>, work: Work<'_>) -> Result<()> {
-        self.with(|task| {
-            let range = match self.input {
-                Some(index) => {
-                    task.wait_inputs_on(stream)?;
-                    task.inputs()[index].device()?
-                }
-                None => task.output_mut()?.device_mut()?,
-            };
-            work(range.slice(0, bytes)?)
+    fn on_device(&mut self, name: &str, bytes: u64, stream: StreamRef<'_>, work: Work<'_>) -> Result<()> {
+        self.with(|task| match self.input {
+            Some(index) => {
+                task.wait_inputs_on(stream)?;
+                work(task.inputs()[index].device()?.slice(0, bytes)?)
+            }
+            None => task.output_mut()?.on_device(name, bytes, stream, work),
         })
     }
 
-    fn allow_cpu(&mut self, _: &str) -> Result<()> {
+    fn allow_cpu(&mut self, name: &str) -> Result<()> {
         self.with(|task| match self.input {
             Some(index) => task.inputs()[index].as_ptr().map(drop),
-            None => task.output()?.as_ptr().map(drop),
+            None => task.output_mut()?.allow_cpu(name),
         })
     }
 
-    fn read(&mut self, _: &str, out: &mut [u8]) -> Result<()> {
-        let input = self.input;
-        self.with(|task| match input {
+    fn read(&mut self, name: &str, out: &mut [u8]) -> Result<()> {
+        self.with(|task| match self.input {
             Some(index) => task.inputs()[index].read_at(0, out),
-            None => task.output()?.bytes().map(|bytes| out.copy_from_slice(&bytes[..out.len()])),
+            None => task.output_mut()?.read(name, out),
         })
     }
 
     fn write(&mut self, name: &str, bytes: &[u8], on_host: bool) -> Result<()> {
-        let version = self.claim.queue.version();
-        let is_input = self.input.is_some();
-        self.with(|task| match (is_input, on_host) {
-            (true, _) => Err(Error::Denied(Denied::ReadOnly { name: name.to_owned(), version })),
-            (false, true) => task.output_mut()?.bytes_mut().map(|all| all[..bytes.len()].copy_from_slice(bytes)),
-            (false, false) => {
-                let range = task.output_mut()?.device_mut()?.slice(0, bytes.len() as u64)?;
-                range.copy_from_host(range.gpu().stream(), bytes)
-            }
+        self.with(|task| match self.input {
+            Some(_) => Err(Denied::ReadOnly { name: name.to_owned(), version: self.claim.queue.version() }.into()),
+            None => Memory::write(task.output_mut()?, name, bytes, on_host),
         })
     }
 }

@@ -2,12 +2,13 @@
 
 use std::{ops::Deref, sync::Arc};
 
-use partywall::{Access, Domain, Error, Gpu, Place, error::Gone};
+use partywall::{Error, Gpu, Place, PoolOptions, error::Gone};
 use pyo3::prelude::*;
 
 use crate::{
-    arguments::{ElementType, Shape},
+    arguments::{ElementType, Name, Needs, Shape},
     build::named_place,
+    domain::Domain,
     errors::{Raise, still_used},
     handle::Handle,
     owner::Owner,
@@ -57,23 +58,44 @@ impl Deref for Open {
 type Stats = (u32, u32, u32, u32, u32);
 
 impl Pool {
+    pub(crate) fn new(pool: Open) -> Self {
+        let name = pool.name().to_owned();
+        let version = pool.version();
+        let place = pool.place().to_string();
+        let blocks = pool.blocks();
+        let block_bytes = pool.block_bytes();
+        let zeroed = pool.is_zeroed();
+        Self { inner: Handle::new("pool", pool), name, version, blocks, block_bytes, zeroed, place }
+    }
+}
+
+#[pymethods]
+impl Pool {
     /// Opens a pool. If numbers are given, creates it if it does not exist.
-    pub(crate) fn open(
+    #[staticmethod]
+    #[pyo3(signature = (domain, name, blocks, block_bytes, device, access, *, zeroed, kept, shared, allow_peer, timeout))]
+    fn open(
         py: Python<'_>,
         domain: &Domain,
-        name: &str,
-        (blocks, block_bytes, zeroed): (Option<u32>, Option<u64>, Option<bool>),
-        (device, access): (Option<&str>, Option<Access>),
-        (kept, shared, allow_peer): (bool, bool, bool),
+        name: Name,
+        blocks: Option<u32>,
+        block_bytes: Option<u64>,
+        device: Option<&str>,
+        access: Option<Needs>,
+        zeroed: Option<bool>,
+        kept: bool,
+        shared: bool,
+        allow_peer: bool,
         timeout: Option<f64>,
     ) -> PyResult<Self> {
+        let domain = domain.get(py)?;
         let makes = blocks.is_some() || block_bytes.is_some();
         let timeout = wait::creation(timeout, makes)?;
-        let mut options = domain.pool(name).kept(kept).shared(shared).allow_peer(allow_peer);
-        options = blocks.into_iter().fold(options, partywall::PoolOptions::blocks);
-        options = block_bytes.into_iter().fold(options, partywall::PoolOptions::block_bytes);
-        options = zeroed.into_iter().fold(options, partywall::PoolOptions::zeroed);
-        options = access.into_iter().fold(options, partywall::PoolOptions::access);
+        let mut options = domain.pool(&name.0).kept(kept).shared(shared).allow_peer(allow_peer);
+        options = blocks.into_iter().fold(options, PoolOptions::blocks);
+        options = block_bytes.into_iter().fold(options, PoolOptions::block_bytes);
+        options = zeroed.into_iter().fold(options, PoolOptions::zeroed);
+        options = access.into_iter().fold(options, |options, Needs(access)| options.access(access));
         options = match named_place(py, device)? {
             Some(Place::Gpu(uuid)) if !makes => options.device(uuid),
             Some(place) => options.place(place),
@@ -86,35 +108,17 @@ impl Pool {
         Ok(Self::new(Open::Pool(Arc::new(pool))))
     }
 
-    pub(crate) fn new(pool: Open) -> Self {
-        let name = pool.name().to_owned();
-        let version = pool.version();
-        let place = pool.place().to_string();
-        let blocks = pool.blocks();
-        let block_bytes = pool.block_bytes();
-        let zeroed = pool.is_zeroed();
-        Self { inner: Handle::new(pool), name, version, blocks, block_bytes, zeroed, place }
-    }
-
-    fn inner(&self, py: Python<'_>) -> PyResult<Open> {
-        self.inner.get(py, "pool")
-    }
-}
-
-#[pymethods]
-impl Pool {
     /// Allocates a block, and waits for a free one.
     fn alloc(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Block> {
-        let pool = self.inner(py)?;
+        let pool = self.inner.get(py)?;
         let timeout = wait::timeout(timeout)?;
-        let closed = || self.closed();
-        let block = wait::for_turn(py, "pool", timeout, closed, |wait| pool.alloc(wait))?;
+        let block = self.inner.for_turn(py, timeout, |wait| pool.alloc(wait))?;
         Ok(Block::new(&pool, block))
     }
 
     /// Allocates a block if one is free and no thread waits for one.
     fn try_alloc(&self, py: Python<'_>) -> PyResult<Option<Block>> {
-        let pool = self.inner(py)?;
+        let pool = self.inner.get(py)?;
         // Zeroing a block takes time, so other threads may run. Otherwise the call ends sooner than the GIL could
         // change hands.
         let block = if self.zeroed { py.detach(|| pool.try_alloc()) } else { pool.try_alloc() };
@@ -124,27 +128,27 @@ impl Pool {
 
     /// Accepts the block that a reference names.
     fn accept(&self, py: Python<'_>, reference: &str) -> PyResult<Block> {
-        let pool = self.inner(py)?;
+        let pool = self.inner.get(py)?;
         let block = reference.parse().and_then(|reference| pool.accept(&reference)).or_raise(py)?;
         Ok(Block::new(&pool, block))
     }
 
     /// Counts the pool's blocks.
     fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
-        let pool = self.inner(py)?;
+        let pool = self.inner.get(py)?;
         let stats = py.detach(|| pool.stats());
         Ok((stats.blocks, stats.free, stats.held, stats.offered, stats.waiting))
     }
 
     /// Waits until the pool is removed. Returns the notice as for a segment.
     fn wait_withdrawn(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Notice>> {
-        let notice = self.inner.wait(py, "pool", timeout, |pool, slice| pool.wait_withdrawn(slice))?;
+        let notice = self.inner.wait(py, timeout, |pool, slice| pool.wait_withdrawn(slice))?;
         Ok(notice.map(segment::notice))
     }
 
     /// Raises if the pool is stale.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
-        self.inner(py)?.check().or_raise(py)
+        self.inner.get(py)?.check().or_raise(py)
     }
 
     /// Whether `close` was called.
@@ -182,7 +186,7 @@ pub(crate) struct Block {
 #[derive(Clone)]
 struct Held {
     owner: Arc<Owner>,
-    domain: Domain,
+    domain: partywall::Domain,
     place: Place,
 }
 
@@ -207,7 +211,7 @@ impl Block {
         let index = block.index();
         let generation = block.generation();
         let nbytes = block.len();
-        let held = Handle::new(Held { owner: keep(block), domain, place });
+        let held = Handle::new("block", Held { owner: keep(block), domain, place });
         let on_host = place.is_cpu_reachable();
         Self { held, pool, index, generation, nbytes, on_host, has_streams: place != Place::Host }
     }
@@ -278,10 +282,9 @@ fn owner(pool: &partywall::Pool, block: partywall::Block) -> Arc<Owner> {
 #[pymethods]
 impl Block {
     /// Returns the beginning of the block as a tensor; without a shape, of as many elements as fit.
-    #[pyo3(signature = (shape, dtype))]
     pub(crate) fn tensor(&self, py: Python<'_>, shape: Option<Shape>, dtype: ElementType) -> PyResult<Tensor> {
         let Held { owner, .. } = self.get(py)?;
-        let shape = shape.map_or_else(|| vec![dtype.elements_in(self.nbytes)], |Shape(lengths)| lengths);
+        let shape = dtype.shape_within(shape, self.nbytes);
         py.detach(|| self.with(&owner, |block| Tensor::of_block(&owner, block, dtype.0, &shape))).or_raise(py)
     }
 

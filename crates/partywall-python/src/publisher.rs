@@ -5,13 +5,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use partywall::{Error, Filled, Published, cuda::RawStream, error::Gone};
+use partywall::{Error, Filled, Published, Wait, cuda::RawStream, error::Gone};
 use partywall_os::lock::IgnorePoison;
 use pyo3::prelude::*;
 
 use crate::{
-    errors::{Raise, bad_source, closed, parse_dtype},
-    handle::Handle,
+    errors::{Raise, bad_source, parse_dtype},
+    handle::{Closable, Handle},
     owner::Owner,
     reaper,
     sample::Sample,
@@ -45,7 +45,7 @@ impl Publisher {
         let topic = publisher.topic().to_owned();
         let id = publisher.id();
         let last = Mutex::default();
-        Self { inner: Handle::new(Arc::new(Sender { publisher, last, open })), topic, id }
+        Self { inner: Handle::new("publisher", Arc::new(Sender { publisher, last, open })), topic, id }
     }
 }
 
@@ -56,20 +56,14 @@ impl Sender {
         if let Some(stream) = stream {
             self.take_turns(py, stream)?;
         }
-        let published = wait::for_turn(
-            py,
-            "publisher",
-            timeout,
-            || false,
-            |wait| {
-                let published = match stream {
-                    Some(stream) => filled.publish_on(stream.borrow(), wait),
-                    None => filled.publish(wait),
-                };
-                published.map_err(|unpublished| unpublished.error)
-            },
-        );
-        let Published { sequence, .. } = published?;
+        let publish = |wait: Wait<'_>| {
+            let published = match stream {
+                Some(stream) => filled.publish_on(stream.borrow(), wait),
+                None => filled.publish(wait),
+            };
+            published.map_err(|unpublished| unpublished.error)
+        };
+        let Published { sequence, .. } = wait::for_turn(py, timeout, |_| Ok(()), publish)?;
         Ok(sequence)
     }
 
@@ -120,7 +114,7 @@ impl Publisher {
         timeout: Option<f64>,
         stream: Option<u64>,
     ) -> PyResult<u64> {
-        let sender = self.inner.get(py, "publisher")?;
+        let sender = self.inner.get(py)?;
         let timeout = wait::timeout(timeout)?;
         let start = Instant::now();
         reaper::run_gil_jobs();
@@ -140,8 +134,7 @@ impl Publisher {
             return Err(bad_source(py, &why, "copy it to the topic's GPU first"));
         }
         let (dtype, shape) = source.layout();
-        let is_closed = || self.closed();
-        let (_turn, mut loan) = wait::for_turn(py, "publisher", timeout, is_closed, |wait| {
+        let (_turn, mut loan) = self.inner.for_turn(py, timeout, |wait| {
             let (turn, mut loan) = sender.publisher.loan_in_turn(dtype, shape, wait)?;
             loan.header(header)?;
             Ok((turn, loan))
@@ -165,29 +158,28 @@ impl Publisher {
         timeout: Option<f64>,
         on_stream: bool,
     ) -> PyResult<Loan> {
-        let sender = self.inner.get(py, "publisher")?;
+        let sender = self.inner.get(py)?;
         let timeout = wait::timeout(timeout)?;
         let dtype = parse_dtype(dtype)?;
         let gpu = if on_stream { sender.open.gpu(py)?.cloned() } else { None };
-        let is_closed = || self.closed();
-        let loan = wait::for_turn(py, "publisher", timeout, is_closed, |wait| {
+        let loan = self.inner.for_turn(py, timeout, |wait| {
             let mut loan = sender.publisher.loan(dtype, &shape, wait)?;
             loan.header(header)?;
             Ok(loan)
         })?;
         let owner = Owner::of_loan(loan, sender.open.topic.clone(), gpu.as_deref());
-        Ok(Loan { owner: Mutex::new(Some(owner)), topic: self.topic.clone(), sender: Handle::new(sender) })
+        Ok(Loan { owner: Closable::new("loan", owner), topic: self.topic.clone(), sender: Handle::new("loan", sender) })
     }
 
     /// The number in this process of the GPU whose streams publish; `None` for host memory.
     fn ordinal(&self, py: Python<'_>) -> PyResult<Option<u32>> {
-        let sender = self.inner.get(py, "publisher")?;
+        let sender = self.inner.get(py)?;
         Ok(sender.open.gpu(py)?.map(|gpu| gpu.context().device().ordinal()))
     }
 
     /// How many samples were published.
     fn published(&self, py: Python<'_>) -> PyResult<u64> {
-        Ok(self.inner.get(py, "publisher")?.publisher.published())
+        Ok(self.inner.get(py)?.publisher.published())
     }
 
     /// Whether `close` was called.
@@ -206,20 +198,16 @@ impl Publisher {
 #[pyclass(frozen, module = "partywall._native")]
 pub(crate) struct Loan {
     /// `None` once the loan is published or given back.
-    owner: Mutex<Option<Arc<Owner>>>,
+    owner: Closable<Arc<Owner>>,
     sender: Handle<Arc<Sender>>,
     topic: String,
 }
 
 impl Loan {
-    fn owner(&self, py: Python<'_>) -> PyResult<Arc<Owner>> {
-        let owner = self.owner.lock().ignore_poison().clone();
-        owner.ok_or_else(|| closed(py, "loan"))
-    }
-
     fn take(&self, py: Python<'_>) -> PyResult<partywall::Loan> {
-        let owner = self.owner.lock().ignore_poison().take();
-        py.detach(|| owner.and_then(|owner| owner.take_loan())).ok_or_else(|| closed(py, "loan"))
+        let owner = self.owner.take(py)?;
+        let loan = py.detach(|| owner.take_loan());
+        self.owner.unless_closed(py, loan)
     }
 
     fn with<T: Send>(
@@ -227,9 +215,9 @@ impl Loan {
         py: Python<'_>,
         action: impl FnOnce(&Arc<Owner>, &mut partywall::Loan) -> partywall::Result<T> + Send,
     ) -> PyResult<T> {
-        let owner = self.owner(py)?;
+        let owner = self.owner.get(py)?;
         let result = py.detach(|| owner.with_loan(|loan| action(&owner, loan)));
-        result.ok_or_else(|| closed(py, "loan"))?.or_raise(py)
+        self.owner.unless_closed(py, result)?.or_raise(py)
     }
 }
 
@@ -249,7 +237,7 @@ impl Loan {
     /// Whether a stream publishes it: it is memory of a GPU, or pinned memory that a GPU uses.
     #[getter]
     fn on_gpu(&self, py: Python<'_>) -> PyResult<bool> {
-        Ok(self.owner(py)?.is_on_gpu())
+        Ok(self.owner.get(py)?.is_on_gpu())
     }
 
     /// Declares that the sample is made of another sample.
@@ -260,10 +248,10 @@ impl Loan {
 
     /// Publishes the sample, on a GPU behind the work on a stream.
     fn publish(&self, py: Python<'_>, timeout: Option<f64>, stream: Option<u64>) -> PyResult<u64> {
-        let sender = self.sender.get(py, "loan")?;
+        let sender = self.sender.get(py)?;
         let timeout = wait::timeout(timeout)?;
         // Pinned memory that only the CPU has used is complete.
-        let by_cpu = sender.open.is_pinned() && !self.owner(py)?.is_on_gpu();
+        let by_cpu = sender.open.is_pinned() && !self.owner.get(py)?.is_on_gpu();
         let gpu = if by_cpu { None } else { sender.open.gpu(py)?.cloned() };
         let filled = self.take(py)?.filled();
         let stream = gpu.map(|gpu| Stream::of(gpu, stream));
@@ -275,12 +263,12 @@ impl Loan {
     /// Whether the loan was published or given back.
     #[getter]
     fn closed(&self) -> bool {
-        self.owner.lock().ignore_poison().is_none()
+        self.owner.is_closed()
     }
 
     /// Gives the block back, unless it was published. Calling it again does nothing.
     fn close(&self, py: Python<'_>) {
-        let owner = self.owner.lock().ignore_poison().take();
+        let owner = self.owner.lock().take();
         py.detach(|| drop(owner.and_then(|owner| owner.take_loan())));
         self.sender.close(py);
     }

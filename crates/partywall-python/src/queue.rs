@@ -2,13 +2,14 @@
 
 use std::{sync::Arc, time::Duration};
 
-use partywall::{Access, Domain, Error, Place, QueueOptions, TaskStatus, Unsubmitted, Wait};
+use partywall::{Error, Place, QueueOptions, TaskStatus, Unsubmitted, Wait};
 use pyo3::prelude::*;
 
 use crate::{
-    arguments::{Attempts, Bytes, Cancels, Count, Kind, Name, OwnedKind},
+    arguments::{Attempts, Bytes, Cancels, Count, Kind, Name, Needs},
     attachment::{Attachment, Given},
     build::named_place,
+    domain::Domain,
     errors::{Raise, closed},
     handle::Handle,
     pool::{self, Block, Pool},
@@ -21,17 +22,11 @@ use crate::{
 
 /// A task to be submitted: kind, inputs if there are any, bytes of output, arguments, attempts, and whether it ends
 /// with its submitter.
-type Request<'py, K> = (K, Option<Vec<Given<'py>>>, Count, Bytes<'py>, Attempts, Cancels);
+type Request<'py> = (Kind, Option<Vec<Given<'py>>>, Count, Bytes<'py>, Attempts, Cancels);
 
 /// A listed task: task, status, kind, attempts, maximum of attempts, age in seconds, failures, and the text of the last
 /// worker.
 type Listed = (String, &'static str, String, u8, u8, f64, Vec<(u8, String)>, String);
-
-/// A pool of a queue: blocks, and bytes of each.
-pub(crate) type Blocks = Option<(u32, u64)>;
-
-/// Options of a queue: tasks, inputs, outputs, lease in seconds.
-type Numbers = (Option<u32>, Blocks, Blocks, Option<f64>);
 
 /// Counts of a queue: pending, claimed, enqueued, done, dead, free; completed, returned; free inputs and outputs;
 /// attached segments.
@@ -58,67 +53,18 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// Opens a queue. If numbers are given, creates it if it does not exist.
-    pub(crate) fn open(
-        py: Python<'_>,
-        domain: &Domain,
-        name: &str,
-        (tasks, inputs, outputs, lease): Numbers,
-        (device, access): (Option<&str>, Option<Access>),
-        (kept, shared): (bool, bool),
-        timeout: Option<f64>,
-    ) -> PyResult<Self> {
-        let makes = tasks.is_some() || inputs.is_some() || outputs.is_some();
-        let timeout = wait::creation(timeout, makes)?;
-        let lease = lease.map(|lease| wait::timeout(Some(lease))).transpose()?;
-        let mut options = domain.queue(name).kept(kept).shared(shared);
-        options = tasks.into_iter().fold(options, QueueOptions::tasks);
-        options = inputs.into_iter().fold(options, |options, (blocks, bytes)| options.inputs(blocks, bytes));
-        options = outputs.into_iter().fold(options, |options, (blocks, bytes)| options.outputs(blocks, bytes));
-        options = lease.into_iter().fold(options, QueueOptions::lease);
-        options = access.into_iter().fold(options, QueueOptions::access);
-        options = match named_place(py, device)? {
-            Some(Place::Gpu(uuid)) if !makes => options.device(uuid),
-            Some(place) => options.place(place),
-            None => options,
-        };
-        let queue = wait::in_slices(py, timeout, |slice| {
-            let options = options.clone().timeout(slice);
-            if makes { options.open_or_create() } else { options.open() }
-        })?;
-        let name = queue.name().to_owned();
-        let version = queue.version();
-        let capacity = queue.capacity();
-        let input_bytes = queue.input_bytes();
-        let output_bytes = queue.output_bytes();
-        let lease = queue.lease().map(|lease| lease.as_secs_f64());
-        let place = queue.place().to_string();
-        let inner = Handle::new(Arc::new(queue));
-        Ok(Self { inner, name, version, capacity, input_bytes, output_bytes, lease, place })
-    }
-
-    fn inner(&self, py: Python<'_>) -> PyResult<Arc<partywall::Queue>> {
-        self.inner.get(py, "queue")
-    }
-
     /// Claims a task; `None` if none comes within the timeout.
     pub(crate) fn claim_within(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<ClaimedTask>> {
-        let queue = self.inner(py)?;
+        let queue = self.inner.get(py)?;
         let timeout = wait::timeout(timeout)?;
         // With the GIL: the call takes less time than handing the GIL over.
         if let Some(task) = queue.try_claim().or_raise(py)? {
             return Ok(Some(ClaimedTask::new(queue, task)));
         }
-        let task = wait::for_turn(
-            py,
-            "queue",
-            timeout,
-            || self.closed(),
-            |wait| match queue.claim(wait) {
-                Err(Error::Timeout { .. }) => Ok(None),
-                claimed => claimed.map(Some),
-            },
-        )?;
+        let task = self.inner.for_turn(py, timeout, |wait| match queue.claim(wait) {
+            Err(Error::Timeout { .. }) => Ok(None),
+            claimed => claimed.map(Some),
+        })?;
         Ok(task.map(|task| ClaimedTask::new(queue, task)))
     }
 
@@ -134,8 +80,7 @@ impl Queue {
     ) -> (Vec<Ticket>, Option<PyErr>) {
         let mut refused = None;
         let mut submitted = Vec::new();
-        let closed = || self.closed();
-        let waited = wait::for_turn(py, "queue", timeout, closed, |wait| {
+        let waited = self.inner.for_turn(py, timeout, |wait| {
             submitted = submit(tasks, wait).unwrap_or_else(|unsubmitted| {
                 let Unsubmitted { error, tasks, submitted } = *unsubmitted;
                 refused = Some((error, tasks));
@@ -163,15 +108,15 @@ struct Tasks<'py> {
 
 impl<'py> Tasks<'py> {
     /// Takes the blocks of all requests, or of none.
-    fn of<K: AsRef<str>>(
+    fn of(
         py: Python<'py>,
         queue: &partywall::Queue,
-        requests: impl IntoIterator<Item = Request<'py, K>>,
+        requests: impl IntoIterator<Item = Request<'py>>,
     ) -> PyResult<Self> {
         let mut all = Self { tasks: Vec::new(), handles: Vec::new() };
-        for (kind, inputs, Count(output), Bytes(arguments), Attempts(attempts), Cancels(cancels)) in requests {
+        for (Kind(kind), inputs, Count(output), Bytes(arguments), Attempts(attempts), Cancels(cancels)) in requests {
             let arguments = arguments.as_bytes();
-            let task = partywall::Task::new(kind.as_ref()).arguments(arguments).output(output).max_attempts(attempts);
+            let task = partywall::Task::new(&kind).arguments(arguments).output(output).max_attempts(attempts);
             let mut task = task.cancel_with_submitter(cancels);
             let mut failed = None;
             for input in inputs.into_iter().flatten() {
@@ -215,17 +160,63 @@ impl<'py> Tasks<'py> {
 
 #[pymethods]
 impl Queue {
+    /// Opens a queue. If numbers are given, creates it if it does not exist.
+    #[staticmethod]
+    #[pyo3(signature = (domain, name, tasks, inputs, outputs, lease, device, access, *, kept, shared, timeout))]
+    fn open(
+        py: Python<'_>,
+        domain: &Domain,
+        name: Name,
+        tasks: Option<u32>,
+        inputs: Option<(u32, u64)>,
+        outputs: Option<(u32, u64)>,
+        lease: Option<f64>,
+        device: Option<&str>,
+        access: Option<Needs>,
+        kept: bool,
+        shared: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Self> {
+        let domain = domain.get(py)?;
+        let makes = tasks.is_some() || inputs.is_some() || outputs.is_some();
+        let timeout = wait::creation(timeout, makes)?;
+        let lease = lease.map(|lease| wait::timeout(Some(lease))).transpose()?;
+        let mut options = domain.queue(&name.0).kept(kept).shared(shared);
+        options = tasks.into_iter().fold(options, QueueOptions::tasks);
+        options = inputs.into_iter().fold(options, |options, (blocks, bytes)| options.inputs(blocks, bytes));
+        options = outputs.into_iter().fold(options, |options, (blocks, bytes)| options.outputs(blocks, bytes));
+        options = lease.into_iter().fold(options, QueueOptions::lease);
+        options = access.into_iter().fold(options, |options, Needs(access)| options.access(access));
+        options = match named_place(py, device)? {
+            Some(Place::Gpu(uuid)) if !makes => options.device(uuid),
+            Some(place) => options.place(place),
+            None => options,
+        };
+        let queue = wait::in_slices(py, timeout, |slice| {
+            let options = options.clone().timeout(slice);
+            if makes { options.open_or_create() } else { options.open() }
+        })?;
+        let name = queue.name().to_owned();
+        let version = queue.version();
+        let capacity = queue.capacity();
+        let input_bytes = queue.input_bytes();
+        let output_bytes = queue.output_bytes();
+        let lease = queue.lease().map(|lease| lease.as_secs_f64());
+        let place = queue.place().to_string();
+        let inner = Handle::new("queue", Arc::new(queue));
+        Ok(Self { inner, name, version, capacity, input_bytes, output_bytes, lease, place })
+    }
+
     /// The pool of input blocks.
     fn inputs(&self, py: Python<'_>) -> PyResult<Pool> {
-        Ok(Pool::new(pool::Open::Inputs(self.inner(py)?)))
+        Ok(Pool::new(pool::Open::Inputs(self.inner.get(py)?)))
     }
 
     /// Submits a task. With a stream, that stream completes the inputs. Blocks of a refused task stay the caller's.
-    #[allow(clippy::too_many_arguments, reason = "a tuple of them would be made for each task")]
     fn submit(
         &self,
         py: Python<'_>,
-        kind: Kind<'_>,
+        kind: Kind,
         inputs: Option<Vec<Given<'_>>>,
         output: Count,
         args: Bytes<'_>,
@@ -234,7 +225,7 @@ impl Queue {
         stream: Option<(String, Option<u64>)>,
         timeout: Option<f64>,
     ) -> PyResult<Ticket> {
-        let queue = self.inner(py)?;
+        let queue = self.inner.get(py)?;
         let timeout = wait::timeout(timeout)?;
         let stream = stream.map(|(device, handle)| Stream::find(py, queue.domain(), &device, handle)).transpose()?;
         let mut tasks = Tasks::of(py, &queue, [(kind, inputs, output, args, max_attempts, on_death)])?;
@@ -268,10 +259,10 @@ impl Queue {
     fn submit_all(
         &self,
         py: Python<'_>,
-        tasks: Vec<Request<'_, OwnedKind>>,
+        tasks: Vec<Request<'_>>,
         timeout: Option<f64>,
     ) -> PyResult<(Vec<Ticket>, Option<Py<PyAny>>)> {
-        let queue = self.inner(py)?;
+        let queue = self.inner.get(py)?;
         let timeout = wait::timeout(timeout)?;
         let tasks = Tasks::of(py, &queue, tasks)?;
         let (tickets, error) = self.submit_by(py, &queue, tasks, timeout, |tasks, wait| queue.submit_all(tasks, wait));
@@ -280,21 +271,21 @@ impl Queue {
 
     /// Claims a task, and waits for one.
     fn claim(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<ClaimedTask> {
-        let queue = self.inner(py)?;
+        let queue = self.inner.get(py)?;
         let timeout = wait::timeout(timeout)?;
         // As in `claim_within`.
         let task = match queue.try_claim().or_raise(py)? {
             Some(task) => task,
-            None => wait::for_turn(py, "queue", timeout, || self.closed(), |wait| queue.claim(wait))?,
+            None => self.inner.for_turn(py, timeout, |wait| queue.claim(wait))?,
         };
         Ok(ClaimedTask::new(queue, task))
     }
 
     /// Claims up to `most` tasks, and waits for the first.
     fn claim_all(&self, py: Python<'_>, most: usize, timeout: Option<f64>) -> PyResult<Vec<ClaimedTask>> {
-        let queue = self.inner(py)?;
+        let queue = self.inner.get(py)?;
         let timeout = wait::timeout(timeout)?;
-        let tasks = wait::for_turn(py, "queue", timeout, || self.closed(), |wait| queue.claim_all(most, wait))?;
+        let tasks = self.inner.for_turn(py, timeout, |wait| queue.claim_all(most, wait))?;
         Ok(tasks.into_iter().map(|task| ClaimedTask::new(queue.clone(), task)).collect())
     }
 
@@ -305,47 +296,47 @@ impl Queue {
 
     /// The ticket of a task that any process has submitted.
     fn ticket(&self, py: Python<'_>, task: &str) -> PyResult<Ticket> {
-        let queue = self.inner(py)?;
+        let queue = self.inner.get(py)?;
         let ticket = task.parse().and_then(|task| queue.ticket(&task)).or_raise(py)?;
         Ok(Ticket::new(queue, ticket))
     }
 
     /// Has the queue hold a segment, so that tasks can name parts of it.
     fn attach(&self, py: Python<'_>, segment: &Segment) -> PyResult<Attachment> {
-        let queue = self.inner(py)?;
+        let queue = self.inner.get(py)?;
         segment.with(py, |_, segment| Attachment::new(&queue, segment))
     }
 
     /// As `attach`, of a name or `NAME@V`.
-    fn attach_name(&self, py: Python<'_>, name: Name<'_>) -> PyResult<Attachment> {
-        let queue = self.inner(py)?;
-        let attach = || Attachment::new(&queue, &queue.domain().opener(name.0).open()?);
+    fn attach_name(&self, py: Python<'_>, name: Name) -> PyResult<Attachment> {
+        let queue = self.inner.get(py)?;
+        let attach = || Attachment::new(&queue, &queue.domain().opener(&name.0).open()?);
         py.detach(attach).or_raise(py)
     }
 
     /// Ends an attachment, once no task names it.
     fn detach(&self, py: Python<'_>, attachment: &Attachment, timeout: Option<f64>) -> PyResult<()> {
-        let queue = self.inner(py)?;
+        let queue = self.inner.get(py)?;
         let attachment = attachment.attachment(py)?;
         let timeout = wait::timeout(timeout)?;
-        wait::for_turn(py, "queue", timeout, || self.closed(), |wait| queue.detach(&attachment, wait))
+        self.inner.for_turn(py, timeout, |wait| queue.detach(&attachment, wait))
     }
 
     /// Makes a dead letter pending again.
     fn retry(&self, py: Python<'_>, task: &str) -> PyResult<()> {
-        let queue = self.inner(py)?;
+        let queue = self.inner.get(py)?;
         task.parse().and_then(|task| queue.retry(&task)).or_raise(py)
     }
 
     /// Drops a result or a dead letter.
     fn purge(&self, py: Python<'_>, task: &str) -> PyResult<()> {
-        let queue = self.inner(py)?;
+        let queue = self.inner.get(py)?;
         task.parse().and_then(|task| queue.purge(&task)).or_raise(py)
     }
 
     /// Lists the tasks in the queue, in the form of Python's `TaskInfo`.
     fn tasks(&self, py: Python<'_>, most: usize, status: Option<&str>) -> PyResult<Vec<Listed>> {
-        let queue = self.inner(py)?;
+        let queue = self.inner.get(py)?;
         let is_asked = |of: TaskStatus| status.is_none_or(|status| of.name() == status);
         let tasks = py.detach(|| queue.tasks(most, is_asked));
         let row = |info: partywall::TaskInfo| {
@@ -359,7 +350,7 @@ impl Queue {
 
     /// Counts the tasks, blocks and segments of the queue.
     fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
-        let queue = self.inner(py)?;
+        let queue = self.inner.get(py)?;
         let s = py.detach(|| queue.stats());
         let totals = (s.completed, s.returned);
         Ok((
@@ -379,13 +370,13 @@ impl Queue {
 
     /// Waits until the queue is removed. Returns the notice as for a segment.
     fn wait_withdrawn(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Notice>> {
-        let notice = self.inner.wait(py, "queue", timeout, |queue, slice| queue.wait_withdrawn(slice))?;
+        let notice = self.inner.wait(py, timeout, |queue, slice| queue.wait_withdrawn(slice))?;
         Ok(notice.map(segment::notice))
     }
 
     /// Raises if the queue is stale.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
-        self.inner(py)?.check().or_raise(py)
+        self.inner.get(py)?.check().or_raise(py)
     }
 
     /// Whether `close` was called.

@@ -6,7 +6,11 @@
 use std::{
     cell::Cell,
     collections::BTreeMap,
-    sync::mpsc::{self, Receiver, RecvTimeoutError, Sender},
+    ops::Deref,
+    sync::{
+        Arc,
+        mpsc::{self, Receiver, RecvTimeoutError, Sender},
+    },
     time::{Duration, Instant},
 };
 
@@ -49,6 +53,36 @@ pub(crate) fn later(job: impl FnOnce() + Send + 'static) {
     // If the thread cannot be started, the caller runs the job.
     if let Some(job) = send(None, Box::new(job)) {
         job();
+    }
+}
+
+/// A shared object whose last reference the thread drops. Other references do not wake the thread.
+pub(crate) struct Late<T: Send + Sync + 'static>(Option<Arc<T>>);
+
+impl<T: Send + Sync + 'static> Late<T> {
+    pub(crate) fn new(shared: Arc<T>) -> Self {
+        Self(Some(shared))
+    }
+
+    /// Returns the reference, which the caller drops.
+    pub(crate) fn into_inner(mut self) -> Option<Arc<T>> {
+        self.0.take()
+    }
+}
+
+impl<T: Send + Sync + 'static> Deref for Late<T> {
+    type Target = Arc<T>;
+
+    fn deref(&self) -> &Arc<T> {
+        self.0.as_ref().expect("it is there until it is dropped")
+    }
+}
+
+impl<T: Send + Sync + 'static> Drop for Late<T> {
+    fn drop(&mut self) {
+        if let Some(last) = self.0.take().and_then(Arc::into_inner) {
+            later(move || drop(last));
+        }
     }
 }
 

@@ -4,12 +4,11 @@
 //! is done for a sample.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, OnceLock},
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
 use partywall::{Error, Place, error::Busy};
-use partywall_os::lock::IgnorePoison;
 use pyo3::{
     exceptions::{PyTypeError, PyValueError},
     prelude::*,
@@ -17,11 +16,14 @@ use pyo3::{
 };
 
 use crate::{
+    arguments::Optional,
     errors::{Never, Raise, closed, exception},
     exported::{Export, Exported},
-    owner::{Owner, drop_later},
+    handle::Closable,
+    owner::Owner,
+    reaper::Late,
     stream::{self, Stream},
-    tensor::{Lengths, Tensor},
+    tensor::{Lengths, Tensor, signed},
     topic::Open,
     wait,
 };
@@ -34,7 +36,7 @@ use crate::{
 #[pyclass(frozen, extends = Exported, module = "partywall", weakref)]
 pub(crate) struct Sample {
     /// `None` once the sample was released.
-    held: Mutex<Option<Held>>,
+    held: Closable<Held>,
     /// The topic's name.
     topic: Arc<str>,
     /// The address, once the sample is complete or a stream waits until it is.
@@ -82,31 +84,23 @@ impl Sample {
             publisher: sample.publisher(),
             missed: sample.missed(),
             topic: open.name.clone(),
-            held: Mutex::new(Some(Held { owner, open })),
+            held: Closable::new("sample", Held { owner, open }),
         };
         this.into_object(py)
     }
 
     /// Returns the owner and the sample.
     pub(crate) fn get(&self, py: Python<'_>) -> PyResult<(Arc<Owner>, Arc<partywall::Sample>)> {
-        let Held { owner, .. } = self.held(py)?;
-        let sample = owner.sample().ok_or_else(|| closed(py, "sample"))?;
+        let Held { owner, .. } = self.held.get(py)?;
+        let sample = self.held.unless_closed(py, owner.sample())?;
         Ok((owner, sample))
     }
 
     /// Takes the owner: from now on this object does not hold the sample.
     pub(crate) fn take(&self) -> Option<Arc<Owner>> {
-        let Held { owner, open } = self.lock().take()?;
-        drop_later(open.topic);
+        let Held { owner, open } = self.held.lock().take()?;
+        drop(Late::new(open.topic));
         Some(owner)
-    }
-
-    fn held(&self, py: Python<'_>) -> PyResult<Held> {
-        self.lock().clone().ok_or_else(|| closed(py, "sample"))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Held>> {
-        self.held.lock().ignore_poison()
     }
 
     /// Returns the address of a complete sample.
@@ -134,8 +128,8 @@ impl Sample {
     }
 
     /// Returns a stream of the sample's GPU that Python names; `None` for host memory.
-    fn named(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Stream>> {
-        let open = self.held(py)?.open;
+    fn named(&self, py: Python<'_>, stream: Optional<'_, '_>) -> PyResult<Option<Stream>> {
+        let open = self.held.get(py)?.open;
         let Some(gpu) = open.gpu(py)? else { return Ok(None) };
         let raw = stream::named(py, stream, gpu.context().device().ordinal() as i32)?;
         Ok(Some(Stream::of(gpu.clone(), Some(raw.0))))
@@ -145,7 +139,7 @@ impl Sample {
     pub(crate) fn complete(&self, py: Python<'_>, timeout: Duration) -> PyResult<()> {
         let (owner, sample) = self.get(py)?;
         // Samples in host memory are complete. `wait` reports a failed sample that this one is made of.
-        if self.held(py)?.open.topic.place() == Place::Host {
+        if self.held.get(py)?.open.topic.place() == Place::Host {
             return sample.wait(Duration::ZERO).or_raise(py);
         }
         wait::in_slices(py, timeout, |slice| {
@@ -184,8 +178,7 @@ impl Sample {
     /// Its shape.
     #[getter]
     fn shape(&self) -> Lengths {
-        // A dimension is less than 2⁶³.
-        Lengths(self.shape.iter().map(|extent| *extent as i64).collect())
+        Lengths(signed(&self.shape))
     }
 
     /// The topic's name.
@@ -232,7 +225,7 @@ impl Sample {
     /// If the publisher dies before that, the stream goes on: call `check` before you use results. Load kernels, launch
     /// them once and allocate memory before this call: behind a wait, CUDA may block until the wait ends.
     #[pyo3(signature = (stream = None))]
-    fn wait_on(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+    fn wait_on(&self, py: Python<'_>, stream: Optional<'_, '_>) -> PyResult<()> {
         let (owner, sample) = self.get(py)?;
         let Some(stream) = self.named(py, stream)? else {
             return Err(PyValueError::new_err("samples in host memory are waited for by hosts: wait()"));
@@ -258,13 +251,8 @@ impl Sample {
     /// `stream` and `device` as for a `Timeline`, but without a `device` it is the sample's own GPU. If arrays of the sample
     /// are in use, the last of them releases it.
     #[pyo3(signature = (stream = None, *, device = None))]
-    fn release_on(
-        &self,
-        py: Python<'_>,
-        stream: Option<&Bound<'_, PyAny>>,
-        device: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<()> {
-        let open = self.held(py)?.open;
+    fn release_on(&self, py: Python<'_>, stream: Optional<'_, '_>, device: Optional<'_, '_>) -> PyResult<()> {
+        let open = self.held.get(py)?.open;
         let own = if device.is_none() { self.named(py, stream)? } else { None };
         let stream = match own {
             Some(own) => own,
@@ -275,16 +263,15 @@ impl Sample {
         let Some((sample, subscriber)) = Owner::into_sample(owner) else { return Ok(()) };
         match py.detach(|| sample.release_on(stream.borrow())) {
             Ok(()) => {
-                drop_later(subscriber);
-                drop_later(open.topic);
+                drop(Late::new(open.topic));
                 Ok(())
             }
             Err(unreleased) => {
-                let owner = Owner::of_sample(*unreleased.sample, open.topic.place(), subscriber);
+                let owner = Owner::of_sample(*unreleased.sample, open.topic.place(), subscriber.clone());
                 if let (Some(stream), Some(gpu)) = (on_stream, open.gpu(py)?) {
                     owner.note_stream(gpu, stream);
                 }
-                *self.lock() = Some(Held { owner, open });
+                *self.held.lock() = Some(Held { owner, open });
                 Err(unreleased.error).or_raise(py)
             }
         }
@@ -293,14 +280,18 @@ impl Sample {
     /// Whether the sample was released.
     #[getter]
     fn closed(&self) -> bool {
-        self.lock().is_none()
+        self.held.is_closed()
     }
 
     /// Releases the sample. If arrays of it are in use, the last of them releases it. Calling it again does nothing.
     fn close(&self, py: Python<'_>) {
-        let held = self.lock().take();
-        // Drops the topic before this returns, too: the subscriber may be closed already.
-        py.detach(|| held.map(|Held { owner, open }| drop((owner.into_sample(), open))));
+        let held = self.held.lock().take();
+        py.detach(|| {
+            let Some(Held { owner, open }) = held else { return };
+            // Drops the topic before this returns, too: the subscriber may be closed already.
+            let last = owner.into_sample().map(|(sample, subscriber)| (sample, subscriber.into_inner()));
+            drop((last, open));
+        });
     }
 
     fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
@@ -310,9 +301,9 @@ impl Sample {
     fn __exit__(
         &self,
         py: Python<'_>,
-        _kind: Option<&Bound<'_, PyAny>>,
-        _raised: Option<&Bound<'_, PyAny>>,
-        _traceback: Option<&Bound<'_, PyAny>>,
+        _kind: Optional<'_, '_>,
+        _raised: Optional<'_, '_>,
+        _traceback: Optional<'_, '_>,
     ) {
         self.close(py);
     }

@@ -11,10 +11,10 @@ use partywall_os::lock::IgnorePoison;
 use pyo3::{exceptions::PyValueError, prelude::*};
 
 use crate::{
-    arguments::{Name, Needs, TensorName},
+    arguments::{Name, Needs, Optional, TensorName},
     build::{Build, Planned, place, typed},
-    errors::{Raise, cannot_grow_here, closed},
-    handle::Handle,
+    errors::{Raise, cannot_grow_here},
+    handle::{Closable, Handle},
     owner::{Owner, drain},
     stream::{self, Stream},
     tensor::Tensor,
@@ -32,7 +32,7 @@ pub(crate) fn notice(notice: partywall::info::Notice) -> Notice {
 /// An open version of a name, which holds a lease on it.
 #[pyclass(frozen, module = "partywall._native")]
 pub(crate) struct Segment {
-    owner: Mutex<Option<Arc<Owner>>>,
+    owner: Closable<Arc<Owner>>,
     #[pyo3(get)]
     name: String,
     facts: Mutex<Facts>,
@@ -64,8 +64,8 @@ impl Facts {
 
 impl Segment {
     pub(crate) fn opened(segment: partywall::Segment) -> Self {
-        let unowned = Self::unowned(&segment);
-        Self { owner: Mutex::new(Some(Owner::of_segment(segment))), ..unowned }
+        let segment = Arc::new(segment);
+        Self::new(&segment, Owner::of_segment(segment.clone()))
     }
 
     pub(crate) fn committed(segment: partywall::Segment) -> Self {
@@ -74,13 +74,13 @@ impl Segment {
 
     /// Returns the segment of a build that was committed; `None` for any other owner.
     pub(crate) fn of(owner: Arc<Owner>) -> Option<Self> {
-        let unowned = Self::unowned(&*owner.segment()?);
-        Some(Self { owner: Mutex::new(Some(owner)), committed: true, ..unowned })
+        let segment = owner.segment()?;
+        Some(Self { committed: true, ..Self::new(&segment, owner) })
     }
 
-    fn unowned(segment: &partywall::Segment) -> Self {
+    fn new(segment: &partywall::Segment, owner: Arc<Owner>) -> Self {
         Self {
-            owner: Mutex::new(None),
+            owner: Closable::new("segment", owner),
             name: segment.name().to_owned(),
             facts: Mutex::new(Facts::of(segment)),
             place: segment.place(),
@@ -96,18 +96,13 @@ impl Segment {
 
     /// Takes the owner, to close the segment.
     fn take_closed(&self) -> Option<Arc<Owner>> {
-        let owner = self.owner.lock().ignore_poison().take();
+        let owner = self.owner.lock().take();
         owner.inspect(|owner| owner.note_closed())
     }
 
     /// Takes the owner, which then decides when the segment ends. Dropping it leaves the name.
-    pub(crate) fn take(&self) -> Option<Arc<Owner>> {
-        self.owner.lock().ignore_poison().take()
-    }
-
-    /// Returns the owner, unless the segment is closed.
-    fn open(&self) -> Option<Arc<Owner>> {
-        self.owner.lock().ignore_poison().clone()
+    pub(crate) fn take(&self, py: Python<'_>) -> PyResult<Arc<Owner>> {
+        self.owner.take(py)
     }
 
     /// Calls `action` with the segment, which stays open meanwhile.
@@ -116,16 +111,16 @@ impl Segment {
         py: Python<'_>,
         action: impl FnOnce(&Arc<Owner>, &Arc<partywall::Segment>) -> partywall::Result<T> + Send,
     ) -> PyResult<T> {
-        let owner = self.open().ok_or_else(|| closed(py, "segment"))?;
+        let owner = self.owner.get(py)?;
         let result = py.detach(|| owner.segment().map(|segment| action(&owner, &segment)));
-        result.ok_or_else(|| closed(py, "segment"))?.or_raise(py)
+        self.owner.unless_closed(py, result)?.or_raise(py)
     }
 
     /// Returns the stream that copies this segment: that of the GPU that `at` finds, else of the domain's GPU.
     pub(crate) fn copying(
         &self,
         py: Python<'_>,
-        stream: Option<&Bound<'_, PyAny>>,
+        stream: Optional<'_, '_>,
         at: impl FnOnce(&partywall::Segment) -> Option<DeviceUuid> + Send,
     ) -> PyResult<Stream> {
         let gpu = self.with(py, |_, segment| match at(segment) {
@@ -143,13 +138,10 @@ impl Segment {
         timeout: Option<f64>,
         attempt: impl Fn(&partywall::Segment, Duration) -> partywall::Result<T> + Sync,
     ) -> PyResult<T> {
-        let waited = wait::in_slices(py, wait::timeout(timeout)?, |slice| {
-            // Looked up again for each slice, so that a wait keeps the segment open for one slice at most.
-            let owner = self.open();
-            let segment = owner.as_ref().and_then(|owner| owner.segment());
-            segment.map(|segment| attempt(&segment, slice)).transpose()
-        });
-        waited?.ok_or_else(|| closed(py, "segment"))
+        let waited = self
+            .owner
+            .wait(py, timeout, |owner, slice| owner.segment().map(|segment| attempt(&segment, slice)).transpose());
+        self.owner.unless_closed(py, waited?)
     }
 
     fn refreshed(&self, py: Python<'_>, refreshed: Refreshed) -> PyResult<bool> {
@@ -227,8 +219,8 @@ impl Segment {
     }
 
     /// The tensor of this name.
-    fn tensor(&self, py: Python<'_>, name: TensorName<'_>) -> PyResult<Tensor> {
-        self.with(py, |owner, segment| Tensor::of_segment(owner, &segment.tensor(name.0)?))
+    fn tensor(&self, py: Python<'_>, name: TensorName) -> PyResult<Tensor> {
+        self.with(py, |owner, segment| Tensor::of_segment(owner, &segment.tensor(&name.0)?))
     }
 
     /// Grows a version that this process committed: the last tensor to `length` along its first dimension, and by
@@ -278,9 +270,8 @@ impl Segment {
     fn newer(&self, py: Python<'_>, version: Option<u64>, timeout: Option<f64>) -> PyResult<Option<Self>> {
         // Dropped in the reverse order: a thread that has a segment also has its owner.
         let (_owner, segment) = self.with(py, |owner, segment| Ok((owner.clone(), segment.clone())))?;
-        let is_closed = || self.open().is_none();
         let timeout = wait::timeout(timeout)?;
-        let found = wait::for_turn(py, "segment", timeout, is_closed, |wait| segment.newer(version, wait))?;
+        let found = self.owner.for_turn(py, timeout, |wait| segment.newer(version, wait))?;
         Ok(found.map(Self::opened))
     }
 
@@ -302,7 +293,7 @@ impl Segment {
             streams.iter().map(named).collect::<PyResult<Vec<_>>>()
         };
         let streams = gpu.map_or_else(|| Ok(Vec::new()), of_gpu)?;
-        let other = next.take_closed().ok_or_else(|| closed(py, "segment"))?;
+        let other = self.owner.unless_closed(py, next.take_closed())?;
         let used = || PyValueError::new_err("tensors of the other version are used: drop them before the advance");
         let advanced = py.detach(|| {
             let other = other.into_segment()?;
@@ -322,7 +313,7 @@ impl Segment {
         self.with(py, |owner, segment| {
             let pinned = partywall::Pinned::new(segment.clone(), segment.domain().gpu(uuid)?)?;
             let nbytes = pinned.bytes();
-            Ok(Pinned { held: Handle::new(Held { pinned, _owner: owner.clone() }), nbytes })
+            Ok(Pinned { held: Handle::new("pinned memory", Held { pinned, _owner: owner.clone() }), nbytes })
         })
     }
 
@@ -330,16 +321,16 @@ impl Segment {
     fn to(
         &self,
         py: Python<'_>,
-        name: Name<'_>,
+        name: Name,
         device: &str,
         access: Option<Needs>,
-        stream: Option<&Bound<'_, PyAny>>,
+        stream: Optional<'_, '_>,
     ) -> PyResult<Build> {
-        Build::copy(py, self, name.0, (device, access), stream)
+        Build::copy(py, self, &name.0, (device, access), stream)
     }
 
     /// Enqueues a copy of all tensors of a segment, which has the same. This segment is open for writing.
-    fn copy_from(&self, py: Python<'_>, source: &Self, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+    fn copy_from(&self, py: Python<'_>, source: &Self, stream: Optional<'_, '_>) -> PyResult<()> {
         let at = self.with(py, |_, segment| Ok(segment.gpu().map(Gpu::uuid)))?;
         let stream = source.copying(py, stream, |segment| at.or(segment.gpu().map(Gpu::uuid)))?;
         let (owner, target) = self.with(py, |owner, segment| Ok((owner.clone(), segment.clone())))?;
@@ -353,7 +344,7 @@ impl Segment {
     /// Whether `close` was called.
     #[getter]
     fn closed(&self) -> bool {
-        self.owner.lock().ignore_poison().is_none()
+        self.owner.is_closed()
     }
 
     /// Releases the lease once no tensor of the segment is in use, and removes the name if this object committed it.
@@ -395,7 +386,7 @@ impl Pinned {
         let Some(held) = self.held.lock().take() else { return Ok(()) };
         let context = held.pinned.gpu().context().clone();
         // If a signal ends the wait, the reaper unregisters the memory.
-        let held = Handle::new(held);
+        let held = Handle::new("pinned memory", held);
         if drain(py, &context)? {
             held.close(py);
         }
@@ -405,6 +396,6 @@ impl Pinned {
     /// Closes as `close` does, but leaves all waiting to the reaper.
     fn close_later(&self) {
         let held = self.held.lock().take();
-        drop(held.map(Handle::new));
+        drop(held.map(|held| Handle::new("pinned memory", held)));
     }
 }

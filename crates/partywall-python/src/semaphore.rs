@@ -5,7 +5,7 @@ use std::sync::Arc;
 use partywall::{Error, error::Gone};
 use pyo3::prelude::*;
 
-use crate::{errors::Raise, handle::Handle, stream::Stream, wait};
+use crate::{arguments::Name, domain::Domain, errors::Raise, handle::Handle, stream::Stream, wait};
 
 /// An open semaphore.
 #[pyclass(frozen, module = "partywall._native")]
@@ -18,37 +18,39 @@ pub(crate) struct Semaphore {
 }
 
 impl Semaphore {
-    pub(crate) fn new(semaphore: partywall::Semaphore) -> Self {
-        let name = semaphore.name().to_owned();
-        let maximum = semaphore.maximum();
-        Self { inner: Handle::new(Arc::new(semaphore)), name, maximum }
-    }
-
-    fn inner(&self, py: Python<'_>) -> PyResult<Arc<partywall::Semaphore>> {
-        self.inner.get(py, "semaphore")
-    }
-
     fn permit(semaphore: Arc<partywall::Semaphore>, permit: partywall::Permit) -> Permit {
         let name = semaphore.name().to_owned();
-        Permit { held: Handle::new(Held { permit, semaphore }), name }
+        Permit { held: Handle::new("permit", Held { permit, semaphore }), name }
     }
 }
 
 #[pymethods]
 impl Semaphore {
+    /// Opens a semaphore.
+    #[staticmethod]
+    fn open(py: Python<'_>, domain: &Domain, name: Name, maximum: u32, shared: bool) -> PyResult<Self> {
+        let options = domain.get(py)?.semaphore_options(&name.0, maximum).shared(shared);
+        let semaphore = py.detach(|| options.open()).or_raise(py)?;
+        let name = semaphore.name().to_owned();
+        let maximum = semaphore.maximum();
+        Ok(Self { inner: Handle::new("semaphore", Arc::new(semaphore)), name, maximum })
+    }
+
     /// Acquires a permit, and waits for one. Returns `None` once `stop`, which is polled, says so.
-    #[pyo3(signature = (timeout, stop))]
     fn acquire(&self, py: Python<'_>, timeout: Option<f64>, stop: Option<Py<PyAny>>) -> PyResult<Option<Permit>> {
-        let semaphore = self.inner(py)?;
+        let semaphore = self.inner.get(py)?;
         let timeout = wait::timeout(timeout)?;
-        let acquired =
-            wait::until(py, "semaphore", timeout, || self.closed(), stop.as_ref(), |wait| semaphore.acquire(wait))?;
+        let is_over = |py: Python<'_>| {
+            self.inner.check(py)?;
+            stop.as_ref().map_or(Ok(false), |stop| stop.bind(py).call0()?.is_truthy())
+        };
+        let acquired = wait::until(py, timeout, is_over, |wait| semaphore.acquire(wait))?;
         Ok(acquired.map(|permit| Self::permit(semaphore, permit)))
     }
 
     /// Acquires a permit if one is free and no thread waits for one.
     fn try_acquire(&self, py: Python<'_>) -> PyResult<Option<Permit>> {
-        let semaphore = self.inner(py)?;
+        let semaphore = self.inner.get(py)?;
         let acquired = semaphore.try_acquire().or_raise(py)?;
         Ok(acquired.map(|permit| Self::permit(semaphore, permit)))
     }
@@ -56,13 +58,13 @@ impl Semaphore {
     /// How many permits are free.
     #[getter]
     fn available(&self, py: Python<'_>) -> PyResult<u32> {
-        Ok(self.inner(py)?.available())
+        Ok(self.inner.get(py)?.available())
     }
 
     /// How many threads wait, in all processes.
     #[getter]
     fn waiting(&self, py: Python<'_>) -> PyResult<u32> {
-        Ok(self.inner(py)?.waiting())
+        Ok(self.inner.get(py)?.waiting())
     }
 
     /// Whether `close` was called.
@@ -111,7 +113,6 @@ impl Permit {
     }
 
     /// Releases the permit when all work that is on a stream now is done.
-    #[pyo3(signature = (device, stream))]
     fn release_on(&self, py: Python<'_>, device: &str, stream: Option<u64>) -> PyResult<()> {
         let semaphore = self.held.lock().as_ref().map(|held| held.semaphore.clone());
         let semaphore = semaphore.ok_or_else(|| self.not_held()).or_raise(py)?;

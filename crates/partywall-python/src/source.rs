@@ -17,12 +17,13 @@ use pyo3::{
 };
 
 use crate::{
+    arguments::Optional,
     dlpack::{self, CPU, CUDA, CUDA_HOST, Device, Exchanged, Managed, ManagedVersioned, Taken, contiguous},
     errors::{Raise, bad_source},
     exchange::Library,
     owner::drain,
     reaper, stream,
-    tensor::Lengths,
+    tensor::{Lengths, signed},
     wait,
 };
 
@@ -69,7 +70,7 @@ impl Source {
     /// Takes a tensor, so that later work on `stream` of its GPU, as Python names it, runs after the library's own
     /// work.
     #[new]
-    fn new(py: Python<'_>, object: &Bound<'_, PyAny>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
+    fn new(py: Python<'_>, object: &Bound<'_, PyAny>, stream: Optional<'_, '_>) -> PyResult<Self> {
         if let Some(source) = Self::of_library(py, object, stream)? {
             return Ok(source);
         }
@@ -111,9 +112,10 @@ impl Source {
     #[getter]
     fn identity(&self) -> Option<(i32, i32, u64, &'static str, Lengths, Lengths)> {
         let Device { device_type, device_id } = self.device;
-        let shape = || Lengths(self.shape.iter().map(|length| *length as i64).collect());
-        let all = || (device_type, device_id, self.address, self.dtype.name(), shape(), Lengths(self.strides.clone()));
-        (self.elements() > 0).then(all)
+        let shape = Lengths(signed(&self.shape));
+        let strides = Lengths(self.strides.clone());
+        let identity = (device_type, device_id, self.address, self.dtype.name(), shape, strides);
+        (self.elements() > 0).then_some(identity)
     }
 
     /// Whether the elements are adjacent in memory.
@@ -127,11 +129,7 @@ impl Source {
 
 impl Source {
     /// Takes a tensor by the library's C interface; `None` if there is none, or if the tensor must be prepared first.
-    fn of_library(
-        py: Python<'_>,
-        object: &Bound<'_, PyAny>,
-        stream: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Option<Self>> {
+    fn of_library(py: Python<'_>, object: &Bound<'_, PyAny>, stream: Optional<'_, '_>) -> PyResult<Option<Self>> {
         let Some(library) = Library::of(&object.get_type()) else { return Ok(None) };
         // SAFETY: it is the library of the object's type.
         let Some(taken) = (unsafe { library.take(object) }) else { return Ok(None) };
@@ -151,7 +149,7 @@ impl Source {
         Self::of_tensor(py, taken, ready, ForeignTensor::Versioned).map(Some)
     }
 
-    fn of_dlpack(py: Python<'_>, object: &Bound<'_, PyAny>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
+    fn of_dlpack(py: Python<'_>, object: &Bound<'_, PyAny>, stream: Optional<'_, '_>) -> PyResult<Self> {
         let (device_type, ordinal): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
         let arguments = PyDict::new(py);
         let mut ready = RawStream::LEGACY_DEFAULT;

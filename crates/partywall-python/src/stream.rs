@@ -9,7 +9,7 @@ use partywall::{
 };
 use pyo3::{exceptions::PyValueError, intern, prelude::*, types::PyInt};
 
-use crate::{build::place, errors::Raise};
+use crate::{arguments::Optional, build::place, errors::Raise};
 
 /// A stream of the primary context of a GPU.
 pub(crate) struct Stream {
@@ -32,8 +32,8 @@ impl Stream {
     pub(crate) fn at(
         py: Python<'_>,
         domain: &Domain,
-        stream: Option<&Bound<'_, PyAny>>,
-        device: Option<&Bound<'_, PyAny>>,
+        stream: Optional<'_, '_>,
+        device: Optional<'_, '_>,
     ) -> PyResult<Self> {
         let place = py.import(intern!(py, "partywall._streams"))?.getattr(intern!(py, "place"))?;
         let (device, handle): (String, Option<u64>) = place.call1((stream, device))?.extract()?;
@@ -65,7 +65,7 @@ impl Stream {
 
 /// Returns the stream that Python names, of the GPU with this number: a handle, or an object that `partywall._streams`
 /// accepts.
-pub(crate) fn named(py: Python<'_>, stream: Option<&Bound<'_, PyAny>>, ordinal: i32) -> PyResult<RawStream> {
+pub(crate) fn named(py: Python<'_>, stream: Optional<'_, '_>, ordinal: i32) -> PyResult<RawStream> {
     let handle: Option<u64> = match stream {
         Some(stream) if stream.is_instance_of::<PyInt>() => Some(stream.extract()?),
         stream => py.import("partywall._streams")?.call_method1("handle", (stream, ordinal))?.extract()?,

@@ -12,8 +12,8 @@ use partywall_os::lock::IgnorePoison;
 use pyo3::prelude::*;
 
 use crate::{
-    errors::{Raise, closed},
-    handle::Handle,
+    errors::Raise,
+    handle::{Closable, Handle},
     owner::Owner,
     reaper,
     sample::Sample,
@@ -24,7 +24,7 @@ use crate::{
 /// A subscriber of a topic.
 #[pyclass(frozen, module = "partywall._native")]
 pub(crate) struct Subscriber {
-    inner: Mutex<Option<Receiver>>,
+    inner: Closable<Receiver>,
     /// Samples that were received by a wait that ended before they were complete, in order. They are received next.
     unfinished: Mutex<VecDeque<Arc<Owner>>>,
     #[pyo3(get)]
@@ -44,12 +44,7 @@ impl Subscriber {
         let topic = subscriber.topic().to_owned();
         let id = subscriber.id();
         let receiver = Receiver { subscriber: Arc::new(subscriber), open };
-        Self { inner: Mutex::new(Some(receiver)), unfinished: Mutex::default(), topic, id }
-    }
-
-    fn inner(&self, py: Python<'_>) -> PyResult<Receiver> {
-        let inner = self.inner.lock().ignore_poison().clone();
-        inner.ok_or_else(|| closed(py, "subscriber"))
+        Self { inner: Closable::new("subscriber", receiver), unfinished: Mutex::default(), topic, id }
     }
 
     fn unfinished(&self) -> MutexGuard<'_, VecDeque<Arc<Owner>>> {
@@ -61,15 +56,14 @@ impl Subscriber {
         if let Some(owner) = self.unfinished().pop_front() {
             return Ok(owner);
         }
-        let closed = || self.closed();
-        let received = wait::for_turn(py, "subscriber", timeout, closed, |wait| receiver.subscriber.recv(wait));
+        let received = self.inner.for_turn(py, timeout, |wait| receiver.subscriber.recv(wait));
         let sample = self.unless_closed(py, received)?;
         Ok(Owner::of_sample(sample, receiver.open.topic.place(), receiver.subscriber.clone()))
     }
 
     /// Replaces an error by `Closed` if the subscriber was closed meanwhile.
     fn unless_closed<T>(&self, py: Python<'_>, outcome: PyResult<T>) -> PyResult<T> {
-        outcome.map_err(|error| if self.closed() { closed(py, "subscriber") } else { error })
+        outcome.map_err(|error| self.inner.check(py).err().unwrap_or(error))
     }
 }
 
@@ -78,7 +72,7 @@ impl Subscriber {
     /// Receives the next sample, and waits for one; with `complete`, also until it is complete. If the wait ends first,
     /// by its timeout or a signal, the next call receives this sample.
     fn recv<'py>(&self, py: Python<'py>, timeout: Option<f64>, complete: bool) -> PyResult<Bound<'py, Sample>> {
-        let receiver = self.inner(py)?;
+        let receiver = self.inner.get(py)?;
         let timeout = wait::timeout(timeout)?;
         let start = Instant::now();
         let owner = self.next(py, &receiver, timeout)?;
@@ -95,7 +89,7 @@ impl Subscriber {
 
     /// Receives the next sample, complete or not, if there is one.
     fn try_recv<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, Sample>>> {
-        let receiver = self.inner(py)?;
+        let receiver = self.inner.get(py)?;
         if let Some(owner) = self.unfinished().pop_front() {
             return Sample::of(py, owner, receiver.open).map(Some);
         }
@@ -113,7 +107,7 @@ impl Subscriber {
     /// The number in this process of the GPU whose streams use the samples; `None` for host memory. Pinned memory is
     /// used on a GPU from then on.
     fn ordinal(&self, py: Python<'_>) -> PyResult<Option<u32>> {
-        Ok(self.inner(py)?.open.gpu(py)?.map(|gpu| gpu.context().device().ordinal()))
+        Ok(self.inner.get(py)?.open.gpu(py)?.map(|gpu| gpu.context().device().ordinal()))
     }
 
     /// Returns the error of a wait that has ended after a number of seconds.
@@ -124,15 +118,15 @@ impl Subscriber {
 
     /// A file descriptor that is readable while there is a sample to receive.
     fn event(&self, py: Python<'_>) -> PyResult<SubscriberEvent> {
-        let receiver = self.inner(py)?;
+        let receiver = self.inner.get(py)?;
         let event = py.detach(|| receiver.subscriber.event()).or_raise(py)?;
-        Ok(SubscriberEvent { event: Handle::new(Arc::new(event)) })
+        Ok(SubscriberEvent { event: Handle::new("event", Arc::new(event)) })
     }
 
     /// Counts the samples that were received, missed, not yet received, and held; then the ages of those received, in
     /// nanoseconds: their number, median, 99th percentile and maximum.
     fn stats(&self, py: Python<'_>) -> PyResult<(u64, u64, u64, u32, [u64; 4])> {
-        let stats = self.inner(py)?.subscriber.stats();
+        let stats = self.inner.get(py)?.subscriber.stats();
         let Ages { count, p50, p99, max, .. } = stats.ages;
         Ok((stats.received, stats.dropped, stats.lag, stats.held, [count, p50, p99, max]))
     }
@@ -140,12 +134,12 @@ impl Subscriber {
     /// Whether `close` was called.
     #[getter]
     fn closed(&self) -> bool {
-        self.inner.lock().ignore_poison().is_none()
+        self.inner.is_closed()
     }
 
     /// Removes the subscriber from the topic. Samples stay. Calling it again does nothing.
     fn close(&self, py: Python<'_>) {
-        let receiver = self.inner.lock().ignore_poison().take();
+        let receiver = self.inner.lock().take();
         let unfinished = std::mem::take(&mut *self.unfinished());
         py.detach(|| {
             if let Some(receiver) = receiver {
@@ -158,7 +152,7 @@ impl Subscriber {
 
 impl Drop for Subscriber {
     fn drop(&mut self) {
-        let receiver = self.inner.get_mut().ignore_poison().take();
+        let receiver = self.inner.lock().take();
         let unfinished = std::mem::take(&mut *self.unfinished());
         if let Some(receiver) = receiver {
             // Detached now, so that publishers do not wait for it. Its samples keep the subscriber, and that keeps the
@@ -179,12 +173,12 @@ pub(crate) struct SubscriberEvent {
 impl SubscriberEvent {
     /// The descriptor, to be polled for reading.
     fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
-        Ok(self.event.get(py, "event")?.as_fd().as_raw_fd())
+        Ok(self.event.get(py)?.as_fd().as_raw_fd())
     }
 
     /// Makes the descriptor unreadable until there is a sample to receive.
     fn clear(&self, py: Python<'_>) -> PyResult<()> {
-        self.event.get(py, "event")?.clear();
+        self.event.get(py)?.clear();
         Ok(())
     }
 

@@ -19,12 +19,12 @@ use pyo3::{
 };
 
 use crate::{
-    arguments::{ElementType, Shape},
+    arguments::{ElementType, Optional, Shape},
     errors::{Never, Raise, unclosed},
     hint::Hinted,
     owner::Owner,
     part::{self, Inputs, Part, TaskBytes},
-    reaper,
+    reaper::{self, Late},
     stream::Stream,
     tensor::Tensor,
     wait,
@@ -62,7 +62,7 @@ pub(crate) struct Claim {
     task: Mutex<Option<partywall::ClaimedTask>>,
     /// The last stream that `wait_inputs_on` ordered behind the inputs.
     stream: Mutex<Option<RawStream>>,
-    pub(crate) queue: Arc<Queue>,
+    pub(crate) queue: Late<Queue>,
 }
 
 impl Claim {
@@ -93,7 +93,7 @@ impl ClaimedTask {
             attempt: task.attempt(),
             max_attempts: task.max_attempts(),
             generation: fork_generation(),
-            claim: Arc::new(Claim { task: Mutex::new(Some(task)), stream: Mutex::default(), queue }),
+            claim: Arc::new(Claim { task: Mutex::new(Some(task)), stream: Mutex::default(), queue: Late::new(queue) }),
         }
     }
 
@@ -139,7 +139,7 @@ impl ClaimedTask {
         });
         let (address, segment) = found.or_raise(py)?;
         let has = self.bytes_of(input);
-        let shape = shape.map_or_else(|| vec![dtype.elements_in(has)], |Shape(lengths)| lengths);
+        let shape = dtype.shape_within(shape, has);
         let of = (self.claim.queue.name(), part::name(input), has);
         let tensor = match input {
             Some(_) => Tensor::of_part(&Part::owner(&self.claim, input, segment), of, address, dtype.0, &shape),
@@ -183,8 +183,8 @@ impl ClaimedTask {
     fn stream(
         &self,
         py: Python<'_>,
-        stream: Option<&Bound<'_, PyAny>>,
-        device: Option<&Bound<'_, PyAny>>,
+        stream: Optional<'_, '_>,
+        device: Optional<'_, '_>,
         instead: &str,
     ) -> PyResult<Stream> {
         if self.claim.queue.place() == Place::Host && stream.is_none() && device.is_none() {
@@ -248,12 +248,7 @@ impl ClaimedTask {
     ///
     /// A stream that takes an input by DLPack waits for it without this call.
     #[pyo3(signature = (stream = None, *, device = None))]
-    fn wait_inputs_on(
-        &self,
-        py: Python<'_>,
-        stream: Option<&Bound<'_, PyAny>>,
-        device: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<()> {
+    fn wait_inputs_on(&self, py: Python<'_>, stream: Optional<'_, '_>, device: Optional<'_, '_>) -> PyResult<()> {
         let stream = self.stream(py, stream, device, "wait_inputs()")?;
         py.detach(|| self.with(|task| task.wait_inputs_on(stream.borrow()))).or_raise(py)?;
         *self.claim.stream.lock().ignore_poison() = Some(stream.id().1);
@@ -270,12 +265,7 @@ impl ClaimedTask {
 
     /// Completes the task when all work that is on a stream now is done. Returns at once.
     #[pyo3(signature = (stream = None, *, device = None))]
-    fn complete_on(
-        &self,
-        py: Python<'_>,
-        stream: Option<&Bound<'_, PyAny>>,
-        device: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<()> {
+    fn complete_on(&self, py: Python<'_>, stream: Optional<'_, '_>, device: Optional<'_, '_>) -> PyResult<()> {
         let stream = self.stream(py, stream, device, "complete()")?;
         let task = self.take(py)?;
         let completed = py.detach(|| task.complete_on(stream.borrow()));
@@ -328,9 +318,9 @@ impl ClaimedTask {
     fn __exit__(
         &self,
         py: Python<'_>,
-        _kind: Option<&Bound<'_, PyAny>>,
-        raised: Option<&Bound<'_, PyAny>>,
-        _traceback: Option<&Bound<'_, PyAny>>,
+        _kind: Optional<'_, '_>,
+        raised: Optional<'_, '_>,
+        _traceback: Optional<'_, '_>,
     ) -> PyResult<()> {
         match raised {
             _ if self.closed() => Ok(()),

@@ -26,7 +26,7 @@ use pyo3::{
 };
 
 use crate::{
-    arguments::ElementType,
+    arguments::{ElementType, Optional},
     build::{Layout, place},
     dlpack::{self, Device, Export, Managed, ManagedVersioned, contiguous, data_type},
     errors::{Never, Raise, no_such_view},
@@ -39,6 +39,7 @@ use crate::{
 
 /// A tensor in shared memory. It keeps its memory alive, and so do all objects made of it.
 #[pyclass(frozen, module = "partywall._native", weakref)]
+#[derive(Clone)]
 pub(crate) struct Tensor {
     owner: Arc<Owner>,
     name: Cow<'static, str>,
@@ -53,65 +54,46 @@ pub(crate) struct Tensor {
 impl Tensor {
     /// Returns a tensor of a segment, which `owner` has.
     pub(crate) fn of_segment(owner: &Arc<Owner>, tensor: &partywall::Tensor<'_>) -> partywall::Result<Self> {
-        let name = tensor.name().to_owned().into();
-        let dtype = tensor.dtype();
-        let bytes = tensor.bytes();
-        let device = owner.device();
-        owner.expose();
-        let address = match (bytes, owner.is_on_gpu()) {
+        let address = match (tensor.bytes(), owner.is_on_gpu()) {
             (0, _) => 0,
             (_, false) => tensor.as_ptr()? as usize,
             (_, true) => tensor.device()?.device_ptr() as usize,
         };
-        let shape = signed(&tensor.shape());
-        let strides = signed(&tensor.strides());
-        ranges::note(owner, tensor.name(), address, bytes);
-        Ok(Self { owner: owner.clone(), name, dtype, shape, strides, address, bytes, device })
+        Ok(Self::of_layout(owner, Layout::of(tensor), address))
     }
 
     /// Returns a tensor of a build. The caller has locked the owner.
-    pub(crate) fn of_build(
-        owner: &Arc<Owner>,
-        build: &mut Build,
-        Layout { name, dtype, shape, strides, bytes }: &Layout,
-    ) -> partywall::Result<Self> {
-        let address = match (bytes, owner.is_on_gpu()) {
+    pub(crate) fn of_build(owner: &Arc<Owner>, build: &mut Build, layout: &Layout) -> partywall::Result<Self> {
+        let name = &layout.name;
+        let address = match (layout.bytes, owner.is_on_gpu()) {
             (0, _) => 0,
             (_, false) => build.as_mut_bytes(name)?.as_mut_ptr() as usize,
             (_, true) => build.device(name)?.device_ptr() as usize,
         };
+        Ok(Self::of_layout(owner, layout.clone(), address))
+    }
+
+    fn of_layout(owner: &Arc<Owner>, layout: Layout, address: usize) -> Self {
+        let Layout { name, dtype, shape, strides, bytes } = layout;
         owner.expose();
-        ranges::note(owner, name, address, *bytes);
-        let shape = signed(shape);
-        let strides = signed(strides);
-        let name = name.clone().into();
-        Ok(Self {
-            owner: owner.clone(),
-            name,
-            dtype: *dtype,
-            shape,
-            strides,
-            address,
-            bytes: *bytes,
-            device: owner.device(),
-        })
+        ranges::note(owner, &name, address, bytes);
+        let owner = owner.clone();
+        let device = owner.device();
+        let shape = signed(&shape);
+        let strides = signed(&strides);
+        Self { owner, name: name.into(), dtype, shape, strides, address, bytes, device }
     }
 
     /// Returns the beginning of a block as a tensor. The caller has locked the owner.
     pub(crate) fn of_block(owner: &Arc<Owner>, block: &Block, dtype: DType, shape: &[u64]) -> partywall::Result<Self> {
-        let has = block.len();
         let pool = block.pool();
-        let elements = shape.iter().try_fold(1_u64, |product, length| product.checked_mul(*length));
-        let needed = elements.and_then(|elements| dtype.bytes_for(elements)).unwrap_or(u64::MAX);
-        if needed > has {
-            return Err(Error::Mismatch(Mismatch::BlockSize { name: pool.to_owned(), of: Named::Pool, has, needed }));
-        }
+        let bytes = fitting((pool, Named::Pool, block.len()), dtype, shape)?;
         let address = match owner.is_on_gpu() {
             false => block.as_ptr()? as usize,
             true => block.device()?.device_ptr() as usize,
         };
         owner.expose();
-        Ok(Self::dense(owner, format!("{pool}#{}", block.index()), dtype, shape, address, needed))
+        Ok(Self::dense(owner, format!("{pool}#{}", block.index()), dtype, shape, address, bytes))
     }
 
     /// Returns the tensor of a loan. The caller has locked the owner.
@@ -139,13 +121,8 @@ impl Tensor {
         dtype: DType,
         shape: &[u64],
     ) -> partywall::Result<Self> {
-        let elements = shape.iter().try_fold(1_u64, |product, length| product.checked_mul(*length));
-        let needed = elements.and_then(|elements| dtype.bytes_for(elements)).unwrap_or(u64::MAX);
-        if needed > has {
-            let name = queue.to_owned();
-            return Err(Error::Mismatch(Mismatch::BlockSize { name, of: Named::Queue, has, needed }));
-        }
-        Ok(Self::dense(owner, name, dtype, shape, address, needed))
+        let bytes = fitting((queue, Named::Queue, has), dtype, shape)?;
+        Ok(Self::dense(owner, name, dtype, shape, address, bytes))
     }
 
     fn dense(
@@ -163,25 +140,16 @@ impl Tensor {
         Self { owner: owner.clone(), name, dtype, shape, strides, address, bytes, device: owner.device() }
     }
 
-    /// Returns the same tensor as another object.
-    fn again(&self) -> Self {
-        let Self { dtype, address, bytes, device, .. } = *self;
-        let owner = self.owner.clone();
-        let shape = self.shape.clone();
-        let strides = self.strides.clone();
-        Self { owner, name: self.name.clone(), dtype, shape, strides, address, bytes, device }
-    }
-
     /// Returns the tensor as the GPU of `source` writes it; `None` if only the CPU can.
     fn beside(&self, source: &Source) -> partywall::Result<Option<Self>> {
         if !self.is_on_host() {
-            return Ok(Some(self.again()));
+            return Ok(Some(self.clone()));
         }
         if !self.owner.is_pinned() || !self.owner.is_writable() {
             return Ok(None);
         }
         let device = self.owner.use_on(source.uuid()?, &self.name, self.bytes)?;
-        Ok(device.map(|device| Self { device, ..self.again() }))
+        Ok(device.map(|device| Self { device, ..self.clone() }))
     }
 
     fn is_on_host(&self) -> bool {
@@ -208,7 +176,7 @@ impl Tensor {
     }
 
     /// Returns the stream of the tensor's GPU that Python names, once all work on it is done.
-    fn stream(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<RawStream> {
+    fn stream(&self, py: Python<'_>, stream: Optional<'_, '_>) -> PyResult<RawStream> {
         if self.is_on_host() {
             return Ok(RawStream::LEGACY_DEFAULT);
         }
@@ -339,7 +307,7 @@ impl Tensor {
                 return Err(PyValueError::new_err(why));
             }
         };
-        Ok(Self { dtype, shape, strides, ..self.again() })
+        Ok(Self { dtype, shape, strides, ..self.clone() })
     }
 
     /// The same memory as a tensor of a GPU, which is given to its libraries and streams. Pinned memory only.
@@ -356,7 +324,7 @@ impl Tensor {
             let advice = "open it with device=, before another GPU has used it";
             return Err(no_such_view(py, &self.name, &why, advice));
         };
-        Ok(Self { device, ..self.again() })
+        Ok(Self { device, ..self.clone() })
     }
 
     /// Returns a copy of the bytes. On a GPU the copy is made behind the work on `stream`, by default torch's or cupy's
@@ -652,8 +620,18 @@ fn array_type(dtype: DType) -> Option<(char, &'static CStr)> {
     })
 }
 
+/// Returns the bytes of a tensor of this type and shape, which a block of a pool or queue has room for.
+fn fitting((name, of, has): (&str, Named, u64), dtype: DType, shape: &[u64]) -> partywall::Result<u64> {
+    let elements = shape.iter().try_fold(1_u64, |product, length| product.checked_mul(*length));
+    let needed = elements.and_then(|elements| dtype.bytes_for(elements)).unwrap_or(u64::MAX);
+    if needed > has {
+        return Err(Error::Mismatch(Mismatch::BlockSize { name: name.to_owned(), of, has, needed }));
+    }
+    Ok(needed)
+}
+
 /// Converts lengths or strides to DLPack's signed numbers.
-fn signed(numbers: &[u64]) -> Vec<i64> {
+pub(crate) fn signed(numbers: &[u64]) -> Vec<i64> {
     // Tables limit these numbers to less than 2⁶³.
     numbers.iter().map(|n| *n as i64).collect()
 }

@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use partywall::{Error, Place, Queue, error::InvalidData};
+use partywall::{Error, Place, Queue, Wait, error::InvalidData};
 use partywall_os::{lock::IgnorePoison, process::fork_generation};
 use pyo3::{
     PyTypeInfo,
@@ -23,14 +23,15 @@ use pyo3::{
 };
 
 use crate::{
-    arguments::{ElementType, Shape},
+    arguments::{ElementType, Optional, Shape},
     enqueued::EnqueuedResult,
     errors::{Never, Raise, closed, exception, unclosed},
     exported::{Export, Exported},
     handle::Handle,
     hint::{Hint, Hinted},
-    owner::{Owner, drop_later},
+    owner::Owner,
     pool::Block,
+    reaper::Late,
     stream::Stream,
     tensor::Tensor,
     wait,
@@ -39,23 +40,16 @@ use crate::{
 /// A submitted task. Dropping the ticket changes nothing. `await` it, or call `result`.
 #[pyclass(frozen, module = "partywall", weakref)]
 pub(crate) struct Ticket {
-    /// `None` only while the ticket is being dropped.
-    inner: Option<(partywall::Ticket, Arc<Queue>)>,
+    /// Dropped before the queue.
+    ticket: partywall::Ticket,
+    queue: Late<Queue>,
     /// True if the result was taken through this ticket.
     succeeded: AtomicBool,
 }
 
 impl Ticket {
     pub(crate) fn new(queue: Arc<Queue>, ticket: partywall::Ticket) -> Self {
-        Self { inner: Some((ticket, queue)), succeeded: AtomicBool::new(false) }
-    }
-
-    fn inner(&self) -> &(partywall::Ticket, Arc<Queue>) {
-        self.inner.as_ref().expect("it is there until it is dropped")
-    }
-
-    fn ticket(&self) -> &partywall::Ticket {
-        &self.inner().0
+        Self { ticket, queue: Late::new(queue), succeeded: AtomicBool::new(false) }
     }
 }
 
@@ -64,28 +58,28 @@ impl Ticket {
     /// The task, for other processes: `Queue.ticket` takes it.
     #[getter]
     fn task(&self) -> String {
-        self.ticket().task().to_string()
+        self.ticket.task().to_string()
     }
 
     /// `pending`, `claimed`, `enqueued`, `done`, `dead` or `gone`.
     #[getter]
     fn status(&self) -> &'static str {
-        self.ticket().status().name()
+        self.ticket.status().name()
     }
 
     /// Waits until the task is done, and takes its result. Raises `TaskFailed` for a dead letter, `TaskGone` if the
     /// task is over.
     #[pyo3(signature = (timeout = None))]
     fn result<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, TaskResult>> {
-        let (ticket, queue) = self.inner();
+        let ticket = &self.ticket;
         let timeout = wait::timeout(timeout)?;
         // With the GIL: the call takes less time than handing the GIL over.
         let result = match ticket.try_take().or_raise(py)? {
             Some(result) => result,
-            None => wait::for_turn(py, "ticket", timeout, || false, |wait| ticket.wait(wait))?,
+            None => wait::for_turn(py, timeout, |_| Ok(()), |wait| ticket.wait(wait))?,
         };
         self.succeeded.store(true, Ordering::Relaxed);
-        TaskResult::new(queue.clone(), result).into_object(py)
+        TaskResult::new(self.queue.clone(), result).into_object(py)
     }
 
     /// Has a stream wait until the worker's stream has completed the task, and returns the output, to be read on that
@@ -98,17 +92,17 @@ impl Ticket {
     fn wait_on<'py>(
         &self,
         py: Python<'py>,
-        stream: Option<&Bound<'py, PyAny>>,
-        device: Option<&Bound<'py, PyAny>>,
+        stream: Optional<'_, 'py>,
+        device: Optional<'_, 'py>,
         timeout: Option<f64>,
     ) -> PyResult<Bound<'py, EnqueuedResult>> {
-        let (ticket, queue) = self.inner();
+        let Self { ticket, queue, .. } = self;
         if queue.place() == Place::Host {
             return Err(PyValueError::new_err("results in host memory are waited for by hosts: result()"));
         }
         let timeout = wait::timeout(timeout)?;
         let stream = Stream::at(py, queue.domain(), stream, device)?;
-        let result = wait::for_turn(py, "ticket", timeout, || false, |wait| ticket.wait_on(stream.borrow(), wait))?;
+        let result = wait::for_turn(py, timeout, |_| Ok(()), |wait| ticket.wait_on(stream.borrow(), wait))?;
         EnqueuedResult::new(queue, result, stream.id().1).into_object(py)
     }
 
@@ -121,16 +115,11 @@ impl Ticket {
         if self.succeeded.load(Ordering::Relaxed) {
             return Ok(None);
         }
-        let done = wait::for_turn(
-            py,
-            "ticket",
-            timeout,
-            || false,
-            |wait| match self.ticket().wait_done(wait) {
-                Err(failed @ Error::InvalidData(InvalidData::TaskFailed { .. })) => Ok(Some(failed)),
-                done => done.map(|()| None),
-            },
-        )?;
+        let done = |wait: Wait<'_>| match self.ticket.wait_done(wait) {
+            Err(failed @ Error::InvalidData(InvalidData::TaskFailed { .. })) => Ok(Some(failed)),
+            done => done.map(|()| None),
+        };
+        let done = wait::for_turn(py, timeout, |_| Ok(()), done)?;
         Ok(done.map(|failed| Hinted::new(exception(py, &failed).into_value(py).into_bound(py))))
     }
 
@@ -141,19 +130,19 @@ impl Ticket {
 
     /// Cancels the task. Raises `TaskRunning` if a worker has it, `TaskGone` if it is over.
     fn cancel(&self, py: Python<'_>) -> PyResult<()> {
-        self.ticket().cancel().or_raise(py)
+        self.ticket.cancel().or_raise(py)
     }
 
     /// Identifies the open queue, which all its tickets share.
     #[getter]
     fn _queue(&self) -> usize {
-        Arc::as_ptr(&self.inner().1) as usize
+        Arc::as_ptr(&self.queue) as usize
     }
 
     /// Returns a file descriptor that is readable when tasks of the queue have ended.
     fn _event(&self, py: Python<'_>) -> PyResult<QueueEvent> {
-        let event = self.inner().1.event().or_raise(py)?;
-        Ok(QueueEvent { event: Handle::new(Arc::new(event)) })
+        let event = self.queue.event().or_raise(py)?;
+        Ok(QueueEvent { event: Handle::new("event", Arc::new(event)) })
     }
 
     fn __await__(slf: Bound<'_, Self>) -> PyResult<Hinted<'_, Awaiting>> {
@@ -171,15 +160,6 @@ impl Ticket {
     }
 }
 
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        if let Some((ticket, queue)) = self.inner.take() {
-            drop(ticket);
-            drop_later(queue);
-        }
-    }
-}
-
 /// A file descriptor that signals the ends of tasks.
 #[pyclass(frozen, module = "partywall._native")]
 pub(crate) struct QueueEvent {
@@ -190,12 +170,12 @@ pub(crate) struct QueueEvent {
 impl QueueEvent {
     /// The descriptor, to be polled for reading.
     fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
-        Ok(self.event.get(py, "event")?.as_fd().as_raw_fd())
+        Ok(self.event.get(py)?.as_fd().as_raw_fd())
     }
 
     /// Makes the descriptor unreadable until further tasks end. Raises `BrokerGone` if the broker has gone.
     fn clear(&self, py: Python<'_>) -> PyResult<()> {
-        self.event.get(py, "event")?.clear().or_raise(py)
+        self.event.get(py)?.clear().or_raise(py)
     }
 
     /// Closes the descriptor. Calling it again does nothing.
@@ -213,8 +193,7 @@ pub(crate) struct TaskResult {
     taken: Mutex<Option<partywall::Block>>,
     /// The output as Python's `partywall.Block`, once it is needed in that form.
     block: PyOnceLock<Py<PyAny>>,
-    /// `None` only while the result is being dropped.
-    queue: Option<Arc<Queue>>,
+    queue: Late<Queue>,
     has_output: bool,
     /// Bytes of the output that the submitter asked for.
     #[pyo3(get)]
@@ -235,7 +214,7 @@ impl TaskResult {
             has_output: output.is_some(),
             taken: Mutex::new(output),
             block: PyOnceLock::new(),
-            queue: Some(queue),
+            queue: Late::new(queue),
             nbytes,
             attempt,
             generation: fork_generation(),
@@ -252,8 +231,8 @@ impl TaskResult {
     ) -> PyResult<Self> {
         let this = Self::new(queue, result);
         let taken = this.taken.lock().ignore_poison().take();
-        if let Some((taken, queue)) = taken.zip(this.queue.as_ref()) {
-            let block = python_block(py, Block::of_taken(py, queue.inputs(), owner, taken))?;
+        if let Some(taken) = taken {
+            let block = python_block(py, Block::of_taken(py, this.queue.inputs(), owner, taken))?;
             // This cannot fail: no other thread knows this result yet.
             _ = this.block.set(py, block);
         }
@@ -264,8 +243,8 @@ impl TaskResult {
     fn block<'py>(&self, py: Python<'py>) -> PyResult<&Bound<'py, PyAny>> {
         let block = self.block.get_or_try_init(py, || {
             let taken = self.taken.lock().ignore_poison().take();
-            let (taken, queue) = taken.zip(self.queue.as_ref()).ok_or_else(|| closed(py, "result"))?;
-            python_block(py, Block::new(queue.inputs(), taken))
+            let taken = taken.ok_or_else(|| closed(py, "result"))?;
+            python_block(py, Block::new(self.queue.inputs(), taken))
         });
         block.map(|block| block.bind(py))
     }
@@ -291,7 +270,7 @@ impl TaskResult {
         if !self.has_output {
             return Err(without_output());
         }
-        let shape = shape.unwrap_or_else(|| Shape(vec![dtype.elements_in(self.nbytes)]));
+        let shape = Shape(dtype.shape_within(shape, self.nbytes));
         let block = self.block(py)?.getattr(intern!(py, "_native"))?.cast_into::<Block>()?;
         block.get().tensor(py, Some(shape), dtype)
     }
@@ -327,9 +306,9 @@ impl TaskResult {
     fn __exit__(
         &self,
         py: Python<'_>,
-        _kind: Option<&Bound<'_, PyAny>>,
-        _raised: Option<&Bound<'_, PyAny>>,
-        _traceback: Option<&Bound<'_, PyAny>>,
+        _kind: Optional<'_, '_>,
+        _raised: Optional<'_, '_>,
+        _traceback: Optional<'_, '_>,
     ) -> PyResult<()> {
         self.release(py)
     }
@@ -344,10 +323,6 @@ impl Drop for TaskResult {
         let taken = self.taken.get_mut().ignore_poison().take();
         if taken.is_some() && self.generation == fork_generation() {
             unclosed(&self.__repr__());
-        }
-        drop(taken);
-        if let Some(queue) = self.queue.take() {
-            drop_later(queue);
         }
     }
 }

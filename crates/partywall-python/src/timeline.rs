@@ -8,7 +8,7 @@ use std::{
 };
 
 use partywall::{
-    DeviceUuid, Error, TimelineEnding, TimelineOptions, TimelineWriter,
+    DeviceUuid, Error, TimelineEnding, TimelineWriter,
     cuda::{RawStream, StreamRef},
     error::Gone,
 };
@@ -16,7 +16,9 @@ use partywall_os::lock::IgnorePoison;
 use pyo3::prelude::*;
 
 use crate::{
-    errors::{Raise, closed, not_writer},
+    arguments::Name,
+    domain::Domain,
+    errors::{Raise, not_writer},
     handle::Handle,
     stream::{Stream, gpu},
     wait,
@@ -52,21 +54,8 @@ impl Deref for Role {
 }
 
 impl Timeline {
-    pub(crate) fn open(options: &TimelineOptions, writer: bool) -> partywall::Result<Self> {
-        let (role, name) = if writer {
-            let writer = options.writer()?;
-            let name = writer.timeline().name().to_owned();
-            (Role::Writer(Arc::new(writer)), name)
-        } else {
-            let timeline = options.open()?;
-            let name = timeline.name().to_owned();
-            (Role::Waiter(Arc::new(timeline)), name)
-        };
-        Ok(Self { role: Handle::new(role), last: Mutex::new(None), name, is_writer: writer })
-    }
-
     pub(crate) fn role(&self, py: Python<'_>) -> PyResult<Role> {
-        self.role.get(py, "timeline")
+        self.role.get(py)
     }
 
     /// Locks the record of the stream that signalled last.
@@ -79,21 +68,6 @@ impl Timeline {
             Role::Writer(writer) => Ok(writer),
             Role::Waiter(_) => Err(not_writer(py, &self.name)),
         }
-    }
-
-    /// Waits for an event of the timeline. Closing the timeline ends the wait.
-    fn wait_for(
-        &self,
-        py: Python<'_>,
-        timeout: Option<f64>,
-        attempt: impl Fn(&partywall::Timeline, Duration) -> partywall::Result<()> + Sync,
-    ) -> PyResult<()> {
-        let waited = wait::in_slices(py, wait::timeout(timeout)?, |slice| {
-            // Looked up again for each slice, so that a wait keeps the timeline open for one slice at most.
-            let role = self.role.lock().clone();
-            role.map(|role| attempt(&role, slice)).transpose()
-        });
-        waited?.ok_or_else(|| closed(py, "timeline"))
     }
 
     /// Enqueues work on a stream, once the former stream's signals have arrived.
@@ -140,6 +114,19 @@ impl Timeline {
 
 #[pymethods]
 impl Timeline {
+    /// Opens a timeline, to wait for it, or also to signal it.
+    #[staticmethod]
+    fn open(py: Python<'_>, domain: &Domain, name: Name, writer: bool, shared: bool) -> PyResult<Self> {
+        let options = domain.get(py)?.timeline_options(&name.0).shared(shared);
+        let open = || match writer {
+            true => options.writer().map(|writer| Role::Writer(Arc::new(writer))),
+            false => options.open().map(|timeline| Role::Waiter(Arc::new(timeline))),
+        };
+        let role = py.detach(open).or_raise(py)?;
+        let name = role.name().to_owned();
+        Ok(Self { role: Handle::new("timeline", role), last: Mutex::new(None), name, is_writer: writer })
+    }
+
     /// The last value that was signalled.
     #[getter]
     fn value(&self, py: Python<'_>) -> PyResult<u64> {
@@ -168,19 +155,16 @@ impl Timeline {
     }
 
     /// Has a stream signal a value behind its work.
-    #[pyo3(signature = (value, device, stream))]
     fn signal_on(&self, py: Python<'_>, value: u64, device: &str, stream: Option<u64>) -> PyResult<()> {
         self.enqueue(py, device, stream, |writer, stream| writer.signal_on(stream, value))
     }
 
     /// Has a stream signal a value behind its work, and wakes waiting hosts.
-    #[pyo3(signature = (value, device, stream))]
     fn signal_on_and_wake(&self, py: Python<'_>, value: u64, device: &str, stream: Option<u64>) -> PyResult<()> {
         self.enqueue(py, device, stream, |writer, stream| writer.signal_on_and_wake(stream, value))
     }
 
     /// Declares that a kernel, which is already on a stream, will store a value.
-    #[pyo3(signature = (value, device, stream))]
     fn promise_on(&self, py: Python<'_>, value: u64, device: &str, stream: Option<u64>) -> PyResult<()> {
         self.enqueue(py, device, stream, |writer, stream| writer.promise_on(stream, value))
     }
@@ -194,19 +178,16 @@ impl Timeline {
     }
 
     /// Waits until a value is reached.
-    #[pyo3(signature = (value, timeout))]
     fn wait(&self, py: Python<'_>, value: u64, timeout: Option<f64>) -> PyResult<()> {
-        self.wait_for(py, timeout, |timeline, slice| timeline.wait(value, slice))
+        self.role.wait(py, timeout, |timeline, slice| timeline.wait(value, slice))
     }
 
     /// Waits until a value is promised.
-    #[pyo3(signature = (value, timeout))]
     fn wait_announced(&self, py: Python<'_>, value: u64, timeout: Option<f64>) -> PyResult<()> {
-        self.wait_for(py, timeout, |timeline, slice| timeline.wait_announced(value, slice))
+        self.role.wait(py, timeout, |timeline, slice| timeline.wait_announced(value, slice))
     }
 
     /// Has a stream wait for a value.
-    #[pyo3(signature = (value, device, stream))]
     fn wait_on(&self, py: Python<'_>, value: u64, device: &str, stream: Option<u64>) -> PyResult<()> {
         let role = self.role(py)?;
         let stream = Stream::find(py, role.domain(), device, stream)?;
@@ -214,7 +195,6 @@ impl Timeline {
     }
 
     /// Has a stream wait for a value, for at most a number of seconds.
-    #[pyo3(signature = (value, device, stream, limit))]
     fn wait_on_for(
         &self,
         py: Python<'_>,
@@ -227,14 +207,14 @@ impl Timeline {
         let limit = wait::timeout(Some(limit))?;
         let stream = Stream::find(py, role.domain(), device, stream)?;
         let wait = py.detach(|| role.wait_on_for(stream.borrow(), value, limit)).or_raise(py)?;
-        Ok(LimitedWait { wait: Handle::new(wait) })
+        Ok(LimitedWait { wait: Handle::new("wait", wait) })
     }
 
     /// Returns a file descriptor that is readable once a value is reached or can no longer be.
     fn event(&self, py: Python<'_>, value: u64) -> PyResult<TimelineEvent> {
         let role = self.role(py)?;
         let event = py.detach(|| role.event(value)).or_raise(py)?;
-        Ok(TimelineEvent { event: Handle::new(event), name: self.name.clone(), value })
+        Ok(TimelineEvent { event: Handle::new("event", event), name: self.name.clone(), value })
     }
 
     /// Raises if a value that this handle waited for is not valid.
@@ -305,14 +285,14 @@ pub(crate) struct TimelineEvent {
 impl TimelineEvent {
     /// The descriptor, to be polled for reading.
     fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
-        let event = self.event.lock();
-        event.as_ref().map(|event| event.as_fd().as_raw_fd()).ok_or_else(|| closed(py, "event"))
+        let descriptor = self.event.lock().as_ref().map(|event| event.as_fd().as_raw_fd());
+        self.event.unless_closed(py, descriptor)
     }
 
     /// Raises if the value will not be reached. Returns `False` while that is undecided.
     fn check(&self, py: Python<'_>) -> PyResult<bool> {
         let outcome = self.event.lock().as_ref().map(partywall::TimelineEvent::outcome);
-        match outcome.ok_or_else(|| closed(py, "event"))? {
+        match self.event.unless_closed(py, outcome)? {
             None => Ok(false),
             Some(outcome) => outcome.or_raise(py).map(|()| true),
         }

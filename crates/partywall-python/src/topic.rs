@@ -2,11 +2,13 @@
 
 use std::sync::{Arc, OnceLock};
 
-use partywall::{Access, Gpu, Place, Policy};
+use partywall::{Gpu, Place, Policy, TopicOptions};
 use pyo3::{exceptions::PyValueError, prelude::*};
 
 use crate::{
+    arguments::{Name, Needs},
     build::named_place,
+    domain::Domain,
     errors::{Raise, parse_dtype},
     handle::Handle,
     publisher::Publisher,
@@ -76,40 +78,49 @@ impl Open {
 }
 
 /// Samples of a requested topic: bytes of the largest; shape and type of all.
-pub(crate) type Samples = (Option<u64>, Option<Vec<Option<u64>>>, Option<String>);
+type Samples = (Option<u64>, Option<Vec<Option<u64>>>, Option<String>);
 /// Limits of a requested topic: depth, history, publishers, loans, subscribers, held, blocks.
-pub(crate) type Numbers = (Option<u32>, Option<u32>, Option<u32>, Option<u32>, Option<u32>, Option<u32>, Option<u32>);
+type Numbers = (Option<u32>, Option<u32>, Option<u32>, Option<u32>, Option<u32>, Option<u32>, Option<u32>);
 /// Counts of a topic: samples published; blocks free, held, in the ring, being read; publishers, subscribers.
 type Stats = (u64, u32, u32, u32, u32, usize, usize);
 
+#[pymethods]
 impl Topic {
     /// Opens a topic. If the size or shape of samples is given, creates it if it does not exist.
-    pub(crate) fn open(
+    #[staticmethod]
+    #[pyo3(signature = (domain, name, samples, numbers, device, access, *, kept, shared, allow_peer, stamps, timeout))]
+    fn open(
         py: Python<'_>,
-        domain: &partywall::Domain,
-        name: &str,
-        (samples, numbers): (Samples, Numbers),
-        (device, access): (Option<&str>, Option<Access>),
-        (kept, shared, allow_peer, stamps): (bool, bool, bool, bool),
+        domain: &Domain,
+        name: Name,
+        samples: Samples,
+        numbers: Numbers,
+        device: Option<&str>,
+        access: Option<Needs>,
+        kept: bool,
+        shared: bool,
+        allow_peer: bool,
+        stamps: bool,
         timeout: Option<f64>,
     ) -> PyResult<Self> {
+        let domain = domain.get(py)?;
         let (max_bytes, shape, dtype) = samples;
         let dtype = dtype.as_deref().map(parse_dtype).transpose()?;
         let makes = max_bytes.is_some() || shape.is_some();
         let timeout = wait::creation(timeout, makes)?;
-        let mut options = domain.topic(name).kept(kept).shared(shared).allow_peer(allow_peer).stamps(stamps);
-        options = max_bytes.into_iter().fold(options, partywall::TopicOptions::max_bytes);
-        options = dtype.into_iter().fold(options, partywall::TopicOptions::dtype);
+        let mut options = domain.topic(&name.0).kept(kept).shared(shared).allow_peer(allow_peer).stamps(stamps);
+        options = max_bytes.into_iter().fold(options, TopicOptions::max_bytes);
+        options = dtype.into_iter().fold(options, TopicOptions::dtype);
         options = shape.iter().fold(options, |options, shape| options.varying_shape(shape));
         let (depth, history, publishers, loans, subscribers, held, blocks) = numbers;
-        options = depth.into_iter().fold(options, partywall::TopicOptions::depth);
-        options = history.into_iter().fold(options, partywall::TopicOptions::history);
-        options = publishers.into_iter().fold(options, partywall::TopicOptions::publishers);
-        options = loans.into_iter().fold(options, partywall::TopicOptions::loans);
-        options = subscribers.into_iter().fold(options, partywall::TopicOptions::subscribers);
-        options = held.into_iter().fold(options, partywall::TopicOptions::held);
-        options = blocks.into_iter().fold(options, partywall::TopicOptions::blocks);
-        options = access.into_iter().fold(options, partywall::TopicOptions::access);
+        options = depth.into_iter().fold(options, TopicOptions::depth);
+        options = history.into_iter().fold(options, TopicOptions::history);
+        options = publishers.into_iter().fold(options, TopicOptions::publishers);
+        options = loans.into_iter().fold(options, TopicOptions::loans);
+        options = subscribers.into_iter().fold(options, TopicOptions::subscribers);
+        options = held.into_iter().fold(options, TopicOptions::held);
+        options = blocks.into_iter().fold(options, TopicOptions::blocks);
+        options = access.into_iter().fold(options, |options, Needs(access)| options.access(access));
         options = match named_place(py, device)? {
             Some(Place::Gpu(uuid)) if !makes => options.device(uuid),
             Some(place) => options.place(place),
@@ -130,16 +141,13 @@ impl Topic {
             loans: topic.loans(),
             held: topic.held(),
             place: topic.place().to_string(),
-            inner: Handle::new(Open { name: topic.name().into(), topic: topic.into(), gpu: Arc::default() }),
+            inner: Handle::new("topic", Open { name: topic.name().into(), topic: topic.into(), gpu: Arc::default() }),
         })
     }
-}
 
-#[pymethods]
-impl Topic {
     /// Adds a publisher.
     fn publisher(&self, py: Python<'_>) -> PyResult<Publisher> {
-        let open = self.inner.get(py, "topic")?;
+        let open = self.inner.get(py)?;
         let publisher = py.detach(|| open.topic.publisher()).or_raise(py)?;
         Ok(Publisher::new(publisher, open))
     }
@@ -162,7 +170,7 @@ impl Topic {
                 return Err(PyValueError::new_err(why));
             }
         };
-        let open = self.inner.get(py, "topic")?;
+        let open = self.inner.get(py)?;
         // Reading the clock is a small part of what receiving costs in Python.
         let mut options = open.topic.subscribe(policy).until_idle(until_idle).measure_ages(true);
         options = history.into_iter().fold(options, partywall::SubscriberOptions::history);
@@ -173,7 +181,7 @@ impl Topic {
 
     /// Counts the samples, blocks and members of the topic.
     fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
-        let open = self.inner.get(py, "topic")?;
+        let open = self.inner.get(py)?;
         let stats = py.detach(|| open.topic.stats());
         let publishers = stats.publishers.len();
         let subscribers = stats.subscribers.len();
@@ -183,7 +191,7 @@ impl Topic {
     /// The number in this process of the GPU whose streams use the samples; `None` for host memory. Pinned memory has
     /// one only if `streams` asks for it.
     fn ordinal(&self, py: Python<'_>, streams: bool) -> PyResult<Option<u32>> {
-        let open = self.inner.get(py, "topic")?;
+        let open = self.inner.get(py)?;
         if open.is_pinned() && !streams {
             return Ok(None);
         }
@@ -192,13 +200,13 @@ impl Topic {
 
     /// Waits until the topic is removed. Returns the notice as for a segment.
     fn wait_withdrawn(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Notice>> {
-        let notice = self.inner.wait(py, "topic", timeout, |open, slice| open.topic.wait_withdrawn(slice))?;
+        let notice = self.inner.wait(py, timeout, |open, slice| open.topic.wait_withdrawn(slice))?;
         Ok(notice.map(segment::notice))
     }
 
     /// Raises if the topic is stale.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
-        self.inner.get(py, "topic")?.topic.check().or_raise(py)
+        self.inner.get(py)?.topic.check().or_raise(py)
     }
 
     /// Whether `close` was called.

@@ -16,7 +16,7 @@ use pyo3::{
     sync::PyOnceLock,
 };
 
-use crate::errors::{Raise, closed};
+use crate::errors::Raise;
 
 /// The longest delay of a signal.
 const MAX_SLEEP: Duration = Duration::from_millis(100);
@@ -76,25 +76,22 @@ pub(crate) fn in_slices<T: Send>(
 }
 
 /// Has `take` wait in one piece: a thread that waits for its turn and tries again would lose its place. A signal, or
-/// closing the handle, cancels the wait and is raised.
+/// what `check` raises meanwhile, cancels the wait and is raised.
 pub(crate) fn for_turn<T: Send>(
     py: Python<'_>,
-    what: &str,
     timeout: Duration,
-    is_closed: impl Fn() -> bool + Sync,
+    check: impl Fn(Python<'_>) -> PyResult<()> + Sync,
     take: impl FnOnce(Wait<'_>) -> partywall::Result<T> + Send,
 ) -> PyResult<T> {
-    let taken = until(py, what, timeout, is_closed, None, take)?;
+    let taken = until(py, timeout, |py| check(py).map(|()| false), take)?;
     taken.ok_or_else(|| PyRuntimeError::new_err("the interpreter ends"))
 }
 
-/// Waits as [`for_turn`] does. `stop` can cancel the wait, too; this returns `None` then.
+/// Waits as [`for_turn`] does. Returns `None` once `is_over` says so.
 pub(crate) fn until<T: Send>(
     py: Python<'_>,
-    what: &str,
     timeout: Duration,
-    is_closed: impl Fn() -> bool + Sync,
-    stop: Option<&Py<PyAny>>,
+    is_over: impl Fn(Python<'_>) -> PyResult<bool> + Sync,
     take: impl FnOnce(Wait<'_>) -> partywall::Result<T> + Send,
 ) -> PyResult<Option<T>> {
     let raised = Mutex::new(None);
@@ -102,11 +99,7 @@ pub(crate) fn until<T: Send>(
         let is_cancelled = || {
             // At the end of the interpreter there is nothing to ask any more.
             Python::try_attach(|py| {
-                let asked = interrupted(py).and_then(|()| match stop {
-                    _ if is_closed() => Err(closed(py, what)),
-                    Some(stop) => stop.bind(py).call0()?.is_truthy(),
-                    None => Ok(false),
-                });
+                let asked = interrupted(py).and_then(|()| is_over(py));
                 asked.unwrap_or_else(|error| {
                     *raised.lock().ignore_poison() = Some(error);
                     true

@@ -9,7 +9,9 @@ use partywall::{
 use pyo3::prelude::*;
 
 use crate::{
-    errors::{Raise, closed, parse},
+    arguments::Pattern,
+    domain::Domain,
+    errors::{Raise, parse},
     handle::Handle,
     wait,
 };
@@ -26,7 +28,7 @@ pub(crate) struct Watch {
 }
 
 /// An event, in the form of Python's `Event`.
-#[derive(IntoPyObject)]
+#[derive(Default, IntoPyObject)]
 pub(crate) struct Happening {
     event: &'static str,
     named: Option<&'static str>,
@@ -39,27 +41,22 @@ pub(crate) struct Happening {
     point: String,
 }
 
-impl Watch {
-    pub(crate) fn begin(
-        py: Python<'_>,
-        domain: &partywall::Domain,
-        pattern: &str,
-        after: Option<&str>,
-    ) -> PyResult<Self> {
-        let after: Option<Point> = after.map(parse).transpose()?;
-        let begin = || match after {
-            None => domain.watch(pattern),
-            Some(point) => domain.watch_after(pattern, point),
-        };
-        let watch = py.detach(begin).or_raise(py)?;
-        Ok(Self { watch: Handle::new(watch), pattern: pattern.to_owned() })
-    }
-}
-
 #[pymethods]
 impl Watch {
+    /// Watches names that match a pattern, from now or from a point on.
+    #[new]
+    fn new(py: Python<'_>, domain: &Domain, pattern: Pattern, after: Option<&str>) -> PyResult<Self> {
+        let domain = domain.get(py)?;
+        let after: Option<Point> = after.map(parse).transpose()?;
+        let begin = || match after {
+            None => domain.watch(&pattern.0),
+            Some(point) => domain.watch_after(&pattern.0, point),
+        };
+        let watch = py.detach(begin).or_raise(py)?;
+        Ok(Self { watch: Handle::new("watch", watch), pattern: pattern.0.to_string() })
+    }
+
     /// The next event.
-    #[pyo3(signature = (timeout))]
     fn next(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Happening> {
         let next = wait::in_slices(py, wait::timeout(timeout)?, |slice| {
             let mut guard = self.watch.lock();
@@ -72,7 +69,7 @@ impl Watch {
             std::thread::sleep(TURN);
             Err(Error::Timeout { what: format!("an event of a name like {:?}", self.pattern), after: slice })
         })?;
-        let (event, point) = next.ok_or_else(|| closed(py, "watch"))?;
+        let (event, point) = self.watch.unless_closed(py, next)?;
         Ok(Happening::new(event, point))
     }
 
@@ -81,7 +78,7 @@ impl Watch {
     fn point(&self, py: Python<'_>) -> PyResult<String> {
         // Another thread has the lock while it waits.
         let point = py.detach(|| self.watch.lock().as_ref().map(partywall::Watch::point));
-        point.map(|point| point.to_string()).ok_or_else(|| closed(py, "watch"))
+        Ok(self.watch.unless_closed(py, point)?.to_string())
     }
 
     /// Whether `close` was called.
@@ -98,17 +95,7 @@ impl Watch {
 
 impl Happening {
     fn new(event: WatchEvent, point: Point) -> Self {
-        let none = Self {
-            event: "unknown",
-            named: None,
-            name: None,
-            version: None,
-            nbytes: None,
-            pid: None,
-            at: None,
-            missed: None,
-            point: point.to_string(),
-        };
+        let unknown = Self { event: "unknown", point: point.to_string(), ..Self::default() };
         match event {
             WatchEvent::Name(NameEvent { at, named, name, change, .. }) => Self {
                 event: change.name(),
@@ -118,10 +105,10 @@ impl Happening {
                 nbytes: change.version().map(|(_, bytes)| bytes),
                 pid: change.pid(),
                 at: Some(at as f64 / 1e3),
-                ..none
+                ..unknown
             },
-            WatchEvent::Missed { events } => Self { event: "missed", missed: events, ..none },
-            _ => none,
+            WatchEvent::Missed { events } => Self { event: "missed", missed: events, ..unknown },
+            _ => unknown,
         }
     }
 }

@@ -343,14 +343,14 @@ class Domain(Handle[_native.Domain]):
         A new writer continues at the last value of the writer before it. Raises `WriterExists` if there is a writer
         already.
         """
-        return Timeline(self, self._native.timeline(name, writer, shared))
+        return Timeline(self, _native.Timeline.open(self._native, name, writer, shared))
 
     def semaphore(self, name: str, maximum: SupportsIndex, *, shared: bool = False) -> Semaphore:
         """Opens a semaphore of `maximum` permits, 1 to 65,536. Creates it with all permits free if it does not exist.
 
         `shared` is as for `timeline`.
         """
-        return Semaphore(self, self._native.semaphore(name, permits(maximum), shared))
+        return Semaphore(self, _native.Semaphore.open(self._native, name, permits(maximum), shared))
 
     def pool(
         self,
@@ -381,7 +381,8 @@ class Domain(Handle[_native.Domain]):
         Without numbers, waits up to `timeout` seconds for a pool that does not exist, by default not at all. With
         numbers, waits up to `timeout` seconds for another process that is creating the pool, by default 10 s.
         """
-        native = self._native.pool(
+        native = _native.Pool.open(
+            self._native,
             name,
             None if blocks is None else count(blocks),
             _arrays.optional_count(block_bytes),
@@ -418,7 +419,8 @@ class Domain(Handle[_native.Domain]):
 
         `device`, `access`, `kept`, `shared` and `timeout` are as for `pool`.
         """
-        native = self._native.queue(
+        native = _native.Queue.open(
+            self._native,
             name,
             None if tasks is None else count(tasks),
             None if inputs is None else (count(inputs[0]), _arrays.count(inputs[1])),
@@ -468,7 +470,8 @@ class Domain(Handle[_native.Domain]):
         `device`, `access`, `kept`, `shared`, `allow_peer` and `timeout` are as for `pool`. With `stamps=False` the
         publishers of this object do not stamp samples with the time: such samples have no `age`.
         """
-        native = self._native.topic(
+        native = _native.Topic.open(
+            self._native,
             name,
             (
                 _arrays.optional_count(max_bytes),
@@ -499,7 +502,7 @@ class Domain(Handle[_native.Domain]):
 
         Begins with the next event, or with the first one after the `point` of another watch or event.
         """
-        return Watch(self, self._native.watch(pattern, after))
+        return Watch(self, _native.Watch(self._native, pattern, after))
 
     def ps(self) -> list[Member]:
         """Lists all members of the domain, including this process, in the order in which they joined."""

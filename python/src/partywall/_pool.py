@@ -7,7 +7,7 @@ from typing import Any, SupportsIndex
 from partywall import _native, _streams
 from partywall._arrays import Shape
 from partywall._exchange import Exported
-from partywall._handle import Held, Named
+from partywall._handle import Handle, Named
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def count(number: SupportsIndex) -> int:
     return number
 
 
-class Block(Held[_native.Block], Exported):
+class Block(Handle[_native.Block], Exported):
     """A block of a pool. Give it back with `release`, `release_on` or the end of its `with`, or `offer` it.
 
     `from_dlpack`, `np.asarray` and similar functions take its bytes; `tensor` gives them another shape and type. Arrays
@@ -210,12 +210,6 @@ class Block(Held[_native.Block], Exported):
 
     def _exported(self) -> _native.Tensor:
         return self.tensor()
-
-    def __enter__(self) -> "Block":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a block is this process's own: offer it, and send the returned reference")

@@ -15,11 +15,11 @@ pub const WORDS_BYTES: u64 = PAIRS_DATA + 2 * PAIRS * LINE;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// `cta`
-    Block,
+    Block = 0,
     /// `gpu`
-    Gpu,
+    Gpu = 1,
     /// `sys`
-    System,
+    System = 2,
 }
 
 /// How a word is loaded.
@@ -306,8 +306,8 @@ impl Load {
             Self::Compiled => return None,
             Self::Weak => 0,
             Self::Volatile => 1,
-            Self::Relaxed(scope) => 2 + scope.code(),
-            Self::Acquire(scope) => 5 + scope.code(),
+            Self::Relaxed(scope) => 2 + scope as u32,
+            Self::Acquire(scope) => 5 + scope as u32,
         })
     }
 }
@@ -318,8 +318,8 @@ impl Store {
         match self {
             Self::Weak => 0,
             Self::Volatile => 1,
-            Self::Relaxed(scope) => 2 + scope.code(),
-            Self::Release(scope) => 5 + scope.code(),
+            Self::Relaxed(scope) => 2 + scope as u32,
+            Self::Release(scope) => 5 + scope as u32,
         }
     }
 }
@@ -333,18 +333,8 @@ impl Handover {
             Self::Volatile => 2,
             Self::Relaxed => 3,
             Self::WriterFence => 4,
-            Self::Fence(scope) => 5 + scope.code(),
-            Self::ReleaseAcquire(scope) => 8 + scope.code(),
-        }
-    }
-}
-
-impl Scope {
-    fn code(self) -> u32 {
-        match self {
-            Self::Block => 0,
-            Self::Gpu => 1,
-            Self::System => 2,
+            Self::Fence(scope) => 5 + scope as u32,
+            Self::ReleaseAcquire(scope) => 8 + scope as u32,
         }
     }
 }

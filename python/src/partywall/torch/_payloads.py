@@ -177,7 +177,7 @@ class Order:
         key = (domain.socket, domain.token, name)
         timeline = self._known.get(key)
         if timeline is None:
-            timeline = self._known[key] = domain._native.timeline(name, False, False)
+            timeline = self._known[key] = _native.Timeline.open(domain._native, name, False, False)
             if len(self._known) > _SENDERS:
                 self._known.pop(next(iter(self._known)), None)
         if timeline.announced < value:
@@ -197,7 +197,7 @@ class _Line:
     def __init__(self, domain: Domain) -> None:
         self.domain = domain
         self.name = f"torch/{secrets.token_hex(8)}"
-        self._timeline = domain._native.timeline(self.name, True, False)
+        self._timeline = _native.Timeline.open(domain._native, self.name, True, False)
         self._lock = threading.Lock()
         self._value = 0
 
