@@ -170,7 +170,7 @@ pub(super) fn in_simulated_pinned_memory(workspace: &Workspace) -> Outcome {
 /// Leaves out the tests of host memory alone, and the tests whose members are made of bytes by hand.
 fn on_simulated(device: &str, workspace: &Workspace) -> Outcome {
     let selection = Selection {
-        programs: &["domain", "stress", "put_get", "names", "members", "watch"],
+        programs: &["domain", "stress", "segments"],
         with: None,
         without: &["host_memory", "needs_", "peers::", "imposter::"],
     };

@@ -187,10 +187,11 @@ def _compare(shared: Tensor, kind: Kind, own: Named) -> list[str]:
     dtype = _arrays.dtype_name(tensor.dtype)
     if shared.dtype != dtype:
         found.append(f"dtype {shared.dtype} in the segment, {dtype} in the model")
-    if shared.shape != tuple(tensor.shape):
-        found.append(f"shape {list(shared.shape)} in the segment, {list(tensor.shape)} in the model")
-    elif _tensors.strides(shared.shape, shared.strides) != _tensors.strides(tensor.shape, tensor.stride()):
-        found.append(f"strides {list(shared.strides)} in the segment, {list(tensor.stride())} in the model")
+    (shape, strides), (own_shape, own_strides) = (shared.shape, shared.strides), (tensor.shape, tensor.stride())
+    if shape != own_shape:
+        found.append(f"shape {list(shape)} in the segment, {list(own_shape)} in the model")
+    elif strides != own_strides and _tensors.strides(shape, strides) != _tensors.strides(own_shape, own_strides):
+        found.append(f"strides {list(strides)} in the segment, {list(own_strides)} in the model")
     return found
 
 

@@ -1,5 +1,5 @@
 //! `partywall mps` and `run --mps` with the vendor's daemon. What does not depend on it is tested with a stand-in, in
-//! `partywall-cli/tests/mps.rs`.
+//! `partywall-cli/tests/cli/mps.rs`.
 
 use std::{fs, path::PathBuf, process::Command, time::Instant};
 

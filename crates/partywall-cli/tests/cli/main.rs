@@ -1,0 +1,30 @@
+//! The program `partywall`, as users and scripts start it. In one program, because each that contains tests is linked
+//! with the whole library.
+#![allow(clippy::unwrap_used, reason = "helpers of tests are outside #[test]")]
+
+mod bench;
+mod chaos;
+mod common;
+mod cp;
+mod demo;
+mod doctor;
+mod kinds;
+mod lab;
+mod losses;
+mod metrics;
+mod mps;
+mod objects;
+mod pools;
+mod queues;
+mod render;
+mod restart;
+mod serve;
+mod service;
+mod simulated;
+mod soak;
+mod symbols;
+mod top;
+mod topics;
+mod trace;
+mod users;
+mod weights;
