@@ -133,19 +133,23 @@ pub(super) fn killed_step(killed: Option<&Killed>, count: &Count) -> Step {
             .into_iter()
             .fold(step, |step, claim| step.untried(Some(claim), "nothing was killed: --kill ROLE does it"));
     };
-    step.value(
-        "killed",
-        format!("{} {}, after {} frames; succeeded by {}", killed.role, killed.pid, killed.frame, killed.new_pid),
-    )
-    .value("frames after that", killed.after.to_string())
-    .value("frames with a grey tile", killed.stale.to_string())
-    .value("its tile was grey after", killed.grey.map_or("never".to_owned(), millis))
-    .value("frames that a viewer saw meanwhile, with --live", killed.viewed.to_string())
-    .value("longest gap", millis(killed.gap))
-    .says(FALLS, killed.after == 0)
-    .says(LOST, count.missing > 0)
-    .says(TORN, count.torn > 0)
-    .judge(killed.after > 0, "the pipeline continues", "the pipeline has stopped")
+    let step = step
+        .value(
+            "killed",
+            format!("{} {}, after {} frames; succeeded by {}", killed.role, killed.pid, killed.frame, killed.new_pid),
+        )
+        .value("frames after that", killed.after.to_string())
+        .value("frames with a grey tile", killed.stale.to_string())
+        .value("its tile was grey after", killed.grey.map_or("never".to_owned(), millis))
+        .value("frames that a viewer saw meanwhile, with --live", killed.viewed.to_string())
+        .value("longest gap", millis(killed.gap))
+        .says(LOST, count.missing > 0)
+        .says(TORN, count.torn > 0);
+    if killed.after == 0 && count.missing == 0 {
+        // The broker may die when no more frames are to come.
+        return step.untried(Some(FALLS), "all frames were written by then: --frames renders more");
+    }
+    step.says(FALLS, killed.after == 0).judge(killed.after > 0, "the pipeline continues", "the pipeline has stopped")
 }
 
 impl Visit {
