@@ -86,7 +86,10 @@ def demonstrate(device: str) -> None:
     right = 0
     with pw.connect() as domain, requests(domain) as queue:
         for kill in range(KILLS + 1):
-            pid = server.stdout.readline().split()[1]
+            line = server.stdout.readline()
+            if not line:
+                sys.exit(f"the server has ended with exit code {server.wait()}: above it says why")
+            pid = line.split()[1]
             right += sum(answered(queue, number) for number in range(10))
             if kill < KILLS:
                 start = time.perf_counter()

@@ -169,9 +169,10 @@ class Domain(Handle[_native.Domain]):
     ) -> Segment:
         """Opens the latest version of `name`, or `version`; `NAME@V` means the same.
 
-        Waits up to `timeout` seconds for the version to exist, or for ever with `None`; then raises `NameNotFound`.
-        With `write` a mutable version is opened for writing. `device` is the GPU that uses the memory, by default the
-        one that has it; with `allow_peer` it may be another one.
+        Waits up to `timeout` seconds for the version to exist, or for ever with `None`; then raises `TimeoutError`.
+        With a timeout of 0 it raises `NameNotFound` or `VersionNotFound` at once. With `write` a mutable version is
+        opened for writing. `device` is the GPU that uses the memory, by default the one that has it; with `allow_peer`
+        it may be another one.
 
         `access` says what gets access to pinned memory immediately: `"cpu"`, `"gpu"` or `"both"`; by default the GPU if
         a `device` is given, else the CPU. The other one gets access on first use.

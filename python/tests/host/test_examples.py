@@ -72,6 +72,15 @@ def test_weights_sleep_and_another_process_wakes_them(tmp_path, monkeypatch, dev
     assert ("sleep and wake in host memory" in "".join(said)) == (device == "cuda"), "without a GPU it says so"
 
 
+def test_server_that_cannot_start_is_reported(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    command = [sys.executable, EXAMPLES / "serve_and_crash.py", "--device", "nonsense"]
+    example = subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG, check=False)
+    assert example.returncode == 1 and "is not a device" in example.stderr
+    assert example.stderr.splitlines()[-1] == "the server has ended with exit code 1: above it says why"
+
+
 def test_a_viewer_that_is_killed_is_replaced(tmp_path, monkeypatch):
     lines = ran(tmp_path, monkeypatch, "camera.py")
     for line, viewer in zip(lines, ("first", "second"), strict=True):

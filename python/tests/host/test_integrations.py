@@ -144,7 +144,7 @@ def test_vllm_update_holds_its_version_until_it_is_finished(engine, domain):
 
 
 def test_vllm_update_without_its_name_leaves_the_model_alone(engine):
-    engine.init_transfer_engine(engine.parse_init_info({"timeout": 0}))
+    engine.init_transfer_engine(engine.parse_init_info({"timeout": 0.01}))
     engine.start_weight_update()
     with pytest.raises(pw.NameNotFound, match="policy"):
         engine.update_weights({"name": "policy"})
@@ -182,7 +182,7 @@ def test_sglang_loads_a_name_in_place_of_tensors(domain):
 def test_sglang_refuses_what_is_no_name(domain, monkeypatch):
     from partywall.integrations import sglang
 
-    monkeypatch.setattr(sglang, "TIMEOUT", 0)
+    monkeypatch.setattr(sglang, "TIMEOUT", 0.01)
     domain.put("policy", {"w": np.arange(6.0)})
     model = Model()
     for given in [], [("policy", tensor([1.0]))], [3], "":
@@ -252,7 +252,7 @@ def test_verl_rollout_is_told_that_its_bucket_never_came(monkeypatch, domain):
     registered = stand_ins.verl(monkeypatch)
     import partywall.integrations.verl  # noqa: F401
 
-    rollout = registered["partywall"](bucket_size=100, timeout=0.0)
+    rollout = registered["partywall"](bucket_size=100, timeout=0.01)
     rollout.init_process_group(prefix="verl/none")
 
     async def receive():

@@ -207,6 +207,28 @@ def test_a_signal_to_the_parent_ends_workers_in_order(child, number):
     ends.wait()
 
 
+def test_a_signal_is_seen_while_spares_are_forked(child):
+    launcher = child(
+        """
+        import time
+        from partywall import spares
+        from partywall.spares import _parent
+        forked = 0
+        def fork(parent, original=_parent._Parent._fork):
+            global forked
+            forked += 1
+            if forked == 3:
+                signal.raise_signal(signal.SIGTERM)
+            say(forked)
+            return original(parent)
+        _parent._Parent._fork = fork
+        spares.run(time.sleep, 1000, spares=9)
+        """
+    )
+    assert [launcher.says() for _ in range(4)] == ["1", "2", "3", ""]
+    assert launcher.end() == -signal.SIGTERM
+
+
 def test_workers_that_do_not_end_are_killed_after_the_grace_or_by_a_second_signal(child):
     code = SERVES.replace("os.write", "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n    os.write")
     for grace, signals in (0.1, 1), (1e9, 2):
@@ -498,6 +520,7 @@ def test_bad_arguments_are_refused():
         ({"main": print, "preload": "torch"}, TypeError),
         ({"main": print, "workers": 0}, ValueError),
         ({"main": print, "spares": -1}, ValueError),
+        ({"main": print, "spares": 1 << 20}, ValueError),
         ({"main": print, "attempts": 0}, ValueError),
         ({"main": print, "grace": -1.0}, ValueError),
         ({"main": print, "grace": float("nan")}, ValueError),
@@ -542,6 +565,7 @@ def test_command_calls_a_function_of_a_module_or_file(command, target):
         (["--attempts", "2", "served.py"], 1, "error: worker 0 ("),
         (["--workers", "0", "served.py"], 2, "--workers and --attempts are at least 1"),
         (["--steady", "-1", "served.py"], 2, "--grace and --steady at least 0"),
+        (["--spares", "100000", "served.py"], 2, "at most 1024 together"),
         ([], 2, "TARGET"),
     ],
 )

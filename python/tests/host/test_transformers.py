@@ -184,6 +184,16 @@ def test_configuration_is_an_object(domain):
         from_name(transformers.LlamaForCausalLM, "llama", "llm", domain=domain)
 
 
+def test_wrong_arguments_are_named_before_anything_is_opened(domain):
+    config = transformers.LlamaConfig(**SIZES)
+    for cls in "LlamaForCausalLM", torch.nn.Linear:
+        with pytest.raises(TypeError, match="cls is a class of models of transformers"):
+            from_name(cls, config, "llama", domain=domain)
+    for option in "state_dict", "pretrained_model_name_or_path":
+        with pytest.raises(TypeError, match=f"takes no {option}="):
+            from_name(transformers.LlamaForCausalLM, config, "llama", domain=domain, **{option: None})
+
+
 def test_the_warm_up_is_replaced_for_the_call_and_the_thread(domain, caplog, monkeypatch):
     calls = []
     modeling = transformers.modeling_utils

@@ -258,11 +258,18 @@ fn serve(
             "start it again: names are lost, and mapped memory stays mapped; `partywall logs` may show the reason";
         return Err(Failure::new(ErrorKind::Refused, error.to_string(), advice));
     }
-    if let (Some(_), Some(directory)) = (arguments.of_a_lab, location.socket.parent()) {
-        // Fails if the directory is not empty, or if the lab has removed it already.
-        let _ = std::fs::remove_dir(directory);
+    if let (Some(lab), Some(directory)) = (arguments.of_a_lab, location.socket.parent()) {
+        // Fails if the lab has removed it already, and any directory but its own if that is not empty.
+        let _ =
+            if is_of_lab(directory, lab) { std::fs::remove_dir_all(directory) } else { std::fs::remove_dir(directory) };
     }
     Ok(())
+}
+
+/// Returns whether a lab has made a directory for its broker and files: its name ends with the pid of the lab.
+fn is_of_lab(directory: &Path, lab: i32) -> bool {
+    let name = directory.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    name.contains(".lab-") && name.ends_with(&format!("-{lab}"))
 }
 
 /// Serves, in a process of its own, until the domain ends. Returns the exit code.

@@ -7,7 +7,7 @@
 use std::{
     fs::{File, OpenOptions},
     io::{BufWriter, ErrorKind as IoErrorKind},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::atomic::Ordering,
     time::{Duration, Instant},
 };
@@ -111,6 +111,14 @@ fn check_names(domain: &Domain, wanted: &[Pattern]) -> Result<(), Failure> {
 /// Creates the file before anything is traced, so that a wrong name costs no time.
 fn create(arguments: &Arguments) -> Result<File, Failure> {
     let path = &arguments.out;
+    // Other commands write to standard output for `-`.
+    if path == Path::new("-") {
+        return Err(Failure::new(
+            ErrorKind::Usage,
+            "cannot write a trace to standard output",
+            "name a file with --out; ./- is a file of this name",
+        ));
+    }
     // Unless `force`, `create_new` outranks the options before it.
     let file = OpenOptions::new().write(true).create(true).truncate(true).create_new(!arguments.force).open(path);
     file.map_err(|error| match error.kind() {

@@ -212,10 +212,13 @@ fn renderers_on_another_gpu_than_the_memory_draw_the_same_pixels_on_the_simulate
 #[test]
 fn run_of_one_frame_has_its_death() {
     let sandbox = Sandbox::new();
-    for role in ["renderer", "geometry", "compositor", "writer"] {
+    for role in ["renderer", "geometry", "compositor", "writer", "broker"] {
         let report =
             last(&render(&sandbox, &["--device", "host", "--frames", "1", "--kill", role, "--json"]).expect(0));
         assert_eq!((&report["frames"], &report["killed"][0]["role"]), (&1.into(), &role.into()));
+        // The broker may die when all frames are written, which says nothing about the pipeline.
+        assert_eq!(report["different"], 0, "{role}");
+        assert!(report["frames_per_second"].is_number(), "{role}");
     }
 }
 

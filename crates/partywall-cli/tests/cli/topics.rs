@@ -591,6 +591,7 @@ fn refused_recording_says_why() {
     assert!(there.contains("already exists") && there.contains("--force"), "{there}");
     record("camera", file, &["--force"]).expect(0);
     record("camera", "/nowhere/f", &[]).expect(3);
+    assert!(record("camera", "-", &[]).expect(2).stderr.contains("standard output"));
     record("camera", file, &["--count", "0"]).expect(2);
     sandbox.run(["topic", "echo", "missing"]).expect(3);
     sandbox.run(["topic", "echo", "camera", "--for", "x"]).expect(2);

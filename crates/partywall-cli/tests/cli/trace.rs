@@ -186,6 +186,8 @@ fn wrong_file_is_refused_before_anything_is_traced() {
     let refused = sandbox.run(["trace", "--out", path]).expect(5);
     assert!(refused.stderr.contains("already exists") && refused.stderr.contains("--force"), "{refused:?}");
     assert_eq!(fs::read_to_string(&file).unwrap(), "mine");
+    let stream = sandbox.run(["trace", "--out", "-"]).expect(2);
+    assert!(stream.stderr.contains("standard output") && !Path::new("-").exists(), "{stream:?}");
     let lost = sandbox.run(["trace", "--out", "/missing/t.json"]).expect(5);
     assert!(lost.stderr.contains("cannot create /missing/t.json") && lost.stderr.contains("--out"), "{lost:?}");
     sandbox.run(["trace", "a b"]).expect(2);

@@ -132,16 +132,20 @@ pub(super) fn killed_step(killed: Option<&Killed>, count: &Count) -> Step {
     };
     let Death { role, pid, new_pid, viewed, .. } = &killed.death;
     let new_pid = new_pid.unwrap_or_default();
-    step.value("killed", format!("{role} {pid}, after {} frames; succeeded by {new_pid}", killed.frame))
+    let step = step
+        .value("killed", format!("{role} {pid}, after {} frames; succeeded by {new_pid}", killed.frame))
         .value("frames after that", killed.after.to_string())
         .value("frames with a grey tile", killed.stale.to_string())
         .value("its tile was grey after", killed.grey.map_or("never".to_owned(), millis))
         .value("frames that a viewer saw meanwhile, with --live", viewed.to_string())
         .value("longest gap", millis(killed.gap))
-        .says(FALLS, killed.after == 0)
         .says(LOST, count.missing > 0)
-        .says(TORN, count.torn > 0)
-        .judge(killed.after > 0, "the pipeline continues", "the pipeline has stopped")
+        .says(TORN, count.torn > 0);
+    if killed.after == 0 && count.missing == 0 {
+        // The broker may die when no more frames are to come.
+        return step.untried(&[FALLS], "all frames were written by then: --frames renders more");
+    }
+    step.says(FALLS, killed.after == 0).judge(killed.after > 0, "the pipeline continues", "the pipeline has stopped")
 }
 
 impl Visit {

@@ -209,8 +209,9 @@ impl Watcher<'_> {
             await_ready(&mut visitor)?;
             self.visitors.push(visitor);
         }
-        self.stages[GEOMETRY].peer.say(())?;
+        // Before the geometry starts: few frames may be written by the time that this process runs again.
         let start = Moment::now();
+        self.stages[GEOMETRY].peer.say(())?;
         self.written = Instant::now();
         while self.job.unwritten < self.job.frames {
             self.hear()?;

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import partywall as pw
+from partywall.integrations._names import opened
 
 TIMEOUT = 10.0
 """Seconds that `load` waits for a name that does not exist yet."""
@@ -37,7 +38,7 @@ def load(model: Any, names: str | Iterable[str | tuple[str, Any]]) -> None:
     with pw.connect() as domain:
         try:
             for name in meant:
-                segments.append(domain.open(name, TIMEOUT, device=device))
+                segments.append(opened(domain, name, TIMEOUT, device))
             named = [item for segment in segments for item in segment.items()]
             model.load_weights([(name, torch.from_dlpack(tensor)) for name, tensor in named])
         finally:

@@ -59,6 +59,10 @@ def from_name(
     _load.check_choice(buffers)
     if not isinstance(config, transformers.PreTrainedConfig):
         raise TypeError(f"config is a configuration of transformers, not {config!r}: use AutoConfig.from_pretrained()")
+    if not hasattr(cls, "from_pretrained"):
+        raise TypeError(f"cls is a class of models of transformers, such as LlamaForCausalLM, not {cls!r}")
+    if taken := {"pretrained_model_name_or_path", "state_dict"} & options.keys():
+        raise TypeError(f"from_name() takes no {min(taken)}=: it gives from_pretrained the tensors of the name")
     cls = _concrete(cls, config)
     segment = domain_or_default(domain).open(name, timeout, version=version, device=device, allow_peer=allow_peer)
     try:

@@ -19,6 +19,7 @@ import torch
 from verl.checkpoint_engine import CheckpointEngine, CheckpointEngineRegistry
 
 import partywall as pw
+from partywall.integrations._names import opened
 
 _LAST = "last"
 """The metadata that marks the last bucket of an update."""
@@ -94,7 +95,7 @@ class PartywallCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         index = 0
         is_last = False
         while not is_last:
-            with self._domain.open(f"{self._prefix}/{index}", self._timeout) as bucket:
+            with opened(self._domain, f"{self._prefix}/{index}", self._timeout) as bucket:
                 for name, tensor in bucket.items():
                     yield name, torch.from_dlpack(tensor)
                 is_last = bucket.metadata[_LAST] == "true"

@@ -9,6 +9,7 @@ import traceback
 from partywall import spares
 from partywall._errors import CannotPreload, WorkerFailed
 from partywall.spares import _preload
+from partywall.spares._parent import MOST_PROCESSES
 
 EPILOG = """\
 TARGET is MODULE:FUNCTION or FILE.py:FUNCTION; the function is main if none is named. It is imported before anything is
@@ -39,6 +40,8 @@ def _parsed() -> argparse.Namespace:
     given = parser.parse_args()
     if given.workers < 1 or given.spares < 0 or given.attempts < 1 or not (given.grace >= 0 and given.steady >= 0):
         parser.error("--workers and --attempts are at least 1, --spares, --grace and --steady at least 0")
+    if given.workers + given.spares > MOST_PROCESSES:
+        parser.error(f"--workers and --spares are at most {MOST_PROCESSES} together: each is a process")
     return given
 
 

@@ -39,6 +39,9 @@ BACK_OFF = 0.1
 
 MOST_BACK_OFF = 10.0
 
+MOST_PROCESSES = 1024
+"""Workers and spares together. More are a mistake that would take the memory of the machine."""
+
 MOST_DOUBLINGS = 16
 """Longer than the longest back-off, and a power that fits in a float however often something fails."""
 
@@ -96,6 +99,9 @@ def run(
         raise TypeError(f"preload is a list of names, such as [{preload!r}], not a string")
     if workers < 1 or spares < 0 or attempts < 1 or not (grace >= 0 and steady >= 0):
         raise ValueError("workers and attempts are at least 1, spares, grace and steady at least 0")
+    if workers + spares > MOST_PROCESSES:
+        asked = f"{workers} workers and {spares} spares"
+        raise ValueError(f"each worker and spare is a process, and {asked} are more than {MOST_PROCESSES}")
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("run() handles signals, so it is called in the main thread")
     check("this program")
@@ -299,11 +305,14 @@ class _Parent:
         if self.spare_starts.due is not None and not self.spare_starts.is_due():
             return
         self.spare_starts.due = None
-        while len(self.spares) < self.wanted and self.spare_starts.due is None:
+        # One in each round: a signal that comes while many are forked is seen at once.
+        if len(self.spares) < self.wanted:
             try:
                 self.spares.append(self._fork())
             except OSError as error:
                 self._replace_spare(f"a spare cannot be forked: {error}", 0.0, killed=False)
+            else:
+                self.spare_starts.start_in(0.0)
 
     def _until_due(self) -> float | None:
         """Returns the seconds until something is to be started; `None` if nothing is."""

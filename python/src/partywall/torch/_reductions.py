@@ -1,6 +1,6 @@
 """CUDA tensors in `torch.multiprocessing`, sent through Partywall."""
 
-import math
+import threading
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -35,8 +35,9 @@ def install_reductions(*, domain: Domain | None = None, expires: float = 600.0) 
     Raises `ReductionsPatched` if another library, such as SGLang, has replaced torch's functions already.
     """
     global _settings
-    if not (isinstance(expires, (int, float)) and 0 <= expires < math.inf):
-        raise ValueError(f"expires= is a number of seconds, 0 or more, not {expires!r}")
+    if not (isinstance(expires, (int, float)) and 0 <= expires <= threading.TIMEOUT_MAX):
+        most = f"{threading.TIMEOUT_MAX:.0f}"
+        raise ValueError(f"expires= is a number of seconds, 0 or more and at most {most}, not {expires!r}")
     if domain is not None:
         domain_or_default(domain)
     for name, ours in _OURS.items():

@@ -35,6 +35,14 @@ pub(super) struct Recording {
 impl Recording {
     /// Creates a file. Only `force` replaces an existing one.
     pub(super) fn create(path: &Path, topic: &Topic, force: bool) -> Result<Self, Failure> {
+        // Other commands write to standard output for `-`.
+        if path == Path::new("-") {
+            return Err(Failure::new(
+                ErrorKind::Usage,
+                "cannot record to standard output",
+                "name a file; ./- is a file of this name",
+            ));
+        }
         // Unless `force`, `create_new` outranks the options before it.
         let file = OpenOptions::new().write(true).create(true).truncate(true).create_new(!force).open(path);
         let file = file.map_err(|error| match error.kind() {

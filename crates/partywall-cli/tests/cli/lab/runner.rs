@@ -130,6 +130,17 @@ fn killed_lab_leaves_no_process_and_no_directory_on_the_simulated_gpu() {
 }
 
 #[test]
+fn killed_lab_leaves_no_files() {
+    let sandbox = Sandbox::new();
+    let run = sandbox.path().join("run/partywall");
+    let entries = || std::fs::read_dir(&run).into_iter().flatten().flatten().map(|entry| entry.path());
+    let running = Running::spawn(&mut lab(&sandbox, &["pipeline", "--device", "host"]));
+    eventually("the lab has painted images", || entries().any(|path| path.join("images/image-0.png").exists()));
+    running.kill();
+    eventually("everything that it made is gone", || processes_of(&sandbox).is_empty() && entries().count() == 0);
+}
+
+#[test]
 fn broker_of_an_ended_lab_ends() {
     let sandbox = Sandbox::new();
     let directory = sandbox.path().join("lab");

@@ -11,6 +11,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 import partywall as pw
+from partywall.integrations._names import opened
 
 
 @dataclass
@@ -83,7 +84,7 @@ class PartywallWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         assert self._domain is not None
         device = self.device if self.device.type == "cuda" else None
         try:
-            segment = self._domain.open(update_info.name, self._init_info.timeout, device=device)
+            segment = opened(self._domain, update_info.name, self._init_info.timeout, device)
             self._read.append(segment)
             self._load([(name, torch.from_dlpack(tensor)) for name, tensor in segment.items()])
         except BaseException:
