@@ -98,65 +98,39 @@ pub(crate) enum Call {
     Leave,
 }
 
+/// What a call may do, and who may make it.
+struct Class {
+    only_asks: bool,
+    needs_member: bool,
+}
+
 impl Call {
     /// Returns whether the call changes nothing, also if it is granted.
     pub(crate) fn only_asks(&self) -> bool {
-        match self {
-            Self::Ping
-            | Self::Refresh { .. }
-            | Self::CheckBytes { .. }
-            | Self::Inspect { .. }
-            | Self::List { .. }
-            | Self::Members { .. }
-            | Self::Objects { .. }
-            | Self::InspectObject { .. }
-            | Self::Status => true,
-            Self::Commit(_)
-            | Self::Open(_)
-            | Self::OpenOrBuild { .. }
-            | Self::AbandonBuild { .. }
-            | Self::Cancel { .. }
-            | Self::GiveUp { .. }
-            | Self::Release { .. }
-            | Self::LeaveName { .. }
-            | Self::WithdrawNames
-            | Self::AwaitWithdrawal { .. }
-            | Self::Grow(_)
-            | Self::AwaitGrowth { .. }
-            | Self::Remove { .. }
-            | Self::UsesGpu { .. }
-            | Self::ContextLost
-            | Self::Watch(_)
-            | Self::Evict { .. }
-            | Self::FreeUnproven { .. }
-            | Self::OpenTimeline(_)
-            | Self::FollowTimeline { .. }
-            | Self::AbandonTimeline { .. }
-            | Self::OpenSemaphore(_)
-            | Self::Attach { .. }
-            | Self::DetachSegment(_)
-            | Self::OpenAttached { .. }
-            | Self::Stop { .. }
-            | Self::Leave => false,
-        }
+        self.class().only_asks
     }
 
     /// Returns whether only members may make the call: it grants something, or may wait.
     pub(super) fn needs_member(&self) -> bool {
-        match self {
+        self.class().needs_member
+    }
+
+    fn class(&self) -> Class {
+        let (only_asks, needs_member) = match self {
             Self::Ping
-            | Self::Remove { .. }
             | Self::Inspect { .. }
             | Self::List { .. }
             | Self::Members { .. }
+            | Self::Objects { .. }
+            | Self::InspectObject { .. }
+            | Self::Status => (true, false),
+            Self::Refresh { .. } | Self::CheckBytes { .. } => (true, true),
+            Self::Remove { .. }
             | Self::Evict { .. }
             | Self::FreeUnproven { .. }
             | Self::AbandonTimeline { .. }
-            | Self::Objects { .. }
-            | Self::InspectObject { .. }
-            | Self::Status
             | Self::Stop { .. }
-            | Self::Leave => false,
+            | Self::Leave => (false, false),
             Self::Commit(_)
             | Self::Open(_)
             | Self::OpenOrBuild { .. }
@@ -168,9 +142,7 @@ impl Call {
             | Self::WithdrawNames
             | Self::AwaitWithdrawal { .. }
             | Self::Grow(_)
-            | Self::Refresh { .. }
             | Self::AwaitGrowth { .. }
-            | Self::CheckBytes { .. }
             | Self::UsesGpu { .. }
             | Self::ContextLost
             | Self::Watch(_)
@@ -179,8 +151,9 @@ impl Call {
             | Self::OpenSemaphore(_)
             | Self::Attach { .. }
             | Self::DetachSegment(_)
-            | Self::OpenAttached { .. } => true,
-        }
+            | Self::OpenAttached { .. } => (false, true),
+        };
+        Class { only_asks, needs_member }
     }
 
     /// Returns the file descriptors that came with the call.
