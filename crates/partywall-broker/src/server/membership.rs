@@ -38,13 +38,7 @@ pub(super) struct Membership {
 /// The server's record of a member.
 #[derive(Debug)]
 pub(super) struct MemberRecord {
-    pub(super) token: Token,
-    /// The number that its process drew for this attempt to join; 0 if it drew none.
-    attempt: u64,
-    pub(super) pid: u32,
-    uid: u32,
-    process: ProcessKey,
-    operator: bool,
+    who: Who,
     /// The time of its last request.
     last_request: Instant,
     /// Its current connection; absent while it is a suspect.
@@ -53,8 +47,6 @@ pub(super) struct MemberRecord {
     held: BTreeSet<ConnectionId>,
     /// Present until the process has exited.
     pidfd: Option<OwnedFd>,
-    /// Whether the member ever had a pidfd.
-    provable: bool,
     exited: Option<Instant>,
     hung_up: Option<Instant>,
     /// Whether the registry knows that a child holds its connection.
@@ -65,17 +57,25 @@ pub(super) struct MemberRecord {
     restored: Option<Instant>,
 }
 
-/// A member, as the journal describes it: its identity, and the kernel's numbers of its descriptors.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct MemberFiles {
-    pub(super) member: MemberId,
+/// Who a member is, for as long as it is a member.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(super) struct Who {
     pub(super) token: Token,
+    /// The number that its process drew for this attempt to join; 0 if it drew none.
     attempt: u64,
     pub(super) pid: u32,
     pub(super) uid: u32,
     pub(super) process: ProcessKey,
     operator: bool,
+    /// Whether the member ever had a pidfd.
     provable: bool,
+}
+
+/// A member, as the journal describes it: its identity, and the kernel's numbers of its descriptors.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct MemberFiles {
+    pub(super) member: MemberId,
+    pub(super) who: Who,
     pub(super) pidfd: Option<RawFd>,
     /// The call sockets of its connections.
     pub(super) calls: Vec<RawFd>,
@@ -113,17 +113,20 @@ impl Membership {
     ) -> MemberId {
         self.last += 1;
         let member = MemberId(self.last);
-        let record = MemberRecord {
+        let who = Who {
             token,
+            attempt: hello.attempt,
             pid: client.pid,
             uid: client.uid,
-            attempt: hello.attempt,
             process,
             operator: hello.operator,
+            provable: client.pidfd.is_some(),
+        };
+        let record = MemberRecord {
+            who,
             last_request: Instant::now(),
             current: Some(connection),
             held: BTreeSet::from([connection]),
-            provable: client.pidfd.is_some(),
             pidfd: client.pidfd,
             exited: None,
             hung_up: None,
@@ -139,18 +142,12 @@ impl Membership {
     pub(super) fn restore(&mut self, files: &MemberFiles, pidfd: Option<OwnedFd>, held: Vec<ConnectionId>) {
         let gone = Instant::now();
         let record = MemberRecord {
-            token: files.token,
-            attempt: files.attempt,
-            pid: files.pid,
-            uid: files.uid,
-            process: files.process,
-            operator: files.operator,
+            who: files.who,
             last_request: gone,
             current: None,
             hung_up: held.is_empty().then_some(gone),
             held: held.into_iter().collect(),
-            exited: (files.provable && pidfd.is_none()).then_some(gone),
-            provable: files.provable,
+            exited: (files.who.provable && pidfd.is_none()).then_some(gone),
             pidfd,
             held_by_child: false,
             killed: None,
@@ -174,13 +171,7 @@ impl Membership {
         let record = self.records.get(&member)?;
         Some(MemberFiles {
             member,
-            token: record.token,
-            attempt: record.attempt,
-            pid: record.pid,
-            uid: record.uid,
-            process: record.process,
-            operator: record.operator,
-            provable: record.provable,
+            who: record.who,
             pidfd: record.pidfd.as_ref().map(AsRawFd::as_raw_fd),
             calls: record.held.iter().filter_map(call).collect(),
         })
@@ -198,22 +189,22 @@ impl Membership {
 
     /// Returns whether a member is an operator that has not resumed in time after a restart.
     pub(super) fn is_lost_operator(&self, member: MemberId) -> bool {
-        self.records
-            .get(&member)
-            .is_some_and(|record| record.operator && record.restored.is_some_and(|since| since.elapsed() >= TO_RESUME))
+        self.records.get(&member).is_some_and(|record| {
+            record.who.operator && record.restored.is_some_and(|since| since.elapsed() >= TO_RESUME)
+        })
     }
 
     /// Returns whether a member is an operator.
     pub(super) fn is_operator(&self, member: MemberId) -> bool {
-        self.records.get(&member).is_some_and(|record| record.operator)
+        self.records.get(&member).is_some_and(|record| record.who.operator)
     }
 
     /// Returns how many members and operators a process has.
     pub(super) fn share_of(&self, process: ProcessKey) -> Share {
         let mut share = Share::default();
-        for record in self.records.values().filter(|record| record.process == process && record.exited.is_none()) {
+        for record in self.records.values().filter(|record| record.who.process == process && record.exited.is_none()) {
             match record {
-                MemberRecord { operator: true, .. } => share.operators += 1,
+                MemberRecord { who: Who { operator: true, .. }, .. } => share.operators += 1,
                 MemberRecord { current: Some(_), .. } => share.connected += 1,
                 MemberRecord { restored: Some(since), .. } if since.elapsed() < TO_RESUME => {}
                 MemberRecord { current: None, .. } => share.hung_up += 1,
@@ -224,14 +215,14 @@ impl Membership {
 
     /// Returns the number of operators of some users, and the one that has been idle for longest.
     pub(super) fn operators(&self, of: impl Fn(u32) -> bool) -> (u64, Option<(MemberId, Instant)>) {
-        let operators = self.records.iter().filter(|(_, record)| record.operator && of(record.uid));
+        let operators = self.records.iter().filter(|(_, record)| record.who.operator && of(record.who.uid));
         let operators = operators.map(|(id, record)| (*id, record.last_request));
         (operators.clone().count() as u64, operators.min_by_key(|(_, last_request)| *last_request))
     }
 
     /// Records the time of a request. Returns whether the member is an operator.
     pub(super) fn note_request(&mut self, member: MemberId) -> bool {
-        let operator = self.records.get_mut(&member).filter(|record| record.operator);
+        let operator = self.records.get_mut(&member).filter(|record| record.who.operator);
         operator.map(|record| record.last_request = Instant::now()).is_some()
     }
 
@@ -241,14 +232,14 @@ impl Membership {
         let record = self.records.get(&member)?;
         // A forked child knows its parent's token, but is another process. A process that has changed its user has lost
         // the rights of the former one.
-        let same = resume.instance == instance && record.token == resume.token && record.is(client);
+        let same = resume.instance == instance && record.who.token == resume.token && record.is(client);
         (same && record.exited.is_none()).then_some(member)
     }
 
     /// Returns the member that a client has become by an earlier connection of the same attempt: the welcome was lost.
     pub(super) fn joined_by(&self, attempt: u64, client: &Identified) -> Option<MemberId> {
         let is_same = |record: &MemberRecord| {
-            attempt != 0 && record.attempt == attempt && record.is(client) && record.exited.is_none()
+            attempt != 0 && record.who.attempt == attempt && record.is(client) && record.exited.is_none()
         };
         self.records.iter().find(|(_, record)| is_same(record)).map(|(member, _)| *member)
     }
@@ -328,7 +319,7 @@ impl Membership {
     }
 
     pub(super) fn token(&self, member: MemberId) -> Option<Token> {
-        Some(self.records.get(&member)?.token)
+        Some(self.records.get(&member)?.who.token)
     }
 
     pub(super) fn pidfd(&self, member: MemberId) -> Option<BorrowedFd<'_>> {
@@ -342,7 +333,7 @@ impl Membership {
         match (record.exited, record.hung_up) {
             (Some(exited), Some(hung_up)) if settled(exited) && settled(hung_up) => Proof::Dead,
             (Some(exited), None) if settled(exited) => Proof::HeldByChild,
-            (None, Some(hung_up)) if !record.provable && settled(hung_up) && record.has_had_time() => Proof::Dead,
+            (None, Some(hung_up)) if !record.who.provable && settled(hung_up) && record.has_had_time() => Proof::Dead,
             _ => Proof::None,
         }
     }
@@ -351,12 +342,12 @@ impl Membership {
     /// and of a member that is proved dead nothing is left: both count as killed, unless the member never had a pidfd.
     pub(super) fn killed(&self, member: MemberId) -> Kill {
         let Some(record) = self.records.get(&member) else { return Kill::Sent };
-        record.killed.unwrap_or(if record.provable { Kill::Sent } else { Kill::NoPidfd })
+        record.killed.unwrap_or(if record.who.provable { Kill::Sent } else { Kill::NoPidfd })
     }
 
     /// Returns whether the end of its last connection completes the proof: its process has exited, or has no pidfd.
     pub(super) fn ends_with_its_connections(&self, member: MemberId) -> bool {
-        self.records.get(&member).is_some_and(|record| record.exited.is_some() || !record.provable)
+        self.records.get(&member).is_some_and(|record| record.exited.is_some() || !record.who.provable)
     }
 }
 
@@ -402,7 +393,7 @@ pub(super) fn presentable(text: &str) -> String {
 impl MemberRecord {
     /// Returns whether a client is its process, as the same user.
     fn is(&self, client: &Identified) -> bool {
-        (self.pid, self.uid) == (client.pid, client.uid)
+        (self.who.pid, self.who.uid) == (client.pid, client.uid)
     }
 
     /// Returns whether it could have resumed after a restart.

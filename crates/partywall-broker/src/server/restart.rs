@@ -276,7 +276,7 @@ impl Server {
         let mut held = Vec::new();
         for call in calls {
             let id = self.acceptor.next_id();
-            let process = Process::new(files.process, Some(files.pid), files.uid);
+            let process = Process::new(files.who.process, Some(files.who.pid), files.who.uid);
             self.reactor
                 .watch(&call, Source::Socket(Channel::Call, id), EventFlags::IN)
                 .unwrap_or_else(|errno| lack(&StartError::errno("watch a connection of a member")(errno)));
