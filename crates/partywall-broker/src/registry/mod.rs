@@ -93,7 +93,7 @@ use watch::{Log, Watcher};
 use withdrawals::Withdrawal;
 
 /// All state of a broker that is not tied to its process.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Registry {
     bounds: Bounds,
     members: BTreeMap<MemberId, Member>,
@@ -166,37 +166,7 @@ impl Registry {
     pub(crate) fn new(bounds: Bounds) -> Self {
         // Sums of numbers from members saturate at the maximum, so the maximum must exceed every bound.
         let bounds = Bounds { bytes: bounds.bytes.min(u64::MAX - 1), ..bounds };
-        Self {
-            bounds,
-            members: BTreeMap::new(),
-            rows: Rows::default(),
-            entries: BTreeMap::new(),
-            version_leases: BTreeMap::new(),
-            claims: BTreeMap::new(),
-            timelines: BTreeMap::new(),
-            semaphores: BTreeMap::new(),
-            object_leases: BTreeMap::new(),
-            cells: Cells::default(),
-            totals: Totals::default(),
-            users: BTreeMap::new(),
-            deaths: 0,
-            unproven_deaths: 0,
-            maybe_unreferenced: VecDeque::new(),
-            pending_close: PendingClose::default(),
-            closing: BTreeMap::new(),
-            uncleared: 0,
-            held_back: HeldBack::default(),
-            log: Log::default(),
-            watchers: BTreeMap::new(),
-            tombstones: Tombstones::default(),
-            withdrawals: BTreeMap::new(),
-            now: 0,
-            last_lease: 0,
-            last_claim: 0,
-            last_wait: 0,
-            last_close: 0,
-            last_withdrawal: 0,
-        }
+        Self { bounds, ..Self::default() }
     }
 
     /// Applies one event, which happened at this time.

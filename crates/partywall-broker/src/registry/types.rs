@@ -225,7 +225,7 @@ pub(crate) struct CellAt {
 }
 
 /// The limits on what one user uses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Quota {
     /// Members, including those in quarantine.
     pub(crate) members: u64,
@@ -240,7 +240,7 @@ pub(crate) struct Quota {
 }
 
 /// The limits that the registry enforces.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Bounds {
     /// The broker's user.
     pub(crate) user: u32,
