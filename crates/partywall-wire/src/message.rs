@@ -307,6 +307,14 @@ pub enum Kind {
     Live,
 }
 
+names!(Kind {
+    Host => "host",
+    Vmm => "vmm",
+    Legacy => "legacy",
+    Pinned => "pinned",
+    Live => "live",
+});
+
 /// Where a version's memory is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Place {

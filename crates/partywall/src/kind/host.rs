@@ -18,15 +18,12 @@ use partywall_os::{
 };
 use partywall_wire::Kind as WireKind;
 
-use super::{Attach, Copy, Draft, Extension, Kind, Memory, Upload, Uploads, wrong_kind};
+use super::{Attach, Draft, Extension, HostUpload, Kind, Memory, Upload, Uploads, outside, wrong_kind};
 use crate::{
     error::{Error, LimitReached, Result, Unreachable},
     gpu::{DeviceRange, Gpu, Gpus, cuda_error},
     place::Place,
 };
-
-/// Bytes of an upload's buffer: it stays in a core's second-level cache between reading and writing.
-const BUFFER: usize = 512 * 1024;
 
 /// The kind.
 pub(super) struct Host;
@@ -34,10 +31,6 @@ pub(super) struct Host;
 impl Kind for Host {
     fn wire(&self) -> WireKind {
         WireKind::Host
-    }
-
-    fn name(&self) -> &'static str {
-        "host"
     }
 
     fn lives_at(&self, place: Place) -> bool {
@@ -195,31 +188,10 @@ struct HostUploads<'a> {
 
 impl Uploads for HostUploads<'_> {
     fn start(&self) -> Result<Box<dyn Upload + '_>> {
-        Ok(Box::new(HostUpload { chunks: &self.chunks, buffer: vec![0; BUFFER] }))
-    }
-}
-
-/// Writes with write calls instead of through a mapping: the kernel then does not zero a page that is overwritten.
-struct HostUpload<'a> {
-    chunks: &'a [memfd::DraftWriter<'a>],
-    buffer: Vec<u8>,
-}
-
-impl Upload for HostUpload<'_> {
-    fn buffer(&mut self) -> Result<&mut [u8]> {
-        Ok(&mut self.buffer)
-    }
-
-    fn submit(&mut self, copies: &[Copy]) -> Result<()> {
-        for Copy { start, len, chunk, offset } in copies {
-            let written = self.chunks[*chunk].write_all_at(&self.buffer[*start..start + len], *offset);
-            written.map_err(|e| Error::system("writing into host memory", e))?;
-        }
-        Ok(())
-    }
-
-    fn finish(self: Box<Self>) -> Result<()> {
-        Ok(())
+        // Writes with write calls instead of through a mapping: the kernel then does not zero a page that is overwritten.
+        Ok(Box::new(HostUpload::new(&self.chunks, |chunk, offset, bytes| {
+            chunk.write_all_at(bytes, offset).map_err(|e| Error::system("writing into host memory", e))
+        })))
     }
 }
 
@@ -296,17 +268,15 @@ impl Memory for HostMemory {
             HostChunk::Frozen(map) => out.copy_from_slice(&map.bytes()[offset as usize..][..out.len()]),
             HostChunk::Mutable(map) => match map.slice::<u8>(offset as usize, out.len()) {
                 Some(slice) => slice.copy_to_slice(out),
-                None => return Err(Unreachable::protocol("a tensor lies outside its chunk")),
+                None => return Err(outside()),
             },
         }
         Ok(())
     }
 
     fn write(&self, chunk: usize, offset: u64, bytes: &[u8]) -> Result<()> {
-        match self.shared(chunk)?.slice::<u8>(offset as usize, bytes.len()) {
-            Some(slice) => slice.copy_from_slice(bytes),
-            None => return Err(Unreachable::protocol("a tensor lies outside its chunk")),
-        }
+        let slice = self.shared(chunk)?.slice::<u8>(offset as usize, bytes.len());
+        slice.ok_or_else(outside)?.copy_from_slice(bytes);
         Ok(())
     }
 

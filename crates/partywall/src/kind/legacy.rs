@@ -15,13 +15,13 @@ use partywall_os::per_process::PerProcess;
 use partywall_wire::{Kind as WireKind, LegacyHandle};
 
 use super::{
-    Attach, Draft, Extension, Kind, Memory,
+    Attach, Extension, Kind, Memory,
     vmm::{reader, remote},
     wrong_kind,
 };
 use crate::{
     error::{Error, Result, Unreachable},
-    gpu::{DeviceRange, Gpu, Gpus, access_error, cuda_error},
+    gpu::{DeviceRange, Gpu, access_error, cuda_error},
     place::Place,
 };
 
@@ -31,23 +31,6 @@ pub(super) struct Legacy;
 impl Kind for Legacy {
     fn wire(&self) -> WireKind {
         WireKind::Legacy
-    }
-
-    fn name(&self) -> &'static str {
-        "legacy"
-    }
-
-    /// Returns false: this library allocates no memory of this kind.
-    fn lives_at(&self, _: Place) -> bool {
-        false
-    }
-
-    fn allocate(&self, _: &str, _: Place, _: &[u64], _: Option<u64>, _: &Arc<Gpus>) -> Result<Box<dyn Draft>> {
-        Err(wrong_kind("legacy", "other", "an allocation"))
-    }
-
-    fn chunk(&self, _: &str, _: Place, _: u64, _: &Arc<Gpus>) -> Result<(u64, OwnedFd)> {
-        Err(wrong_kind("legacy", "other", "an allocation"))
     }
 
     fn attach(&self, version: Attach<'_>) -> Result<Box<dyn Memory>> {

@@ -8,12 +8,11 @@ use std::{os::fd::OwnedFd, sync::Arc};
 use partywall_cuda::{Access, ForeignMemory, Mapping};
 use partywall_wire::Kind as WireKind;
 
-use super::{Attach, Draft, Extension, Kind, Memory, vmm::Vmm, wrong_kind};
+use super::{Attach, Extension, Kind, Memory, vmm::Vmm, wrong_kind};
 use crate::{
     error::Result,
-    gpu::{DeviceRange, Gpu, Gpus, access_error, cuda_error},
+    gpu::{DeviceRange, Gpu, access_error, cuda_error},
     heap::Block,
-    place::Place,
 };
 
 /// The kind.
@@ -22,23 +21,6 @@ pub(super) struct Live;
 impl Kind for Live {
     fn wire(&self) -> WireKind {
         WireKind::Live
-    }
-
-    fn name(&self) -> &'static str {
-        "live"
-    }
-
-    /// Returns false: this library allocates heaps, not versions, of this kind.
-    fn lives_at(&self, _: Place) -> bool {
-        false
-    }
-
-    fn allocate(&self, _: &str, _: Place, _: &[u64], _: Option<u64>, _: &Arc<Gpus>) -> Result<Box<dyn Draft>> {
-        Err(wrong_kind("live", "other", "an allocation"))
-    }
-
-    fn chunk(&self, _: &str, _: Place, _: u64, _: &Arc<Gpus>) -> Result<(u64, OwnedFd)> {
-        Err(wrong_kind("live", "other", "an allocation"))
     }
 
     fn attach(&self, version: Attach<'_>) -> Result<Box<dyn Memory>> {

@@ -15,7 +15,7 @@ use std::{
     sync::Arc,
 };
 
-use partywall_cuda::{AccessError, Context, DeviceSlice, DeviceUuid, HostRegistration, Mapping};
+use partywall_cuda::{AccessError, Context, DeviceSlice, DeviceUuid, HostRegistration, Mapping, round_up};
 use partywall_os::{borrow::BlockBorrows, map::SharedMap};
 use partywall_wire::{Kind as WireKind, LegacyHandle};
 
@@ -30,22 +30,23 @@ pub(crate) trait Kind: Sync {
     /// Returns the kind of the protocol.
     fn wire(&self) -> WireKind;
 
-    /// Returns the name for users.
-    fn name(&self) -> &'static str;
-
-    /// Returns whether this is the native kind at `place`.
-    fn lives_at(&self, place: Place) -> bool;
+    /// Returns whether this is the native kind at `place`. Kinds that only publish memory of others live nowhere.
+    fn lives_at(&self, _place: Place) -> bool {
+        false
+    }
 
     /// Allocates chunks that use `used` bytes each. Memory that may grow begins as one chunk, with `reserve` bytes of
     /// addresses.
     fn allocate(
         &self,
-        name: &str,
-        place: Place,
-        used: &[u64],
-        reserve: Option<u64>,
-        gpus: &Arc<Gpus>,
-    ) -> Result<Box<dyn Draft>>;
+        _name: &str,
+        _place: Place,
+        _used: &[u64],
+        _reserve: Option<u64>,
+        _gpus: &Arc<Gpus>,
+    ) -> Result<Box<dyn Draft>> {
+        Err(wrong_kind(self.wire().name(), "other", "an allocation"))
+    }
 
     /// Returns the length of a chunk that is to hold `bytes` bytes.
     fn allocated(&self, bytes: u64) -> Result<u64> {
@@ -54,7 +55,9 @@ pub(crate) trait Kind: Sync {
 
     /// Allocates a chunk of at least `bytes` bytes for memory that grows. Returns its length, and the file descriptor
     /// for the broker.
-    fn chunk(&self, name: &str, place: Place, bytes: u64, gpus: &Arc<Gpus>) -> Result<(u64, OwnedFd)>;
+    fn chunk(&self, _name: &str, _place: Place, _bytes: u64, _gpus: &Arc<Gpus>) -> Result<(u64, OwnedFd)> {
+        Err(wrong_kind(self.wire().name(), "other", "an allocation"))
+    }
 
     /// Maps a version that the broker has granted.
     fn attach(&self, version: Attach<'_>) -> Result<Box<dyn Memory>>;
@@ -272,7 +275,53 @@ pub(crate) fn by_wire(wire: WireKind) -> Result<&'static dyn Kind> {
 
 /// Returns the name of a kind for users.
 pub fn kind_name(kind: WireKind) -> &'static str {
-    by_wire(kind).map_or("unknown", |kind| kind.name())
+    kind.name()
+}
+
+/// Rounds the sizes of chunks up to whole allocation units. Returns them and their sum; `None` if they overflow, before
+/// the first chunk is allocated.
+fn whole_units(used: &[u64], granularity: u64) -> Option<(Vec<u64>, u64)> {
+    let sizes = used.iter().map(|bytes| round_up(*bytes, granularity)).collect::<Option<Vec<_>>>()?;
+    let total = sizes.iter().try_fold(0_u64, |sum, bytes| sum.checked_add(*bytes))?;
+    Some((sizes, total))
+}
+
+/// Rounds a reservation up to whole allocation units, and to at least `used`.
+fn reservation(bytes: u64, used: u64, granularity: u64) -> u64 {
+    round_up(bytes, granularity).unwrap_or(0).max(used)
+}
+
+/// An upload by the CPU: its buffer is filled, then written into the chunks at once.
+struct HostUpload<'a, C> {
+    chunks: &'a [C],
+    buffer: Vec<u8>,
+    write: fn(&C, u64, &[u8]) -> Result<()>,
+}
+
+impl<'a, C> HostUpload<'a, C> {
+    fn new(chunks: &'a [C], write: fn(&C, u64, &[u8]) -> Result<()>) -> Self {
+        Self { chunks, buffer: vec![0; BUFFER], write }
+    }
+}
+
+impl<C> Upload for HostUpload<'_, C> {
+    fn buffer(&mut self) -> Result<&mut [u8]> {
+        Ok(&mut self.buffer)
+    }
+
+    fn submit(&mut self, copies: &[Copy]) -> Result<()> {
+        copies.iter().try_for_each(|Copy { start, len, chunk, offset }| {
+            (self.write)(&self.chunks[*chunk], *offset, &self.buffer[*start..start + len])
+        })
+    }
+
+    fn finish(self: Box<Self>) -> Result<()> {
+        Ok(())
+    }
+}
+
+fn outside() -> Error {
+    Unreachable::protocol("a tensor lies outside its chunk")
 }
 
 /// Returns the range, unless it is used on another GPU than this one.
@@ -288,3 +337,6 @@ fn on_its_own<'a>(range: DeviceRange<'a>, gpu: &Gpu) -> Result<DeviceSlice<'a>> 
 pub(crate) fn wrong_kind(has: &'static str, wanted: &'static str, operation: &'static str) -> Error {
     Error::Mismatch(Mismatch::Kind { name: String::new(), has, wanted, operation })
 }
+
+/// Bytes of the buffer of a [`HostUpload`]: it stays in a core's second-level cache between reading and writing.
+const BUFFER: usize = 512 * 1024;

@@ -23,15 +23,14 @@ use partywall_cuda::{
 use partywall_os::{borrow::BlockBorrows, map::SharedMap};
 use partywall_wire::Kind as WireKind;
 
-use super::{Attach, Copy, Draft, Extension, Kind, Memory, Upload, Uploads, wrong_kind};
+use super::{
+    Attach, Draft, Extension, HostUpload, Kind, Memory, Upload, Uploads, outside, reservation, whole_units, wrong_kind,
+};
 use crate::{
     error::{Error, InvalidData, LimitReached, Result, Unreachable},
     gpu::{DeviceRange, Gpu, Gpus, access_error, cuda_error, node_driver, not_pinned},
     place::{Access, Place},
 };
-
-/// Bytes of an upload's buffer: it stays in a core's second-level cache between reading and writing.
-const BUFFER: usize = 512 * 1024;
 
 /// The kind.
 pub(super) struct Pinned;
@@ -39,10 +38,6 @@ pub(super) struct Pinned;
 impl Kind for Pinned {
     fn wire(&self) -> WireKind {
         WireKind::Pinned
-    }
-
-    fn name(&self) -> &'static str {
-        "pinned"
     }
 
     fn lives_at(&self, place: Place) -> bool {
@@ -58,13 +53,10 @@ impl Kind for Pinned {
         gpus: &Arc<Gpus>,
     ) -> Result<Box<dyn Draft>> {
         let node = Node::new(name, place)?;
-        // All chunks or none: an overflow is an error before the first chunk is allocated.
-        let sizes: Option<Vec<u64>> = used.iter().map(|bytes| round_up(*bytes, node.granularity)).collect();
-        let total = sizes.as_ref().and_then(|sizes| sizes.iter().try_fold(0_u64, |sum, n| sum.checked_add(*n)));
-        let (Some(sizes), Some(total)) = (sizes, total) else {
-            return Err(node.out_of_memory(u64::MAX, None));
-        };
-        let reserved = reserve.map_or(0, |reserve| node.reservation(reserve, total));
+        // All chunks or none.
+        let sizes = whole_units(used, node.granularity);
+        let (sizes, total) = sizes.ok_or_else(|| node.out_of_memory(u64::MAX, None))?;
+        let reserved = reserve.map_or(0, |reserve| reservation(reserve, total, node.granularity));
         let chunk = |bytes: u64| {
             let memory = node.create(bytes, total)?;
             NodeMapping::with_reservation(memory, NodeUse::Draft, reserved).map_err(node.failed(bytes, total))
@@ -102,7 +94,7 @@ impl Kind for Pinned {
         } else {
             let first = memories.next().ok_or_else(no_chunk)??;
             let total = version.chunks.iter().map(|(bytes, _)| bytes).sum::<u64>();
-            let reserved = node.reservation(version.reserve, total);
+            let reserved = reservation(version.reserve, total, node.granularity);
             let mapping = NodeMapping::with_reservation(first, used_as, reserved).map_err(&failed)?;
             let rest: Vec<_> = memories.collect::<Result<_>>()?;
             mapping.extend(rest).map_err(access_error("mapping the memory that a segment has grown by"))?.publish();
@@ -175,11 +167,6 @@ impl<'a> Node<'a> {
 
     fn out_of_memory(&self, asked: u64, memory: Option<(u64, u64)>) -> Error {
         LimitReached::memory(self.name, self.place, asked, memory)
-    }
-
-    /// Rounds a reservation up to whole allocation units, and to at least `used`.
-    fn reservation(&self, bytes: u64, used: u64) -> u64 {
-        round_up(bytes, self.granularity).unwrap_or(0).max(used)
     }
 }
 
@@ -351,30 +338,9 @@ impl Uploads for PinnedUploads<'_> {
     fn start(&self) -> Result<Box<dyn Upload + '_>> {
         let writers = self.writers.as_ref().map_err(|error| (self.what)(error.clone()))?;
         let chunks = writers.as_ref().ok_or_else(|| wrong_kind("frozen pinned", "uncommitted", "an upload"))?;
-        Ok(Box::new(PinnedUpload { chunks, buffer: vec![0; BUFFER] }))
-    }
-}
-
-struct PinnedUpload<'a> {
-    chunks: &'a [NodeWriter<'a>],
-    buffer: Vec<u8>,
-}
-
-impl Upload for PinnedUpload<'_> {
-    fn buffer(&mut self) -> Result<&mut [u8]> {
-        Ok(&mut self.buffer)
-    }
-
-    fn submit(&mut self, copies: &[Copy]) -> Result<()> {
-        for Copy { start, len, chunk, offset } in copies {
-            let written = self.chunks[*chunk].write(*offset, &self.buffer[*start..start + len]);
-            written.map_err(access_error("writing into pinned memory"))?;
-        }
-        Ok(())
-    }
-
-    fn finish(self: Box<Self>) -> Result<()> {
-        Ok(())
+        Ok(Box::new(HostUpload::new(chunks, |chunk, offset, bytes| {
+            chunk.write(offset, bytes).map_err(access_error("writing into pinned memory"))
+        })))
     }
 }
 
@@ -461,8 +427,4 @@ impl Memory for PinnedChunks {
         let what = "mapping the memory that a segment has grown by";
         Ok(Box::new(mapping.extend(memories).map_err(access_error(what))?))
     }
-}
-
-fn outside() -> Error {
-    Unreachable::protocol("a tensor lies outside its chunk")
 }

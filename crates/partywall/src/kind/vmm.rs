@@ -14,7 +14,7 @@ use partywall_cuda::{
 };
 use partywall_wire::Kind as WireKind;
 
-use super::{Attach, Copy, Draft, Extension, Kind, Memory, Upload, Uploads, wrong_kind};
+use super::{Attach, Copy, Draft, Extension, Kind, Memory, Upload, Uploads, reservation, whole_units, wrong_kind};
 use crate::{
     error::{DeviceFault, Error, LimitReached, Result, Unreachable},
     gpu::{self, DeviceRange, Gpu, Gpus, access_error, cuda_error},
@@ -32,10 +32,6 @@ impl Kind for Vmm {
         WireKind::Vmm
     }
 
-    fn name(&self) -> &'static str {
-        "vmm"
-    }
-
     fn lives_at(&self, place: Place) -> bool {
         matches!(place, Place::Gpu(_))
     }
@@ -49,13 +45,10 @@ impl Kind for Vmm {
         gpus: &Arc<Gpus>,
     ) -> Result<Box<dyn Draft>> {
         let asked = Asked::new(name, place, gpus)?;
-        // All chunks or none: an overflow is an error before the first chunk is allocated.
-        let sizes: Option<Vec<u64>> = used.iter().map(|bytes| round_up(*bytes, asked.granularity)).collect();
-        let total = sizes.as_ref().and_then(|sizes| sizes.iter().try_fold(0_u64, |sum, n| sum.checked_add(*n)));
-        let (Some(sizes), Some(total)) = (sizes, total) else {
-            return Err(asked.out_of_memory(u64::MAX, None));
-        };
-        let reserved = reserve.map_or(0, |reserve| asked.reservation(reserve, total));
+        // All chunks or none.
+        let sizes = whole_units(used, asked.granularity);
+        let (sizes, total) = sizes.ok_or_else(|| asked.out_of_memory(u64::MAX, None))?;
+        let reserved = reserve.map_or(0, |reserve| reservation(reserve, total, asked.granularity));
         let chunk = |bytes: u64| {
             let memory = asked.create(bytes, total)?;
             Mapping::with_reservation(memory, Access::ReadWrite, reserved).map_err(asked.failed(bytes, total))
@@ -90,7 +83,7 @@ impl Kind for Vmm {
         let first = memories.next().ok_or_else(no_chunk)??;
         let total = version.chunks.iter().map(|(bytes, _)| bytes).sum::<u64>();
         let granularity = PhysicalMemory::granularity(gpu.context()).map_err(unsupported(gpu.uuid()))?;
-        let reserved = round_up(version.reserve, granularity).unwrap_or(0).max(total);
+        let reserved = reservation(version.reserve, total, granularity);
         let mapping = Mapping::with_reservation(first, access, reserved).map_err(&failed)?;
         let rest: Vec<_> = memories.collect::<Result<_>>()?;
         mapping.extend(rest).map_err(access_error("mapping the memory that a segment has grown by"))?.publish();
@@ -133,11 +126,6 @@ impl<'a> Asked<'a> {
 
     fn out_of_memory(&self, asked: u64, memory: Option<MemoryInfo>) -> Error {
         LimitReached::memory(self.name, self.place, asked, memory.map(|memory| (memory.free, memory.total)))
-    }
-
-    /// Rounds a reservation up to whole allocation units, and to at least `used`.
-    fn reservation(&self, bytes: u64, used: u64) -> u64 {
-        round_up(bytes, self.granularity).unwrap_or(0).max(used)
     }
 }
 

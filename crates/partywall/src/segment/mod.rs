@@ -164,7 +164,7 @@ impl Segment {
 
     /// Returns the kind of memory: `host`, `vmm`, `legacy`, `pinned` or `live`.
     pub fn kind(&self) -> &'static str {
-        self.kind.name()
+        self.kind.wire().name()
     }
 
     /// Returns what this kind of memory promises.
