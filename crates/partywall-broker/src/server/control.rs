@@ -113,21 +113,15 @@ impl SlotTable {
 
     /// Counts the permits or blocks of each row that has any.
     pub(super) fn holders(&self) -> BTreeMap<u16, u32> {
-        let (mut holders, topic): (BTreeMap<_, _>, _) = match self {
-            Self::Semaphore(semaphore) => (semaphore.holders().into_iter().collect(), None),
-            Self::Pool(pool) => (pool.holders().into_iter().collect(), None),
-            Self::Topic(topic, pool) => (pool.holders().into_iter().collect(), Some(topic)),
-            Self::Queue(mapped) => {
-                let mut holders: BTreeMap<_, _> = mapped.inputs.holders().into_iter().collect();
-                for (row, blocks) in mapped.outputs.holders() {
-                    *holders.entry(row).or_default() += blocks;
-                }
-                (holders, None)
+        let mut holders = match self {
+            Self::Semaphore(semaphore) => by_row(semaphore.holders()),
+            Self::Pool(pool) => by_row(pool.holders()),
+            Self::Topic(topic, pool) => {
+                let subscribers = topic.subscribers();
+                by_row(pool.holders().into_iter().chain(subscribers.iter().map(|reader| (reader.row, reader.held))))
             }
+            Self::Queue(mapped) => by_row(mapped.inputs.holders().into_iter().chain(mapped.outputs.holders())),
         };
-        for subscriber in topic.map(|topic| topic.subscribers()).unwrap_or_default() {
-            *holders.entry(subscriber.row).or_default() += subscriber.held;
-        }
         holders.retain(|_, slots| *slots > 0);
         holders
     }
@@ -135,15 +129,9 @@ impl SlotTable {
     /// Counts the threads of each row that wait for a permit or block.
     pub(super) fn waiters(&self) -> BTreeMap<u16, u32> {
         match self {
-            Self::Semaphore(semaphore) => semaphore.waiters().into_iter().collect(),
-            Self::Pool(pool) | Self::Topic(_, pool) => pool.waiters().into_iter().collect(),
-            Self::Queue(mapped) => {
-                let mut waiters: BTreeMap<_, _> = mapped.inputs.waiters().into_iter().collect();
-                for (row, number) in mapped.outputs.waiters() {
-                    *waiters.entry(row).or_default() += number;
-                }
-                waiters
-            }
+            Self::Semaphore(semaphore) => by_row(semaphore.waiters()),
+            Self::Pool(pool) | Self::Topic(_, pool) => by_row(pool.waiters()),
+            Self::Queue(mapped) => by_row(mapped.inputs.waiters().into_iter().chain(mapped.outputs.waiters())),
         }
     }
 
@@ -155,6 +143,15 @@ impl SlotTable {
             Self::Queue(mapped) => mapped.inputs.count() + mapped.outputs.count() + mapped.queue.shape().tasks,
         }
     }
+}
+
+/// Sums counts by row.
+fn by_row(counts: impl IntoIterator<Item = (u16, u32)>) -> BTreeMap<u16, u32> {
+    let mut sums = BTreeMap::new();
+    for (row, count) in counts {
+        *sums.entry(row).or_default() += count;
+    }
+    sums
 }
 
 /// The state of a timeline.
@@ -258,16 +255,14 @@ impl Control {
             ControlNeeded::Slab => {
                 let fd = Slab::create()?;
                 let slab = Slab::map(&fd)?;
-                let bytes = memfd::len(&fd)?;
-                let created = store.keep_control(fd, bytes);
+                let created = keep(fd, store)?;
                 self.slabs.insert(created.fd, slab);
                 Ok(created)
             }
             ControlNeeded::Semaphore(maximum) => {
                 let fd = Semaphore::create(maximum)?;
                 let semaphore = Semaphore::map(&fd)?;
-                let bytes = memfd::len(&fd)?;
-                let created = store.keep_control(fd, bytes);
+                let created = keep(fd, store)?;
                 self.tables.insert(created.fd, SlotTable::Semaphore(semaphore));
                 Ok(created)
             }
@@ -293,13 +288,9 @@ impl Control {
             }
             (None, None) => (SlotTable::Pool(pool), None, None),
         };
-        let mut keep = |fd: OwnedFd| {
-            let bytes = memfd::len(&fd)?;
-            Ok::<_, io::Error>(store.keep_control(fd, bytes))
-        };
-        let pool = keep(pool_fd)?;
-        let outputs = outputs.map(&mut keep).transpose()?;
-        let object = object.map(&mut keep).transpose()?;
+        let pool = keep(pool_fd, store)?;
+        let outputs = outputs.map(|fd| keep(fd, store)).transpose()?;
+        let object = object.map(|fd| keep(fd, store)).transpose()?;
         let control = BlockControl { shape, pool, outputs, object };
         self.tables.insert(control.slot_table(), table);
         Ok(control)
@@ -544,6 +535,11 @@ fn map_blocks(blocks: &BlockControl, store: &FdStore) -> Option<SlotTable> {
     let outputs = map(outputs.fd, store, |fd| Pool::map(fd))?;
     let queue = map(object.fd, store, |fd| Queue::map(fd))?;
     Some(SlotTable::Queue(Box::new(MappedQueue { queue, inputs: pool, outputs })))
+}
+
+fn keep(fd: OwnedFd, store: &mut FdStore) -> io::Result<ControlMemory> {
+    let bytes = memfd::len(&fd)?;
+    Ok(store.keep_control(fd, bytes))
 }
 
 fn create_pool(blocks: u32) -> io::Result<(OwnedFd, Pool)> {
