@@ -1,7 +1,5 @@
 //! Tasks, and submitting them.
 
-use std::fmt;
-
 use partywall_cuda::StreamRef;
 use partywall_shm::{
     members,
@@ -40,9 +38,11 @@ enum NamedInput {
 }
 
 /// A task that could not be submitted.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{} of {} tasks were not submitted: {error}", tasks.len(), tasks.len() + submitted.len())]
 pub struct Unsubmitted {
     /// The reason.
+    #[source]
     pub error: Error,
     /// The tasks that were not submitted, with their blocks. The tasks before them were submitted: their tickets are in
     /// [`submitted`](Self::submitted).
@@ -356,24 +356,6 @@ impl NamedInput {
 
     fn into_block(self) -> Option<Block> {
         if let Self::Block(block) = self { Some(block) } else { None }
-    }
-}
-
-impl std::error::Error for Unsubmitted {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.error)
-    }
-}
-
-impl fmt::Display for Unsubmitted {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} of {} tasks were not submitted: {}",
-            self.tasks.len(),
-            self.tasks.len() + self.submitted.len(),
-            self.error
-        )
     }
 }
 

@@ -202,7 +202,7 @@ impl Builder {
     /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda).
     pub fn allocate(self) -> Result<Build> {
         check_name(&self.name)?;
-        let CommitOptions { mutable, if_absent, shared, owner, .. } = self.commit;
+        let mutable = self.commit.mutable;
         self.commit.check(&self.name, self.control.is_none())?;
         let lifetime = self.commit.lifetime(&self.name, self.control.is_none())?;
         let bad_table = |source| Error::InvalidArgument(InvalidArgument::Table { name: self.name.clone(), source });
@@ -235,11 +235,8 @@ impl Builder {
             domain: self.domain,
             name: self.name,
             place: self.place,
-            mutable,
+            commit: self.commit,
             lifetime,
-            if_absent,
-            shared,
-            owner,
             claim: self.claim,
             control: self.control,
         })
@@ -287,11 +284,8 @@ pub struct Build {
     domain: Domain,
     pub(super) name: String,
     place: Place,
-    mutable: bool,
+    commit: CommitOptions,
     lifetime: Lifetime,
-    if_absent: bool,
-    shared: bool,
-    owner: Option<u64>,
     claim: Option<Claim>,
     control: Option<Control>,
 }
@@ -488,7 +482,8 @@ impl Build {
         // Freezing changes memory that a forked child shares with its parent.
         self.domain.link().require_ours()?;
         self.allocate_chunks(usize::MAX)?;
-        self.draft.freeze(self.mutable).map_err(|e| named(e, &self.name))?;
+        let CommitOptions { mutable, if_absent, shared, owner, .. } = self.commit;
+        self.draft.freeze(mutable).map_err(|e| named(e, &self.name))?;
         let mut fds = self.draft.fds();
         let fd_numbers = fds.iter().map(AsRawFd::as_raw_fd).collect();
         let (table, table_fd) = wire_table(&self.name, self.table.as_bytes())?;
@@ -501,14 +496,14 @@ impl Build {
             handles: Vec::new(),
             table,
             tensors: self.table.len() as u64,
-            mutable: self.mutable,
+            mutable,
             reserved: self.draft.reserved(),
             lifetime: self.lifetime,
-            owner: self.owner,
+            owner,
             control: self.control,
-            if_absent: self.if_absent,
+            if_absent,
             claim: self.claim.as_ref().and_then(|claim| claim.id),
-            shared: self.shared,
+            shared,
         };
         match self.domain.link().call_with(Call::Commit(commit), &fds)? {
             (Answer::Committed { version, lease }, control) => Ok(Committed { version, lease, fd_numbers, control }),
@@ -517,7 +512,8 @@ impl Build {
     }
 
     fn into_segment(self, committed: Committed) -> Segment {
-        let Self { draft, kind, table, chunks, domain, name, place, mutable, lifetime, shared, claim, .. } = self;
+        let Self { draft, kind, table, chunks, domain, name, place, commit, lifetime, claim, .. } = self;
+        let CommitOptions { mutable, shared, .. } = commit;
         let Committed { version, lease, fd_numbers, control: fds } = committed;
         // The commit has fulfilled the claim.
         if let Some(mut claim) = claim {

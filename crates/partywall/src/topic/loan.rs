@@ -84,9 +84,11 @@ pub struct Published {
 }
 
 /// A sample that could not be published.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("a sample was not published: {error}")]
 pub struct UnpublishedSample {
     /// The reason.
+    #[source]
     pub error: Error,
     /// The sample, to be published again, or dropped.
     pub filled: Box<Filled>,
@@ -495,18 +497,6 @@ impl fmt::Debug for Loan {
 impl fmt::Debug for Filled {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Filled").field(&self.0).finish()
-    }
-}
-
-impl std::error::Error for UnpublishedSample {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.error)
-    }
-}
-
-impl fmt::Display for UnpublishedSample {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a sample was not published: {}", self.error)
     }
 }
 
