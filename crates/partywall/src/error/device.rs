@@ -118,7 +118,7 @@ impl DeviceFault {
             ),
             Self::NoPinned { .. } => ErrorKind::Device.help(
                 "no-pinned-memory",
-                "`partywall doctor` says what is missing; host memory works without it (device `host`, and pin() where a GPU reads it)",
+                "name a node that exists, if you named one; `partywall doctor` says what else is missing; host memory works without it (device `host`, and pin() where a GPU reads it)",
             ),
             Self::Remote { .. } => ErrorKind::Device.help(
                 "remote-device",
