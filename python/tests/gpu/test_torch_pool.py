@@ -47,6 +47,8 @@ def test_model_that_moves_into_a_pool_is_published_in_place(socket, domain, chil
     model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024, bias=False) for _ in range(40)))
     for parameter in model.parameters():
         torch.nn.init.ones_(parameter)
+    # Loads the kernels, which are memory, too.
+    torch.ones(1, device="cuda")
     before = used()
     with domain.torch_pool("weights", size=512 * MIB) as pool:
         model.to("cuda")

@@ -8,22 +8,16 @@ use std::{
 
 use partywall::{DType, Domain, Error, Place, Policy, Result, error::DeviceFault};
 use partywall_harness::{
-    Running, Sandbox, WATCHDOG, eventually, kill,
+    ROLE, Running, Sandbox, WATCHDOG, eventually, kill,
     wire::{Client, hello, shake_hands_as},
 };
 use partywall_wire::{Answer, Call, ClientHello};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use serde_json::{Value, json};
 
-const ROLE: &str = "PARTYWALL_TEST_ROLE";
-
-/// Holds one of every kind of object on the first GPU until all are lost. It is no test itself.
-#[test]
+/// Holds one of every kind of object on the first GPU until all are lost.
 #[allow(clippy::print_stdout)] // it is how it talks to the test
-fn role() {
-    if std::env::var_os(ROLE).is_none() {
-        return;
-    }
+pub(crate) fn play() {
     let domain = Domain::options().start(false).connect().unwrap();
     let place = Place::Gpu(partywall::gpu::devices().unwrap()[0].uuid().unwrap());
     let build = domain.create("weights", place).tensor("w", DType::U8, &[4]).kept(true).allocate().unwrap();

@@ -28,3 +28,21 @@ mod topics;
 mod trace;
 mod users;
 mod weights;
+
+/// Runs the other processes that tests start. It is no test itself.
+#[test]
+fn role() {
+    if let Ok(role) = std::env::var(partywall_harness::ROLE) {
+        match role.as_str() {
+            "holder" => losses::play(),
+            "other program" => simulated::play(),
+            role => soak::play(role),
+        }
+    }
+}
+
+/// Runs the stand-in for the MPS daemon. It is no test itself.
+#[test]
+fn mps_control() {
+    partywall_harness::mps::play();
+}

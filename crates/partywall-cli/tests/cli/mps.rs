@@ -18,12 +18,6 @@ use partywall_harness::{
 use partywall_os::process;
 use serde_json::{Value, json};
 
-/// Runs the stand-in for the daemon. It is no test itself.
-#[test]
-fn mps_control() {
-    mps::play();
-}
-
 /// A sandbox whose programs find the stand-in.
 struct Place {
     sandbox: Sandbox,

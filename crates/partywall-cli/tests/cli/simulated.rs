@@ -6,18 +6,12 @@ use partywall::{
     DType, Domain,
     cuda::{DeviceBuffer, ForeignMemory},
 };
-use partywall_harness::{Running, Sandbox, binary, eventually, simulated_driver};
+use partywall_harness::{ROLE, Running, Sandbox, binary, eventually, simulated_driver};
 use serde_json::json;
 
-const ROLE: &str = "PARTYWALL_TEST_ROLE";
-
-/// Runs the other program. It is no test itself.
-#[test]
+/// Runs the other program.
 #[allow(clippy::print_stdout)] // it is how it talks to the test
-fn role() {
-    if std::env::var_os(ROLE).is_none() {
-        return;
-    }
+pub(crate) fn play() {
     let domain = Domain::options().start(false).connect().unwrap();
     let gpu = domain.gpu(partywall::gpu::devices().unwrap()[0].uuid().unwrap()).unwrap();
     let buffer = Arc::new(DeviceBuffer::new(gpu.context(), 8192).unwrap());
@@ -37,7 +31,7 @@ fn legacy_memory_is_shown_and_read_on_the_simulated_gpu() {
         Running::spawn(command.env("PARTYWALL_LIBCUDA", simulated_driver())).wait()
     };
     let mut program = sandbox.program(std::env::current_exe().unwrap());
-    program.args(["--exact", "role", "--nocapture"]).env(ROLE, "publisher");
+    program.args(["--exact", "role", "--nocapture"]).env(ROLE, "other program");
     let mut publisher = Running::spawn(program.env("PARTYWALL_LIBCUDA", simulated_driver()));
     while publisher.line() != "ready true" {}
 

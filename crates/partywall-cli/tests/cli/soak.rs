@@ -12,7 +12,7 @@ use std::{
 };
 
 use partywall::{DType, Domain, Place, Policy, Topic, info::StatusInfo};
-use partywall_harness::{Actor, ROLE, Sandbox, WATCHDOG, commit, kill, next_order, say};
+use partywall_harness::{Actor, Sandbox, WATCHDOG, commit, kill, next_order, say};
 
 const ATTACHMENTS: u64 = 20_000;
 const VERSIONS: u64 = 2_000;
@@ -32,10 +32,8 @@ const WARM_UP: [u64; 2] = [5, 500];
 /// How many operations a process is asked for at once.
 const PART: usize = 10_000;
 
-/// Runs the processes that the test starts. It is no test itself.
-#[test]
-fn role() {
-    let Ok(role) = std::env::var(ROLE) else { return };
+/// Runs the processes that the test starts.
+pub(crate) fn play(role: &str) {
     let connect = || Domain::options().start(false).connect().unwrap();
     let domain = connect();
     let topic = || domain.topic("messages").timeout(WATCHDOG).open().unwrap();
@@ -47,7 +45,7 @@ fn role() {
             say("done");
         }
     };
-    match role.as_str() {
+    match role {
         "attach" => repeat(&mut |count| {
             let own = (count % 100 == 0).then(connect);
             let segment = own.as_ref().unwrap_or(&domain).open("attached", WATCHDOG).unwrap();
