@@ -501,6 +501,8 @@ def test_topic_has_its_options_and_refuses_others(domain, frames):
         assert repr(images).startswith("<partywall.Topic images: samples of uint8 [480, 640, 3], up to 921600 bytes on host")
         with pytest.raises(pw.WrongTopic, match=r"of uint8 \[480, 640, 3\], not of uint8 \[480, 640\]"):
             domain.topic("images", shape=(480, 640), dtype="uint8", device="host")
+    with pytest.raises(pw.WrongTopic, match="does not fill a number of whole bytes below 2⁶⁴"):
+        domain.topic("huge", shape=(1 << 61,), dtype="float64", device="host")
     with domain.topic("strips", shape=(None, 2), dtype="uint8", max_bytes=6, device="host") as strips:
         assert strips.shape == (None, 2)
         with strips.publisher() as publisher, strips.subscriber() as subscriber:

@@ -341,3 +341,13 @@ def test_checksums_depend_on_each_byte(monkeypatch, size):
         assert shared._checksum.checksums([changed]) != whole
     if size == 100:
         assert shared._checksum.checksums([data.flip(0)]) != whole
+
+
+def test_handle_of_a_model_that_was_loaded_again_is_closed(domain):
+    version(domain, 0)
+    model, former = loaded(domain)
+    handle = shared.load_module(model, "toy", domain=domain)
+    second = version(domain, 1)
+    with pytest.raises(pw.Closed, match="because its model was loaded again; advance the handle"):
+        former.advance()
+    assert handle.advance() == 2 and is_same(model, second)

@@ -275,10 +275,10 @@ fn files_and_standard_input_are_published_as_samples() {
     assert_eq!(receive(&subscriber, &two).0, [2.0, 0.0]);
     let cut = piped.wait().expect(2).stderr;
     assert!(cut.contains("after 4 of 8 bytes"), "{cut}");
-    // A typed file determines the type of the new topic.
+    // A typed file, whatever the case of its suffix, determines the type of the new topic.
     let header = format!("{:<69}\n", "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }");
     let npy = [&b"\x93NUMPY\x01\x00\x46\x00"[..], header.as_bytes(), &floats].concat();
-    let npy = sandbox.file("frame.npy", npy);
+    let npy = sandbox.file("frame.NPY", npy);
     let publisher = sandbox.spawn(publishing(&["frame", npy.to_str().unwrap(), "--wait-subscribers", "1"]));
     let frame = domain.topic("frame").timeout(LONG).open().unwrap();
     assert_eq!((frame.dtype(), frame.shape()), (Some(DType::F32), Some(&[Some(2), Some(3)][..])));

@@ -266,7 +266,7 @@ impl TopicOptions {
     /// Returns the bytes of a block, or why they are unknown.
     fn block_bytes(&self, samples: &SampleType) -> Result<u64, String> {
         match (self.max_bytes, samples.bytes()) {
-            (_, Some(None)) => Err(format!("a sample of {samples} does not fill a number of whole bytes")),
+            (_, Some(None)) => Err(format!("a sample of {samples} does not fill a number of whole bytes below 2⁶⁴")),
             (Some(most), Some(Some(bytes))) if bytes > most => {
                 Err(format!("a sample of {samples} has {bytes} bytes, more than the {most} of the largest one"))
             }

@@ -312,7 +312,8 @@ impl Joined {
         }
         let elements = shape.iter().try_fold(1_u64, |all, extent| all.checked_mul(*extent));
         let bytes = elements.and_then(|elements| dtype.bytes_for(elements));
-        let needed = bytes.ok_or_else(|| bad(format!("{dtype} {shape:?} does not fill a number of whole bytes")))?;
+        let needed =
+            bytes.ok_or_else(|| bad(format!("{dtype} {shape:?} does not fill a number of whole bytes below 2⁶⁴")))?;
         let has = self.open.blocks.shape().block_bytes;
         if needed > has {
             return Err(Mismatch::BlockSize { name: topic(), of: Named::Topic, has, needed }.into());

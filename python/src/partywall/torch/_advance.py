@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from partywall import _streams
+from partywall._errors import Closed
 from partywall._native import Tensor
 from partywall._segment import Segment
 from partywall.torch import _checksum, _manifest, _tensors
@@ -36,6 +37,10 @@ def advance(
     if loading is None or model is None:
         why = "load_module has not made this one" if loading is None else "this is that of a model that has ended"
         raise ValueError(f"only the handle of a loaded model can advance, and {why}")
+    if handle.closed:
+        # Loading a model again closes the handle that it had.
+        what = f"this handle of {handle.name!r} is closed, by close() or because its model was loaded again"
+        raise Closed(what, "advance the handle that load_module() returned last", "closed")
     segment = handle.segment._newer(version, timeout)
     if segment is None:
         return handle.version

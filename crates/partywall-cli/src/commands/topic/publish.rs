@@ -108,7 +108,9 @@ impl Arguments {
             let what = format!("{} has {}", path.display(), count(plan.tensors().len() as u64, "tensor"));
             return Err(Failure::new(ErrorKind::Usage, what, "publish a file with one tensor: a sample is one tensor"));
         };
-        let is_typed = ["npy", "safetensors"].iter().any(|suffix| path.extension().is_some_and(|has| has == *suffix));
+        let is_typed = ["npy", "safetensors"]
+            .iter()
+            .any(|suffix| path.extension().is_some_and(|has| has.eq_ignore_ascii_case(suffix)));
         let bytes = plan.read_tensor(0).map_err(partywall::Error::from)?;
         Ok(if is_typed { Source::Tensor(tensor.clone(), bytes) } else { Source::Bytes(path.clone(), bytes) })
     }
