@@ -57,7 +57,7 @@ pub(super) struct MemberRecord {
     restored: Option<Instant>,
 }
 
-/// Who a member is, for as long as it is a member.
+/// What identifies a member, for as long as it is one.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(super) struct Who {
     pub(super) token: Token,
