@@ -47,7 +47,7 @@ pub(crate) fn open_directory(path: &Path) -> Result<PrivateDir, Failure> {
         Failure::new(
             ErrorKind::Refused,
             format!("{} cannot be used: {why}", path.display()),
-            "set XDG_RUNTIME_DIR to a directory of your own",
+            "name a socket in a directory of your own by --socket or PARTYWALL_SOCKET, or set XDG_RUNTIME_DIR",
         )
     })
 }

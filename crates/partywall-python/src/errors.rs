@@ -238,7 +238,10 @@ fn class(error: &Error) -> &'static str {
         Error::Unreachable(Unreachable::Version { .. }) => "VersionMismatch",
         Error::InvalidData(InvalidData::Table { .. }) => "BadTensor",
         Error::Unreachable(
-            Unreachable::UnsafeDirectory { .. } | Unreachable::User { .. } | Unreachable::Driver { .. },
+            Unreachable::UnsafeDirectory { .. }
+            | Unreachable::User { .. }
+            | Unreachable::Barred { .. }
+            | Unreachable::Driver { .. },
         ) => "AccessDenied",
         Error::Unreachable(Unreachable::Forked { .. }) => "Forked",
         Error::File(_) if error.kind() == ErrorKind::NotFound => "FileNotFound",

@@ -268,6 +268,7 @@ fn every_error() -> Vec<Error> {
             ours: 1000,
             why: ForeignBroker::NotAdmitted,
         }),
+        Error::Unreachable(Unreachable::Barred { path: socket.clone(), owner: 0, ours: 1000 }),
         Error::Unreachable(Unreachable::User {
             socket,
             broker: 0,

@@ -224,7 +224,7 @@ fn needs_root_members_of_a_group_are_admitted() {
     ls(BOB, TEAM).expect(0);
     Running::spawn(&mut host.command_in_two_groups(BOB, TEAM, &["ls"])).wait().expect(0);
     // The kernel refuses before the broker can.
-    refused(ls(BOB, BOB), [0, BOB], &["does not admit", "--allow-uid 65532", "--group"]);
+    refused(ls(BOB, BOB), [0, BOB], &["may not use", "run/s.sock", "--allow-uid 65532", "--group"]);
     serve.signal(Signal::TERM);
     serve.wait().expect(0);
 }

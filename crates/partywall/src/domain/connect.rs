@@ -3,7 +3,7 @@
 use std::{
     io::Read,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
@@ -125,8 +125,8 @@ pub(super) fn open(location: &Location) -> Result<OwnedFd> {
         Errno::AGAIN => unreachable("it does not accept connections; is it stopped?".into()),
         Errno::MFILE | Errno::NFILE => Error::system("connecting to the broker", errno),
         Errno::NOENT => unreachable("there is no socket".into()),
-        Errno::ACCESS => match barred_by(path) {
-            Some(owner) if owner != ours => foreign(owner, ForeignBroker::NotAdmitted),
+        Errno::ACCESS => match deepest_visible(path) {
+            Some((path, owner)) if owner != ours => Unreachable::Barred { path, owner, ours }.into(),
             _ => unreachable(errno.to_string()),
         },
         Errno::CONNREFUSED => unreachable("connection refused, no process listens".into()),
@@ -159,10 +159,10 @@ pub(crate) fn check_foreign(location: &Location, broker: u32) -> Result<(), Fore
     }
 }
 
-/// Returns the owner of what this process may not use on the way to `path`: of the socket, or else of the deepest
+/// Returns what this process may not use on the way to a socket, and its owner: the socket, or else the deepest
 /// directory that is visible.
-fn barred_by(path: &Path) -> Option<u32> {
-    path.ancestors().find_map(|part| Some(rustix::fs::stat(part).ok()?.st_uid))
+fn deepest_visible(path: &Path) -> Option<(PathBuf, u32)> {
+    path.ancestors().find_map(|part| Some((part.to_owned(), rustix::fs::stat(part).ok()?.st_uid)))
 }
 
 /// Performs the handshake.

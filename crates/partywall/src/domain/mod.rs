@@ -173,7 +173,8 @@ impl DomainOptions {
     /// # Errors
     /// [`Unreachable::NoAnswer`] if no broker runs and none may be started, [`Unreachable::NoProgram`] or
     /// [`Unreachable::NotStarted`] if none can be started, [`Unreachable::Version`], [`Unreachable::User`],
-    /// [`Unreachable::UnsafeDirectory`], [`LimitReached::Broker`](crate::error::LimitReached::Broker);
+    /// [`Unreachable::Barred`], [`Unreachable::UnsafeDirectory`],
+    /// [`LimitReached::Broker`](crate::error::LimitReached::Broker);
     /// [`MpsFault::NoDaemon`](crate::error::MpsFault::NoDaemon) and [`MpsFault::User`](crate::error::MpsFault::User)
     /// with [`mps`](Self::mps).
     pub fn connect(&self) -> Result<Domain> {
@@ -619,7 +620,7 @@ pub fn broker_pidfd(location: &Location) -> Result<Option<OwnedFd>> {
 /// Returns the pid of the process that listens on a domain's socket, by connecting without a greeting.
 ///
 /// # Errors
-/// [`Unreachable::NoAnswer`] if no process listens there, [`Unreachable::User`].
+/// [`Unreachable::NoAnswer`] if no process listens there, [`Unreachable::User`], [`Unreachable::Barred`].
 pub fn broker_pid(location: &Location) -> Result<Option<u32>> {
     let call = connect::open(location)?;
     socket::peer(&call).map(|peer| peer.pid).map_err(|e| Error::system("asking for the pid of the broker", e))

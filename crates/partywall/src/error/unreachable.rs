@@ -88,6 +88,17 @@ pub enum Unreachable {
         /// Why they do not come together.
         why: ForeignBroker,
     },
+    /// The socket, or a directory on the way to it, is another user's and closed to this process. Whether a broker runs
+    /// there cannot be seen.
+    #[error("this process runs as user {ours}, which may not use {}: it belongs to user {owner}", path.display())]
+    Barred {
+        /// The socket, or the deepest directory that is visible.
+        path: PathBuf,
+        /// Its owner.
+        owner: u32,
+        /// Our user.
+        ours: u32,
+    },
     /// Members on the simulated CUDA driver and on the real one never share a domain.
     #[error("the domain at {} runs on the {} CUDA driver, this process on the {} one", socket.display(), driver_name(*simulated), driver_name(!*simulated))]
     Driver {
@@ -167,6 +178,7 @@ impl Unreachable {
             Self::Version { .. } => ErrorKind::Unreachable.help("version-mismatch", "run `partywall stop --force` (it drops all names), then try again"),
             Self::UnsafeDirectory { path, .. } => ErrorKind::Unreachable.help("unsafe-directory", format!("give only your user access (chmod 700 {}) if it is yours, or set PARTYWALL_SOCKET to a socket in another directory", path.display())),
             Self::User { ours, why: ForeignBroker::NotAdmitted, .. } => ErrorKind::Unreachable.help("wrong-user", format!("start the broker with `partywall serve --allow-uid {ours}` or --group, run both as one user, or use another PARTYWALL_SOCKET")),
+            Self::Barred { ours, .. } => ErrorKind::Unreachable.help("barred-socket", format!("start the broker with `partywall serve --allow-uid {ours}` or --group and its socket in a directory of mode 0711, run both as one user, or use another PARTYWALL_SOCKET")),
             Self::User { why: ForeignBroker::NotNamed, .. } => ErrorKind::Unreachable.help("wrong-user", "name its socket with --socket or PARTYWALL_SOCKET, and start it with --allow-uid"),
             Self::User { broker, .. } => ErrorKind::Unreachable.help("wrong-user", format!("put the socket of a broker with --allow-uid into a directory of root or of user {broker} that others cannot write (mode 0711)")),
             Self::Driver { simulated: true, .. } => ErrorKind::Refused.help("simulated-driver", "choose another --domain, or set PARTYWALL_LIBCUDA as its members have"),
