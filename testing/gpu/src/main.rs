@@ -28,11 +28,14 @@ mod vulkan;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use runner::Selection;
+
 const HELP: &str = "\
-usage: partywall-gpu-tests [NAME...] [--list] [--report FILE]
+usage: partywall-gpu-tests [NAME...] [--skip NAME]... [--list] [--report FILE]
 
 Runs the tests whose names contain a NAME, else all of them. Without a GPU they are skipped.
 
+  --skip NAME     leave out the tests whose names contain NAME
   --list          print the tests with what they need, and run none
   --report FILE   write the outcome of each test to FILE, as JSON
   --help          this text
@@ -44,9 +47,9 @@ did or the driver of a GPU that is there cannot be used, 2 for wrong arguments.
 /// What the arguments ask for.
 enum Task {
     Help,
-    List(Vec<String>),
+    List(Selection),
     All {
-        names: Vec<String>,
+        selection: Selection,
         report: Option<PathBuf>,
     },
     /// Runs one test, inside its child process.
@@ -69,8 +72,8 @@ fn run() -> ExitCode {
             print!("{HELP}");
             ExitCode::SUCCESS
         }
-        Ok(Task::List(names)) => runner::list(&names),
-        Ok(Task::All { names, report }) => runner::run_all(&names, report.as_deref()),
+        Ok(Task::List(selection)) => runner::list(&selection),
+        Ok(Task::All { selection, report }) => runner::run_all(&selection, report.as_deref()),
         Ok(Task::One(name)) => runner::run_one(&name),
         Ok(Task::Probe) => runner::probe_in_child(),
         Ok(Task::Role(role, arguments)) => match tests::play(&role, &arguments) {
@@ -88,7 +91,7 @@ fn run() -> ExitCode {
 }
 
 fn task(mut arguments: impl Iterator<Item = String>) -> Result<Task, String> {
-    let mut names = Vec::new();
+    let mut selection = Selection::default();
     let mut report = None;
     let mut list = false;
     while let Some(argument) = arguments.next() {
@@ -97,12 +100,13 @@ fn task(mut arguments: impl Iterator<Item = String>) -> Result<Task, String> {
             "--help" | "-h" => return Ok(Task::Help),
             "--list" => list = true,
             "--report" => report = Some(PathBuf::from(value()?)),
+            "--skip" => selection.without.push(value()?),
             runner::RUN_ONE => return Ok(Task::One(value()?)),
             runner::PROBE => return Ok(Task::Probe),
             tests::world::ROLE => return Ok(Task::Role(value()?, arguments.collect())),
             unknown if unknown.starts_with('-') => return Err(format!("unknown option {unknown}")),
-            _ => names.push(argument),
+            _ => selection.with.push(argument),
         }
     }
-    Ok(if list { Task::List(names) } else { Task::All { names, report } })
+    Ok(if list { Task::List(selection) } else { Task::All { selection, report } })
 }

@@ -24,9 +24,25 @@ pub(crate) const PROBE: &str = "--probe";
 /// The first use of a driver that is not kept loaded can take tens of seconds.
 const PROBE_LIMIT: Duration = Duration::from_secs(120);
 
-/// Prints the tests that are meant by `names`.
-pub(crate) fn list(names: &[String]) -> ExitCode {
-    for test in meant(names) {
+/// A selection of tests by parts of their names.
+#[derive(Default)]
+pub(crate) struct Selection {
+    /// A selected test has one of them in its name; if there are none, all tests are selected.
+    pub(crate) with: Vec<String>,
+    /// A selected test has none of them in its name.
+    pub(crate) without: Vec<String>,
+}
+
+impl Selection {
+    fn tests(&self) -> impl Iterator<Item = &'static Test> {
+        let has = |test: &Test, parts: &[String]| parts.iter().any(|part| test.name.contains(part));
+        tests::all().filter(move |test| (self.with.is_empty() || has(test, &self.with)) && !has(test, &self.without))
+    }
+}
+
+/// Prints the selected tests.
+pub(crate) fn list(selection: &Selection) -> ExitCode {
+    for test in selection.tests() {
         println!("{}  (needs {}, at most {} s)", test.name, test.needs, test.timeout.as_secs());
     }
     ExitCode::SUCCESS
@@ -63,16 +79,11 @@ pub(crate) fn probe_in_child() -> ExitCode {
     }
 }
 
-/// Returns the tests whose names contain one of `names`, or all tests if there are none.
-fn meant(names: &[String]) -> impl Iterator<Item = &'static Test> {
-    tests::all().filter(move |test| names.is_empty() || names.iter().any(|name| test.name.contains(name)))
-}
-
-/// Runs the tests that are meant by `names`, reports to the terminal and to `report`.
-pub(crate) fn run_all(names: &[String], report: Option<&Path>) -> ExitCode {
-    let chosen: Vec<&Test> = meant(names).collect();
+/// Runs the selected tests, reports to the terminal and to `report`.
+pub(crate) fn run_all(selection: &Selection, report: Option<&Path>) -> ExitCode {
+    let chosen: Vec<&Test> = selection.tests().collect();
     if chosen.is_empty() {
-        eprintln!("error: no test's name contains {}; --list prints their names", names.join(" or "));
+        eprintln!("error: no test has such a name; --list without NAME prints all names");
         return ExitCode::from(2);
     }
     let found = match probe() {
