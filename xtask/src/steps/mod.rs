@@ -141,12 +141,6 @@ const TEST: &[Step] = &[
     },
     Step { name: "without-gpu", about: "tests for machines without a GPU", lane: Lane::Main, run: rust::without_gpu },
     Step {
-        name: "simulated-gpu",
-        about: "the integration tests once more, with segments on a simulated GPU",
-        lane: Lane::Main,
-        run: rust::on_simulated_gpu,
-    },
-    Step {
         name: "faults",
         about: "each driver function in each public operation, failed and killed in turn",
         lane: Lane::Waiting,
@@ -154,14 +148,14 @@ const TEST: &[Step] = &[
     },
     Step {
         name: "gpu-tests",
-        about: "the program that tests real GPUs, on two simulated ones",
+        about: "the program that tests real GPUs, on two simulated ones, without labs",
         lane: Lane::Waiting,
         run: simulated::gpu_tests,
     },
     Step {
         name: "python",
         about: "the Python package: built, installed, type-checked and tested",
-        lane: Lane::Main,
+        lane: Lane::Waiting,
         run: python::package,
     },
     Step { name: "doc-tests", about: "the examples in rustdoc", lane: Lane::Main, run: rust::doc_tests },
@@ -183,13 +177,6 @@ const TEST: &[Step] = &[
         about: "the shaders' SPIR-V is what they compile to",
         lane: Lane::Side,
         run: sources::shaders,
-    },
-    Step { name: "clippy", about: "clippy, with warnings as errors", lane: Lane::Side, run: sources::clippy },
-    Step {
-        name: "rustdoc",
-        about: "the pages of rustdoc, with warnings as errors",
-        lane: Lane::Side,
-        run: sources::rustdoc,
     },
 ];
 
@@ -218,6 +205,13 @@ const LONG: &[Step] = &[
         lane: Lane::Side,
         run: rust::address_sanitizer,
     },
+    Step { name: "clippy", about: "clippy, with warnings as errors", lane: Lane::Side, run: sources::clippy },
+    Step {
+        name: "rustdoc",
+        about: "the pages of rustdoc, with warnings as errors",
+        lane: Lane::Side,
+        run: sources::rustdoc,
+    },
     Step { name: "book", about: "the pages as a book, and the links in it", lane: Lane::Side, run: sources::book },
     Step {
         name: "binary",
@@ -233,10 +227,22 @@ const LONG: &[Step] = &[
     },
     Step { name: "minutes", about: "tests in Rust that take minutes", lane: Lane::Main, run: rust::in_minutes },
     Step {
+        name: "simulated-gpu",
+        about: "the integration tests once more, with segments on a simulated GPU",
+        lane: Lane::Main,
+        run: rust::on_simulated_gpu,
+    },
+    Step {
         name: "simulated-pinned",
         about: "the integration tests once more, with segments in pinned memory of the simulated driver",
         lane: Lane::Main,
         run: rust::in_simulated_pinned_memory,
+    },
+    Step {
+        name: "gpu-labs",
+        about: "the labs and benchmarks of the program that tests real GPUs, on two simulated ones",
+        lane: Lane::Waiting,
+        run: simulated::gpu_labs,
     },
     Step {
         name: "all-faults",

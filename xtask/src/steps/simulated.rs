@@ -9,20 +9,28 @@ use crate::tools::Workspace;
 /// The variable with the seed for the pauses of simulated streams.
 const SEED: &str = "SIMCUDA_SEED";
 
-/// Runs the program that tests real GPUs on two simulated GPUs. Their streams pause at random, so that work without a
-/// proper order fails. The printed seed repeats a run.
+/// Parts of the names of the tests that run labs and benchmarks. Tests of the command line run most of them, too.
+const LABS: [&str; 2] = ["command_lab", "command_bench"];
+
 pub(super) fn gpu_tests(workspace: &Workspace) -> Outcome {
-    let run = || {
-        build_what_tests_run(workspace)?;
-        let seed = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-        workspace.say(&format!("{SEED}={seed}"));
-        let mut command = workspace.program("partywall-gpu-tests");
-        command.arg("--report").arg(workspace.target.join("simulated-gpu-tests.json"));
-        command.env(LIBCUDA, workspace.simulated_driver()).env(SEED, seed.to_string());
-        command.env("SIMCUDA_DEVICES", "2").env("SIMCUDA_DELAY", "300");
-        workspace.run(in_test_environment(workspace, &mut command))
-    };
-    run().into()
+    on_two_gpus(workspace, "gpu-tests", &LABS.map(|part| ["--skip", part]).concat()).into()
+}
+
+pub(super) fn gpu_labs(workspace: &Workspace) -> Outcome {
+    on_two_gpus(workspace, "gpu-labs", &LABS).into()
+}
+
+/// Runs a selection of the program that tests real GPUs on two simulated GPUs. Their streams pause at random, so that
+/// work without a proper order fails. The printed seed repeats a run.
+fn on_two_gpus(workspace: &Workspace, step: &str, selection: &[&str]) -> Result<(), String> {
+    build_what_tests_run(workspace)?;
+    let seed = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    workspace.say(&format!("{SEED}={seed}"));
+    let mut command = workspace.program("partywall-gpu-tests");
+    command.args(selection).arg("--report").arg(workspace.target.join(format!("simulated-{step}.json")));
+    command.env(LIBCUDA, workspace.simulated_driver()).env(SEED, seed.to_string());
+    command.env("SIMCUDA_DEVICES", "2").env("SIMCUDA_DELAY", "300");
+    workspace.run(in_test_environment(workspace, &mut command))
 }
 
 /// Fails each function of the driver in each public operation, and kills a process there.
