@@ -141,6 +141,23 @@ fn every_format_comes_back_byte_for_byte() {
 }
 
 #[test]
+fn memory_for_put_and_get_does_not_grow_with_the_file() {
+    const PRIVATE_KIB: u32 = 64 << 10;
+    let sandbox = Sandbox::new();
+    // The broker has no such limit.
+    sandbox.broker();
+    let tensor = noise(3 * PRIVATE_KIB as usize * 1024 / 2, 9);
+    let lens = [tensor.len()];
+    let file = safetensors(&[("a", "U8", &lens, &tensor), ("b", "U8", &lens, &tensor)]);
+    sandbox.file("in.safetensors", &file);
+    for arguments in [format!("put --device {} in.safetensors x", device()), "get x out.safetensors".to_owned()] {
+        let shell = format!("ulimit -d {PRIVATE_KIB}; exec {} {arguments}", partywall_harness::binary().display());
+        Running::spawn(sandbox.program("bash").args(["-c", &shell])).wait().expect(0);
+    }
+    assert!(fs::read(sandbox.path().join("out.safetensors")).unwrap() == file);
+}
+
+#[test]
 fn standard_input_is_raw_bytes() {
     let sandbox = Sandbox::new();
     let bytes = noise(2_500_000, 6);
