@@ -55,6 +55,7 @@ pub(crate) struct Package {
 pub(crate) struct Once {
     pub(crate) built: OnceLock<Result<(), String>>,
     pub(crate) python: OnceLock<Result<(), String>>,
+    pub(crate) installed: OnceLock<Result<(), String>>,
 }
 
 impl Workspace {

@@ -154,9 +154,15 @@ const TEST: &[Step] = &[
     },
     Step {
         name: "python",
-        about: "the Python package: built, installed, type-checked and tested",
+        about: "the Python package: built, installed, type-checked and tested in host memory",
         lane: Lane::Waiting,
         run: python::package,
+    },
+    Step {
+        name: "python-simulated",
+        about: "the Python package, tested on a simulated GPU",
+        lane: Lane::Waiting,
+        run: python::on_simulated_gpu,
     },
     Step { name: "doc-tests", about: "the examples in rustdoc", lane: Lane::Main, run: rust::doc_tests },
     Step {

@@ -23,23 +23,29 @@ pub(super) fn packages(workspace: &Workspace) -> Outcome {
     }
 }
 
-/// Builds and installs the package as its users do, checks its types, and runs its tests on host memory and on the
-/// simulated GPU.
+/// Builds and installs the package, checks its types, and runs its tests on host memory.
 pub(super) fn package(workspace: &Workspace) -> Outcome {
     let environment = match environment(workspace) {
         Ok(environment) => environment,
         Err(outcome) => return outcome,
     };
-    let simulated = [(LIBCUDA, workspace.simulated_driver())];
     let steps = || {
-        build_what_tests_run(workspace)?;
-        environment.install()?;
+        install(&environment)?;
         environment.check_types()?;
         let examples = [("PARTYWALL_EXAMPLES", workspace.target.join("debug/examples"))];
-        environment.test("python/tests/host", &examples)?;
-        environment.test("python/tests/simulated", &simulated)
+        environment.test("python/tests/host", &examples)
     };
     steps().into()
+}
+
+/// Runs the package's tests on the simulated GPU.
+pub(super) fn on_simulated_gpu(workspace: &Workspace) -> Outcome {
+    let environment = match environment(workspace) {
+        Ok(environment) => environment,
+        Err(outcome) => return outcome,
+    };
+    let simulated = [(LIBCUDA, workspace.simulated_driver())];
+    install(&environment).and_then(|()| environment.test("python/tests/simulated", &simulated)).into()
 }
 
 /// Builds the wheel as its users do, optimised and with a program of its own, and tests it on host memory.
@@ -55,6 +61,13 @@ pub(super) fn wheel(workspace: &Workspace) -> Outcome {
         environment.test("python/tests/host", &[])
     };
     steps().into()
+}
+
+/// Builds what tests run and installs the package, once a run.
+fn install(environment: &Environment<'_>) -> Result<(), String> {
+    let workspace = environment.workspace;
+    let install = || build_what_tests_run(workspace).and_then(|()| environment.install());
+    workspace.once.installed.get_or_init(install).clone()
 }
 
 /// Returns the environment that all steps of a run share.
