@@ -25,42 +25,37 @@ pub(super) fn packages(workspace: &Workspace) -> Outcome {
 
 /// Builds and installs the package, checks its types, and runs its tests on host memory.
 pub(super) fn package(workspace: &Workspace) -> Outcome {
-    let environment = match environment(workspace) {
-        Ok(environment) => environment,
-        Err(outcome) => return outcome,
-    };
-    let steps = || {
-        install(&environment)?;
+    in_environment(workspace, |environment| {
+        install(environment)?;
         environment.check_types()?;
         let examples = [("PARTYWALL_EXAMPLES", workspace.target.join("debug/examples"))];
         environment.test("python/tests/host", &examples)
-    };
-    steps().into()
+    })
 }
 
 /// Runs the package's tests on the simulated GPU.
 pub(super) fn on_simulated_gpu(workspace: &Workspace) -> Outcome {
-    let environment = match environment(workspace) {
-        Ok(environment) => environment,
-        Err(outcome) => return outcome,
-    };
-    let simulated = [(LIBCUDA, workspace.simulated_driver())];
-    install(&environment).and_then(|()| environment.test("python/tests/simulated", &simulated)).into()
+    in_environment(workspace, |environment| {
+        install(environment)?;
+        environment.test("python/tests/simulated", &[(LIBCUDA, workspace.simulated_driver())])
+    })
 }
 
 /// Builds the wheel as its users do, optimised and with a program of its own, and tests it on host memory.
 pub(super) fn wheel(workspace: &Workspace) -> Outcome {
-    let environment = match environment(workspace) {
-        Ok(environment) => environment,
-        Err(outcome) => return outcome,
-    };
     let folder = workspace.target.join("wheels");
-    let steps = || {
+    in_environment(workspace, |environment| {
         environment.wheel(OPTIMISED, &folder)?;
         environment.install_wheel(&folder)?;
         environment.test("python/tests/host", &[])
-    };
-    steps().into()
+    })
+}
+
+fn in_environment(workspace: &Workspace, run: impl FnOnce(&Environment<'_>) -> Result<(), String>) -> Outcome {
+    match environment(workspace) {
+        Ok(environment) => run(&environment).into(),
+        Err(outcome) => outcome,
+    }
 }
 
 /// Builds what tests run and installs the package, once a run.
