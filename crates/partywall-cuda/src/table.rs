@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
-use partywall_os::lock::IgnorePoison;
+use partywall_os::{environment, lock::IgnorePoison};
 
 use crate::abi::{
     AllocationHandle, BatchMemOpNodeParams, DevicePtr, Handle, HostFunction, IpcHandle, MemAccessDesc,
@@ -110,7 +110,7 @@ impl Driver {
     pub fn load() -> Result<&'static Self, LoadError> {
         LOADED
             .get_or_init(|| {
-                let library = std::env::var_os(Self::LIBRARY_VARIABLE).unwrap_or_else(|| OsString::from(LIBRARY));
+                let library = environment::place(Self::LIBRARY_VARIABLE).unwrap_or_else(|| OsString::from(LIBRARY));
                 if library == Self::SIMULATED { Self::linked() } else { Self::open(&library) }
             })
             .as_ref()
@@ -139,7 +139,7 @@ impl Driver {
     #[must_use]
     pub fn is_initialized() -> bool {
         if loaded().is_none() {
-            let library = std::env::var_os(Self::LIBRARY_VARIABLE).unwrap_or_else(|| OsString::from(LIBRARY));
+            let library = environment::place(Self::LIBRARY_VARIABLE).unwrap_or_else(|| OsString::from(LIBRARY));
             // SAFETY: with this flag the linker only looks for a library that is loaded already: no initialiser runs.
             if unsafe { Library::open(Some(&library), RTLD_NOW | RTLD_NOLOAD) }.is_err() {
                 return false;

@@ -17,6 +17,7 @@
 //! | [`per_process`] | global state that a forked child begins anew |
 //! | [`fd`] | what a received file descriptor really is |
 //! | [`dir`] | directories that only this user can enter, and locks on them |
+//! | [`environment`] | variables that name places, and processes that must not trust them |
 //!
 //! The oldest supported kernel is Linux 5.10 on x86-64. A function that uses something newer says so and works without
 //! it. Every file descriptor is close-on-exec, and every interrupted call is repeated.
@@ -24,6 +25,7 @@
 pub mod borrow;
 pub mod cpu;
 pub mod dir;
+pub mod environment;
 pub mod fd;
 pub mod futex;
 pub mod lock;

@@ -60,6 +60,12 @@
 //! | `PARTYWALL_LIBCUDA` | the CUDA driver library | `libcuda.so.1` |
 //! | `CUDA_VISIBLE_DEVICES` | which GPUs the process sees, as in every CUDA program | all |
 //!
+//! A variable that is empty counts as unset. `XDG_RUNTIME_DIR` and `TMPDIR` also count as unset if they are not absolute
+//! paths. In a program that gained privileges when it was executed (a set-user-ID bit, file capabilities) no variable
+//! names a program, a library, a socket or a domain: its caller must not choose what runs with the privileges. The
+//! broker is then the program of [`DomainOptions::program`], else `partywall` in `/usr/local/bin`, `/usr/bin` or `/bin`,
+//! and it starts without the caller's environment.
+//!
 //! # Features
 //!
 //! No feature is on by default, and no feature changes the behaviour of the rest.

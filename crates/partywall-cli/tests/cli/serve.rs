@@ -222,6 +222,24 @@ fn readers_start_no_broker_and_name_the_socket() {
 }
 
 #[test]
+fn directories_of_the_environment_are_absolute_paths_or_unset() {
+    let sandbox = Sandbox::new();
+    let own = format!("partywall-{}", rustix::process::geteuid().as_raw());
+    let status = |runtime: &str, temporary: &str| {
+        let mut command = sandbox.command(["status", "--domain", "nobody"]);
+        Running::spawn(command.env("XDG_RUNTIME_DIR", runtime).env("TMPDIR", temporary)).wait().expect(4).stderr
+    };
+    let place = sandbox.path().to_str().unwrap();
+    for (runtime, temporary, directory) in
+        [("", "", "/tmp"), ("", "relative", "/tmp"), ("", place, place), ("relative", place, place)]
+    {
+        let refused = status(runtime, temporary);
+        assert!(refused.contains(&format!(" at {directory}/{own}/nobody.sock: ")), "{runtime:?} {temporary:?} {refused}");
+    }
+    assert!(status(place, "").contains(&format!(" at {place}/partywall/nobody.sock: ")));
+}
+
+#[test]
 fn stopping_nothing_is_no_failure() {
     let sandbox = Sandbox::new();
     let output = sandbox.run(["stop"]).expect(0);

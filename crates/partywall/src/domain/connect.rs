@@ -12,7 +12,7 @@ use partywall_cuda::Driver;
 use partywall_os::{
     Errno,
     dir::PrivateDir,
-    process,
+    environment, process,
     socket::{self, Ready},
 };
 use partywall_wire::{
@@ -257,7 +257,7 @@ fn protocol(error: WireError) -> Error {
 /// Returns whether this process runs on the simulated driver. The driver is loaded for this only if the environment
 /// chooses another driver than the vendor's, because host memory needs no driver.
 fn is_simulated() -> bool {
-    std::env::var_os(Driver::LIBRARY_VARIABLE).is_some() && Driver::load().is_ok_and(Driver::is_simulated)
+    environment::place(Driver::LIBRARY_VARIABLE).is_some() && Driver::load().is_ok_and(Driver::is_simulated)
 }
 
 /// Returns the command line that `show` and `ps` print for this process.
@@ -289,6 +289,7 @@ fn start_broker(location: &Location, program: Option<&Path>) -> Result<OwnedFd> 
     // meanwhile, the next starter then does not take the socket away from that broker.
     let shared = lock.share().map_err(|e| Error::system("sharing the lock on the socket's directory", e))?;
     let mut command = Command::new(&binary);
+    environment::shield(&mut command);
     command.args(["serve", "--background", "--starter-holds-lock", "--domain", &location.domain]);
     if location.is_given {
         command.arg("--socket").arg(&location.socket);

@@ -1,11 +1,12 @@
 //! Finds the socket of a domain, and the program that serves it.
 
 use std::{
-    env,
     ffi::OsString,
     os::unix::ffi::{OsStrExt, OsStringExt},
     path::{Path, PathBuf},
 };
+
+use partywall_os::environment;
 
 use crate::error::{InvalidArgument, Result, Unreachable};
 
@@ -26,27 +27,29 @@ pub struct Location {
 impl Location {
     /// Finds the socket of `domain`. Arguments take precedence over the environment, and a socket over a name:
     /// `PARTYWALL_SOCKET`, then `PARTYWALL_DOMAIN`. The socket of a name is in `$XDG_RUNTIME_DIR/partywall`, or
-    /// otherwise in this user's directory under the temporary directory.
+    /// otherwise in this user's directory under the temporary directory. A variable that is empty counts as unset, and so
+    /// does a directory that is not an absolute path. No variable counts in a process that gained privileges when it was
+    /// executed.
     ///
     /// # Errors
     /// [`InvalidArgument::Name`] for a domain that cannot be a file name.
     pub fn find(domain: Option<&str>, socket: Option<&Path>) -> Result<Self> {
-        let from_environment = |name| env::var_os(name).filter(|value| !value.is_empty());
         let socket = socket.map(Path::to_owned).or_else(|| match domain {
-            None => from_environment("PARTYWALL_SOCKET").map(PathBuf::from),
+            None => environment::place("PARTYWALL_SOCKET").map(PathBuf::from),
             Some(_) => None,
         });
         let domain = domain
             .map(OsString::from)
-            .or_else(|| from_environment("PARTYWALL_DOMAIN"))
+            .or_else(|| environment::place("PARTYWALL_DOMAIN"))
             .map_or_else(|| DEFAULT_DOMAIN.to_owned(), |name| name.to_string_lossy().into_owned());
         check_domain(&domain)?;
         let is_given = socket.is_some();
         let socket = match socket {
             Some(socket) => std::path::absolute(&socket).unwrap_or(socket),
-            None => match from_environment("XDG_RUNTIME_DIR") {
-                Some(runtime) => PathBuf::from(runtime).join("partywall"),
-                None => env::temp_dir().join(format!("partywall-{}", rustix::process::geteuid().as_raw())),
+            None => match environment::directory("XDG_RUNTIME_DIR") {
+                Some(runtime) => runtime.join("partywall"),
+                None => environment::temporary_directory()
+                    .join(format!("partywall-{}", rustix::process::geteuid().as_raw())),
             }
             .join(format!("{domain}.sock")),
         };
@@ -61,9 +64,8 @@ impl Location {
     /// Returns the path of the broker's log. The file is named after the domain. If a socket was given, it is named
     /// after the socket's path, with `+` for `/`, because several such sockets may serve domains of one name.
     pub fn log(&self) -> PathBuf {
-        let from_environment = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        let state = from_environment("XDG_STATE_HOME")
-            .or_else(|| from_environment("HOME").map(|home| home.join(".local/state")))
+        let state = environment::directory("XDG_STATE_HOME")
+            .or_else(|| environment::directory("HOME").map(|home| home.join(".local/state")))
             .map_or_else(|| self.directory().to_owned(), |state| state.join("partywall"));
         let mut name = if self.is_given { file_name_of(&self.socket) } else { OsString::from(&self.domain) };
         name.push(".log");
@@ -97,31 +99,32 @@ fn check_domain(domain: &str) -> Result<()> {
 }
 
 /// Finds the program to start as broker: `PARTYWALL_BIN`, else `preferred`, else `partywall` beside the running
-/// executable, else on `PATH`.
+/// executable, else on `PATH`. In a process that gained privileges when it was executed: `preferred`, else in the usual
+/// directories of the system.
 ///
 /// # Errors
 /// [`Unreachable::NoProgram`] with every place that was tried.
 pub(crate) fn broker_binary(preferred: Option<&Path>) -> Result<PathBuf> {
     let mut tried = Vec::new();
     let mut candidates = Vec::new();
-    if let Some(binary) = env::var_os("PARTYWALL_BIN").filter(|value| !value.is_empty()) {
+    if let Some(binary) = environment::place("PARTYWALL_BIN") {
         // An explicit choice: if it is wrong, nothing else is started instead.
         candidates.push(PathBuf::from(binary));
     } else {
         candidates.extend(preferred.map(Path::to_owned));
-        if let Some(directory) = env::current_exe().ok().as_deref().and_then(Path::parent) {
+        if let Some(directory) = environment::own_directory() {
             candidates.push(directory.join("partywall"));
             // Cargo places examples and tests one level below the binaries.
             if directory.ends_with("examples") || directory.ends_with("deps") {
                 candidates.extend(directory.parent().map(|up| up.join("partywall")));
             }
         }
-        let path = env::var_os("PATH").unwrap_or_default();
-        candidates.extend(env::split_paths(&path).map(|directory| directory.join("partywall")));
+        candidates.extend(environment::program_directories().iter().map(|directory| directory.join("partywall")));
     }
     for candidate in candidates {
         if is_executable(&candidate) {
-            return Ok(candidate);
+            // A bare name would be looked for on PATH instead.
+            return Ok(std::path::absolute(&candidate).unwrap_or(candidate));
         }
         tried.push(candidate.display().to_string());
     }

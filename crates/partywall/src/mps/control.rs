@@ -11,6 +11,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use partywall_os::environment;
+
 use super::PIPES;
 use crate::error::{ErrorKind, MpsFault, Result};
 
@@ -74,6 +76,7 @@ impl Control {
 
     fn command(&self) -> Command {
         let mut command = Command::new(PROGRAM);
+        environment::shield(&mut command);
         command.env(PIPES, &self.pipes).env("CUDA_MPS_LOG_DIRECTORY", &self.logs);
         command
     }

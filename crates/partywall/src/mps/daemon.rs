@@ -6,6 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use partywall_os::environment;
+
 use super::{
     check_owner,
     control::Control,
@@ -147,6 +149,7 @@ impl MpsDaemon {
             control.ask("get_server_list", Instant::now() + self.timeout)?;
         }
         let mut command = Command::new(broker_binary(self.program.as_deref())?);
+        environment::shield(&mut command);
         command.args(["mps", "watch", "--domain", &self.location.domain, "--socket"]).arg(&self.location.socket);
         command.arg("--timeout").arg(self.timeout.as_secs_f64().to_string());
         command.arg("--idle-exit").arg(self.idle.map_or_else(|| "never".into(), |idle| idle.as_secs_f64().to_string()));

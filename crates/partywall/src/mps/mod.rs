@@ -32,7 +32,7 @@ mod watcher;
 use std::path::{Path, PathBuf};
 
 use partywall_cuda::{Device, DeviceAttribute};
-use partywall_os::{Errno, socket};
+use partywall_os::{Errno, environment, socket};
 
 pub use self::{
     daemon::{MpsDaemon, MpsServer, MpsStarted, MpsStatus},
@@ -77,7 +77,7 @@ pub(crate) fn is_client(device: &Device) -> Option<bool> {
 
 /// Returns the directory that the environment of this process names.
 fn chosen_pipes() -> Option<PathBuf> {
-    std::env::var_os(PIPES).filter(|it| !it.is_empty()).map(PathBuf::from)
+    environment::place(PIPES).map(PathBuf::from)
 }
 
 /// Refuses the daemon of another user. One of root serves every user.

@@ -12,6 +12,7 @@ mod known_failures;
 mod open;
 mod pidfds;
 mod pools;
+mod privileges;
 mod queues;
 mod segments;
 mod semaphores;
@@ -74,6 +75,7 @@ fn role() {
             role if role.starts_with("descriptors ") => descriptors::play(role),
             role if role.starts_with("known ") => known_failures::play(role),
             "users guest" => users::play(),
+            "privileged" => privileges::play(),
             "trainer" => advance::play(),
             "sandboxed" => pidfds::play(),
             "watcher" => watch::play(),

@@ -10,7 +10,7 @@ use partywall::{
     Domain,
     doctor::{Ended, Finding, run_within},
 };
-use partywall_os::dir::PrivateDir;
+use partywall_os::{dir::PrivateDir, environment};
 use serde_json::Value;
 
 /// How long the broker may take to end.
@@ -75,7 +75,7 @@ struct Scratch {
 
 impl Scratch {
     fn new(place: &str) -> Result<Self, String> {
-        let path = std::env::temp_dir().join(format!("partywall-doctor-{}-{place}", std::process::id()));
+        let path = environment::temporary_directory().join(format!("partywall-doctor-{}-{place}", std::process::id()));
         // Private to this user, as the broker requires.
         PrivateDir::open(&path, true).map_err(|why| format!("{}: {why}", path.display()))?;
         Ok(Self { path })
