@@ -123,6 +123,14 @@ pub enum FileProblem {
         /// Why tensors cannot have this type.
         why: &'static str,
     },
+    /// The elements have a type that this release does not know.
+    #[error("contains tensor {tensor:?} of type {dtype:?}, which Partywall {} does not know", env!("CARGO_PKG_VERSION"))]
+    UnknownElements {
+        /// The tensor.
+        tensor: String,
+        /// The type as the file names it.
+        dtype: String,
+    },
     /// The tensors or the metadata do not fit into a tensor table.
     #[error("cannot become a segment: {0}")]
     Table(#[source] TableError),
@@ -247,6 +255,7 @@ impl FileProblem {
             Self::UnsupportedElements { .. } => {
                 "save it with plain little-endian elements, for example numpy.save(f, a.astype('<f4')), or as .safetensors"
             }
+            Self::UnknownElements { .. } => "upgrade Partywall, or save the tensor with elements of another type",
             Self::Table(_) => "rename, reshape or split what is named here",
             Self::TooLong { .. } => "raise the limit, or write the stream to a file and name that",
             Self::Changed { .. } => "wait until no process writes the file, then try again",

@@ -6,9 +6,11 @@
 //! | file | read as | written from |
 //! |---|---|---|
 //! | `.safetensors` | its tensors and its metadata | all tensors or one, and the metadata |
-//! | a folder, or `*.safetensors.index.json` | the tensors of all shards as one set | – |
+//! | a folder, or `*.safetensors.index.json` | the tensors of all shards as one set; hidden files are left out | – |
 //! | `.npy` | one tensor, [`SINGLE_TENSOR`], in C or Fortran order | one tensor |
 //! | anything else, or a stream | its bytes: one tensor, [`SINGLE_TENSOR`], of `uint8` | the bytes of one tensor, as they lie in memory |
+//!
+//! A pointer of Git LFS in place of a file is an error in each format.
 //!
 //! Files are read by positioned reads, never mapped: a file that is truncated while it is mapped kills the reader with
 //! `SIGBUS`. Apart from the headers, reading and writing use a constant amount of memory: one buffer for each thread.
@@ -57,6 +59,7 @@
 
 mod copy;
 mod error;
+mod json;
 mod message;
 mod npy;
 mod plan;

@@ -177,7 +177,7 @@ impl<'a> Literal<'a> {
     /// Reads a code, or passes over a list of fields.
     fn elements(&mut self) -> Result<Elements<'a>, String> {
         match self.peek() {
-            Some(b'\'' | b'"') => self.string().map(Elements::Plain),
+            Some(b'\'' | b'"' | b'u' | b'b') => self.string().map(Elements::Plain),
             Some(b'[') => self.pass_list().map(|()| Elements::Fields),
             _ => Err(self.expected("a string or a list")),
         }
@@ -219,12 +219,17 @@ impl<'a> Literal<'a> {
         if number.is_empty() {
             return Err(self.expected("a number"));
         }
-        self.at += digits;
+        // Python 2 writes a long number as `10L`.
+        self.at += digits + usize::from(rest.get(digits) == Some(&b'L'));
         number.parse().map_err(|_| format!("its header has the dimension {number}, which is too large"))
     }
 
-    /// Reads a string without escape sequences, which NumPy never needs here.
+    /// Reads a string without escape sequences, which NumPy never needs here. Python 2 may write it as `u'…'`.
     fn string(&mut self) -> Result<&'a str, String> {
+        self.peek();
+        if let [b'u' | b'b', b'\'' | b'"', ..] = self.text[self.at..] {
+            self.at += 1;
+        }
         let quote = match self.peek() {
             Some(quote @ (b'\'' | b'"')) => quote,
             _ => return Err(self.expected("a string")),
@@ -262,7 +267,7 @@ impl<'a> Literal<'a> {
 
     /// Passes over blanks and returns the byte after them.
     fn peek(&mut self) -> Option<u8> {
-        while let Some(b' ' | b'\n') = self.text.get(self.at) {
+        while let Some(b' ' | b'\t' | b'\r' | b'\n') = self.text.get(self.at) {
             self.at += 1;
         }
         self.text.get(self.at).copied()
@@ -293,10 +298,13 @@ impl<'a> Literal<'a> {
 fn dtype(code: &str) -> Result<DType, &'static str> {
     let (byte_order, kind) = match code.chars().next() {
         Some(first @ ('<' | '>' | '|' | '=')) => (first, &code[1..]),
-        // NumPy reads a code without one as the machine's own, like `=`.
-        _ => ('=', code),
+        // NumPy reads a code without one as the machine's own, like `=`, and only there also a name.
+        _ => match DType::ALL.iter().find(|dtype| dtype.name() == code) {
+            Some(dtype) => return Ok(*dtype),
+            None => ('=', code),
+        },
     };
-    match TYPES.iter().find(|(known, _)| *known == kind) {
+    match TYPES.iter().chain(LETTERS).find(|(known, _)| *known == kind) {
         Some((_, dtype)) if byte_order == '>' && dtype.bits() > 8 => Err("they are big-endian"),
         Some((_, dtype)) => Ok(*dtype),
         None => Err(match kind.chars().next() {
@@ -325,6 +333,26 @@ const TYPES: &[(&str, DType)] = &[
     ("f8", DType::F64),
     ("c8", DType::C64),
     ("c16", DType::C128),
+];
+
+/// NumPy's codes of one letter, which it reads and does not write.
+const LETTERS: &[(&str, DType)] = &[
+    ("?", DType::Bool),
+    ("b", DType::I8),
+    ("B", DType::U8),
+    ("h", DType::I16),
+    ("H", DType::U16),
+    ("i", DType::I32),
+    ("I", DType::U32),
+    ("l", DType::I64),
+    ("L", DType::U64),
+    ("q", DType::I64),
+    ("Q", DType::U64),
+    ("e", DType::F16),
+    ("f", DType::F32),
+    ("d", DType::F64),
+    ("F", DType::C64),
+    ("D", DType::C128),
 ];
 
 const MAGIC: &[u8] = b"\x93NUMPY";
@@ -366,6 +394,17 @@ mod tests {
             // Other programs write less, or in another order; NumPy reads that too.
             ("{\"shape\":(7,),\"fortran_order\":False,\"descr\":\"f8\"}", DType::F64, &[7], &[1]),
             ("{'descr': '=u2', 'fortran_order': False, 'shape': (2,3)}", DType::U16, &[2, 3], &[3, 1]),
+            ("{'descr': 'float32', 'fortran_order': False,\t'shape': (2,)}\r\n", DType::F32, &[2], &[1]),
+            ("{'descr': '?', 'fortran_order': False, 'shape': (2,)}", DType::Bool, &[2], &[1]),
+            ("{'descr': '<d', 'fortran_order': False, 'shape': (2,)}", DType::F64, &[2], &[1]),
+            ("{'descr': 'bool', 'fortran_order': False, 'shape': (2,)}", DType::Bool, &[2], &[1]),
+            // The name of a type is not one of NumPy's codes: `u8` has eight bytes.
+            ("{'descr': 'u8', 'fortran_order': False, 'shape': (2,)}", DType::U64, &[2], &[1]),
+            ("{'descr': 'uint8', 'fortran_order': False, 'shape': (2,)}", DType::U8, &[2], &[1]),
+            // Python 2 wrote these.
+            ("{'descr': '<f4', 'fortran_order': False, 'shape': (2L, 3L), }", DType::F32, &[2, 3], &[3, 1]),
+            ("{u'descr': u'<f4', 'fortran_order': False, u'shape': (10L,), }\n", DType::F32, &[10], &[1]),
+            ("{'shape': (0L,), 'fortran_order': True, 'descr': b'|i1'}", DType::I8, &[0], &[1]),
         ] {
             let tensor = read(text).unwrap();
             assert_eq!((tensor.dtype, &tensor.shape[..], &tensor.strides[..]), (dtype, shape, strides));
@@ -417,6 +456,8 @@ mod tests {
             ("{'descr': [('a', '<f4'}", "has nothing at byte 23 in place of the end of a list"),
             ("{'descr': ('<f4',)}", "has '(' at byte 10 in place of a string or a list"),
             ("{'descr': 'f4", "has a string without end"),
+            ("{'descr': '<f4', 'fortran_order': False, 'shape': (3LL,)}", "has 'L' at byte 53 in place of a comma"),
+            ("{'descr': unsigned}", "has 'u' at byte 10 in place of a string"),
         ] {
             assert!(why(text).contains(says), "{text}: {}", why(text));
         }

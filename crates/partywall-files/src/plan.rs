@@ -34,7 +34,7 @@ pub struct Plan {
     metadata: Vec<(String, String)>,
 }
 
-/// A file, and the range of its tensors.
+/// A file, and a range of its tensors that follow each other without gaps.
 pub(crate) struct Source {
     pub(crate) path: PathBuf,
     pub(crate) bytes: Bytes,
@@ -63,8 +63,9 @@ impl Plan {
     /// Reads the headers of a file, or of all shards of a folder or an index.
     ///
     /// A folder with a `*.safetensors.index.json` is read by this index: tensors that are only in the index or only in
-    /// one of its shards are errors; files that it does not name are ignored. A folder without an index is the set of
-    /// all its `*.safetensors`. Metadata of all shards is merged; in a conflict, the first shard by name wins.
+    /// its shards are errors; files that it does not name are ignored. Of a tensor that is in several of its shards, the
+    /// one in the shard that the index names is meant. A folder without an index is the set of all its `*.safetensors`
+    /// that are not hidden. Metadata of all shards is merged; in a conflict, the first shard by name wins.
     ///
     /// # Errors
     /// [`FileError`]: the file cannot be read, is not a regular file, is damaged or truncated, or shards and index do not
@@ -74,16 +75,16 @@ impl Plan {
         if found.is_dir() {
             return match Folder::read(path)? {
                 Folder::Index(index) => Self::from_index(&index),
-                Folder::Shards(shards) => Self::from_shards(&shards, |_, error| error),
+                Folder::Shards(shards) => Self::from_shards(&shards, None),
             };
         }
         if is_index(path) {
             return Self::from_index(path);
         }
         if is_safetensors(path) {
-            return Self::from_shards(&[path.to_owned()], |_, error| error);
+            return Self::from_shards(&[path.to_owned()], None);
         }
-        let (file, stamp) = open(path)?;
+        let (file, stamp) = open_model(path)?;
         let (tensor, start) = if has_suffix(path, ".npy") {
             npy::read_header(&file, stamp.length).map_err(|problem| problem.of(path))?
         } else {
@@ -184,37 +185,52 @@ impl Plan {
     }
 
     fn from_index(path: &Path) -> Result<Self, FileError> {
-        let (file, stamp) = open(path)?;
+        let (file, stamp) = open_model(path)?;
         let index = Index::read(path, &file, stamp.length)?;
-        let plan = Self::from_shards(index.shards(), |shard, error| index.shard_error(shard, error))?;
-        let mut found = HashMap::with_capacity(plan.tensors.len());
-        for (shard, source) in plan.sources.iter().enumerate() {
-            found.extend(plan.tensors[source.tensors.clone()].iter().map(|tensor| (tensor.name.as_str(), shard)));
-        }
-        index.check(&found)?;
-        Ok(plan)
+        Self::from_shards(index.shards(), Some(&index))
     }
 
-    fn from_shards(paths: &[PathBuf], error: impl Fn(usize, FileError) -> FileError) -> Result<Self, FileError> {
+    /// Reads the headers of shards. `index` is the index that names them, if there is one.
+    fn from_shards(paths: &[PathBuf], index: Option<&Index>) -> Result<Self, FileError> {
         let mut sources = Vec::with_capacity(paths.len());
         let mut tensors = Vec::new();
         let mut starts = Vec::new();
         let mut metadata = Vec::new();
         let mut keys = HashSet::new();
+        let mut shard_of = Vec::new();
         for (shard, path) in paths.iter().enumerate() {
-            let (file, stamp) = open(path).map_err(|e| error(shard, e))?;
+            let (file, stamp) = open_model(path).map_err(|error| match index {
+                Some(index) => index.shard_error(shard, error),
+                None => error,
+            })?;
             let header = safetensors::read_header(&file, stamp.length);
             let header: Header = header.map_err(|problem| problem.of(path))?;
-            let first = tensors.len();
+            let source = |range| Source { path: path.clone(), bytes: Bytes::File(stamp), tensors: range };
+            let mut first = tensors.len();
+            let mut is_gap = false;
             for (tensor, start) in header.tensors {
+                if index.is_some_and(|index| index.is_elsewhere(shard, &tensor.name)) {
+                    is_gap = tensors.len() > first;
+                    continue;
+                }
+                // A source has no gaps between its tensors, so the file is several sources.
+                if std::mem::take(&mut is_gap) {
+                    sources.push(source(first..tensors.len()));
+                    first = tensors.len();
+                }
                 tensors.push(tensor);
                 starts.push(start);
+                shard_of.push(shard);
             }
             metadata.extend(header.metadata.into_iter().filter(|(key, _)| keys.insert(key.clone())));
-            sources.push(Source { path: path.clone(), bytes: Bytes::File(stamp), tensors: first..tensors.len() });
+            sources.push(source(first..tensors.len()));
         }
         let plan = Self { sources, tensors, starts, metadata };
         plan.check_names()?;
+        if let Some(index) = index {
+            let names = plan.tensors.iter().map(|tensor| tensor.name.as_str());
+            index.check(&names.zip(shard_of).collect())?;
+        }
         Ok(plan)
     }
 
@@ -223,7 +239,7 @@ impl Plan {
         Self { sources: vec![source], tensors: vec![tensor], starts: vec![start], metadata: Vec::new() }
     }
 
-    /// Refuses a tensor that is in two shards. Within one shard, the JSON parser has left one tensor of each name.
+    /// Refuses a tensor that is in two shards. Within one shard, names differ.
     fn check_names(&self) -> Result<(), FileError> {
         let mut seen = HashMap::with_capacity(self.tensors.len());
         for source in &self.sources {
@@ -312,6 +328,20 @@ pub(crate) fn read_exact_at(file: &File, out: &mut [u8], offset: u64) -> Result<
     })
 }
 
+/// Opens a file to read its header. Refuses a pointer of Git LFS in its place.
+fn open_model(path: &Path) -> Result<(File, Stamp), FileError> {
+    let (file, stamp) = open(path)?;
+    let mut beginning = [0; LFS.len()];
+    if stamp.length >= LFS.len() as u64 {
+        read_exact_at(&file, &mut beginning, 0).map_err(|problem| problem.of(path))?;
+    }
+    if beginning == *LFS && stamp.length < LFS_LIMIT {
+        Err(FileProblem::LfsPointer.of(path))
+    } else {
+        Ok((file, stamp))
+    }
+}
+
 /// Opens a regular file, and nothing else: opening a pipe would wait for its writer, opening a device may have any
 /// effect.
 fn open(path: &Path) -> Result<(File, Stamp), FileError> {
@@ -340,3 +370,9 @@ fn raw(path: &Path, length: u64) -> Result<TensorInfo, FileError> {
     TensorInfo::dense(SINGLE_TENSOR, DType::U8, vec![length], Order::C)
         .ok_or_else(|| FileProblem::malformed("it is too large").of(path))
 }
+
+/// The beginning of a pointer of Git LFS.
+const LFS: &[u8; 40] = b"version https://git-lfs.github.com/spec/";
+
+/// A pointer of Git LFS is shorter than this.
+const LFS_LIMIT: u64 = 1024;

@@ -1,14 +1,18 @@
-//! The header of a safetensors file: eight bytes with its length, then JSON. Read and written by the safetensors crate,
-//! apart from the metadata, whose order the crate does not keep.
+//! The header of a safetensors file: eight bytes with its length, then JSON.
+//!
+//! Written by the safetensors crate, apart from the metadata, whose order the crate does not keep. Read here: of a key
+//! that is there twice, the crate does not say which, and of a type that it does not know, not of which tensor.
 
-use std::{cmp::Reverse, collections::HashMap, fs::File};
+use std::{cmp::Reverse, fs::File};
 
 use partywall_shm::DType;
 use safetensors::tensor::{Dtype as FileDType, Metadata, TensorInfo as FileTensor};
+use serde::{Deserialize, de::MapAccess};
 use serde_json::{Map, Value};
 
 use crate::{
     error::FileProblem,
+    json::{Member, Members},
     plan::read_exact_at,
     tensor::{Order, TensorInfo},
     write::Format,
@@ -31,9 +35,6 @@ pub(crate) fn read_header(file: &File, length: u64) -> Result<Header, FileProble
     }
     let mut prefix = [0; PREFIX as usize];
     read_exact_at(file, &mut prefix, 0)?;
-    if prefix == LFS {
-        return Err(FileProblem::LfsPointer);
-    }
     let bytes = u64::from_le_bytes(prefix);
     if bytes > MAX_HEADER {
         return Err(FileProblem::HeaderTooLarge { bytes, limit: MAX_HEADER });
@@ -127,44 +128,66 @@ pub(crate) fn header(
 
 /// Parses the JSON of a header. Returns it with the number of bytes that follow it from `start` on.
 fn parse(json: &[u8], start: u64) -> Result<(Header, u64), FileProblem> {
-    let parsed: Metadata = serde_json::from_slice(json).map_err(FileProblem::malformed)?;
-    let mut tensors = Vec::new();
-    for (name, entry) in parsed.tensors() {
-        let shape = entry.shape.iter().map(|n| *n as u64).collect();
-        let large = || FileProblem::malformed(format!("tensor {name:?} is too large"));
-        let Some(dtype) = dtype(entry.dtype) else {
-            let why = "this version of Partywall does not know them";
-            return Err(FileProblem::UnsupportedElements { dtype: entry.dtype.to_string(), why });
-        };
-        let at = start.checked_add(entry.data_offsets.0 as u64).ok_or_else(large)?;
-        tensors.push((TensorInfo::dense(&name, dtype, shape, Order::C).ok_or_else(large)?, at));
+    let Members(members) = serde_json::from_slice(json).map_err(FileProblem::malformed)?;
+    let mut header = Header::default();
+    let mut entries = Vec::with_capacity(members.len());
+    for (name, entry) in members {
+        match entry {
+            Entry::Metadata(None) => {}
+            Entry::Metadata(Some(Members(pairs))) => header.metadata = pairs,
+            Entry::Tensor(described) => entries.push((name, described)),
+        }
     }
-    // The crate has checked that the bytes of each tensor begin where those of the one before end. The names decide
-    // among tensors without bytes, for which it has no order.
-    tensors.sort_by(|(a, a_at), (b, b_at)| (a_at, a.bytes, &a.name).cmp(&(b_at, b.bytes, &b.name)));
-    let metadata = match parsed.metadata() {
-        None => Vec::new(),
-        Some(pairs) if pairs.len() < 2 => pairs.iter().map(|(k, v)| (k.clone(), v.clone())).collect(),
-        Some(pairs) => ordered(json, pairs.iter().map(|(k, v)| (k.clone(), v.clone())).collect()),
-    };
-    Ok((Header { tensors, metadata }, parsed.data_len() as u64))
+    // The names decide among tensors without bytes, which may be at the same place.
+    entries.sort_by(|(a, a_is), (b, b_is)| (a_is.data_offsets, a).cmp(&(b_is.data_offsets, b)));
+    let mut end = 0;
+    for (name, Described { dtype: code, shape, data_offsets: (from, to) }) in entries {
+        let damaged = |why: String| FileProblem::malformed(format!("tensor {name:?} {why}"));
+        let Some(dtype) = dtype(&code) else {
+            return Err(FileProblem::UnknownElements { tensor: name, dtype: code });
+        };
+        if from != end || to < from {
+            return Err(damaged(format!("is at {from} to {to}, and the tensors before it end at {end}")));
+        }
+        let impossible = || damaged(format!("has the shape {shape:?}, which is impossible for {code}"));
+        let tensor = TensorInfo::dense(&name, dtype, shape.clone(), Order::C).ok_or_else(impossible)?;
+        if tensor.bytes != to - from {
+            let (has, needs) = (to - from, tensor.bytes);
+            return Err(damaged(format!("has {has} bytes, and its shape {shape:?} of {code} needs {needs}")));
+        }
+        let at = start.checked_add(from).ok_or_else(|| damaged(format!("is at {from}, which is too far")))?;
+        header.tensors.push((tensor, at));
+        end = to;
+    }
+    Ok((header, end))
 }
 
-/// Parses the metadata in the order of the file, which the crate does not keep.
-fn ordered(json: &[u8], mut pairs: Vec<(String, String)>) -> Vec<(String, String)> {
-    let header: Map<String, Value> = serde_json::from_slice(json).unwrap_or_default();
-    let places = header
-        .get(METADATA)
-        .and_then(Value::as_object)
-        .map(|found| found.keys().enumerate().map(|(place, key)| (key.as_str(), place)).collect::<HashMap<_, _>>());
-    pairs.sort_by_key(|(key, _)| places.as_ref().and_then(|p| p.get(key.as_str()).copied()));
-    pairs
+/// A member of the header.
+enum Entry {
+    /// The metadata, which may be `null`.
+    Metadata(Option<Members<String>>),
+    Tensor(Described),
+}
+
+/// A tensor as the header describes it.
+#[derive(Deserialize)]
+struct Described {
+    dtype: String,
+    shape: Vec<u64>,
+    /// Where its bytes begin and end, after the header.
+    data_offsets: (u64, u64),
+}
+
+impl Member for Entry {
+    fn read<'de, A: MapAccess<'de>>(key: &str, map: &mut A) -> Result<Self, A::Error> {
+        if key == METADATA { map.next_value().map(Self::Metadata) } else { map.next_value().map(Self::Tensor) }
+    }
 }
 
 macro_rules! dtypes {
     ($($ours:ident = $theirs:ident,)*) => {
-        fn dtype(theirs: FileDType) -> Option<DType> {
-            match theirs { $(FileDType::$theirs => Some(DType::$ours),)* _ => None }
+        fn dtype(theirs: &str) -> Option<DType> {
+            match theirs { $(stringify!($theirs) => Some(DType::$ours),)* _ => None }
         }
 
         fn file_dtype(ours: DType) -> Option<FileDType> {
@@ -204,9 +227,6 @@ const PREFIX: u64 = 8;
 /// The longest header that the format allows.
 const MAX_HEADER: u64 = 100_000_000;
 
-/// The beginning of a Git LFS pointer.
-const LFS: [u8; 8] = *b"version ";
-
 /// The only entry of a header that is not a tensor.
 const METADATA: &str = "__metadata__";
 
@@ -220,7 +240,7 @@ mod tests {
         let known: Vec<_> = known.collect();
         assert_eq!(known.len(), 22);
         for (ours, theirs) in known {
-            assert_eq!(dtype(theirs), Some(ours));
+            assert_eq!(dtype(&theirs.to_string()), Some(ours));
             assert_eq!(theirs.bitsize() as u64, ours.bits());
             let parsed: FileDType = serde_json::from_str(&format!("\"{theirs}\"")).unwrap();
             assert_eq!(parsed, theirs);

@@ -7,9 +7,12 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use serde_json::{Map, Value};
+use serde::Deserialize;
 
-use crate::error::{FileError, FileProblem};
+use crate::{
+    error::{FileError, FileProblem},
+    json::Members,
+};
 
 /// An index: the shard of each tensor.
 #[derive(Debug)]
@@ -18,6 +21,12 @@ pub(crate) struct Index {
     shards: Vec<PathBuf>,
     /// Maps each tensor to the index of its shard in `shards`.
     wanted: HashMap<String, usize>,
+}
+
+/// An index as its file has it, without what is not needed.
+#[derive(Deserialize)]
+struct IndexFile {
+    weight_map: Members<String>,
 }
 
 /// The contents of a folder.
@@ -59,7 +68,12 @@ impl Index {
         problem.of(error.file)
     }
 
-    /// Compares the index with the shards. `found` maps each tensor to the index of its shard.
+    /// Returns whether the tensor of this shard is not meant, because the index names another shard for it.
+    pub(crate) fn is_elsewhere(&self, shard: usize, tensor: &str) -> bool {
+        self.wanted.get(tensor).is_some_and(|wanted| *wanted != shard)
+    }
+
+    /// Compares the index with the shards, of which tensors that are elsewhere are left out. `found` maps each tensor to the index of its shard.
     pub(crate) fn check(&self, found: &HashMap<&str, usize>) -> Result<(), FileError> {
         let missing = self.first(|tensor, from| found.get(tensor) != Some(&from));
         if let Some(tensor) = missing {
@@ -78,17 +92,8 @@ impl Index {
     }
 
     fn parse(path: &Path, json: &[u8]) -> Result<Self, FileProblem> {
-        let mut index: Map<String, Value> = serde_json::from_slice(json).map_err(FileProblem::malformed)?;
-        let Some(Value::Object(map)) = index.remove("weight_map") else {
-            return Err(FileProblem::malformed("it has no weight_map"));
-        };
-        let mut names = Vec::with_capacity(map.len());
-        for (tensor, shard) in map {
-            let Value::String(shard) = shard else {
-                return Err(FileProblem::malformed(format!("its weight_map names no shard for tensor {tensor:?}")));
-            };
-            names.push((tensor, shard));
-        }
+        let index: IndexFile = serde_json::from_slice(json).map_err(FileProblem::malformed)?;
+        let Members(names) = index.weight_map;
         let mut shards: Vec<&str> = names.iter().map(|(_, shard)| shard.as_str()).collect();
         shards.sort_unstable();
         shards.dedup();
@@ -115,13 +120,17 @@ impl Index {
 }
 
 impl Folder {
-    /// Reads a folder. Ignores files other than shards and indexes.
+    /// Reads a folder. Ignores files other than shards and indexes, and hidden ones: macOS puts a `._NAME` with the
+    /// attributes of a file beside it, where the file system cannot hold them.
     pub(crate) fn read(folder: &Path) -> Result<Self, FileError> {
         let failed = |source| FileProblem::Open(source).of(folder);
         let mut shards = Vec::new();
         let mut index = None;
         for entry in fs::read_dir(folder).map_err(failed)? {
             let path = entry.map_err(failed)?.path();
+            if is_hidden(&path) {
+                continue;
+            }
             if is_index(&path) {
                 if let Some(first) = index.replace(path.clone()) {
                     let name = |path: &Path| path.file_name().unwrap_or_default().into();
@@ -150,6 +159,10 @@ pub(crate) fn is_index(path: &Path) -> bool {
 /// Returns whether the name is that of a safetensors file.
 pub(crate) fn is_safetensors(path: &Path) -> bool {
     has_suffix(path, ".safetensors")
+}
+
+fn is_hidden(path: &Path) -> bool {
+    path.file_name().unwrap_or_default().as_encoded_bytes().starts_with(b".")
 }
 
 /// Returns whether the name ends in `suffix`, ignoring case.

@@ -13,13 +13,15 @@ pub(super) struct Picture {
     pub(super) pixels: Vec<u8>,
 }
 
-/// Returns the images of a folder, sorted by name.
+/// Returns the images of a folder that are not hidden, sorted by name.
 pub(super) fn list(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
     let unreadable = |error: std::io::Error| failed(folder, &error.to_string());
     let mut files = Vec::new();
     for entry in fs::read_dir(folder).map_err(unreadable)? {
         let path = entry.map_err(unreadable)?.path();
-        if path.is_file() && format_of(&path).is_some() {
+        // macOS puts a `._NAME` that is no image beside a file, where the file system cannot hold its attributes.
+        let is_hidden = path.file_name().unwrap_or_default().as_encoded_bytes().starts_with(b".");
+        if !is_hidden && path.is_file() && format_of(&path).is_some() {
             files.push(path);
         }
     }
@@ -104,6 +106,7 @@ mod tests {
         assert!(list(folder.path()).unwrap_err().message().contains("neither PNG nor JPEG"));
         paint(folder.path()).unwrap();
         fs::write(folder.path().join("notes.txt"), "").unwrap();
+        fs::write(folder.path().join("._image-0.png"), "Mac OS X").unwrap();
         let files = list(folder.path()).unwrap();
         assert_eq!(files.len(), PAINTED as usize);
         let picture = decode(&files[0]).unwrap();

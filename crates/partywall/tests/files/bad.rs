@@ -57,8 +57,6 @@ fn lying_safetensors_header_is_refused() {
     assert!(matches!(problem(&path), FileProblem::HeaderTooLarge { bytes: u64::MAX, .. }));
     put(&dir, "m.safetensors", &[&100_000_000_u64.to_le_bytes()[..], b"{}"].concat());
     assert!(matches!(problem(&path), FileProblem::Truncated { expected: 100_000_008, .. }));
-    put(&dir, "m.safetensors", b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 1\n");
-    assert!(matches!(problem(&path), FileProblem::LfsPointer));
 
     let one = |rest: &str| format!("{{\"t\":{{{rest}}}}}");
     for (json, data) in [
@@ -68,7 +66,7 @@ fn lying_safetensors_header_is_refused() {
         ("null", 0),
         ("{}x", 0),
         (&"[".repeat(100_000)[..], 0),
-        (&one(r#""dtype":"F31","shape":[1],"data_offsets":[0,4]"#), 4),
+        (&one(r#""dtype":31,"shape":[1],"data_offsets":[0,4]"#), 4),
         (&one(r#""dtype":"F32","shape":[1],"data_offsets":[0,8]"#), 8),
         (&one(r#""dtype":"F32","shape":[2],"data_offsets":[8,0]"#), 8),
         (&one(r#""dtype":"F32","shape":[1],"data_offsets":[4,8]"#), 8),
@@ -109,6 +107,65 @@ fn lying_safetensors_header_is_refused() {
     // Not UTF-8.
     put(&dir, "m.safetensors", &[&4_u64.to_le_bytes()[..], b"{\"\xff\""].concat());
     assert!(matches!(problem(&path), FileProblem::Malformed(_)));
+}
+
+#[test]
+fn pointers_of_git_lfs_are_recognised_in_every_format() {
+    let dir = folder();
+    let pointer = format!("version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize 12345\n", "4d7a".repeat(16));
+    for name in ["m.safetensors", "m.NPY", "m.safetensors.index.json", "m.bin"] {
+        let path = put(&dir, name, pointer.as_bytes());
+        assert!(matches!(problem(&path), FileProblem::LfsPointer), "{name}");
+    }
+    // Of a folder, the index and a shard.
+    assert!(matches!(problem(dir.path()), FileProblem::LfsPointer));
+    put(&dir, "m.safetensors.index.json", br#"{"weight_map": {"a": "m.safetensors"}}"#);
+    let shard = error(dir.path());
+    assert!(matches!(shard.problem, FileProblem::LfsPointer) && shard.file.ends_with("m.safetensors"), "{shard}");
+    // Text about pointers is no pointer.
+    let text = load(&put(&dir, "m.txt", pointer.repeat(20).as_bytes()));
+    assert_eq!(text.tensors[0].bytes, 20 * pointer.len() as u64);
+}
+
+#[test]
+fn wrong_tensor_of_a_header_is_named() {
+    let dir = folder();
+    let a = r#""a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}"#;
+    let b = |rest: &str| format!("{{{a},\"b\":{{{rest}}}}}");
+    for (json, says) in [
+        (format!("{{{a},{a}}}"), r#"it has the key "a" twice"#),
+        (format!(r#"{{{a},"__metadata__":{{"k":"1","k":"2"}}}}"#), r#""__metadata__": it has the key "k" twice"#),
+        (b(r#""dtype":"F32","dtype":"U8","shape":[2],"data_offsets":[8,16]"#), r#""b": duplicate field `dtype`"#),
+        (b(r#""dtype":"F32","shape":[-2],"data_offsets":[8,16]"#), r#""b": invalid value"#),
+        (b(r#""dtype":"F32","shape":[2]"#), r#""b": missing field `data_offsets`"#),
+        (
+            b(r#""dtype":"F32","shape":[3],"data_offsets":[8,16]"#),
+            r#"tensor "b" has 8 bytes, and its shape [3] of F32 needs 12"#,
+        ),
+        (
+            b(r#""dtype":"F32","shape":[2],"data_offsets":[4,12]"#),
+            r#"tensor "b" is at 4 to 12, and the tensors before it end at 8"#,
+        ),
+        (
+            b(r#""dtype":"F4","shape":[3],"data_offsets":[8,16]"#),
+            r#"tensor "b" has the shape [3], which is impossible"#,
+        ),
+    ] {
+        let error = error(&put(&dir, "m.safetensors", &forged(&json, 16)));
+        assert!(matches!(error.problem, FileProblem::Malformed(_)), "{json}: {error}");
+        assert!(error.to_string().contains(says), "{json}: {error}");
+    }
+}
+
+/// A file that a newer library has written is not damaged.
+#[test]
+fn type_that_is_not_known_is_named() {
+    let dir = folder();
+    let json = r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"I4","shape":[4],"data_offsets":[8,10]}}"#;
+    let error = error(&put(&dir, "m.safetensors", &forged(json, 10)));
+    let FileProblem::UnknownElements { tensor, dtype } = &error.problem else { panic!("{error}") };
+    assert_eq!((tensor.as_str(), dtype.as_str()), ("b", "I4"));
+    assert!(error.to_string().contains(partywall::VERSION) && error.problem.advice().contains("upgrade"), "{error}");
 }
 
 #[test]

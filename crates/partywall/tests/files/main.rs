@@ -353,15 +353,58 @@ fn missing_shard_is_named() {
 fn tensor_in_two_shards_is_named() {
     let (dir, path) = two_shards();
     put(&dir, "2.safetensors", &crate_bytes(&[("a", Dtype::U8, &[9])], &[]));
-    for with_index in [true, false] {
-        let error = error(dir.path());
+    fs::remove_file(&path).unwrap();
+    let without_index = error(dir.path());
+    // An index that does not know the tensor does not decide.
+    index(&dir, &[("b", "1.safetensors"), ("c", "2.safetensors")]);
+    for error in [without_index, error(dir.path())] {
         let FileProblem::DuplicateTensor { tensor, first } = &error.problem else { panic!("{error}") };
         let shards = (&dir.path().join("1.safetensors"), &dir.path().join("2.safetensors"));
         assert_eq!((tensor.as_str(), (first, &error.file)), ("a", shards));
-        if with_index {
-            fs::remove_file(&path).unwrap();
-        }
     }
+}
+
+/// An overlay replaces tensors of a base, which still has them.
+#[test]
+fn index_decides_between_copies_of_a_tensor() {
+    let dir = folder();
+    let names: Vec<_> = (0..9).map(|i| format!("t{i}")).collect();
+    let base: Vec<_> = names.iter().map(|name| (name.as_str(), Dtype::U16, &[1000][..])).collect();
+    put(&dir, "base.safetensors", &crate_bytes(&base, &[]));
+    let old = load(&dir.path().join("base.safetensors"));
+    // At the beginning, in the middle, two in a row, and at the end.
+    let replaced = ["t0", "t3", "t5", "t6", "t8"];
+    let overlay: Vec<_> = replaced.iter().map(|name| (*name, Dtype::U8, &[33][..])).collect();
+    put(&dir, "overlay.safetensors", &crate_bytes(&overlay, &[]));
+    let new = load(&dir.path().join("overlay.safetensors"));
+    let shard = |name| if replaced.contains(&name) { "overlay.safetensors" } else { "base.safetensors" };
+    index(&dir, &names.iter().map(|name| (name.as_str(), shard(name))).collect::<Vec<_>>());
+    let memory = load(dir.path());
+    let order = memory.tensors.iter().map(|tensor| tensor.name.as_str()).collect::<Vec<_>>();
+    assert_eq!(order, ["t1", "t2", "t4", "t7", "t0", "t3", "t5", "t6", "t8"]);
+    for name in order {
+        let from = if replaced.contains(&name) { &new } else { &old };
+        assert!(memory.bytes_of(name) == from.bytes_of(name), "{name}");
+    }
+    // All of the base is replaced.
+    index(&dir, &replaced.map(|name| (name, "overlay.safetensors")));
+    assert_eq!(load(dir.path()).tensors.len(), replaced.len());
+}
+
+/// macOS puts a `._NAME` beside each file on a file system that cannot hold the file's attributes.
+#[test]
+fn hidden_files_of_a_folder_are_left_out() {
+    let (dir, _) = two_shards();
+    index(&dir, &[("c", "2.safetensors"), ("a", "1.safetensors"), ("b", "1.safetensors")]);
+    for name in ["._model.safetensors.index.json", "._1.safetensors", ".safetensors", "._2.safetensors"] {
+        put(&dir, name, b"\0\x05\x16\x07\0\x02\0\0Mac OS X        ");
+    }
+    assert_eq!(load(dir.path()).tensors.len(), 3);
+    fs::remove_file(dir.path().join("model.safetensors.index.json")).unwrap();
+    assert_eq!(load(dir.path()).tensors.len(), 3);
+    fs::remove_file(dir.path().join("1.safetensors")).unwrap();
+    fs::remove_file(dir.path().join("2.safetensors")).unwrap();
+    assert!(matches!(problem(dir.path()), FileProblem::NoShards));
 }
 
 #[test]
@@ -380,9 +423,21 @@ fn index_cannot_leave_its_folder() {
 #[test]
 fn damaged_index_is_refused() {
     let (dir, path) = two_shards();
-    for text in ["", "{", "[]", "{}", r#"{"weight_map": []}"#, r#"{"weight_map": {"a": 1}}"#, "\u{fffd}"] {
+    let twice = r#"{"weight_map": {"a": "1.safetensors", "b": "1.safetensors", "a": "2.safetensors"}}"#;
+    for (text, says) in [
+        ("", ""),
+        ("{", ""),
+        ("[]", ""),
+        ("{}", "weight_map"),
+        (r#"{"weight_map": []}"#, "an object"),
+        (r#"{"weight_map": {"a": 1}}"#, r#""a": invalid type"#),
+        ("\u{fffd}", ""),
+        (twice, r#"it has the key "a" twice"#),
+    ] {
         fs::write(&path, text).unwrap();
-        assert!(matches!(problem(&path), FileProblem::Malformed(_)), "{text}");
+        let problem = problem(&path);
+        assert!(matches!(problem, FileProblem::Malformed(_)), "{text}");
+        assert!(problem.to_string().contains(says), "{text}: {problem}");
     }
     let second = put(&dir, "x.safetensors.index.json", b"{}");
     assert!(matches!(problem(dir.path()), FileProblem::TwoIndexes { .. }));

@@ -70,7 +70,8 @@ def checkpoint(model: str, revision: str | None) -> str:
     if not folder.is_dir():
         return f"{model}@{revision}" if revision else model
     digest = hashlib.sha256()
-    files = sorted(folder.glob("*.safetensors"))
+    # Hidden files are no shards, such as the `._NAME` that macOS puts beside a file.
+    files = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("."))
     for path in files:
         with path.open("rb") as file:
             size = file.read(8)
