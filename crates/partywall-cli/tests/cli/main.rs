@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests are outside #[test]")]
 
 mod bench;
+mod cat;
 mod chaos;
 mod common;
 mod cp;

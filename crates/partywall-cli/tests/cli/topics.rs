@@ -1,7 +1,6 @@
 //! Topics as a user of the command sees them: `topic echo`, `topic record`, `topic play`, `ls`, `show`, `evict`.
 
 use std::{
-    collections::BTreeMap,
     fs::{self, File},
     io::{BufRead, BufReader, BufWriter, Lines, Write},
     ops::Range,
@@ -55,10 +54,15 @@ fn listening(sandbox: &Sandbox, topic: &Topic, arguments: &[&str]) -> Running {
 
 /// Writes a file of these messages: channel, time in nanoseconds, contents.
 fn messages(path: &Path, messages: &[(&str, u64, Vec<u8>)]) {
+    messages_of(path, &[("max_bytes", "64")], messages);
+}
+
+/// Writes a file that says this about its channels.
+fn messages_of(path: &Path, facts: &[(&str, &str)], messages: &[(&str, u64, Vec<u8>)]) {
+    let facts = facts.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
     let options = mcap::WriteOptions::new().compression(None);
     let mut writer = options.create(BufWriter::new(File::create(path).unwrap())).unwrap();
     for (sequence, (topic, log_time, message)) in messages.iter().enumerate() {
-        let facts = BTreeMap::from([("max_bytes".to_owned(), "64".to_owned())]);
         let channel_id = writer.add_channel(0, topic, "safetensors", &facts).unwrap();
         let header = MessageHeader { channel_id, sequence: sequence as u32, log_time: *log_time, publish_time: 0 };
         writer.write_to_known_channel(&header, message).unwrap();
@@ -299,6 +303,75 @@ fn files_and_standard_input_are_published_as_samples() {
 }
 
 #[test]
+fn topic_of_a_player_has_room_for_the_largest_sample_of_the_file() {
+    let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    let path = sandbox.path().join("growing.mcap");
+    let sample = |values: u64| ("x", values, message(&[values], "", &vec![0; 4 * values as usize]));
+    let growing = [sample(1), sample(20), sample(3000), ("other", 9, message(&[9000], "", &[0; 36_000])), sample(2)];
+    let create = |arguments: &[&str]| {
+        let player = sandbox.spawn(play(&path, &[&["again", "--channel", "x", "--loop"], arguments].concat()));
+        let again = domain.topic("again").timeout(LONG).open().unwrap();
+        let subscriber = again.subscriber(Policy::Block).unwrap();
+        while receive(&subscriber, &again).0.len() != 3000 {}
+        player.signal(Signal::INT);
+        player.wait().expect(0);
+        again
+    };
+    // What the file says is too little, is missing, or is more than the file can hold.
+    for facts in [&[("max_bytes", "64")][..], &[], &[("max_bytes", "1099511627776"), ("depth", "4096")]] {
+        messages_of(&path, facts, &growing);
+        let again = create(&[]);
+        assert_eq!((again.max_bytes(), again.depth()), (12_000, 4), "{facts:?}");
+    }
+    let wrong = [("dtype", "uint8"), ("shape", "1000000,1000000"), ("depth", "32")];
+    messages_of(&path, &wrong, &growing);
+    let again = create(&[]);
+    assert_eq!((again.dtype(), again.shape(), again.max_bytes(), again.depth()), (None, None, 12_000, 32));
+    drop(again);
+    assert_eq!(create(&["--max-bytes", "64KiB"]).max_bytes(), 64 << 10);
+    let small = sandbox.run(play(&path, &["again", "--channel", "x", "--max-bytes", "80"])).expect(2).stderr;
+    assert!(small.contains("12000"), "{small}");
+}
+
+/// The process may not have more memory than a few times the file. Drivers of GPUs reserve far more addresses.
+#[test]
+fn host_memory_for_what_a_damaged_file_claims_is_not_allocated() {
+    let sandbox = Sandbox::new();
+    sandbox.broker();
+    let path = sandbox.path().join("f.mcap");
+    file(&path, &[("x", 0, 1.0)]);
+    let whole = fs::read(&path).unwrap();
+    let huge = 0x7f00_0000_u32.to_le_bytes();
+    let chunk = first_chunk(&whole);
+    // A length of a text in the header and in the channel, in the name of a chunk's compression, and of a record.
+    let topic = whole.windows(5).position(|bytes| bytes == [1, 0, 0, 0, b'x']).unwrap();
+    let encoding = whole.windows(11).position(|bytes| bytes == b"safetensors").unwrap() - 4;
+    let key = whole.windows(9).position(|bytes| bytes == b"max_bytes").unwrap() - 4;
+    for (at, code, why) in [
+        (mcap::MAGIC.len() + 9, 0, ""),
+        (topic, 5, "is damaged"),
+        (encoding, 5, "is damaged"),
+        (key, 5, "is damaged"),
+        (key + 13, 5, "is damaged"),
+        (chunk.start + 9 + 28, 5, "is damaged"),
+        (chunk.start + 9 + 32, 5, "is damaged"),
+        (chunk.start + 1, 3, "has no samples"),
+        (chunk.start + 9 + 40 + 1, 5, "is damaged"),
+    ] {
+        let mut bytes = whole.clone();
+        bytes[at..at + 4].copy_from_slice(&huge);
+        // Without a checksum the chunk is read as it is.
+        bytes[chunk.start + 9 + 24..chunk.start + 9 + 28].fill(0);
+        fs::write(&path, bytes).unwrap();
+        let mut limited = sandbox.program("sh");
+        limited.args(["-c", "ulimit -v 2000000; exec \"$0\" \"$@\""]).arg(partywall_harness::binary());
+        let printed = Running::spawn(limited.args(play(&path, &["t"]))).wait();
+        assert!(printed.code == Some(code) && printed.stderr.contains(why), "{at}: {printed:?}");
+    }
+}
+
+#[test]
 fn player_waits_for_subscribers() {
     let sandbox = Sandbox::new();
     let domain = sandbox.domain();
@@ -398,6 +471,7 @@ fn echo_prints_samples_as_they_arrive() {
         ("bytes", json!(8)),
         ("header", json!("6c656674")),
         ("values", json!([0.5, 2.0])),
+        ("values_left_out", json!(0)),
         ("error", Value::Null),
     ] {
         assert_eq!(lines[0][key], value, "{key}");
@@ -413,7 +487,7 @@ fn echo_prints_samples_as_they_arrive() {
     let echo = listening(&sandbox, &camera, &["topic", "echo", "camera", "--count", "1"]);
     publish(&publisher, &camera, &[0.5; 9], b"left");
     let printed = echo.wait().expect(0);
-    for part in ["float32 [9]", "header \"left\"", "0.5, 0.5", "…", "lag 0"] {
+    for part in ["float32 [9]", "header \"left\"", "0.5, 0.5 and 1 more", "lag 0"] {
         assert!(printed.text().contains(part), "{part:?} is missing: {printed:?}");
     }
     assert!(
@@ -591,7 +665,6 @@ fn refused_recording_says_why() {
     assert!(there.contains("already exists") && there.contains("--force"), "{there}");
     record("camera", file, &["--force"]).expect(0);
     record("camera", "/nowhere/f", &[]).expect(3);
-    assert!(record("camera", "-", &[]).expect(2).stderr.contains("standard output"));
     record("camera", file, &["--count", "0"]).expect(2);
     sandbox.run(["topic", "echo", "missing"]).expect(3);
     sandbox.run(["topic", "echo", "camera", "--for", "x"]).expect(2);

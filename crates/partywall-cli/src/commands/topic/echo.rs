@@ -2,8 +2,9 @@
 //!
 //! - for a sample `event` (`sample`), `position`, `publisher`, `sequence`, `age_ns`, `missed`, `lag`, `dtype`, `shape`,
 //!   `bytes`,
-//!   `header` (in hexadecimal digits), `values` (the first ones; bytes if JSON has no numbers for the type), `error` (why
-//!   the sample is not complete, or null), `rate` (recent samples per second);
+//!   `header` (in hexadecimal digits), `values` (the first ones; bytes if JSON has no numbers for the type),
+//!   `values_left_out` (how many more there are), `error` (why the sample is not complete, or null), `rate` (recent
+//!   samples per second);
 //! - at the end `event` (`end`), `samples`, `missed`, `failed`, `bytes`, `seconds`, `rate`, `ages` (of the samples, see
 //!   [`describe::control::ages`]).
 
@@ -77,11 +78,13 @@ impl Receiver for Echo {
         self.missed += sample.missed();
         self.failed += u64::from(error.is_some());
         self.bytes += sample.len();
+        let values = if error.is_some() { Vec::new() } else { values::first(sample.dtype(), &head) };
         let details = Details {
             age,
             lag: subscriber.stats().lag,
             header: sample.header(),
-            values: if error.is_some() { Vec::new() } else { values::first(sample.dtype(), &head) },
+            left_out: values::left_out(sample.dtype(), sample.len(), &values),
+            values,
             rate: self.rate(),
             error,
         };
@@ -112,6 +115,8 @@ struct Details {
     lag: u64,
     header: Vec<u8>,
     values: Vec<Value>,
+    /// How many values there are beyond these.
+    left_out: u64,
     error: Option<String>,
     rate: f64,
 }
@@ -135,8 +140,7 @@ fn line(sample: &Sample, details: &Details) -> String {
     if !details.header.is_empty() {
         let _ = write!(line, "  header {:?}", String::from_utf8_lossy(&details.header));
     }
-    let elements = sample.shape().iter().product::<u64>();
-    let rest = details.error.clone().unwrap_or_else(|| values::line(&details.values, elements));
+    let rest = details.error.clone().unwrap_or_else(|| values::line(&details.values, details.left_out));
     let _ = write!(line, "  {rest}");
     line
 }
@@ -155,6 +159,7 @@ fn value(sample: &Sample, details: &Details) -> Value {
         "bytes": sample.len(),
         "header": super::file::hex(&details.header),
         "values": details.values,
+        "values_left_out": details.left_out,
         "error": details.error,
         "rate": details.rate,
     })

@@ -1,31 +1,28 @@
-//! Files of samples: MCAP (<https://mcap.dev/spec>), each message a safetensors file of one tensor.
+//! Writes files of samples: MCAP (<https://mcap.dev/spec>), each message a safetensors file of one tensor.
 //! `docs/topic-files.md` describes them.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     fs::{File, OpenOptions},
-    io::{self, BufWriter, ErrorKind as IoErrorKind, Read},
+    io::{self, BufWriter, ErrorKind as IoErrorKind, Write},
     path::{Path, PathBuf},
+    sync::{Arc, atomic::AtomicBool},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use mcap::{
-    McapError, WriteOptions, Writer,
-    records::{MessageHeader, Record},
-    sans_io::linear_reader::{LinearReadEvent, LinearReader, LinearReaderOptions},
-};
+use mcap::{McapError, WriteOptions, Writer, records::MessageHeader, write::NoSeek};
 use partywall::{
     Error, ErrorKind, Sample, Topic,
-    files::{Message, TensorInfo, safetensors_header, safetensors_message},
+    files::{TensorInfo, safetensors_header},
 };
 
-use super::bytes_of;
+use super::{bytes_of, stdout::Stdout};
 use crate::failure::Failure;
 
 /// Writes a file of samples.
 pub(super) struct Recording {
     path: PathBuf,
-    writer: Writer<BufWriter<File>>,
+    writer: Writer<NoSeek<BufWriter<Box<dyn Write>>>>,
     channel: u16,
     /// The buffer of the next message.
     message: Vec<u8>,
@@ -33,31 +30,16 @@ pub(super) struct Recording {
 }
 
 impl Recording {
-    /// Creates a file. Only `force` replaces an existing one.
-    pub(super) fn create(path: &Path, topic: &Topic, force: bool) -> Result<Self, Failure> {
-        // Other commands write to standard output for `-`.
-        if path == Path::new("-") {
-            return Err(Failure::new(
-                ErrorKind::Usage,
-                "cannot record to standard output",
-                "name a file; ./- is a file of this name",
-            ));
-        }
-        // Unless `force`, `create_new` outranks the options before it.
-        let file = OpenOptions::new().write(true).create(true).truncate(true).create_new(!force).open(path);
-        let file = file.map_err(|error| match error.kind() {
-            IoErrorKind::AlreadyExists => Failure::new(
-                ErrorKind::Refused,
-                format!("{} already exists", path.display()),
-                "name another file, or replace it with --force",
-            ),
-            _ => failed(path, "cannot be created", &error),
-        })?;
+    /// Creates a file, or writes to standard output for `-`. Only `force` replaces an existing file. A reader of standard
+    /// output that has gone sets `stop`.
+    pub(super) fn create(path: &Path, topic: &Topic, force: bool, stop: &Arc<AtomicBool>) -> Result<Self, Failure> {
+        let file: Box<dyn Write> =
+            if path == Path::new("-") { Box::new(Stdout::new(stop)) } else { Box::new(create(path, force)?) };
         // Complete chunks are written, so the file is readable up to the last one even if this process is killed.
         let options = WriteOptions::new().compression(None).chunk_size(Some(CHUNK)).disable_seeking(true);
         let options = options.library(format!("partywall {}", partywall::VERSION));
         let begin = || {
-            let mut writer = options.create(BufWriter::new(file))?;
+            let mut writer = options.create(NoSeek::new(BufWriter::new(file)))?;
             let channel = writer.add_channel(0, topic.name(), ENCODING, &facts(topic))?;
             Ok((writer, channel))
         };
@@ -118,6 +100,20 @@ impl Recording {
     }
 }
 
+/// Creates a file. Only `force` replaces an existing one.
+fn create(path: &Path, force: bool) -> Result<File, Failure> {
+    // Unless `force`, `create_new` outranks the options before it.
+    let file = OpenOptions::new().write(true).create(true).truncate(true).create_new(!force).open(path);
+    file.map_err(|error| match error.kind() {
+        IoErrorKind::AlreadyExists => Failure::new(
+            ErrorKind::Refused,
+            format!("{} already exists", path.display()),
+            "name another file, or replace it with --force",
+        ),
+        _ => failed(path, "cannot be created", &error),
+    })
+}
+
 /// Returns the metadata of the topic, from which a topic like it can be created.
 fn facts(topic: &Topic) -> BTreeMap<String, String> {
     let mut facts = BTreeMap::from([
@@ -128,116 +124,6 @@ fn facts(topic: &Topic) -> BTreeMap<String, String> {
     facts.extend(topic.dtype().map(|dtype| ("dtype".to_owned(), dtype.name().to_owned())));
     facts.extend(topic.shape().map(|shape| ("shape".to_owned(), shape_text(shape))));
     facts
-}
-
-/// Reads a file of samples from its beginning.
-pub(super) struct Playback {
-    path: PathBuf,
-    file: File,
-    reader: LinearReader,
-    /// The channels whose messages are samples, by number: the topic of each and its metadata.
-    channels: BTreeMap<u16, (String, BTreeMap<String, String>)>,
-    /// True if any record of the file was valid.
-    is_mcap: bool,
-}
-
-/// The next item of a file.
-pub(super) enum Next {
-    /// A sample of the channel with this topic.
-    Sample { channel: u16, log_time: u64, message: Vec<u8> },
-    /// The end of the file, which may be incomplete.
-    End { cut_off: bool },
-}
-
-impl Playback {
-    pub(super) fn open(path: &Path) -> Result<Self, Failure> {
-        let opened = File::open(path).and_then(|file| Ok((file.metadata()?, file)));
-        let (metadata, file) = opened.map_err(|error| failed(path, "cannot be opened", &error))?;
-        if !metadata.is_file() {
-            let what = format!("{} is not a regular file", path.display());
-            return Err(Failure::new(ErrorKind::Refused, what, "name an MCAP file"));
-        }
-        // A record is never longer than the file, so a damaged length causes no larger allocation.
-        let limit = usize::try_from(metadata.len()).unwrap_or(usize::MAX);
-        let options = LinearReaderOptions::default().with_prevalidate_chunk_crcs(true).with_record_length_limit(limit);
-        let reader = LinearReader::new_with_options(options);
-        Ok(Self { path: path.to_owned(), file, reader, channels: BTreeMap::new(), is_mcap: false })
-    }
-
-    /// Returns the topic of a channel and its metadata.
-    pub(super) fn channel(&self, number: u16) -> Option<&(String, BTreeMap<String, String>)> {
-        self.channels.get(&number)
-    }
-
-    /// Returns the recorded topics that were read so far.
-    pub(super) fn topics(&self) -> BTreeSet<&str> {
-        self.channels.values().map(|(topic, _)| topic.as_str()).collect()
-    }
-
-    /// Returns the next message of a channel of samples.
-    pub(super) fn next(&mut self) -> Result<Next, Failure> {
-        loop {
-            let record = match self.reader.next_event() {
-                None => return Ok(Next::End { cut_off: false }),
-                Some(Ok(LinearReadEvent::ReadRequest(bytes))) => {
-                    let read = loop {
-                        match self.file.read(self.reader.insert(bytes)) {
-                            Err(error) if error.kind() == IoErrorKind::Interrupted => {}
-                            read => break read,
-                        }
-                    };
-                    self.reader.notify_read(read.map_err(|error| failed(&self.path, "cannot be read", &error))?);
-                    continue;
-                }
-                Some(Ok(LinearReadEvent::Record { data, opcode })) => mcap::parse_record(opcode, data),
-                Some(Err(error)) => Err(error),
-            };
-            match record {
-                Ok(Record::Channel(channel)) if channel.message_encoding == ENCODING => {
-                    self.channels.insert(channel.id, (channel.topic, channel.metadata));
-                }
-                Ok(Record::Message { header, data }) if self.channels.contains_key(&header.channel_id) => {
-                    let channel = header.channel_id;
-                    let log_time = header.log_time;
-                    let message = data.into_owned();
-                    return Ok(Next::Sample { channel, log_time, message });
-                }
-                Ok(_) => {}
-                // A record that is longer than the file cannot be complete.
-                Err(McapError::UnexpectedEof | McapError::RecordTooLarge { .. } | McapError::ChunkTooLarge(_))
-                    if self.is_mcap =>
-                {
-                    return Ok(Next::End { cut_off: true });
-                }
-                Err(McapError::BadMagic | McapError::UnexpectedEof) => {
-                    let what = format!("{} is not an MCAP file", self.path.display());
-                    let advice = "name a file that `partywall topic record` wrote";
-                    return Err(Failure::new(ErrorKind::Refused, what, advice));
-                }
-                Err(McapError::UnsupportedCompression(name)) => {
-                    let what = format!("{} is compressed ({name}), which is not supported", self.path.display());
-                    let advice = "rewrite it without compression: mcap compress --compression none";
-                    return Err(Failure::new(ErrorKind::Refused, what, advice));
-                }
-                Err(error) => {
-                    let what = format!("{} is damaged: {error}", self.path.display());
-                    return Err(Failure::new(ErrorKind::Refused, what, "run `mcap recover` to save its readable part"));
-                }
-            }
-            self.is_mcap = true;
-        }
-    }
-}
-
-/// Returns a message and the user's header. Errors name the message by `name`.
-pub(super) fn decode<'a>(name: &Path, message: &'a [u8]) -> Result<(Message<'a>, Vec<u8>), Failure> {
-    let message = safetensors_message(message).map_err(|problem| Error::from(problem.of(name)))?;
-    let header = message.metadata.iter().find(|(key, _)| key == "header").map_or("", |(_, value)| value);
-    let header = unhex(header).ok_or_else(|| {
-        let what = format!("{} is damaged: its header is not hexadecimal text", name.display());
-        Failure::new(ErrorKind::Refused, what, "check the program that wrote the file")
-    })?;
-    Ok((message, header))
 }
 
 /// Returns the shape of samples as text: `any,640,3`.
@@ -261,7 +147,8 @@ pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn unhex(text: &str) -> Option<Vec<u8>> {
+/// Returns the bytes that [`hex`] was given.
+pub(super) fn unhex(text: &str) -> Option<Vec<u8>> {
     let digits: Vec<_> = text.chars().map(|digit| digit.to_digit(16)).collect::<Option<_>>()?;
     let pairs = digits.chunks(2).map(|pair| Some((pair.first()? * 16 + pair.get(1)?) as u8));
     pairs.collect()
@@ -274,7 +161,8 @@ fn not_written(path: &Path, error: &McapError) -> Failure {
     }
 }
 
-fn failed(path: &Path, what: &str, error: &io::Error) -> Failure {
+/// Returns the failure of a call about a file.
+pub(super) fn failed(path: &Path, what: &str, error: &io::Error) -> Failure {
     let kind = if error.kind() == IoErrorKind::NotFound { ErrorKind::NotFound } else { ErrorKind::Refused };
     let advice = match error.kind() {
         IoErrorKind::NotFound => "check the path",
@@ -295,7 +183,7 @@ fn failed(path: &Path, what: &str, error: &io::Error) -> Failure {
 const ANY: &str = "any";
 
 /// The encoding of messages.
-const ENCODING: &str = "safetensors";
+pub(super) const ENCODING: &str = "safetensors";
 
 /// The name of the tensor in a message.
 const TENSOR: &str = "data";

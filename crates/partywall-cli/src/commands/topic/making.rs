@@ -14,9 +14,12 @@ use crate::{
     text::{count, parse_number, parse_seconds, parse_size},
 };
 
+/// The heading of options that only a new topic takes.
+pub(super) const NEW: &str = "Options of a new topic";
+
 /// The sizes and limits of a topic.
 #[derive(Debug, clap::Args)]
-#[command(next_help_heading = "Options of a new topic")]
+#[command(next_help_heading = NEW)]
 pub(super) struct Numbers {
     /// Samples in the ring [default: 4]
     #[arg(long, value_name = "N", value_parser = parse_number::<u32>)]

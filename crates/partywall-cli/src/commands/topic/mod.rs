@@ -1,14 +1,17 @@
-//! `partywall topic …`: lists topics; publishes, prints and measures samples; records them in files and plays them.
+//! `partywall topic …`: lists topics; publishes, prints, passes on and measures samples; records them in files and plays them.
 
+mod cat;
 mod echo;
 mod file;
 mod info;
 mod list;
 mod making;
 mod play;
+mod playback;
 mod publish;
 mod rates;
 mod record;
+mod stdout;
 mod values;
 
 use std::{
@@ -50,6 +53,8 @@ enum What {
     Pub(publish::Arguments),
     /// Print samples as they arrive: rate, lag, headers and first values
     Echo(Receiving),
+    /// Write the bytes of samples to standard output, for a program behind a pipe
+    Cat(cat::Arguments),
     /// Measure the samples per second and the gaps between them
     Hz(rates::Arguments),
     /// Measure the bytes per second and the sizes of samples
@@ -67,6 +72,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
         What::Info(arguments) => info::run(context, arguments),
         What::Pub(arguments) => publish::run(context, arguments),
         What::Echo(receiving) => echo::run(context, receiving),
+        What::Cat(arguments) => cat::run(context, arguments),
         What::Hz(arguments) => rates::run(context, arguments, rates::What::Gaps),
         What::Bw(arguments) => rates::run(context, arguments, rates::What::Sizes),
         What::Record(arguments) => record::run(context, arguments),
@@ -125,10 +131,15 @@ impl Receiving {
     /// Subscribes to the topic. Returns the subscriber and a flag that Ctrl-C sets. The flag is installed before other
     /// processes can see the subscriber.
     fn subscribe(&self, topic: &Topic) -> Result<(Subscriber, Arc<AtomicBool>), Failure> {
+        self.subscribe_until(topic, self.until_idle)
+    }
+
+    /// Subscribes to the topic; only `until_idle` ends the subscriber when the last publisher has left.
+    fn subscribe_until(&self, topic: &Topic, until_idle: bool) -> Result<(Subscriber, Arc<AtomicBool>), Failure> {
         let stop = signals::cancel_flag()?;
         let policy = if self.block { partywall::Policy::Block } else { partywall::Policy::DropOldest };
         // The clock costs less than anything else that these commands do with a sample.
-        let options = topic.subscribe(policy).until_idle(self.until_idle).measure_ages(true);
+        let options = topic.subscribe(policy).until_idle(until_idle).measure_ages(true);
         Ok((options.join()?, stop))
     }
 

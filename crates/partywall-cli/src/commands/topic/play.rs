@@ -14,11 +14,18 @@ use partywall::{
 use serde_json::json;
 
 use super::{
-    file::{Next, Playback, decode, parse_shape},
-    making::{Audience, Lengths, Numbers, Type},
-    parse_rate, sleep_until,
+    file::parse_shape,
+    making::{Audience, Lengths, NEW, Numbers, Type},
+    parse_rate,
+    playback::{Channel, Next, Playback, decode, largest},
+    sleep_until,
 };
-use crate::{Context, failure::Failure, signals, text::count};
+use crate::{
+    Context,
+    failure::Failure,
+    signals,
+    text::{count, parse_size},
+};
 
 /// The arguments of the command.
 #[derive(Debug, clap::Args)]
@@ -40,6 +47,9 @@ pub(super) struct Arguments {
     audience: Audience,
     #[command(flatten)]
     numbers: Numbers,
+    /// Bytes of the largest sample: 4096, 64KiB, 4MiB [default: of the largest one in the file]
+    #[arg(long, value_name = "BYTES", value_parser = parse_size, help_heading = NEW)]
+    max_bytes: Option<u64>,
 }
 
 /// Runs the command.
@@ -99,7 +109,7 @@ impl<'a> Player<'a> {
 
     /// Returns whether the samples of a channel are played.
     fn is_chosen(&mut self, playback: &Playback, channel: u16) -> Result<bool, Failure> {
-        let Some((topic, _)) = playback.channel(channel) else { return Ok(false) };
+        let Some(Channel { topic, .. }) = playback.channel(channel) else { return Ok(false) };
         let chosen = self.channel.get_or_insert_with(|| topic.clone());
         if chosen != topic && self.arguments.channel.is_none() {
             let what = format!("{} has samples of {chosen} and of {topic}", self.arguments.file.display());
@@ -135,19 +145,31 @@ impl<'a> Player<'a> {
 
     /// Opens the topic, or creates it like the recorded one.
     fn open(&self, playback: &Playback, channel: u16, first: &TensorInfo) -> Result<Topic, Failure> {
-        let facts = playback.channel(channel).map(|(_, facts)| facts);
-        let fact = |name: &str| facts.and_then(|facts| facts.get(name));
-        let number = |name: &str| fact(name).and_then(|value| value.parse::<u64>().ok());
-        let max_bytes = number("max_bytes").unwrap_or(0).max(first.bytes).max(1);
-        let Arguments { name, numbers, .. } = self.arguments;
-        let samples = Type {
-            dtype: fact("dtype").and_then(|name| name.parse().ok()),
-            shape: fact("shape").and_then(|shape| parse_shape(shape).ok()).map(Lengths),
-            max_bytes: Some(max_bytes),
-        };
-        let depth = number("depth").and_then(|depth| u32::try_from(depth).ok()).filter(|_| !numbers.has_depth());
-        let as_recorded = |options| samples.of(depth.into_iter().fold(options, TopicOptions::depth));
-        numbers.open_or_create(self.context, self.domain.topic(name), as_recorded)
+        let Arguments { file, name, numbers, max_bytes, .. } = self.arguments;
+        let options = max_bytes.iter().fold(self.domain.topic(name), |options, bytes| options.max_bytes(*bytes));
+        numbers.open_or_create(self.context, options, |options| {
+            let Some(Channel { topic, metadata }) = playback.channel(channel) else { return options };
+            let fact = |name: &str| metadata.get(name).map(String::as_str);
+            let number = |name: &str| fact(name).and_then(|value| value.parse::<u64>().ok());
+            // What the file says about its samples may be wrong, and decides how much memory the topic takes. It is
+            // believed as far as the samples agree, and as far as it asks for no more bytes than the file has.
+            let dtype = fact("dtype").and_then(|name| name.parse().ok()).filter(|dtype| *dtype == first.dtype);
+            let shape = fact("shape").and_then(|shape| parse_shape(shape).ok());
+            let shape = shape.filter(|shape| matches(shape, &first.shape)).map(Lengths);
+            let is_fixed = dtype.is_some() && shape.as_ref().is_some_and(|shape| !shape.0.contains(&None));
+            let most = playback.length().max(SMALL);
+            let max_bytes = max_bytes.unwrap_or_else(|| match number("max_bytes").filter(|bytes| *bytes <= most) {
+                _ if is_fixed => first.bytes.max(1),
+                recorded => {
+                    let found = largest(file, topic, self.stop).unwrap_or(0);
+                    found.max(first.bytes).max(recorded.unwrap_or(1))
+                }
+            });
+            let fits = |depth: &u64| depth.checked_mul(max_bytes).is_some_and(|bytes| bytes <= most);
+            let depth = number("depth").filter(fits).and_then(|depth| u32::try_from(depth).ok());
+            let options = depth.filter(|_| !numbers.has_depth()).into_iter().fold(options, TopicOptions::depth);
+            Type { dtype, shape, max_bytes: Some(max_bytes) }.of(options)
+        })
     }
 
     fn report(self, playback: &Playback, cut_off: bool) -> Result<(), Failure> {
@@ -192,3 +214,12 @@ fn nothing(path: &Path, channel: Option<&str>, playback: &Playback) -> Failure {
     };
     Failure::new(ErrorKind::NotFound, format!("{} has no samples{of}", path.display()), advice)
 }
+
+/// Returns whether a sample has such a shape.
+fn matches(shape: &[Option<u64>], of_sample: &[u64]) -> bool {
+    let mut both = shape.iter().zip(of_sample);
+    shape.len() == of_sample.len() && both.all(|(wanted, has)| wanted.is_none_or(|wanted| wanted == *has))
+}
+
+/// So many bytes a file may ask for even if it is smaller.
+const SMALL: u64 = 1 << 20;

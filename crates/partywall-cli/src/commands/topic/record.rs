@@ -1,12 +1,13 @@
 //! `partywall topic record`. With `--json`, at the end: `name`, `file`, `samples`, `missed`, `failed` (incomplete samples,
-//! which are not in the file), `bytes` (of the samples), `seconds`. `docs/topic-files.md` describes the file.
+//! which are not in the file), `bytes` (of the samples), `seconds`; on standard error if the file is standard output.
+//! `docs/topic-files.md` describes the file.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use partywall::{Sample, Subscriber, bytes};
 use serde_json::json;
 
-use super::{Receiver, Receiving, file::Recording, is_lost};
+use super::{Receiver, Receiving, file::Recording, is_lost, stdout::check_terminal};
 use crate::{Context, failure::Failure, text::count};
 
 /// The arguments of the command.
@@ -14,7 +15,8 @@ use crate::{Context, failure::Failure, text::count};
 pub(super) struct Arguments {
     #[command(flatten)]
     receiving: Receiving,
-    /// The file
+    /// The file; or `-` for standard output
+    #[arg(value_name = "FILE|-")]
     file: PathBuf,
     /// Replace the file if it exists
     #[arg(long)]
@@ -23,13 +25,18 @@ pub(super) struct Arguments {
 
 /// Runs the command.
 pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
+    let is_stream = arguments.file == Path::new("-");
+    if is_stream {
+        let name = &arguments.receiving.name;
+        check_terminal(format!("name a file, or use a pipe: partywall topic record {name} - | gzip > {name}.mcap.gz"))?;
+    }
     let topic = arguments.receiving.open(context)?;
     // Opened before the file, so that a failure leaves an existing file unchanged.
     let receiving = arguments.receiving.subscribe(&topic)?;
-    let output = context.output();
-    let shown = arguments.file.display();
-    let recording = Recording::create(&arguments.file, &topic, arguments.force)?;
-    output.note(format!("recording {} in {shown}", topic.name()));
+    let recording = Recording::create(&arguments.file, &topic, arguments.force, &receiving.1)?;
+    let output = if is_stream { context.output().on_standard_error() } else { context.output() };
+    let to = if is_stream { "on standard output".to_owned() } else { format!("in {}", arguments.file.display()) };
+    output.note(format!("recording {} {to}", topic.name()));
     let mut recorder = Recorder { recording, samples: 0, missed: 0, failed: 0, bytes: 0 };
     let received = arguments.receiving.receive(context, &topic, &receiving, &mut recorder);
     let Recorder { recording, samples, missed, failed, bytes: total } = recorder;
@@ -38,7 +45,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     let took = received?.as_secs_f64();
     finished?;
     output.line(format!(
-        "{} of {} in {shown}: {} in {took:.1} s; {missed} missed, {failed} failed",
+        "{} of {} {to}: {} in {took:.1} s; {missed} missed, {failed} failed",
         count(samples, "sample"),
         topic.name(),
         bytes(total),

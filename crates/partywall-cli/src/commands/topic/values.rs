@@ -20,13 +20,18 @@ pub(super) fn first(dtype: DType, bytes: &[u8]) -> Vec<Value> {
     bytes.chunks_exact(item).take(VALUES).map(|item| value(dtype, item)).collect()
 }
 
-/// Returns the values in one line: `0, 1.5, 2, …`.
-pub(super) fn line(values: &[Value], elements: u64) -> String {
-    let mut texts: Vec<_> = values.iter().map(Value::to_string).collect();
-    if elements > values.len() as u64 {
-        texts.push("…".into());
-    }
-    texts.join(", ")
+/// Returns how many values a sample has beyond the `first` ones: elements, or bytes for a type that JSON has no numbers
+/// for.
+pub(super) fn left_out(dtype: DType, bytes: u64, first: &[Value]) -> u64 {
+    let item = if is_number(dtype) { dtype.item_bytes().unwrap_or(1) } else { 1 };
+    (bytes / item).saturating_sub(first.len() as u64)
+}
+
+/// Returns the values in one line: `0, 1.5, 2 and 4 more`.
+pub(super) fn line(values: &[Value], left_out: u64) -> String {
+    let texts: Vec<_> = values.iter().map(Value::to_string).collect();
+    let texts = texts.join(", ");
+    if left_out > 0 { format!("{texts} and {left_out} more") } else { texts }
 }
 
 fn value(dtype: DType, item: &[u8]) -> Value {
@@ -108,7 +113,11 @@ mod tests {
         assert_eq!(first(DType::Bool, &[0, 1, 2]), [json!(false), json!(true), json!(true)]);
         assert_eq!(first(DType::F8E4M3, &[9; 20]), vec![json!(9); VALUES], "as bytes");
         assert_eq!((head(DType::F64), head(DType::U8), head(DType::F4)), (64, 8, 8));
-        assert_eq!(line(&[json!(1), json!(2)], 2), "1, 2");
-        assert_eq!(line(&[json!(1)], 5), "1, …");
+        assert_eq!(line(&[json!(1), json!(2)], 0), "1, 2");
+        assert_eq!(line(&[json!(1)], 4), "1 and 4 more");
+        let eight = vec![json!(0); VALUES];
+        assert_eq!(left_out(DType::F32, 36, &eight), 1);
+        assert_eq!(left_out(DType::F32, 32, &eight), 0);
+        assert_eq!(left_out(DType::C64, 16, &eight), 8, "bytes");
     }
 }

@@ -1,0 +1,359 @@
+//! Reads files of samples. No number in a file is believed before the file has shown that it has so many bytes, so a
+//! damaged file costs no more memory than it has bytes.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::File,
+    io::{ErrorKind as IoErrorKind, Read},
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use mcap::{
+    McapError,
+    records::op,
+    sans_io::linear_reader::{LinearReadEvent, LinearReader, LinearReaderOptions},
+};
+use partywall::{
+    Error, ErrorKind,
+    files::{Message, safetensors_message},
+};
+
+use super::file::{ENCODING, failed, unhex};
+use crate::failure::Failure;
+
+/// Reads a file of samples from its beginning.
+pub(super) struct Playback {
+    path: PathBuf,
+    file: File,
+    /// The bytes of the file when it was opened.
+    length: u64,
+    /// Divides the file into records. It does not look into chunks: it trusts the lengths of records in them.
+    reader: LinearReader,
+    /// The records of the current chunk.
+    chunk: Vec<u8>,
+    /// Where the next record of the chunk begins.
+    at: usize,
+    channels: Channels,
+    /// True if any record of the file was valid.
+    is_mcap: bool,
+}
+
+/// The channels whose messages are samples, by number.
+#[derive(Default)]
+struct Channels(BTreeMap<u16, Channel>);
+
+/// A recorded topic.
+pub(super) struct Channel {
+    /// Its name.
+    pub(super) topic: String,
+    /// What the recorder wrote about it.
+    pub(super) metadata: BTreeMap<String, String>,
+}
+
+/// The next item of a file.
+pub(super) enum Next {
+    /// A sample of the channel with this topic.
+    Sample { channel: u16, log_time: u64, message: Vec<u8> },
+    /// The end of the file, which may be incomplete.
+    End { cut_off: bool },
+}
+
+impl Playback {
+    pub(super) fn open(path: &Path) -> Result<Self, Failure> {
+        let opened = File::open(path).and_then(|file| Ok((file.metadata()?, file)));
+        let (metadata, file) = opened.map_err(|error| failed(path, "cannot be opened", &error))?;
+        if !metadata.is_file() {
+            let what = format!("{} is not a regular file", path.display());
+            return Err(Failure::new(ErrorKind::Refused, what, "name an MCAP file"));
+        }
+        let length = metadata.len();
+        let limit = usize::try_from(length).unwrap_or(usize::MAX);
+        let options = LinearReaderOptions::default().with_emit_chunks(true).with_record_length_limit(limit);
+        Ok(Self {
+            path: path.to_owned(),
+            file,
+            length,
+            reader: LinearReader::new_with_options(options),
+            chunk: Vec::new(),
+            at: 0,
+            channels: Channels::default(),
+            is_mcap: false,
+        })
+    }
+
+    /// Returns the bytes of the file.
+    pub(super) fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// Returns the channel with this number.
+    pub(super) fn channel(&self, number: u16) -> Option<&Channel> {
+        self.channels.0.get(&number)
+    }
+
+    /// Returns the recorded topics that were read so far.
+    pub(super) fn topics(&self) -> BTreeSet<&str> {
+        self.channels.0.values().map(|channel| channel.topic.as_str()).collect()
+    }
+
+    /// Returns the next message of a channel of samples.
+    pub(super) fn next(&mut self) -> Result<Next, Failure> {
+        loop {
+            while self.at < self.chunk.len() {
+                let Some((opcode, data, rest)) = record(&self.chunk[self.at..]) else {
+                    return Err(damaged(&self.path, "a record is longer than its chunk"));
+                };
+                self.at = self.chunk.len() - rest.len();
+                if let Some(next) = self.channels.accept(opcode, data).map_err(|why| damaged(&self.path, why))? {
+                    return Ok(next);
+                }
+            }
+            match self.reader.next_event() {
+                None => return Ok(Next::End { cut_off: false }),
+                Some(Ok(LinearReadEvent::ReadRequest(bytes))) => {
+                    // Step by step, for the record may be longer than the rest of the file.
+                    let read = loop {
+                        match self.file.read(self.reader.insert(bytes.min(STEP))) {
+                            Err(error) if error.kind() == IoErrorKind::Interrupted => {}
+                            read => break read,
+                        }
+                    };
+                    self.reader.notify_read(read.map_err(|error| failed(&self.path, "cannot be read", &error))?);
+                }
+                Some(Ok(LinearReadEvent::Record { data, opcode: op::CHUNK })) => {
+                    self.is_mcap = true;
+                    let records = chunk(&self.path, data)?;
+                    self.chunk.clear();
+                    self.chunk.extend_from_slice(records);
+                    self.at = 0;
+                }
+                Some(Ok(LinearReadEvent::Record { data, opcode })) => {
+                    self.is_mcap = true;
+                    if let Some(next) = self.channels.accept(opcode, data).map_err(|why| damaged(&self.path, why))? {
+                        return Ok(next);
+                    }
+                }
+                // A record that is longer than the file cannot be complete.
+                Some(Err(McapError::UnexpectedEof | McapError::RecordTooLarge { .. })) if self.is_mcap => {
+                    return Ok(Next::End { cut_off: true });
+                }
+                Some(Err(McapError::BadMagic | McapError::UnexpectedEof)) => {
+                    let what = format!("{} is not an MCAP file", self.path.display());
+                    let advice = "name a file that `partywall topic record` wrote";
+                    return Err(Failure::new(ErrorKind::Refused, what, advice));
+                }
+                Some(Err(error)) => return Err(damaged(&self.path, &error.to_string())),
+            }
+        }
+    }
+}
+
+impl Channels {
+    /// Takes a record. Returns the sample that is in it, or why it is damaged.
+    fn accept(&mut self, opcode: u8, data: &[u8]) -> Result<Option<Next>, &'static str> {
+        match opcode {
+            op::CHANNEL => {
+                let (number, encoding, channel) =
+                    channel(Fields(data)).ok_or("a channel has a text that is not UTF-8 or longer than its record")?;
+                if encoding == ENCODING {
+                    self.0.insert(number, channel);
+                }
+                Ok(None)
+            }
+            op::MESSAGE => {
+                let (number, log_time, message) = message(Fields(data)).ok_or("a message is too short")?;
+                let next = Next::Sample { channel: number, log_time, message: message.to_vec() };
+                Ok(self.0.contains_key(&number).then_some(next))
+            }
+            _ => Ok(None),
+        }
+    }
+}
+
+/// Returns the bytes of the largest sample of a recorded topic, as far as the file can be read. Ctrl-C ends the search.
+pub(super) fn largest(path: &Path, topic: &str, stop: &AtomicBool) -> Result<u64, Failure> {
+    let mut playback = Playback::open(path)?;
+    let mut largest = 0;
+    // Playing the file reports what is wrong with it.
+    while let Ok(Next::Sample { channel, message, .. }) = playback.next() {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        let is_meant = playback.channel(channel).is_some_and(|channel| channel.topic == topic);
+        if is_meant && let Ok((message, _)) = decode(path, &message) {
+            largest = largest.max(message.bytes.len() as u64);
+        }
+    }
+    Ok(largest)
+}
+
+/// Returns a message and the user's header. Errors name the message by `name`.
+pub(super) fn decode<'a>(name: &Path, message: &'a [u8]) -> Result<(Message<'a>, Vec<u8>), Failure> {
+    let message = safetensors_message(message).map_err(|problem| Error::from(problem.of(name)))?;
+    let header = message.metadata.iter().find(|(key, _)| key == "header").map_or("", |(_, value)| value);
+    let header = unhex(header).ok_or_else(|| {
+        let what = format!("{} is damaged: its header is not hexadecimal text", name.display());
+        Failure::new(ErrorKind::Refused, what, "check the program that wrote the file")
+    })?;
+    Ok((message, header))
+}
+
+/// Returns the records of a chunk, if they are not compressed and as they were written.
+fn chunk<'a>(path: &Path, data: &'a [u8]) -> Result<&'a [u8], Failure> {
+    let parse = || {
+        let mut fields = Fields(data);
+        let _start_time = fields.u64()?;
+        let _end_time = fields.u64()?;
+        let _uncompressed = fields.u64()?;
+        let sum = fields.u32()?;
+        let compression = fields.text()?;
+        let length = fields.u64()?;
+        Some((sum, compression, fields.bytes(length)?))
+    };
+    let (sum, compression, records) = parse().ok_or_else(|| damaged(path, "a chunk is longer than its record"))?;
+    if !compression.is_empty() {
+        let what = format!("{} is compressed ({compression}), which is not supported", path.display());
+        let advice = "rewrite it without compression: mcap compress --compression none";
+        return Err(Failure::new(ErrorKind::Refused, what, advice));
+    }
+    // A writer without sums writes 0.
+    if sum != 0 && sum != crc32fast::hash(records) {
+        return Err(damaged(path, "a chunk differs from its checksum"));
+    }
+    Ok(records)
+}
+
+/// Returns the first record, its kind, and what follows it.
+fn record(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
+    let (opcode, rest) = bytes.split_first()?;
+    let mut fields = Fields(rest);
+    let length = fields.u64()?;
+    let data = fields.bytes(length)?;
+    Some((*opcode, data, fields.0))
+}
+
+/// Returns the number, the encoding and the facts of a channel.
+fn channel(mut fields: Fields<'_>) -> Option<(u16, &str, Channel)> {
+    let number = fields.u16()?;
+    let _schema = fields.u16()?;
+    let topic = fields.text()?.to_owned();
+    let encoding = fields.text()?;
+    let length = fields.u32()?;
+    let mut pairs = Fields(fields.bytes(length.into())?);
+    let mut metadata = BTreeMap::new();
+    while !pairs.0.is_empty() {
+        let key = pairs.text()?;
+        let value = pairs.text()?;
+        metadata.insert(key.to_owned(), value.to_owned());
+    }
+    Some((number, encoding, Channel { topic, metadata }))
+}
+
+/// Returns the channel, the time and the data of a message.
+fn message(mut fields: Fields<'_>) -> Option<(u16, u64, &[u8])> {
+    let channel = fields.u16()?;
+    let _sequence = fields.u32()?;
+    let log_time = fields.u64()?;
+    let _publish_time = fields.u64()?;
+    Some((channel, log_time, fields.0))
+}
+
+/// What is left of a record. Each method returns `None` if that is too short, and allocates nothing.
+struct Fields<'a>(&'a [u8]);
+
+impl<'a> Fields<'a> {
+    fn bytes(&mut self, length: u64) -> Option<&'a [u8]> {
+        let (bytes, rest) = self.0.split_at_checked(usize::try_from(length).ok()?)?;
+        self.0 = rest;
+        Some(bytes)
+    }
+
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (bytes, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(*bytes)
+    }
+
+    fn u16(&mut self) -> Option<u16> {
+        self.array().map(u16::from_le_bytes)
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    fn text(&mut self) -> Option<&'a str> {
+        let length = self.u32()?;
+        str::from_utf8(self.bytes(length.into())?).ok()
+    }
+}
+
+fn damaged(path: &Path, why: &str) -> Failure {
+    let what = format!("{} is damaged: {why}", path.display());
+    Failure::new(ErrorKind::Refused, what, "run `mcap recover` to save its readable part")
+}
+
+/// The most bytes that are read at once.
+const STEP: usize = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(text: &str) -> Vec<u8> {
+        [&(text.len() as u32).to_le_bytes()[..], text.as_bytes()].concat()
+    }
+
+    #[test]
+    fn lengths_beyond_their_record_are_found() {
+        let pair = [text("depth"), text("4")].concat();
+        let map = [&(pair.len() as u32).to_le_bytes()[..], &pair].concat();
+        let whole = [&[7, 0, 1, 0][..], &text("camera"), &text(ENCODING), &map].concat();
+        let (number, encoding, found) = channel(Fields(&whole)).unwrap();
+        assert_eq!((number, encoding, found.topic.as_str()), (7, ENCODING, "camera"));
+        assert_eq!(found.metadata, BTreeMap::from([("depth".to_owned(), "4".to_owned())]));
+        for end in 0..whole.len() {
+            assert!(channel(Fields(&whole[..end])).is_none(), "{end}");
+        }
+        // Each length, one after the other, is larger than anything that follows it.
+        let lengths = whole.windows(4).enumerate().filter(|(_, length)| length[0] > 0 && length[1..] == [0; 3]);
+        let lengths: Vec<_> = lengths.map(|(at, _)| at).filter(|at| *at >= 4).collect();
+        assert_eq!(lengths.len(), 5);
+        for at in lengths {
+            let mut broken = whole.clone();
+            broken[at + 3] = 0x7f;
+            assert!(channel(Fields(&broken)).is_none(), "{at}");
+        }
+    }
+
+    #[test]
+    fn record_ends_within_its_chunk() {
+        let bytes = [&[op::MESSAGE][..], &2_u64.to_le_bytes(), b"abc"].concat();
+        assert_eq!(record(&bytes), Some((op::MESSAGE, &b"ab"[..], &b"c"[..])));
+        assert_eq!(record(&bytes[..10]), None);
+        assert_eq!(record(&[&[op::MESSAGE][..], &u64::MAX.to_le_bytes()].concat()), None);
+    }
+
+    #[test]
+    fn chunk_is_checked_before_its_records_are_used() {
+        let path = Path::new("f");
+        let chunk_of = |sum: u32, compression: &str, length: u64| {
+            [&[0; 24][..], &sum.to_le_bytes(), &text(compression), &length.to_le_bytes(), b"records"].concat()
+        };
+        assert_eq!(chunk(path, &chunk_of(crc32fast::hash(b"records"), "", 7)).unwrap(), b"records");
+        assert_eq!(chunk(path, &chunk_of(0, "", 7)).unwrap(), b"records");
+        for (data, why) in [
+            (chunk_of(1, "", 7), "checksum"),
+            (chunk_of(0, "", 8), "longer than its record"),
+            (chunk_of(0, "lz4", 7), "compressed (lz4)"),
+            (vec![0; 9], "longer than its record"),
+        ] {
+            assert!(chunk(path, &data).unwrap_err().message.contains(why), "{why}");
+        }
+    }
+}
