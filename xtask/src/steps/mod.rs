@@ -134,6 +134,12 @@ const TEST: &[Step] = &[
         run: rust::with_systemd,
     },
     Step {
+        name: "prometheus",
+        about: "metrics, judged and scraped by Prometheus",
+        lane: Lane::Main,
+        run: rust::with_prometheus,
+    },
+    Step {
         name: "vulkan",
         about: "segments and timelines in Vulkan, on a CPU's driver under the validation layer",
         lane: Lane::Main,

@@ -31,12 +31,13 @@ const EXAMPLES: [&str; 10] = [
 ];
 
 /// Parts of the names of tests that need a feature that a machine may lack, or minutes.
-const NEEDS: [&str; 7] = [
+const NEEDS: [&str; 8] = [
     "needs_namespaces",
     "needs_python",
     "needs_no_gpu",
     "needs_root",
     "needs_systemd",
+    "needs_prometheus",
     "needs_vulkan",
     "needs_minutes",
 ];
@@ -120,6 +121,15 @@ pub(super) fn with_systemd(workspace: &Workspace) -> Outcome {
         Some(older) => Outcome::Skipped(format!("systemd-analyze here is of version {older}, not 250 or later")),
         None => Outcome::Skipped("there is no systemd-analyze here: apt-get install systemd".to_owned()),
     }
+}
+
+/// Tests that have Prometheus judge and scrape the metrics.
+pub(super) fn with_prometheus(workspace: &Workspace) -> Outcome {
+    let has = |program: &str| succeeds([program, "--version"].into_iter());
+    if !has("prometheus") || !has("promtool") {
+        return Outcome::Skipped("there is no Prometheus here: apt-get install prometheus".to_owned());
+    }
+    run_those_that("needs_prometheus", workspace)
 }
 
 /// The tests run on lavapipe, Vulkan's driver for CPUs, under the validation layer.

@@ -1,13 +1,14 @@
 //! `partywall metrics`, as a user and as Prometheus sees it.
 
 use std::{
+    any::Any,
     collections::{BTreeMap, BTreeSet},
     io::{Read, Write},
     net::{TcpListener, TcpStream},
     time::Duration,
 };
 
-use partywall::{DType, Place, Policy, Task, info::Ages};
+use partywall::{DType, Domain, Place, Policy, Task, info::Ages};
 use partywall_harness::{Running, Sandbox, Signal, eventually};
 use serde_json::Value;
 
@@ -17,8 +18,7 @@ const LONG: Duration = Duration::from_secs(60);
 fn parse(text: &str) -> BTreeMap<String, f64> {
     let mut series = BTreeMap::new();
     let mut family = (String::new(), String::new());
-    let body = text.strip_suffix("# EOF\n").expect("the page is complete");
-    for line in body.lines() {
+    for line in text.lines() {
         if let Some(help) = line.strip_prefix("# HELP ") {
             let (name, words) = help.split_once(' ').unwrap();
             assert!(words.ends_with('.') && !words.ends_with(".."), "{line}");
@@ -30,8 +30,8 @@ fn parse(text: &str) -> BTreeMap<String, f64> {
         } else {
             let (key, value) = line.rsplit_once(' ').unwrap();
             let name = key.split('{').next().unwrap();
+            assert_eq!(family.1 == "counter", name.ends_with("_total"), "{line}");
             let suffixes: &[&str] = match family.1.as_str() {
-                "counter" => &["_total"],
                 "histogram" => &["_bucket", "_count", "_sum"],
                 _ => &[""],
             };
@@ -159,14 +159,7 @@ fn family_of(series: &str) -> &str {
 fn dashboard_and_page_name_metrics_that_are_there() {
     let sandbox = Sandbox::new();
     let domain = sandbox.domain();
-    let topic = domain.topic("frames").max_bytes(64).depth(4).place(Place::Host).create().unwrap();
-    let subscriber = topic.subscribe(Policy::Latest).measure_ages(true).join().unwrap();
-    let publisher = topic.publisher().unwrap();
-    publisher.loan(DType::U8, &[1], LONG).unwrap().filled().publish(LONG).unwrap();
-    drop(subscriber.recv(LONG).unwrap());
-    let _queue = domain.queue("work").tasks(8).inputs(1, 8).outputs(1, 8).place(Place::Host).create().unwrap();
-    let _writer = domain.timeline_writer("steps").unwrap();
-    let _gate = domain.semaphore("gate", 3).unwrap();
+    let _objects = populate(&domain);
     let series = metrics(&sandbox, &[]);
     let there: BTreeSet<_> = series.keys().map(|key| family_of(key.split('{').next().unwrap())).collect();
     let documented = names_in(include_str!("../../../../docs/metrics.md"));
@@ -181,6 +174,78 @@ fn dashboard_and_page_name_metrics_that_are_there() {
     let shown = names_in(include_str!("../../../../docs/grafana.json"));
     let shown: BTreeSet<_> = shown.into_iter().map(family_of).collect();
     assert!(shown.len() > 10 && shown.is_subset(&documented), "{:?}", shown.difference(&documented));
+}
+
+/// Creates one of each object that has series, a subscriber with ages among them.
+fn populate(domain: &Domain) -> Box<dyn Any> {
+    let topic = domain.topic("frames").max_bytes(64).depth(4).place(Place::Host).create().unwrap();
+    let subscriber = topic.subscribe(Policy::Latest).measure_ages(true).join().unwrap();
+    let publisher = topic.publisher().unwrap();
+    publisher.loan(DType::U8, &[1], LONG).unwrap().filled().publish(LONG).unwrap();
+    drop(subscriber.recv(LONG).unwrap());
+    let queue = domain.queue("work").tasks(8).inputs(1, 8).outputs(1, 8).place(Place::Host).create().unwrap();
+    let writer = domain.timeline_writer("steps").unwrap();
+    let gate = domain.semaphore("gate", 3).unwrap();
+    Box::new((topic, subscriber, publisher, queue, writer, gate))
+}
+
+#[test]
+fn needs_prometheus_whose_checker_has_nothing_to_say() {
+    let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    let objects = populate(&domain);
+    let page = sandbox.run(["metrics"]).expect(0).stdout;
+    let mut check = Running::spawn(sandbox.program("promtool").args(["check", "metrics"]));
+    check.stdin().write_all(&page).unwrap();
+    let checked = check.wait().expect(0);
+    assert_eq!((checked.text(), checked.stderr), (String::new(), String::new()));
+    drop(objects);
+}
+
+#[test]
+fn needs_prometheus_which_scrapes_each_metric_with_its_help() {
+    let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    let objects = populate(&domain);
+    let (_server, address) = serve(&sandbox);
+    let config = format!(
+        "global: {{scrape_interval: 1s}}\nscrape_configs: [{{job_name: x, static_configs: [{{targets: ['{address}']}}]}}]\n"
+    );
+    let config = sandbox.file("prometheus.yml", config);
+    // Another process may take the port before Prometheus does, but hardly so soon.
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let mut prometheus = sandbox.program("prometheus");
+    prometheus.arg(format!("--config.file={}", config.display())).arg(format!("--web.listen-address={port}"));
+    prometheus.arg(format!("--storage.tsdb.path={}", sandbox.path().join("series").display()));
+    let _prometheus = Running::spawn(&mut prometheus);
+    let ask = |path: &str| -> Option<Value> {
+        let mut stream = TcpStream::connect(&port).ok()?;
+        stream.write_all(format!("GET /api/v1/{path} HTTP/1.0\r\n\r\n").as_bytes()).ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        serde_json::from_str(answer.split_once("\r\n\r\n")?.1).ok()
+    };
+    let page = sandbox.run(["metrics"]).expect(0).text();
+    let described = |line: &str, kind: &str| {
+        line.strip_prefix(kind)
+            .and_then(|line| line.split_once(' '))
+            .map(|(name, rest)| (name.to_owned(), rest.to_owned()))
+    };
+    let helps: BTreeMap<_, _> = page.lines().filter_map(|line| described(line, "# HELP ")).collect();
+    let types: BTreeMap<_, _> = page.lines().filter_map(|line| described(line, "# TYPE ")).collect();
+    assert!(helps.len() > 20 && helps.len() == types.len(), "{page}");
+    eventually("Prometheus knows all of them", || {
+        let known = ask("metadata").unwrap_or_default();
+        helps.iter().all(|(name, help)| {
+            let of = &known["data"][name][0];
+            of["help"] == *help && of["type"] == types[name]
+        })
+    });
+    eventually("it has values", || {
+        let found = ask("query?query=partywall_topic_published_total").unwrap_or_default();
+        found["data"]["result"][0]["value"][1] == "1"
+    });
+    drop(objects);
 }
 
 #[test]
@@ -201,7 +266,10 @@ fn requests_are_answered_before_and_after_the_broker() {
     let page = |address: &str| {
         let answer = get(address, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
         let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-        assert!(head.starts_with("HTTP/1.1 200 OK\r\n") && head.contains("application/openmetrics-text"), "{head}");
+        assert!(
+            head.starts_with("HTTP/1.1 200 OK\r\n") && head.contains("Content-Type: text/plain; version=0.0.4;"),
+            "{head}"
+        );
         assert!(head.contains(&format!("Content-Length: {}", body.len())), "{head}");
         parse(body)
     };

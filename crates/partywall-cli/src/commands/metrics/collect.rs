@@ -76,14 +76,15 @@ fn broker(status: &StatusInfo) -> Vec<Family> {
             shares.push([label("uid", user.uid)], share);
         }
     }
-    let mut deaths = Family::counter("deaths", "Members that died, by what proved that their work on GPUs was over");
+    let mut deaths =
+        Family::counter("deaths_total", "Members that died, by what proved that their work on GPUs was over");
     deaths.push([label("proof", "process")], status.deaths - status.unproven_deaths);
     deaths.push([label("proof", "none")], status.unproven_deaths);
     let mut start = Family::gauge("broker_start_time_seconds", "When the broker started, since 1970");
     start.push_seconds([], status.started_at);
     vec![
         start,
-        Family::counter("broker_restarts", "How often the broker died and was started again").of(status.restarts),
+        Family::counter("broker_restarts_total", "How often the broker died and was started again").of(status.restarts),
         held,
         limits,
         of_users,
@@ -170,11 +171,11 @@ fn blocks(used: &BTreeMap<String, Used>) -> Vec<Family> {
 }
 
 fn topics(used: &BTreeMap<String, Used>) -> Vec<Family> {
-    let mut published = Family::counter("topic_published", "Samples published");
+    let mut published = Family::counter("topic_published_total", "Samples published");
     let mut subscribers = Family::gauge("topic_subscribers", "Subscribers");
     let mut lag = Family::gauge("topic_lag", "Samples that a subscriber is behind");
-    let mut received = Family::counter("topic_received", "Samples that a subscriber received");
-    let mut missed = Family::counter("topic_missed", "Samples that a subscriber missed");
+    let mut received = Family::counter("topic_received_total", "Samples that a subscriber received");
+    let mut missed = Family::counter("topic_missed_total", "Samples that a subscriber missed");
     let mut latency = Family::histogram("topic_latency_seconds", "Ages of samples when a subscriber received them");
     for (name, used) in used {
         let Some(topic) = &used.info.topic else { continue };
@@ -196,8 +197,8 @@ fn topics(used: &BTreeMap<String, Used>) -> Vec<Family> {
 
 fn queues(used: &BTreeMap<String, Used>) -> Vec<Family> {
     let mut tasks = Family::gauge("queue_tasks", "Tasks by state");
-    let mut completed = Family::counter("queue_completed", "Results");
-    let mut returned = Family::counter("queue_returned", "Attempts without a result");
+    let mut completed = Family::counter("queue_completed_total", "Results");
+    let mut returned = Family::counter("queue_returned_total", "Attempts without a result");
     for (name, used) in used {
         let Some(QueueInfo { usage, .. }) = &used.info.queue else { continue };
         let states = [

@@ -11,12 +11,12 @@ use prometheus_client::{
 };
 
 /// The format of [`to_text`], as HTTP names it.
-pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+pub(super) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// A metric with its series.
 #[derive(Debug)]
 pub(super) struct Family {
-    /// Its name, without `partywall_` in front and without a counter's `_total` behind.
+    /// Its name, without `partywall_` in front. A counter's ends with `_total`.
     name: &'static str,
     /// What it means, without a full stop at the end.
     help: &'static str,
@@ -85,9 +85,8 @@ impl Family {
 
     fn encode_value(&self, series: &mut MetricEncoder<'_>, value: Value) -> fmt::Result {
         match value {
-            Value::Whole(value) if matches!(self.of_type, MetricType::Counter) => {
-                series.encode_counter::<NoLabelSet, _, u64>(&value, None)
-            }
+            // As a counter it would get a second `_total`: the crate writes OpenMetrics, where a counter's help has a
+            // name without. To Prometheus and its tools that name is of another metric, so the counter has no help.
             Value::Whole(value) => series.encode_gauge(&value),
             Value::Seconds(value) => series.encode_gauge(&value),
             Value::Ages(ages) => encode_ages(series, &ages),
@@ -108,7 +107,7 @@ fn encode_ages(series: &mut MetricEncoder<'_>, ages: &Ages) -> fmt::Result {
     series.encode_histogram::<NoLabelSet>(ages.sum as f64 / 1e9, count, &buckets, None)
 }
 
-/// Returns the families in the text format of OpenMetrics, which Prometheus and its node exporter read.
+/// Returns the families in the text format of Prometheus, which its server, its node exporter and its tools read.
 pub(super) fn to_text(families: Vec<Family>) -> String {
     #[derive(Debug)]
     struct Families(Vec<Family>);
@@ -122,7 +121,7 @@ pub(super) fn to_text(families: Vec<Family>) -> String {
     let mut registry = Registry::with_prefix("partywall");
     registry.register_collector(Box::new(Families(families)));
     let mut text = String::new();
-    text::encode(&mut text, &registry).expect("a string takes everything that is written to it");
+    text::encode_registry(&mut text, &registry).expect("a string takes everything that is written to it");
     text
 }
 
@@ -131,13 +130,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_has_types_labels_and_an_end() {
+    fn text_has_types_and_labels() {
         let mut bytes = Family::gauge("bytes", "Bytes of all names");
         bytes.push([("place", "host".to_owned()), ("kind", "memfd".to_owned())], 1 << 60);
         bytes.push([("place", "a \"quoted\"\n\\ place".to_owned())], 0);
         let mut age = Family::gauge("heartbeat_age_seconds", "Time since the last heartbeat");
         age.push_seconds([("pid", "7".to_owned())], 1_500);
-        let deaths = Family::counter("deaths", "Members that died").of(3);
+        let deaths = Family::counter("deaths_total", "Members that died").of(3);
         let mut ages = Family::histogram("topic_latency_seconds", "Ages of samples");
         let mut younger = [3; Ages::BOUNDS];
         younger[0] = 1;
@@ -159,15 +158,14 @@ partywall_bytes{place="a \"quoted\"\n\\ place"} 0
 # HELP partywall_heartbeat_age_seconds Time since the last heartbeat.
 # TYPE partywall_heartbeat_age_seconds gauge
 partywall_heartbeat_age_seconds{pid="7"} 1.5
-# HELP partywall_deaths Members that died.
-# TYPE partywall_deaths counter
+# HELP partywall_deaths_total Members that died.
+# TYPE partywall_deaths_total counter
 partywall_deaths_total 3
 # HELP partywall_topic_latency_seconds Ages of samples.
 # TYPE partywall_topic_latency_seconds histogram
 partywall_topic_latency_seconds_sum{pid="7"} 2.5
 partywall_topic_latency_seconds_count{pid="7"} 4
 partywall_topic_latency_seconds_bucket{le="+Inf",pid="7"} 4
-# EOF
 "##;
         assert_eq!(text, expected);
     }
