@@ -242,7 +242,10 @@ impl<M: Exchanged> Drop for Taken<M> {
 
 /// Returns the shape and the strides, in elements, of another library's tensor; `None` if they are invalid.
 pub(crate) fn extents(tensor: &Tensor) -> Option<(Vec<u64>, Vec<i64>)> {
-    let ndim = usize::try_from(tensor.ndim).ok().filter(|ndim| *ndim == 0 || !tensor.shape.is_null())?;
+    let ndim = usize::try_from(tensor.ndim).ok().filter(|ndim| *ndim <= MOST_DIMENSIONS)?;
+    if ndim > 0 && tensor.shape.is_null() {
+        return None;
+    }
     let numbers = |pointer: *mut i64| {
         // SAFETY: DLPack's rule: `shape`, and `strides` unless null, have `ndim` numbers.
         if ndim == 0 { &[] } else { unsafe { std::slice::from_raw_parts(pointer, ndim) } }
@@ -264,6 +267,9 @@ pub(crate) fn contiguous(shape: &[u64]) -> Vec<u64> {
     }
     strides
 }
+
+/// More dimensions than any library has. The arrays of a tensor with a number beyond that are not read.
+const MOST_DIMENSIONS: usize = 1024;
 
 const COMPLEX: u8 = 5;
 

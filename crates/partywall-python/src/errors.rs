@@ -127,6 +127,12 @@ pub(crate) fn not_utf8(text: &Bound<'_, PyAny>, what: &str, class: &str) -> PyEr
     made.map_or_else(|error| error, PyErr::from_value)
 }
 
+/// Returns whether an exception is one of this package.
+pub(crate) fn is_own(py: Python<'_>, error: &PyErr) -> bool {
+    let class = py.import("partywall._errors").and_then(|module| module.getattr("Error"));
+    class.is_ok_and(|class| error.matches(py, class).unwrap_or(false))
+}
+
 fn raise(py: Python<'_>, class: &str, message: &str, advice: &str, anchor: &str, cuda_error: Option<u32>) -> PyErr {
     let made = py.import("partywall._errors").and_then(|module| {
         let class = module.getattr(class)?.cast_into::<PyType>()?;

@@ -12,6 +12,7 @@
 //! | `exchange` | tensors in by DLPack's C interface |
 //! | `ranges` | addresses of tensors, to find whose memory a library is about to write |
 //! | `source` | capsules and buffers in |
+//! | `refusal` | why an object cannot be taken |
 //! | `heap` | memory for the allocators of torch and cupy |
 //! | `members` | rows of listings |
 //! | `arguments` | types, shapes and numbers as Python writes them |
@@ -51,6 +52,7 @@ mod publisher;
 mod queue;
 mod ranges;
 mod reaper;
+mod refusal;
 mod sample;
 mod segment;
 mod semaphore;

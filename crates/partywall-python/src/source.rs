@@ -22,7 +22,9 @@ use crate::{
     errors::{Raise, bad_source},
     exchange::Library,
     owner::drain,
-    reaper, stream,
+    reaper,
+    refusal::{self, AddedType},
+    stream,
     tensor::{Lengths, signed},
     wait,
 };
@@ -75,19 +77,17 @@ impl Source {
             return Ok(source);
         }
         if !object.hasattr(intern!(py, "__dlpack__"))? {
-            return Self::of_buffer(py, object);
+            let buffer = PyUntypedBuffer::get(object).map_err(|_| {
+                let kind = object.get_type().name().map_or_else(|_| "it".to_owned(), |name| name.to_string());
+                bad_source(
+                    py,
+                    &format!("{kind} is no tensor"),
+                    "give an array of numpy, torch, cupy or jax, or a buffer",
+                )
+            })?;
+            return Self::of_buffer(py, buffer);
         }
-        match Self::of_dlpack(py, object, stream) {
-            // NumPy does this for read-only arrays and for types that DLPack does not have.
-            Err(error) if error.is_instance_of::<PyBufferError>(py) => Self::of_buffer(py, object).map_err(|_| {
-                if let Some((why, advice)) = not_numbers(object) {
-                    return bad_source(py, &why, advice);
-                }
-                let why = error.value(py).to_string();
-                bad_source(py, &format!("its library does not give it away: {}", why.trim_end_matches('.')), NOT_GIVEN)
-            }),
-            source => source,
-        }
+        Self::of_dlpack(py, object, stream)
     }
 
     /// The type of the elements.
@@ -146,11 +146,15 @@ impl Source {
             // torch may still have to conjugate the tensor, and only `__dlpack__` refuses such tensors.
             return Ok(None);
         }
-        Self::of_tensor(py, taken, ready, ForeignTensor::Versioned).map(Some)
+        Self::of_tensor(object, taken, ready, ForeignTensor::Versioned).map(Some)
     }
 
     fn of_dlpack(py: Python<'_>, object: &Bound<'_, PyAny>, stream: Optional<'_, '_>) -> PyResult<Self> {
-        let (device_type, ordinal): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
+        let device = object.call_method0("__dlpack_device__").and_then(|device| device.extract());
+        let (device_type, ordinal): (i32, i32) = match device {
+            Ok(device) => device,
+            Err(error) => return Self::of_other(py, object, stream, error),
+        };
         let arguments = PyDict::new(py);
         let mut ready = RawStream::LEGACY_DEFAULT;
         if device_type == CUDA {
@@ -161,9 +165,13 @@ impl Source {
         arguments.set_item("max_version", (1, 1))?;
         let capsule = match object.call_method("__dlpack__", (), Some(&arguments)) {
             Err(error) if error.is_instance_of::<PyTypeError>(py) => {
-                object.call_method("__dlpack__", (), Some(&legacy))?
+                object.call_method("__dlpack__", (), Some(&legacy))
             }
-            capsule => capsule?,
+            capsule => capsule,
+        };
+        let capsule = match capsule {
+            Ok(capsule) => capsule,
+            Err(error) => return Self::of_other(py, object, stream, error),
         };
         if let Some(taken) = Taken::<ManagedVersioned>::take(&capsule) {
             let major = taken.get().version.major;
@@ -174,47 +182,55 @@ impl Source {
                     "use a release of both that agree",
                 ));
             }
-            return Self::of_tensor(py, taken, ready, ForeignTensor::Versioned);
+            return Self::of_tensor(object, taken, ready, ForeignTensor::Versioned);
         }
         match Taken::<Managed>::take(&capsule) {
-            Some(taken) => Self::of_tensor(py, taken, ready, ForeignTensor::Capsule),
+            Some(taken) => Self::of_tensor(object, taken, ready, ForeignTensor::Capsule),
             None => {
                 Err(bad_source(py, "its __dlpack__ gave no DLPack capsule", "report it to the library that made it"))
             }
         }
     }
 
+    /// Takes a tensor in another way than by DLPack, which its library has refused with an exception.
+    fn of_other(py: Python<'_>, object: &Bound<'_, PyAny>, stream: Optional<'_, '_>, error: PyErr) -> PyResult<Self> {
+        if let Some((dtype, integer)) = AddedType::of(object).and_then(|added| added.known()) {
+            let view = object.call_method1(intern!(py, "view"), (integer.name(),))?;
+            return Ok(Self { dtype, ..Self::new(py, &view, stream)? });
+        }
+        // NumPy does this for read-only arrays.
+        if error.is_instance_of::<PyBufferError>(py)
+            && let Ok(source) = PyUntypedBuffer::get(object).and_then(|buffer| Self::of_buffer(py, buffer))
+        {
+            return Ok(source);
+        }
+        Err(refusal::not_given(object, error))
+    }
+
     fn of_tensor<M: Exchanged>(
-        py: Python<'_>,
+        object: &Bound<'_, PyAny>,
         taken: Taken<M>,
         stream: RawStream,
         keep: impl FnOnce(Taken<M>) -> ForeignTensor,
     ) -> PyResult<Self> {
+        let py = object.py();
         let tensor = taken.get().tensor();
         if ![CPU, CUDA, CUDA_HOST].contains(&tensor.device.device_type) {
             let message = format!("its memory is of DLPack's device type {}", tensor.device.device_type);
             return Err(bad_source(py, &message, "copy it to main memory or to a CUDA device first"));
         }
-        let dtype = dlpack::dtype(tensor.dtype);
-        let dtype =
-            dtype.ok_or_else(|| bad_source(py, "its elements are of a type that is not known here", UNKNOWN_TYPE))?;
-        let is_possible = |(shape, _): &(Vec<u64>, Vec<i64>)| {
-            let elements = shape.iter().try_fold(1_u64, |all, extent| all.checked_mul(*extent));
-            elements.and_then(|elements| dtype.bytes_for(elements)).is_some_and(|bytes| i64::try_from(bytes).is_ok())
-        };
+        let dtype = dlpack::dtype(tensor.dtype).ok_or_else(|| refusal::unknown_type(object))?;
         let (shape, strides) = dlpack::extents(tensor)
-            .filter(is_possible)
             .ok_or_else(|| bad_source(py, "its shape is invalid", "report it to the library that made it"))?;
-        let address = (tensor.data as u64).wrapping_add(tensor.byte_offset);
+        let extent = check_memory(py, dtype, &shape, &strides, tensor.data as u64, tensor.byte_offset)?;
+        if storage_end(object).is_some_and(|end| extent.end > end) {
+            return Err(bad_source(py, "it is longer than the storage that it shows", NO_MEMORY));
+        }
         let device = tensor.device;
-        Ok(Self { dtype, shape, strides, address, device, stream, keep: Arc::new(keep(taken)) })
+        Ok(Self { dtype, shape, strides, address: extent.address, device, stream, keep: Arc::new(keep(taken)) })
     }
 
-    fn of_buffer(py: Python<'_>, object: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let buffer = PyUntypedBuffer::get(object).map_err(|_| {
-            let kind = object.get_type().name().map_or_else(|_| "it".to_owned(), |name| name.to_string());
-            bad_source(py, &format!("{kind} is no tensor"), "give an array of numpy, torch, cupy or jax, or a buffer")
-        })?;
+    fn of_buffer(py: Python<'_>, buffer: PyUntypedBuffer) -> PyResult<Self> {
         let dtype = buffer_type(buffer.format().to_bytes(), buffer.item_size());
         let dtype =
             dtype.ok_or_else(|| bad_source(py, "its elements are of a type that is not known here", UNKNOWN_TYPE))?;
@@ -223,8 +239,8 @@ impl Source {
         let strides: Option<Vec<i64>> = buffer.strides().iter().map(stride).collect();
         let strides =
             strides.ok_or_else(|| bad_source(py, "its elements are not at whole steps", "make it contiguous first"))?;
-        let shape = buffer.shape().iter().map(|n| *n as u64).collect();
-        let address = buffer.buf_ptr() as u64;
+        let shape: Vec<u64> = buffer.shape().iter().map(|n| *n as u64).collect();
+        let address = check_memory(py, dtype, &shape, &strides, buffer.buf_ptr() as u64, 0)?.address;
         let device = Device { device_type: CPU, device_id: 0 };
         let stream = RawStream::LEGACY_DEFAULT;
         let keep = Arc::new(ForeignTensor::Buffer(Held(Some(buffer))));
@@ -451,23 +467,64 @@ fn buffer_type(format: &[u8], item: usize) -> Option<DType> {
     })
 }
 
-/// Returns why a NumPy array of other elements than numbers cannot be taken, and what to pass instead.
-fn not_numbers(object: &Bound<'_, PyAny>) -> Option<(String, &'static str)> {
-    let dtype = object.getattr(intern!(object.py(), "dtype")).ok()?;
-    let kind: char = dtype.getattr(intern!(object.py(), "kind")).ok()?.extract().ok()?;
-    let (what, advice) = match kind {
-        'U' | 'S' | 'T' => ("strings", "give its bytes: np.frombuffer(text.encode(), np.uint8)"),
-        'M' => ("dates and times", "give its numbers: a.view(np.int64)"),
-        'm' => ("spans of time", "give its numbers: a.view(np.int64)"),
-        'O' => ("Python objects", "convert it to numbers: a.astype(np.float32)"),
-        'V' => ("records", "put each field by itself: a[\"field\"].copy()"),
-        _ => return None,
-    };
-    Some((format!("its elements are {what} ({dtype}), not numbers"), advice))
+/// The memory that the elements of a tensor lie in.
+struct Extent {
+    /// The address of the first element.
+    address: u64,
+    /// Where the last byte ends; the same as the address without elements.
+    end: u64,
 }
 
-const NOT_GIVEN: &str = "give it as plain numbers in this machine's byte order, as a type that DLPack has (numpy: .astype(…), or \
-                         .view(\"uint16\") for types of NumPy's extensions), on the current device, and without lazy operations";
+/// Checks what another library says of a tensor's memory, as far as that can be told without a look at the memory.
+fn check_memory(
+    py: Python<'_>,
+    dtype: DType,
+    shape: &[u64],
+    strides: &[i64],
+    data: u64,
+    offset: u64,
+) -> PyResult<Extent> {
+    let invalid =
+        || bad_source(py, "its shape is invalid, or its strides are", "report it to the library that made it");
+    let elements = shape.iter().try_fold(1_u64, |all, length| all.checked_mul(*length)).ok_or_else(invalid)?;
+    dtype.bytes_for(elements).filter(|bytes| i64::try_from(*bytes).is_ok()).ok_or_else(invalid)?;
+    if elements == 0 {
+        return Ok(Extent { address: data.wrapping_add(offset), end: 0 });
+    }
+    if data == 0 {
+        return Err(bad_source(py, "it has no memory", NO_MEMORY));
+    }
+    let item = i128::from(dtype.bits() / 8);
+    let address = i128::from(data) + i128::from(offset);
+    let (mut first, mut end) = (address, address + item);
+    for (length, stride) in shape.iter().zip(strides) {
+        // No sum overflows: all `(length - 1) * item` together are less than the bytes, which fit in an i64.
+        let reach = i128::from(length - 1) * i128::from(*stride) * item;
+        if reach < 0 {
+            first += reach
+        } else {
+            end += reach
+        };
+    }
+    // Distances within the tensor then fit in an i64, too.
+    if first <= 0 || end > i128::from(i64::MAX) {
+        return Err(invalid());
+    }
+    Ok(Extent { address: address as u64, end: end as u64 })
+}
+
+/// Returns the end of the storage that a tensor of torch shows; `None` for any other. A storage can be made smaller
+/// than its tensors, which torch itself does not notice.
+fn storage_end(object: &Bound<'_, PyAny>) -> Option<u64> {
+    let py = object.py();
+    let storage = object.getattr_opt(intern!(py, "untyped_storage")).ok()??.call0().ok()?;
+    let start: u64 = storage.call_method0(intern!(py, "data_ptr")).ok()?.extract().ok()?;
+    let bytes: u64 = storage.call_method0(intern!(py, "nbytes")).ok()?.extract().ok()?;
+    start.checked_add(bytes)
+}
+
+const NO_MEMORY: &str = "give a tensor that has data, not one that was freed (FSDP: unshard it first), is fake, or wraps others \
+                         (DTensor: to_local())";
 
 const UNKNOWN_TYPE: &str = "give it as plain numbers in this machine's byte order, or as a type of the same size (numpy: \
                             .astype(…), .view(\"uint16\")), and create the tensor with the type it has";

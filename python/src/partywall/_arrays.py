@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, SupportsIndex, TypeAlias
 
-from partywall._errors import BadTensor, not_utf8
+from partywall._errors import BadSource, BadTensor, not_utf8
 from partywall._native import Source
 
 Access: TypeAlias = Literal["cpu", "gpu", "both"]
@@ -131,6 +131,10 @@ def source(tensor: Any, stream: Any) -> Source:
     if getattr(tensor, "requires_grad", False):
         # torch does not export tensors that record gradients.
         tensor = tensor.detach()
+    # NumPy exports a masked array without its mask. If there is one, NumPy's module for them is loaded.
+    masked = sys.modules.get("numpy.ma")
+    if masked is not None and isinstance(tensor, masked.MaskedArray):
+        raise _masked()
     if not hasattr(tensor, "__dlpack__"):
         tensor = _plain(tensor)
     return Source(tensor, stream)
@@ -138,14 +142,27 @@ def source(tensor: Any, stream: Any) -> Source:
 
 def _plain(thing: Any) -> Any:
     """Converts objects that export neither DLPack nor a plain buffer: NumPy's scalars, images, arrays of ctypes."""
-    if hasattr(thing, "__array_interface__"):
+    interface = getattr(thing, "__array_interface__", None)
+    if interface is not None:
         import numpy
 
-        return numpy.asarray(thing)
+        if isinstance(interface, dict) and interface.get("mask") is not None:
+            raise _masked()
+        try:
+            return numpy.asarray(thing)
+        except (TypeError, ValueError) as error:
+            what = f"this cannot be copied or published: NumPy does not take its __array_interface__: {error}"
+            raise BadSource(what, "report it to the library that made it", "bad-source") from error
     try:
         return memoryview(thing)
     except TypeError:
         return thing
+
+
+def _masked() -> BadSource:
+    what = "this cannot be copied or published: it has a mask, which would be lost"
+    advice = "give its numbers without the mask: a.filled(), or put the mask beside them: a.mask"
+    return BadSource(what, advice, "bad-source")
 
 
 def dense(tensor: Any, stream: Any) -> Source:

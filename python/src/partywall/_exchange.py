@@ -10,7 +10,7 @@ from partywall._errors import Error
 
 def array(tensor: _native.Tensor, dtype: Any = None, copy: bool | None = None) -> Any:
     """Returns an array of the tensor's memory, for `numpy.asarray`. Raises `BufferError` if NumPy cannot use the
-    memory."""
+    memory, as bfloat16 and float8 without the package ml_dtypes."""
     import numpy
 
     if tensor.device != "host":
@@ -18,7 +18,22 @@ def array(tensor: _native.Tensor, dtype: Any = None, copy: bool | None = None) -
             f'"{tensor.name}" is on {tensor.device}, and NumPy uses host memory only: use torch.from_dlpack() or '
             "cupy.from_dlpack(), or tobytes() for a copy"
         )
-    return numpy.array(memoryview(tensor), dtype=dtype, copy=copy)
+    return numpy.array(_added(tensor), dtype=dtype, copy=copy)
+
+
+def _added(tensor: _native.Tensor) -> Any:
+    """Returns the memory of a tensor as an array of the type that ml_dtypes adds to NumPy for it, if there is one, and
+    else as a buffer."""
+    integer = {"bfloat16": "uint16"}.get(tensor.dtype, "uint8" if tensor.dtype.startswith("float8") else None)
+    if integer is not None:
+        # Not a dependency. Without it, and for types that it lacks, the buffer says what to do.
+        with contextlib.suppress(ImportError):
+            import ml_dtypes
+            import numpy
+
+            if (added := getattr(ml_dtypes, tensor.dtype, None)) is not None:
+                return numpy.asarray(memoryview(tensor.view(integer))).view(added)
+    return memoryview(tensor)
 
 
 class Exported:

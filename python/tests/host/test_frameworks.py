@@ -2,6 +2,7 @@
 
 import gc
 import os
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import pytest
 import partywall as pw
 
 from ..conftest import WATCHDOG
+from .test_inputs import ways_in
 
 TORCH = [
     *("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"),
@@ -102,6 +104,79 @@ def test_tensors_with_gaps_and_gradients_are_put(domain, torch):
             assert torch.equal(torch.from_dlpack(put[name]), tensor.detach()), name
     with pytest.raises(pw.BadSource, match="lazy"):
         domain.put("x", torch.tensor([1 + 2j]).conj())
+
+
+def fake(torch: Any) -> Any:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        return torch.zeros(3)
+
+
+def shortened(torch: Any, nbytes: int) -> Any:
+    """A tensor whose storage has become smaller than it."""
+    tensor = torch.ones(3)
+    tensor.untyped_storage().resize_(nbytes)
+    return tensor
+
+
+REFUSED = {
+    "freed": (lambda torch: shortened(torch, 0), "it has no memory; give"),
+    "shortened": (lambda torch: shortened(torch, 8), "longer than the storage that it shows; give"),
+    "fake": (fake, "it has no memory; give"),
+    "meta": (lambda torch: torch.zeros(3, device="meta"), "it is on meta and has no data; load"),
+    "nested": (lambda torch: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]), "nested tensor; give"),
+    "jagged": (
+        lambda torch: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged),
+        "nested tensor; give",
+    ),
+    "sparse": (lambda torch: torch.eye(3).to_sparse(), "its layout is sparse_coo, .*; make"),
+    "compressed": (lambda torch: torch.eye(3).to_sparse_csr(), "its layout is sparse_csr, .*; make"),
+    "mkldnn": (lambda torch: torch.zeros(3).to_mkldnn(), "its layout is _mkldnn, .*; make"),
+    "quantized": (lambda torch: torch.quantize_per_tensor(torch.zeros(4), 0.1, 0, torch.qint8), "quantized tensor; give"),
+    "masked": (
+        lambda torch: torch.masked.masked_tensor(torch.zeros(3), torch.tensor([True, False, True])),
+        "it has a mask|it has no memory",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", REFUSED)
+def test_tensors_of_torch_that_are_no_plain_memory_are_refused_everywhere(domain, torch, name):
+    make, why = REFUSED[name]
+    given = make(torch)
+    with ways_in(domain, given) as calls:
+        for take in calls:
+            with pytest.raises(pw.BadSource, match=why):
+                take()
+    assert "x" not in domain
+
+
+def test_tensors_that_show_a_part_of_a_storage_are_put(domain, torch):
+    whole = torch.arange(12.0)
+    views = whole[5:9], whole[::3], whole.view(3, 4)[:, 3]
+    whole.untyped_storage().resize_(4 * 8)
+    with domain.put("x", whole[4:8]) as put:
+        assert list(np.asarray(put)) == [4, 5, 6, 7]
+    for beyond in views:
+        with pytest.raises(pw.BadSource, match="longer than the storage"):
+            domain.put("x", beyond)
+
+
+def test_tensor_within_vmap_is_refused(domain, torch):
+    def put(tensor: Any) -> Any:
+        with pytest.raises(pw.BadSource, match="its library does not give it away|no memory"):
+            domain.put("x", tensor)
+        return tensor
+
+    torch.func.vmap(put)(torch.arange(6.0).reshape(2, 3))
+
+
+def test_dtypes_of_jax_that_partywall_lacks_are_named(domain, jax):
+    for dtype in ("int4", "float4_e2m1fn", "float8_e3m4"):
+        with pytest.raises(pw.BadSource, match=f"its elements are {dtype},"):
+            domain.put("x", jax.numpy.zeros(4, dtype), device="host")
 
 
 def test_a_view_of_torchs_keeps_the_memory(domain, torch):

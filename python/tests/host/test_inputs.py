@@ -1,8 +1,12 @@
 """Arguments: shapes, dtypes, names and arrays of all kinds, and the errors for invalid ones."""
 
 import array
+import contextlib
 import ctypes
 import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -284,12 +288,12 @@ def fail() -> None:
 @pytest.mark.parametrize(
     ("device", "capsule", "error"),
     [
-        (fail, None, ZeroDivisionError),
-        ((1, 0), fail, ZeroDivisionError),
-        ((1, 0), 3, TypeError),
-        ((1, 0), None, TypeError),
-        (("a", 0), None, TypeError),
-        (3, None, TypeError),
+        (fail, None, "it away: ZeroDivisionError; give"),
+        ((1, 0), fail, "it away: ZeroDivisionError; give"),
+        ((1, 0), 3, "no DLPack capsule"),
+        ((1, 0), None, "no DLPack capsule"),
+        (("a", 0), None, "cannot be interpreted as an integer"),
+        (3, None, "is not an instance of 'tuple'"),
         ((13, 0), VALUES.__dlpack__, None),
     ],
     ids=str,
@@ -299,10 +303,195 @@ def test_error_names_the_library_that_breaks_the_protocol(domain, device, capsul
         with domain.put("x", Exporter(device, capsule), device="host") as put:
             assert np.array_equal(np.asarray(put), VALUES)
     else:
-        with pytest.raises(error):
+        with pytest.raises(pw.BadSource, match=error) as raised:
             domain.put("x", Exporter(device, capsule))
+        assert fail not in (device, capsule) or isinstance(raised.value.__cause__, ZeroDivisionError)
     assert pw._native.flush(60)
     assert domain.ls() == []
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt, pw.Closed("x is closed")])
+def test_exceptions_that_say_more_stay_as_they_are(domain, error):
+    def end() -> None:
+        raise error
+
+    for exporter in (Exporter(end, None), Exporter((1, 0), end)):
+        with pytest.raises(type(error) if isinstance(error, pw.Error) else error) as raised:
+            domain.put("x", exporter)
+        assert not isinstance(raised.value, pw.BadSource)
+
+
+@contextlib.contextmanager
+def ways_in(domain: pw.Domain, given: object) -> Iterator[list[Callable[[], object]]]:
+    """Every call that takes an array, each with this one. Three elements of float32 would fit all of them."""
+    with contextlib.ExitStack() as stack:
+        build = stack.enter_context(domain.create("build", 3, "float32", device="host"))
+        topic = stack.enter_context(domain.topic("topic", shape=(3,), dtype="float32", device="host"))
+        publisher = stack.enter_context(topic.publisher())
+        queue = stack.enter_context(domain.queue("queue", tasks=2, inputs=(2, 64), outputs=(2, 64), device="host"))
+        pool = stack.enter_context(domain.pool("pool", blocks=1, block_bytes=64, device="host"))
+        block = stack.enter_context(pool.alloc())
+
+        def fill() -> None:
+            with publisher.loan(3) as loan:
+                loan.write(given)
+
+        yield [
+            lambda: domain.put("x", given, device="host"),
+            lambda: domain.put("x", {"a": np.zeros(3), "b": given}, device="host"),
+            lambda: domain.publish("x", given),
+            lambda: domain.open_or_build("x", lambda claim: claim.put(given, device="host")),
+            lambda: build.write(given),
+            lambda: build.tensor.write(given),
+            lambda: publisher.send(given),
+            fill,
+            lambda: block.tensor(3, "float32").write(given),
+            lambda: queue.submit("kind", [given]),
+            lambda: queue.submit_all([pw.Task("kind", [given])]),
+        ]
+
+
+class Described:
+    """An array that NumPy is told of."""
+
+    def __init__(self, **interface: object) -> None:
+        self.__array_interface__ = {"version": 3, "shape": (3,), "typestr": "<f4", **interface}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        np.ma.masked_array(np.zeros(3, "float32"), [0, 1, 0]),
+        np.ma.masked_array(np.zeros(3, "float32")),
+        np.ma.masked,
+        Described(data=np.zeros(3, "float32").data, mask=np.zeros(3, bool)),
+    ],
+    ids=["masked", "without masked elements", "constant", "interface"],
+)
+def test_array_with_a_mask_is_refused_everywhere(domain, given):
+    with ways_in(domain, given) as calls:
+        for take in calls:
+            with pytest.raises(pw.BadSource, match=r"it has a mask.*\.filled\(\)"):
+                take()
+    assert "x" not in domain
+    with domain.put("x", np.ma.masked_array([1.0, 2.0], [0, 1]).filled(7)) as put:
+        assert list(np.asarray(put)) == [1, 7]
+
+
+class DLTensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", ctypes.c_int32 * 2),
+        ("ndim", ctypes.c_int32),
+        ("dtype", ctypes.c_uint8 * 4),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class Managed(ctypes.Structure):
+    _fields_ = (("tensor", DLTensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
+
+
+class Versioned(ctypes.Structure):
+    _fields_ = (
+        ("version", ctypes.c_uint32 * 2),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", DLTensor),
+    )
+
+
+ENOUGH = np.zeros(16, "float32")
+
+
+class Claims:
+    """An exporter whose capsule says anything. By default it says three elements of float32."""
+
+    def __init__(self, version: int, data=ENOUGH.ctypes.data, offset=0, shape=(3,), strides=None, ndim=1, dtype=(2, 32, 1)):
+        numbers = ctypes.c_int64 * 1
+        self.kept = numbers(*shape), numbers(*(strides or ()))
+        shape_there = ctypes.cast(self.kept[0], ctypes.POINTER(ctypes.c_int64))
+        strides_there = ctypes.cast(self.kept[1], ctypes.POINTER(ctypes.c_int64)) if strides else None
+        code, bits, lanes = dtype
+        tensor = DLTensor(data, (1, 0), ndim, (code, bits, lanes, 0), shape_there, strides_there, offset)
+        self.managed = Managed(tensor, None, None) if version == 0 else Versioned((1, 1), None, None, 0, tensor)
+        self.name = b"dltensor" if version == 0 else b"dltensor_versioned"
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+    def __dlpack__(self, **_: object) -> object:
+        new = ctypes.pythonapi.PyCapsule_New
+        new.argtypes, new.restype = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p], ctypes.py_object
+        return new(ctypes.addressof(self.managed), self.name, None)
+
+
+class Library:
+    """A library that exports what its tensors claim by DLPack's C interface."""
+
+    Give = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(ctypes.c_void_p))
+
+    class Table(ctypes.Structure):
+        _fields_ = (("version", ctypes.c_uint32 * 2), ("functions", ctypes.c_void_p * 6))
+
+    def __init__(self) -> None:
+        self.give = self.Give(self._give)
+        pointer = ctypes.cast(self.give, ctypes.c_void_p)
+        self.table = self.Table((1, 3), (None, None, pointer, None, None, None))
+        new = ctypes.pythonapi.PyCapsule_New
+        new.argtypes, new.restype = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p], ctypes.py_object
+        capsule = new(ctypes.addressof(self.table), b"dlpack_exchange_api", None)
+        self.Tensor = type("Tensor", (Claims,), {"__dlpack_c_exchange_api__": capsule})
+        self.given = 0
+
+    def _give(self, tensor: Claims, out: Any) -> int:
+        self.given += 1
+        out[0] = ctypes.addressof(tensor.managed)
+        return 0
+
+
+@pytest.mark.parametrize("version", [0, 1, "table"])
+def test_tensor_without_memory_is_refused_everywhere(domain, version):
+    library = Library()
+    make = (lambda **claims: library.Tensor(1, **claims)) if version == "table" else partial(Claims, version)
+    with ways_in(domain, make(data=None, offset=64)) as calls:
+        for take in calls:
+            with pytest.raises(pw.BadSource, match="it has no memory; give"):
+                take()
+    assert (library.given > 0) == (version == "table")
+    with domain.put("x", make(data=None, shape=(0,)), device="host") as put:
+        assert put.shape == (0,)
+    with domain.put("y", make()) as put:
+        assert list(np.asarray(put)) == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [
+        {"shape": (-3,)},
+        {"shape": (1 << 62,)},
+        {"ndim": -1},
+        {"ndim": (1 << 31) - 1},
+        {"strides": (1 << 62,)},
+        {"strides": (-(1 << 62),)},
+        {"offset": (1 << 64) - 1},
+    ],
+    ids=str,
+)
+def test_shape_that_no_memory_has_is_refused(domain, claims):
+    for version in (0, 1):
+        with pytest.raises(pw.BadSource, match="its shape is invalid"):
+            domain.put("x", Claims(version, **claims), device="host")
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_array_at_address_zero_is_refused(domain, read_only):
+    with pytest.raises(pw.BadSource, match="data is NULL.*; report") as raised:
+        domain.put("x", Described(data=(0, read_only)), device="host")
+    assert isinstance(raised.value.__cause__, ValueError)
 
 
 def test_a_capsule_is_taken_once(domain):

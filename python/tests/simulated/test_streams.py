@@ -113,6 +113,18 @@ def test_published_strides_are_those_of_the_tensor(domain):
         domain.publish("x", driver.DeviceBytes(address, [SIZE * 64]))
 
 
+def test_tensor_of_a_gpu_without_memory_is_refused(domain):
+    driver.use()
+    library = driver.Library(1)
+    with domain.create("build", SIZE, "uint8", device="cuda") as build:
+        for given in (driver.DeviceBytes(0, [SIZE]), library.Tensor(0, [SIZE])):
+            for take in (lambda: domain.put("x", given), lambda: domain.publish("x", given), lambda: build.write(given)):
+                with pytest.raises(pw.BadSource, match="it has no memory; give"):
+                    take()
+    assert library.given > 0 and pw._native.flush(WATCHDOG)
+    assert domain.ls() == []
+
+
 WAITS = {
     "commit": "build.commit()",
     "close a build": "build.close()",
