@@ -2,8 +2,8 @@
 //!
 //! Cases with the same name that differ only in one parameter, `bytes` or a count such as `subscribers`, are the points
 //! of a line. The measured case, its floor and its rivals are the lines of one plot. The parameter `of` is the title of
-//! the plot. Both axes are logarithmic; zero bytes are drawn as one byte. A line connects the medians; the band around
-//! it reaches from p25 to p75.
+//! the plot. Both axes are logarithmic; zero bytes are drawn as one byte. A line connects the medians; the bar at each
+//! of them reaches from p25 to p75.
 
 use std::borrow::Cow;
 
@@ -192,31 +192,37 @@ impl Chart {
             .draw()?;
         for (index, line) in self.lines.iter().enumerate() {
             let colour = COLOURS[index % COLOURS.len()];
-            let lower = line.points.iter().map(|point| (point.x, point.p25));
-            let upper = line.points.iter().rev().map(|point| (point.x, point.p75));
-            chart.draw_series([Polygon::new(lower.chain(upper).collect::<Vec<_>>(), colour.mix(0.15))])?;
+            // A range belongs to its point: an area between two points would show values that were not measured.
+            let ranges = line.points.iter().map(|point| [(point.x, point.p25), (point.x, point.p75)]);
+            chart.draw_series(ranges.map(|range| PathElement::new(range, colour.mix(0.4).stroke_width(6))))?;
             let medians = line.points.iter().map(|point| (point.x, point.p50));
             let style = colour.stroke_width(2);
             // Lines that agree lie on each other: the gaps of the later ones show the first.
-            match index as u32 {
-                0 => chart.draw_series(LineSeries::new(medians, style))?,
-                after => chart.draw_series(DashedLineSeries::new(medians, 4 + 4 * after, 4 + 4 * after, style))?,
+            match dash(index) {
+                None => chart.draw_series(LineSeries::new(medians, style))?,
+                Some(dash) => chart.draw_series(DashedLineSeries::new(medians, dash, dash, style))?,
             };
             chart.draw_series(line.points.iter().map(|point| Circle::new((point.x, point.p50), 3, colour.filled())))?;
             let top = 44 + 40 * index as i32;
-            // Dashed as the line is, as far as there is room.
-            let dashes = if index == 0 { vec![(4, 24)] } else { vec![(4, 8), (12, 16), (20, 24)] };
-            for (from, to) in dashes {
-                legend.draw(&PathElement::new([(from, top), (to, top)], colour.stroke_width(2)))?;
+            // Dashed as the line is.
+            let length = dash(index).map_or(KEY, |dash| dash as i32);
+            for from in (0..KEY).step_by(2 * length as usize) {
+                let to = (from + length).min(KEY);
+                legend.draw(&PathElement::new([(4 + from, top), (4 + to, top)], style))?;
             }
             for (row, words) in wrapped(&line.name, LETTERS).into_iter().enumerate() {
                 let style = ("sans-serif", LETTER_SIZE).into_font().color(&BLACK);
-                legend.draw(&Text::new(words, (30, top - 7 + 14 * row as i32), style))?;
+                legend.draw(&Text::new(words, (KEY + 12, top - 7 + 14 * row as i32), style))?;
             }
         }
         root.present()?;
         Ok(())
     }
+}
+
+/// Returns the length of the dashes of a line, and of the gaps between them. The first line has none.
+fn dash(index: usize) -> Option<u32> {
+    (index > 0).then_some(4 + 4 * index as u32)
 }
 
 /// A plot of cases that vary in nothing: a row for each, with its median and the range from p25 to p75 on a logarithmic
@@ -383,8 +389,11 @@ fn wrapped(text: &str, letters: usize) -> Vec<Cow<'_, str>> {
 /// Width and height, in pixels.
 const SIZE: (u32, u32) = (900, 380);
 
+/// The length of a line in the legend: at least a dash, its gap, and the beginning of the next dash.
+const KEY: i32 = 60;
+
 /// The width of the legend, which is beside the plot so that it hides no points.
-const LEGEND: u32 = 220;
+const LEGEND: u32 = 255;
 
 /// The height of a row, and the width of the names of rows.
 const ROW: u32 = 22;
@@ -468,6 +477,59 @@ mod tests {
         assert!(svg.contains("GB/s") && !svg.contains("http"), "{svg}");
         let labels: Vec<_> = svg.lines().filter(|line| line.ends_with("iB")).collect();
         assert_eq!(labels, ["4 KiB", "64 KiB"], "by factors of 16");
+    }
+
+    /// Returns the ends of the lines of a colour and a width, as `[x, y]` each.
+    fn lines(svg: &str, colour: RGBColor, width: u32) -> Vec<Vec<[f64; 2]>> {
+        let colour = format!("stroke=\"#{:02X}{:02X}{:02X}\" stroke-width=\"{width}\"", colour.0, colour.1, colour.2);
+        let lines = svg.split("<polyline ").skip(1).filter(|line| line.split('>').next().unwrap().contains(&colour));
+        let number = |text: &str| text.parse::<f64>().unwrap();
+        let ends = |line: &str| {
+            let (_, points) = line.split_once("points=\"").unwrap();
+            let points = points.split('"').next().unwrap().split_whitespace();
+            points.map(|point| point.split_once(',').map(|(x, y)| [number(x), number(y)]).unwrap()).collect()
+        };
+        lines.map(ends).collect()
+    }
+
+    /// Three lines, of which each point has a range from 2 to 4 except one, which has a larger one.
+    fn with_ranges() -> String {
+        let point = |x: u64| Point { x: x as f64, p25: if x == 65536 { 0.5 } else { 2.0 }, p50: 3.0, p75: 4.0 };
+        let points = || [4096, 65536, 1 << 20].map(point).to_vec();
+        let lines = ["one", "two", "three"].map(|name| Line { name: name.into(), points: points() });
+        let lines = lines.to_vec();
+        Chart { title: "t".into(), varied: "bytes", unit: Unit::Microseconds, lines }.svg().unwrap()
+    }
+
+    #[test]
+    fn range_of_a_point_is_drawn_at_that_point_alone() {
+        let svg = with_ranges();
+        assert!(!svg.contains("<polygon"), "an area between points shows what was not measured");
+        let bars = lines(&svg, COLOURS[0], 6);
+        let circles = circles(&svg, COLOURS[0]);
+        assert_eq!((bars.len(), circles.len()), (3, 3));
+        let height = |bar: &[[f64; 2]]| bar[0][1] - bar[1][1];
+        for (bar, circle) in bars.iter().zip(&circles) {
+            assert!(bar.iter().all(|[x, _]| *x == circle.0), "{bar:?} is beside {circle:?}");
+            assert!(bar[0][1] > circle.1 && circle.1 > bar[1][1], "{bar:?} is not around {circle:?}");
+        }
+        assert!(height(&bars[1]) > 2.0 * height(&bars[0]), "{bars:?}");
+    }
+
+    #[test]
+    fn legend_is_dashed_as_its_lines_are() {
+        let svg = with_ranges();
+        let keys = f64::from(SIZE.0 - LEGEND);
+        for index in 0..3 {
+            let (key, drawn): (Vec<_>, Vec<_>) =
+                lines(&svg, COLOURS[index], 2).into_iter().partition(|line| line[0][0] >= keys);
+            let length = |line: &Vec<[f64; 2]>| line[line.len() - 1][0] - line[0][0];
+            let (in_key, in_plot) = (length(&key[0]), length(&drawn[0]));
+            match index {
+                0 => assert_eq!((key.len(), drawn.len()), (1, 1), "solid"),
+                _ => assert!(key.len() > 1 && (in_key - in_plot).abs() <= 1.5, "{index}: {in_key} and {in_plot}"),
+            }
+        }
     }
 
     #[test]

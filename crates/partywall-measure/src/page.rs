@@ -23,7 +23,7 @@ impl Report {
             let _ = writeln!(page, "<p class=\"note\">{}</p>", text(note));
         }
         page.push_str(
-            "<p>In a plot over sizes or processes, a line connects the medians, and the band around it contains half of all samples. The measured case \
+            "<p>In a plot over sizes or processes, a line connects the medians, and the bar at each of them contains half of its samples. The measured case \
              is a solid line, its floor and rivals are dashed lines. Both axes are logarithmic. All cases of a plot were \
              measured in turns. In a plot of rows, a point is a median and its bar contains half of all samples.</p>\n\
              <p>In a table, n is the number of samples; p25 and p75 enclose half of them, p50 is the median. <i>Of floor</i>: the \
