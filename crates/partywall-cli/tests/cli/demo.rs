@@ -31,6 +31,10 @@ fn one_command_shares_host_memory() {
         "what was written, doubled",
         "demo producer --device host",
         "demo consumer --device host",
+        "demo     │ kill ",
+        ", with SIGKILL",
+        " in place while the producer was killed",
+        "observer │ open",
     ] {
         assert!(text.contains(expected), "{expected:?} is missing:\n{text}");
     }
@@ -44,7 +48,7 @@ fn each_step_is_a_json_line() {
     let sandbox = Sandbox::new();
     let output = sandbox.run(["demo", "--device", "host", "--json"]).expect(0);
     let round = ["allocate", "write", "commit", "wait"];
-    let expected = [&["connect", "device"][..], &round, &round, &["verify", "verify-copy", "release", "wait"]].concat();
+    let expected = [&["connect", "device"][..], &round, &round, &["verify", "verify-copy", "wait"]].concat();
     assert_eq!(steps(&output, "producer"), expected);
     let expected = [
         "connect",
@@ -59,10 +63,36 @@ fn each_step_is_a_json_line() {
         "double",
         "acknowledge",
         "wait",
+        "acknowledge",
+        "read-on",
+        "verify",
+        "verify-copy",
+        "wait",
         "release",
     ];
     assert_eq!(steps(&output, "consumer"), expected);
-    assert_eq!(steps(&output, "demo"), ["passed"]);
+    let expected = ["connect", "device", "wait", "open", "verify", "verify-copy", "wait", "acknowledge", "wait"];
+    assert_eq!(steps(&output, "observer"), expected);
+    assert_eq!(steps(&output, "demo"), ["kill", "passed"]);
+}
+
+#[test]
+fn killed_producer_leaves_its_array_to_the_others() {
+    let sandbox = Sandbox::new();
+    for arguments in [&["demo", "--device", "host", "--json"][..], &["demo", "--simulated", "--json"]] {
+        let output = sandbox.run(arguments).expect(0);
+        let lines: Vec<Value> = output.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let of = |role: &str, step: &str| {
+            let at = lines.iter().position(|line| line["role"] == role && line["step"] == step);
+            at.unwrap_or_else(|| panic!("{role} has no step {step}: {}", output.text()))
+        };
+        let [kill, read_on, open] = [of("demo", "kill"), of("consumer", "read-on"), of("observer", "open")];
+        assert!(kill < read_on && kill < open, "{}", output.text());
+        assert_eq!(lines[kill]["pid"], lines[of("producer", "connect")]["pid"]);
+        assert_eq!(lines[kill]["signal"], 9);
+        assert!(lines[read_on]["rounds"].as_u64() >= Some(1));
+        assert_eq!(lines[open]["name"], lines[of("producer", "commit")]["name"]);
+    }
 }
 
 #[test]
@@ -88,7 +118,7 @@ fn simulated_and_real_gpus_are_distinguished_and_kept_apart() {
     let output = Running::spawn(command.env("PARTYWALL_SOCKET", sandbox.socket())).wait().expect(0);
     let text = output.text();
     assert!(text.starts_with("Two processes") && text.contains("in memory of the SIMULATED GPU cuda:0."), "{text}");
-    assert_eq!(text.matches("SIMULATED, which proves nothing about a GPU").count(), 2, "{text}");
+    assert_eq!(text.matches("SIMULATED, which proves nothing about a GPU").count(), 3, "{text}");
     assert!(text.contains("simulated.sock"), "{text}");
     assert!(text.contains("demo producer --simulated --device cuda:0"), "{text}");
     assert!(text.lines().last().unwrap().contains("SIMULATED"), "{text}");

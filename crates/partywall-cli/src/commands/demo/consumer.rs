@@ -1,13 +1,15 @@
-//! The consumer: opens the array by name, checks it, and changes the mutable one.
+//! The consumer: opens the array by name, checks it, changes the mutable one, and reads on after the producer's death.
 
-use partywall::{DeviceChoice, ErrorKind, OpenOptions, Place, Segment};
+use std::time::{Duration, Instant};
+
+use partywall::{DeviceChoice, Error, ErrorKind, OpenOptions, Place, Segment};
 use serde_json::json;
 
 use super::{
     pattern::{self, ELEMENTS},
     session::{RUN, Session, run_of, timed},
 };
-use partywall_labs::text::grouped;
+use partywall_labs::text::{counted, grouped};
 
 use crate::failure::Failure;
 
@@ -41,18 +43,44 @@ pub(super) fn run(session: &Session, device: DeviceChoice) -> Result<(), Failure
         let advice = "see what the producer printed, then start both again";
         return Err(Failure::new(ErrorKind::CheckFailed, message, advice));
     }
-    let (_, took) = timed(|| {
-        for segment in [data, shared, shared_doubled, data_read] {
-            segment.release()?;
-        }
-        Ok(())
-    })?;
+    let mut left = vec![shared, shared_doubled, data_read];
+    if session.is_supervised {
+        left.extend(outlive(session, &data)?);
+    }
+    left.push(data);
+    let (_, took) = timed(|| left.into_iter().try_for_each(Segment::release))?;
     narrator.step("release", Some(took), "everything: unmapped, and the leases returned", json!({}));
     Ok(())
 }
 
+/// Reads the array on and on while the demo kills the producer, and after its death. Returns the segments to release.
+fn outlive(session: &Session, data: &Segment) -> Result<[Segment; 3], Failure> {
+    let Session { domain, narrator, names, .. } = session;
+    let held = acknowledge(session, &names.data_held, data)?;
+    let killed = domain.opener(&names.producer_killed).timeout(Duration::ZERO);
+    let start = Instant::now();
+    let mut rounds = 0;
+    let killed = loop {
+        session.require(data, 1)?;
+        rounds += 1;
+        match killed.clone().open() {
+            Err(Error::NotFound(_)) if start.elapsed() < session.timeout => {}
+            answer => break answer?,
+        }
+    };
+    let text = format!(
+        "{} in place while the producer was killed: all integers were right each time",
+        counted(rounds, "time")
+    );
+    narrator.step("read-on", Some(start.elapsed()), &text, json!({ "name": names.data, "rounds": rounds }));
+    session.verify(data, 1)?;
+    let reopened = domain.opener(&names.data_reopened);
+    let reopened = session.wait_for(&reopened, &names.data_reopened, None, None, "observer")?;
+    Ok([held, killed, reopened])
+}
+
 /// Returns the GPU that should read, if one was named; it may read another GPU's memory.
-fn on(session: &Session, device: DeviceChoice, open: OpenOptions) -> OpenOptions {
+pub(super) fn on(session: &Session, device: DeviceChoice, open: OpenOptions) -> OpenOptions {
     match (device, session.place) {
         (DeviceChoice::Cuda(_) | DeviceChoice::Uuid(_), Place::Gpu(uuid)) => open.device(uuid).allow_peer(true),
         _ => open,
@@ -71,8 +99,8 @@ fn agree(data: &Segment, device: DeviceChoice) -> Result<(), Failure> {
     Err(Failure::new(kind, message, "give both roles the same --device"))
 }
 
-/// Notifies the producer by committing `name`, which holds one number: how many elements are done.
-fn acknowledge(session: &Session, name: &str, of: &Segment) -> Result<Segment, Failure> {
+/// Notifies the other roles by committing `name`, which holds one number: how many elements are done.
+pub(super) fn acknowledge(session: &Session, name: &str, of: &Segment) -> Result<Segment, Failure> {
     let builder = session.domain.create(name, Place::Host).tensor("elements", partywall::DType::U64, &[1]);
     let builder = builder.metadata(RUN, run_of(of).unwrap_or_default()).if_absent(true);
     let (segment, took) = timed(|| {

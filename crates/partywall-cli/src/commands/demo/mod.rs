@@ -1,4 +1,4 @@
-//! `partywall demo`: two processes share an array by name, and report each step.
+//! `partywall demo`: two processes share an array by name, and report each step. Then one of them is killed.
 //!
 //! | name | committed by | means |
 //! |---|---|---|
@@ -6,17 +6,22 @@
 //! | `PREFIX/data-read` | the consumer | it has read the array and found it right |
 //! | `PREFIX/shared` | the producer | the array once more, mutable |
 //! | `PREFIX/shared-doubled` | the consumer | it has doubled every element in place |
+//! | `PREFIX/data-held` | the consumer | it reads the array on and on, and the producer may be killed |
+//! | `PREFIX/producer-killed` | the demo | the producer is dead |
+//! | `PREFIX/data-reopened` | the observer | a third process has opened the array after that |
 //!
-//! All are owned names: each goes with the process that committed it, so an interrupted demo leaves nothing behind.
-//! The producer keeps its names until it has read both acknowledgements; the consumer keeps those until `PREFIX/shared`
-//! is withdrawn. The metadata `run` distinguishes the names of a run from those of a run that is just ending.
+//! No name outlives the demo, so an interrupted one leaves nothing behind. `PREFIX/data` ends with the last process that
+//! has it open, and each of the others with the process that committed it. The producer keeps its names until it has
+//! read the first two acknowledgements; the consumer keeps those until `PREFIX/shared` is withdrawn. The metadata `run`
+//! distinguishes the names of a run from those of a run that is just ending.
 //!
-//! Without a role, `partywall demo` starts both as child processes under a prefix of its own, `demo/PID`, and relays
-//! what they print. With `--json` each step is one line, an object with
+//! Without a role, `partywall demo` starts the roles as child processes under a prefix of its own, `demo/PID`, relays
+//! what they print, and kills the producer (SIGKILL). A producer in its own terminal is not killed, and there the demo
+//! ends after the second round. With `--json` each step is one line, an object with
 //!
-//! - `role`: `demo`, `producer` or `consumer`;
+//! - `role`: `demo`, `producer`, `consumer` or `observer`;
 //! - `step`: `connect`, `device`, `allocate`, `write`, `commit`, `wait`, `open`, `verify`, `verify-copy`, `double`,
-//!   `acknowledge`, `release`, `memory`, and finally `passed`;
+//!   `acknowledge`, `kill`, `read-on`, `release`, `memory`, and finally `passed`;
 //! - `micros`: how long the step took, if that is meaningful;
 //! - the facts of the step as fields of their own (`name`, `version`, `requested_bytes`, `fds`, …).
 //!
@@ -27,6 +32,7 @@
 
 mod consumer;
 mod narrator;
+mod observer;
 mod pattern;
 mod producer;
 mod session;
@@ -35,11 +41,15 @@ mod supervisor;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
-use partywall::{DeviceChoice, Error, Place, cuda::Driver, error::DeviceFault, gpu};
+use partywall::{DType, DeviceChoice, Error, Place, cuda::Driver, error::DeviceFault, gpu};
 use rustix::process::Signal;
 use serde_json::json;
 
-use self::{narrator::Narrator, session::Session, supervisor::Supervisor};
+use self::{
+    narrator::Narrator,
+    session::{Names, Session},
+    supervisor::Supervisor,
+};
 use partywall_labs::text::grouped;
 
 use crate::{Context, failure::Failure, simulation};
@@ -81,6 +91,9 @@ enum Role {
     Producer,
     /// Open the array by name and check it; then double it in place
     Consumer,
+    /// Open the array by name after the death of its producer.
+    #[command(hide = true)]
+    Observer,
 }
 
 /// The points at which the producer can kill itself.
@@ -113,10 +126,14 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
             let session = Session::start(context, options, "consumer", place(context, options.device)?)?;
             consumer::run(&session, options.device)
         }
+        Some(Role::Observer) => {
+            let session = Session::start(context, options, "observer", place(context, options.device)?)?;
+            observer::run(&session, options.device)
+        }
     }
 }
 
-/// Runs both roles as child processes.
+/// Runs the roles as child processes, and kills the producer.
 fn both(context: &Context, options: &Options) -> Result<(), Failure> {
     let output = context.output();
     let place = place(context, options.device)?;
@@ -132,12 +149,27 @@ fn both(context: &Context, options: &Options) -> Result<(), Failure> {
         Some(_) if is_simulated() => format!("memory of the SIMULATED GPU {device}"),
         Some(_) => format!("memory of the GPU {device}"),
     };
-    output.line(format!("Two processes share an array by name, without copying it, in {memory}.\n"));
+    output.line(format!("Two processes share an array by name, without copying it, in {memory}."));
+    output.line("Then one of them is killed, the other one goes on, and a third one opens the name.\n");
 
+    let narrator = Narrator::of_demo(output);
+    let names = Names::under(&prefix);
     let supervisor = Supervisor::new(context, options.timeout);
     let producer = supervisor.spawn("producer", device, &prefix, options)?;
     let consumer = supervisor.spawn("consumer", device, &prefix, options)?;
-    let took = supervisor.run(producer, consumer)?;
+    let domain = context.options().connect()?;
+    if !supervisor.wait_for(&domain.opener(&names.data_held), &producer, &consumer)? {
+        // A role that has ended by now has failed: the producer waits to be killed, and the consumer for its death.
+        return supervisor.run(producer, consumer).map(drop);
+    }
+    let pid = producer.kill();
+    let text = format!("the producer, process {pid}, with SIGKILL");
+    narrator.step("kill", None, &text, json!({ "pid": pid, "signal": Signal::KILL.as_raw() }));
+    let killed = domain.create(&names.producer_killed, Place::Host).tensor("pid", DType::U32, &[1]);
+    let killed = killed.if_absent(true).allocate()?.commit()?;
+    let observer = supervisor.spawn("observer", device, &prefix, options)?;
+    let took = supervisor.run(consumer, observer)?;
+    drop(killed);
 
     let command = command_line(context);
     output.line("\nThe same in two terminals, in either order:");
@@ -146,14 +178,14 @@ fn both(context: &Context, options: &Options) -> Result<(), Failure> {
     }
     output.line("");
     let text = format!(
-        "demo passed: {} integers in {memory}, shared without a copy, read by one process and changed by the other in \
-         {:.2} s",
+        "demo passed: {} integers in {memory}, shared without a copy. Their producer was killed; one process read on, and \
+         another one opened the name, in {:.2} s",
         grouped(pattern::ELEMENTS),
         took.as_secs_f64()
     );
     let simulated = place != Place::Host && is_simulated();
     let fields = json!({ "device": device.to_string(), "simulated": simulated, "elements": pattern::ELEMENTS });
-    Narrator::new(output, "demo").ending("passed", took, &text, fields);
+    narrator.ending("passed", took, &text, fields);
     Ok(())
 }
 

@@ -12,11 +12,18 @@ use crate::output::Output;
 pub(super) struct Narrator {
     output: Output,
     role: &'static str,
+    /// What each line for people begins with. The demo adds it to the lines of the other roles.
+    prefix: &'static str,
 }
 
 impl Narrator {
     pub(super) fn new(output: Output, role: &'static str) -> Self {
-        Self { output, role }
+        Self { output, role, prefix: "" }
+    }
+
+    /// Returns the narrator of the demo itself.
+    pub(super) fn of_demo(output: Output) -> Self {
+        Self { prefix: "demo     │ ", ..Self::new(output, "demo") }
     }
 
     /// Reports a finished step. `text` may have several lines.
@@ -24,7 +31,7 @@ impl Narrator {
         let mut head = step;
         let mut time = took.map_or_else(String::new, micros);
         for line in text.lines() {
-            self.output.line(format!("{head:<12}{time:>12}   {line}"));
+            self.output.line(format!("{}{head:<12}{time:>12}   {line}", self.prefix));
             head = "";
             time = String::new();
         }

@@ -41,6 +41,10 @@ pub(super) fn run(session: &Session, corrupt: Option<u64>, crash_at: Option<Cras
     session.verify(&shared, 2)?;
     session.memory("with both segments")?;
 
+    if session.is_supervised {
+        return session.await_kill(&data, shared);
+    }
+
     // The names end with their owner's leases. The consumer notices the end and releases its own names.
     let ((), took) = timed(|| shared.release().and_then(|()| data.release()))?;
     let text = format!("{} and {}: the names are gone", names.data, names.shared);
@@ -56,7 +60,8 @@ fn make(session: &Session, name: &str, run: &str, mutable: bool, corrupt: Option
     let place = *place;
     let granularity = *granularity;
     let builder = domain.create(name, place).tensor(TENSOR, DTYPE, &[ELEMENTS]).metadata(RUN, run);
-    let builder = builder.mutable(mutable).if_absent(true);
+    // The demo kills the producer, and the frozen array stays for those that have it open.
+    let builder = builder.mutable(mutable).if_absent(true).until_unused(session.is_supervised && !mutable);
     let (mut build, took) = timed(|| {
         let mut build = builder.allocate()?;
         if place == Place::Host {

@@ -17,7 +17,7 @@ use crate::{Context, failure::Failure};
 pub(super) const RUN: &str = "run";
 
 /// How often a wait polls whether the other side has ended. The broker announces names immediately.
-const GLANCE: Duration = Duration::from_millis(250);
+pub(super) const GLANCE: Duration = Duration::from_millis(250);
 
 /// A running role.
 #[derive(Debug)]
@@ -28,7 +28,9 @@ pub(super) struct Session {
     /// Every allocation is a multiple of this many bytes.
     pub(super) granularity: u64,
     pub(super) names: Names,
-    timeout: Duration,
+    pub(super) timeout: Duration,
+    /// True if the demo has started this process, and kills the producer.
+    pub(super) is_supervised: bool,
 }
 
 /// The names of a run.
@@ -38,6 +40,25 @@ pub(super) struct Names {
     pub(super) data_read: String,
     pub(super) shared: String,
     pub(super) shared_doubled: String,
+    pub(super) data_held: String,
+    pub(super) producer_killed: String,
+    pub(super) data_reopened: String,
+}
+
+impl Names {
+    /// Returns the names under a prefix.
+    pub(super) fn under(prefix: &str) -> Self {
+        let name = |name| format!("{prefix}/{name}");
+        Self {
+            data: name("data"),
+            data_read: name("data-read"),
+            shared: name("shared"),
+            shared_doubled: name("shared-doubled"),
+            data_held: name("data-held"),
+            producer_killed: name("producer-killed"),
+            data_reopened: name("data-reopened"),
+        }
+    }
 }
 
 impl Session {
@@ -55,14 +76,10 @@ impl Session {
         let text = format!("to the broker, process {broker}, at {socket}");
         let fields = json!({ "pid": std::process::id(), "broker": broker, "socket": socket });
         narrator.step("connect", Some(took), &text, fields);
-        let prefix = options.name.as_deref().unwrap_or("demo");
-        let names = Names {
-            data: format!("{prefix}/data"),
-            data_read: format!("{prefix}/data-read"),
-            shared: format!("{prefix}/shared"),
-            shared_doubled: format!("{prefix}/shared-doubled"),
-        };
-        let mut session = Self { domain, narrator, place, granularity: 0, names, timeout: options.timeout };
+        let names = Names::under(options.name.as_deref().unwrap_or("demo"));
+        let is_supervised = options.supervised.is_some();
+        let timeout = options.timeout;
+        let mut session = Self { domain, narrator, place, granularity: 0, names, timeout, is_supervised };
         session.granularity = match place.gpu() {
             None => session.host(),
             Some(uuid) => session.gpu(uuid)?,
@@ -173,12 +190,28 @@ impl Session {
         Ok(segment)
     }
 
+    /// Waits to be killed, with `data` open. Withdraws `shared`, which tells the consumer to go on.
+    pub(super) fn await_kill(&self, data: &Segment, shared: Segment) -> Result<(), Failure> {
+        // The kill may come at once, so the step is reported before.
+        let text = format!("to be killed, with {} mapped and {} withdrawn", data.name(), shared.name());
+        self.narrator.step("wait", None, &text, json!({ "name": data.name() }));
+        shared.release()?;
+        std::thread::sleep(self.timeout);
+        let message = format!("the demo has not killed the producer within {} s", self.timeout.as_secs_f64());
+        Err(Failure::new(ErrorKind::TimedOut, message, "see what the consumer printed; or wait longer (--timeout)"))
+    }
+
     /// Checks the array against `factor` times the pattern, in place and in a copy, and fails at the first bad element.
     pub(super) fn verify(&self, segment: &Segment, factor: u32) -> Result<(), Failure> {
         let in_place = format!("read in place by the {}", pattern::worker(segment.place()));
         self.check("verify", segment, factor, &in_place, || pattern::verify(segment, factor))?;
         let in_a_copy = "read in a private copy of this process";
         self.check("verify-copy", segment, factor, in_a_copy, || pattern::verify_copy(segment, factor))
+    }
+
+    /// Checks the array in place and reports nothing, unless an element is wrong.
+    pub(super) fn require(&self, segment: &Segment, factor: u32) -> Result<(), Failure> {
+        fail_if(segment, pattern::verify(segment, factor)?, "read in place")
     }
 
     fn check(
@@ -190,9 +223,7 @@ impl Session {
         find_bad: impl FnOnce() -> partywall::Result<Option<pattern::Bad>>,
     ) -> Result<(), Failure> {
         let (bad, took) = timed(find_bad)?;
-        if let Some(bad) = bad {
-            return Err(wrong(segment, bad, how));
-        }
+        fail_if(segment, bad, how)?;
         let rule = if factor == 1 { "right" } else { "what was written, doubled" };
         let text = format!("all {} integers are {rule}, {how}", grouped(pattern::ELEMENTS));
         let fields = json!({ "name": segment.name(), "elements": pattern::ELEMENTS, "factor": factor, "how": how });
@@ -254,12 +285,12 @@ fn ended(segment: &Segment, timeout: Duration) -> partywall::Result<bool> {
     }
 }
 
-fn wrong(segment: &Segment, bad: pattern::Bad, how: &str) -> Failure {
-    let pattern::Bad { index, expected, found } = bad;
+fn fail_if(segment: &Segment, bad: Option<pattern::Bad>, how: &str) -> Result<(), Failure> {
+    let Some(pattern::Bad { index, expected, found }) = bad else { return Ok(()) };
     let name = segment.name();
     let numbers = format!("expected {expected} ({expected:#010x}), found {found} ({found:#010x})");
     let message = format!("{name} is wrong at index {index}: {numbers}, {how}");
-    Failure::new(ErrorKind::CheckFailed, message, "run `partywall doctor`, which tests each part; this is a bug")
+    Err(Failure::new(ErrorKind::CheckFailed, message, "run `partywall doctor`, which tests each part; this is a bug"))
 }
 
 /// Returns the granularity of a GPU's memory, and the GPU's properties as text and as JSON fields.

@@ -1,4 +1,4 @@
-//! Runs both roles as child processes: starts them, relays their output line by line, and ends them together.
+//! Runs the roles as child processes: starts them, relays their output line by line, and ends them together.
 
 use std::{
     io::{BufRead, BufReader, IsTerminal, Read},
@@ -12,14 +12,14 @@ use std::{
 };
 
 use clap::ValueEnum;
-use partywall::{DeviceChoice, Error};
+use partywall::{DeviceChoice, Error, OpenOptions};
 use partywall_os::{
     process,
     socket::{self, Ready},
 };
 use serde_json::{Value, json};
 
-use super::Options;
+use super::{Options, session::GLANCE};
 use crate::{
     Context,
     failure::{self, Failure},
@@ -30,7 +30,7 @@ use crate::{
 const OVERHEAD: Duration = Duration::from_secs(60);
 
 /// The largest number of waits in a role.
-const WAITS: u32 = 4;
+const WAITS: u32 = 6;
 
 /// Starts and ends the roles.
 #[derive(Debug)]
@@ -83,10 +83,24 @@ impl<'a> Supervisor<'a> {
         Ok(Running { role, child, relays, pidfd })
     }
 
+    /// Waits until a name is committed. Returns false if it is not before a role ends, or before the deadline.
+    pub(super) fn wait_for(&self, open: &OpenOptions, first: &Running, second: &Running) -> Result<bool, Failure> {
+        loop {
+            match open.clone().timeout(GLANCE).open() {
+                Ok(_) => return Ok(true),
+                Err(Error::Timeout { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+            let now = Instant::now();
+            let ended = socket::wait_any([first.pidfd.as_fd(), second.pidfd.as_fd()], Some(now));
+            if !matches!(ended, Ok(None)) || now >= self.deadline {
+                return Ok(false);
+            }
+        }
+    }
+
     /// Waits for both roles. When one fails, the other is killed; the worse exit code decides.
-    pub(super) fn run(self, producer: Running, consumer: Running) -> Result<Duration, Failure> {
-        let mut first = producer;
-        let mut second = consumer;
+    pub(super) fn run(self, mut first: Running, mut second: Running) -> Result<Duration, Failure> {
         let ended = socket::wait_any([first.pidfd.as_fd(), second.pidfd.as_fd()], Some(self.deadline));
         if let Ok(Some([false, true])) = ended {
             std::mem::swap(&mut first, &mut second);
@@ -113,6 +127,13 @@ pub(super) struct Running {
 }
 
 impl Running {
+    /// Kills the process. Returns its pid.
+    pub(super) fn kill(mut self) -> u32 {
+        let pid = self.child.id();
+        self.stop();
+        pid
+    }
+
     /// Waits until `deadline` for the process to end, then kills it.
     fn end(mut self, deadline: Instant) -> End {
         let in_time = matches!(socket::wait(&self.pidfd, Ready::Read, Some(deadline)), Ok(true));
