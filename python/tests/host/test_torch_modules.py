@@ -7,6 +7,7 @@ import json
 import pickle
 import subprocess
 import sys
+import warnings
 
 import pytest
 
@@ -368,6 +369,48 @@ def test_unsupported_tensors_are_named(domain, move):
         shared.share_module(on_meta(), "x", move, domain=domain)
     with pytest.raises(TypeError, match="torch.nn.Module"):
         shared.share_module({"w": torch.zeros(1)}, "x", move, domain=domain)
+
+
+def scripted(inner):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.script(inner)
+
+
+def traced(inner):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.trace(inner, torch.zeros(2))
+
+
+@pytest.mark.parametrize("make", [scripted, traced])
+def test_modules_of_torchscript_are_refused(domain, make):
+    plain = nn.Linear(2, 2)
+    with shared.share_module(plain, "plain", domain=domain):
+        for model, what in ((make(nn.Linear(2, 2)), "the model"), (nn.Sequential(plain, make(nn.Linear(2, 2))), "1")):
+            for use in (
+                lambda model: shared.share_module(model, "net", domain=domain),
+                lambda model: shared.share_module(model, "net", True, domain=domain),
+                lambda model: shared.load_module(model, "plain", domain=domain),
+            ):
+                with pytest.raises(shared.UnsupportedTensor, match=f"cannot share {what}: it is a module of TorchScript"):
+                    use(model)
+        assert "net" not in domain
+        loaded = nn.Linear(2, 2)
+        handle = shared.load_module(loaded, "plain", domain=domain)
+        model = make(loaded)
+        assert torch.equal(model(torch.ones(2)), plain(torch.ones(2)))
+        assert model.weight.data_ptr() == handle.segment["weight"].data_ptr
+
+
+def test_model_whose_memory_was_freed_is_refused(domain):
+    for nbytes in (0, 8):
+        model = nn.Linear(2, 2)
+        model.weight.untyped_storage().resize_(nbytes)
+        for move in (False, True):
+            with pytest.raises(shared.UnsupportedTensor, match="cannot share weight: it is longer than its storage"):
+                shared.share_module(model, "net", move, domain=domain)
+    assert "net" not in domain
 
 
 def test_overlapping_parameters_keep_their_views(domain):

@@ -71,7 +71,7 @@ def _written(operation: Any) -> tuple[tuple[int, str], ...]:
 
 def _check(argument: Any, operation: Any) -> None:
     for tensor in _tensors(argument):
-        found = _native.read_only_at(_address(tensor))
+        found = _native.read_only_at(address(tensor))
         if found is not None:
             name, segment = found
             of = f" of {segment}" if segment else ""
@@ -91,7 +91,7 @@ def _tensors(argument: Any) -> Iterator[Any]:
             yield from _tensors(each)
 
 
-def _address(tensor: Any) -> int:
+def address(tensor: Any) -> int:
     """Returns the address of the first element; 0 if the tensor has none."""
     if isinstance(tensor, FakeTensor) or tensor.device.type not in ("cpu", "cuda") or tensor.numel() == 0:
         return 0

@@ -10,6 +10,7 @@ from typing import Any
 from partywall._domain import Domain, connect
 from partywall._errors import BrokerGone, Closed
 from partywall._segment import Segment
+from partywall.torch._parallel import spare_read_only
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,7 @@ def _release(segment: Segment) -> None:
 
 def remember(model: Any, handle: ModuleHandle) -> None:
     """Keeps the handle of a model whose tensors are in shared memory, and ends the lease of what it showed before."""
+    spare_read_only()
     before = _handles.get(id(model))
     if before is None:
         weakref.finalize(model, _handles.pop, id(model), None)

@@ -119,6 +119,10 @@ def _device(tensors: Iterable[Named]) -> Any:
         where = devices[torch.device("meta")]
         why = f"cannot share {where}: it is on meta and has no data"
         raise UnsupportedTensor(why, "load the model first", "unsupported-tensor")
+    for named in tensors:
+        if _tensors.end(named.tensor) > named.tensor.untyped_storage().nbytes():
+            why = f"cannot share {named.name}: it is longer than its storage, which was freed or made smaller"
+            raise UnsupportedTensor(why, "give it its data first (FSDP: unshard the model)", "unsupported-tensor")
     if len(devices) > 1:
         places = ", ".join(f"{name} on {device}" for device, name in devices.items())
         raise ValueError(f"the model is on several devices ({places}): share the part on each under its own name")

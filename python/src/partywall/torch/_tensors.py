@@ -40,6 +40,14 @@ def named_tensors(model: Any) -> list[Named]:
     """Lists all parameters and buffers of a model in its order, each under every name that it has."""
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"a model is a torch.nn.Module, not {type(model).__name__}: use put() and open() for tensors")
+    for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            # Its tensors belong to code that is not Python's, and cannot be replaced.
+            raise UnsupportedTensor(
+                f"cannot share {path or 'the model'}: it is a module of TorchScript ({type(module).__name__})",
+                "share and load the module that it was made of, then script or trace that",
+                "unsupported-tensor",
+            )
     found: list[Named] = []
     _collect(model, "", set(), found)
     return found
@@ -109,6 +117,12 @@ def place(tensor: Any) -> Place:
         return ("meta", tensor.untyped_storage()._cdata), start, start + size
     start = tensor.data_ptr()
     return str(tensor.device), start, start + size
+
+
+def end(tensor: Any) -> int:
+    """Returns the bytes from the start of a tensor's storage to the end of its last element; 0 without elements."""
+    elements = span(tensor.shape, tensor.stride())
+    return int((tensor.storage_offset() + elements) * tensor.itemsize) if elements else 0
 
 
 def place_in_segment(tensor: Tensor) -> Place:
