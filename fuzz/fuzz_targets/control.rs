@@ -19,7 +19,7 @@ use partywall_os::map::SharedMap;
 use partywall_shm::{
     members::Members,
     pool::{Attempt, Held, Pool, Slots},
-    queue::{self, Claimed, NewInput, NewTask, Part, Pools, Queue, Reason, StreamPoint, TaskId},
+    queue::{self, Claimed, NewInput, NewTask, Part, Pools, Queue, Reason, StreamPoint, TaskId, Views},
     timeline::{MAX_VALUE, Slab, TimelineEnding},
     topic::{self, MAX_HEADER, Message, PublisherPlace, Received, Status, SubscriberPlace, Taken, TimelineCell, Topic},
     trace,
@@ -262,9 +262,9 @@ fn queue(input: &mut Unstructured<'_>) -> Result<()> {
             5..=6 => {
                 if let Some((claimed, output)) = claims.pop() {
                     let _ = match input.arbitrary::<u8>()? % 5 {
-                        0 => queue.complete(pools, &claimed, output.as_ref()),
+                        0 => queue.complete(pools, &claimed, output.as_ref(), Views::None),
                         1 => queue.enqueue(&claimed, output.as_ref(), point(input.arbitrary()?)),
-                        2 => queue.finish(pools, &claimed, output.as_ref()),
+                        2 => queue.finish(pools, &claimed, output.as_ref(), Views::None),
                         3 => queue.fail(pools, &claimed, Reason::Failed, "text", input.arbitrary()?),
                         _ => queue.extend(&claimed, input.arbitrary()?),
                     };

@@ -3,7 +3,7 @@
 use std::{borrow::Cow, sync::Arc};
 
 use partywall::{
-    Domain, Error, Result, Segment,
+    Domain, Error, Result, Segment, TaskMemory,
     cuda::StreamRef,
     error::{Denied, Gone},
 };
@@ -27,6 +27,8 @@ use crate::{
 
 /// The memory of an input or the output of a claimed task.
 pub(crate) struct Part {
+    /// Keeps the blocks from other tasks. Dropped before the queue.
+    _memory: TaskMemory,
     claim: Arc<Claim>,
     /// The index of the input; `None` for the output.
     input: Option<usize>,
@@ -36,13 +38,18 @@ pub(crate) struct Part {
 
 impl Part {
     /// Returns an owner of the part. Only the output is writable.
-    pub(crate) fn owner(claim: &Arc<Claim>, input: Option<usize>, segment: Option<Arc<Segment>>) -> Arc<Owner> {
+    pub(crate) fn owner(
+        memory: TaskMemory,
+        claim: &Arc<Claim>,
+        input: Option<usize>,
+        segment: Option<Arc<Segment>>,
+    ) -> Arc<Owner> {
         let queue = &claim.queue;
         let (place, gpu) =
             segment.as_ref().map_or_else(|| (queue.place(), queue.gpu()), |segment| (segment.place(), segment.gpu()));
         let context = gpu.map(|gpu| gpu.context().clone());
         let on_stream = input.is_some() && claim.stream().is_some();
-        let part = Self { claim: claim.clone(), input, _segment: segment.map(Late::new) };
+        let part = Self { _memory: memory, claim: claim.clone(), input, _segment: segment.map(Late::new) };
         Owner::of_part(part, input.is_none(), (place, on_stream), context)
     }
 

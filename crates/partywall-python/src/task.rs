@@ -1,13 +1,13 @@
 //! Claimed tasks. Python uses these classes themselves, as it does [`Sample`](crate::sample::Sample).
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, OnceLock},
+    sync::{Arc, Mutex, MutexGuard, Weak},
     thread::{self, ThreadId},
     time::Duration,
 };
 
 use partywall::{
-    Error, Place, Queue, Result, TaskRef,
+    Error, Place, Queue, Result, TaskMemory, TaskRef,
     cuda::RawStream,
     error::{Busy, Gone},
 };
@@ -38,8 +38,8 @@ use crate::{
 #[pyclass(frozen, module = "partywall", weakref)]
 pub(crate) struct ClaimedTask {
     claim: Arc<Claim>,
-    /// The owner that all tensors of the output share.
-    output: OnceLock<Arc<Owner>>,
+    /// The owner that all tensors of the output share. Without tensors nothing keeps the block once the task is over.
+    output: Mutex<Weak<Owner>>,
     task: TaskRef,
     kind: String,
     arguments: Vec<u8>,
@@ -84,7 +84,7 @@ impl Claim {
 impl ClaimedTask {
     pub(crate) fn new(queue: Arc<Queue>, task: partywall::ClaimedTask) -> Self {
         Self {
-            output: OnceLock::new(),
+            output: Mutex::default(),
             task: task.task(),
             kind: task.kind(),
             arguments: task.arguments().to_vec(),
@@ -118,7 +118,7 @@ impl ClaimedTask {
                 let output = task.output()?;
                 let address =
                     if self.no_gpu() { output.as_ptr()? as usize } else { output.device()?.device_ptr() as usize };
-                return Ok((address, None));
+                return Ok((address, None, task.output_memory()));
             };
             let segment = task.inputs()[index].segment()?;
             let place = segment.as_ref().map_or(place, |segment| segment.place());
@@ -135,20 +135,38 @@ impl ClaimedTask {
                 None if by_host => input.as_ptr()? as usize,
                 _ => input.device()?.device_ptr() as usize,
             };
-            Ok((address, segment))
+            Ok((address, segment, task.inputs_memory()))
         });
-        let (address, segment) = found.or_raise(py)?;
+        let (address, segment, memory) = found.or_raise(py)?;
         let has = self.bytes_of(input);
         let shape = dtype.shape_within(shape, has);
         let of = (self.claim.queue.name(), part::name(input), has);
         let tensor = match input {
-            Some(_) => Tensor::of_part(&Part::owner(&self.claim, input, segment), of, address, dtype.0, &shape),
-            None => {
-                let owner = self.output.get_or_init(|| Part::owner(&self.claim, None, None));
-                Tensor::of_part(owner, of, address, dtype.0, &shape)
-            }
+            Some(_) => Tensor::of_part(&Part::owner(memory, &self.claim, input, segment), of, address, dtype.0, &shape),
+            None => Tensor::of_part(&self.output_owner(memory), of, address, dtype.0, &shape),
         };
         tensor.or_raise(py)
+    }
+
+    /// Returns the owner of the output, for a tensor that keeps it.
+    fn output_owner(&self, memory: TaskMemory) -> Arc<Owner> {
+        let mut output = self.output.lock().ignore_poison();
+        output.upgrade().unwrap_or_else(|| {
+            let owner = Part::owner(memory, &self.claim, None, None);
+            if self.closed() {
+                owner.end_writing();
+            }
+            *output = Arc::downgrade(&owner);
+            owner
+        })
+    }
+
+    /// Calls `change` with the owner of the output, if it has tensors.
+    fn with_output(&self, change: impl FnOnce(&Owner)) {
+        let output = self.output.lock().ignore_poison().upgrade();
+        if let Some(output) = output {
+            change(&output);
+        }
     }
 
     /// Fails the attempt with an exception as the reason.
@@ -169,9 +187,7 @@ impl ClaimedTask {
 
     fn take(&self, py: Python<'_>) -> PyResult<partywall::ClaimedTask> {
         let task = self.claim.lock().take();
-        if let Some(output) = self.output.get() {
-            output.end_writing();
-        }
+        self.with_output(Owner::end_writing);
         task.ok_or_else(|| self.over()).or_raise(py)
     }
 
@@ -273,9 +289,7 @@ impl ClaimedTask {
             .map_err(|refused| {
                 let (error, task) = *refused;
                 *self.claim.lock() = Some(task);
-                if let Some(output) = self.output.get() {
-                    output.allow_writing();
-                }
+                self.with_output(Owner::allow_writing);
                 error
             })
             .or_raise(py)
@@ -340,11 +354,9 @@ impl ClaimedTask {
 }
 
 impl Drop for ClaimedTask {
-    /// Arrays of the task may stay in use; another worker can claim it at once.
+    /// Arrays of the task may stay in use, and keep their blocks; another worker can claim it at once.
     fn drop(&mut self) {
-        if let Some(output) = self.output.get() {
-            output.end_writing();
-        }
+        self.with_output(Owner::end_writing);
         if self.closed() {
             return;
         }

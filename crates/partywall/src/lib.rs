@@ -168,8 +168,8 @@ pub use self::{
     put::{Put, check_name},
     queue::{
         Attachment, ClaimedTask, EnqueuedResult, MAX_ARGUMENTS, MAX_INPUTS, MAX_KIND, MAX_TASKS, Queue, QueueEvent,
-        QueueOptions, QueueStats, SegmentPart, Task, TaskFailure, TaskInfo, TaskInput, TaskRef, TaskResult, TaskStatus,
-        Ticket, Unsubmitted,
+        QueueOptions, QueueStats, SegmentPart, Task, TaskFailure, TaskInfo, TaskInput, TaskMemory, TaskRef, TaskResult,
+        TaskStatus, Ticket, Unsubmitted,
     },
     segment::{
         Build, Builder, ChunkDescriptor, Claim, Descriptors, Drain, Element, Growth, HeldBlock, OpenOptions,

@@ -26,6 +26,7 @@ with pw.connect(socket=sys.argv[1], start=False) as d, d.queue("work") as queue:
             break
         numbers = np.asarray(task.inputs[0].tensor(dtype="float32"))
         np.sqrt(numbers, out=np.asarray(task.output.tensor(dtype="float32")))
+        del numbers  # otherwise it keeps the input
     task.complete()
     say("completed")
 """

@@ -28,7 +28,7 @@ pub struct Audit {
     pub dead: u32,
     /// Tasks that are over, and whose place is not free yet.
     pub ending: u32,
-    /// Attempts that were taken back, or have failed, and may still use their blocks.
+    /// Attempts that are over, and may still use their blocks.
     pub open: u32,
     /// Words in a state that no member may make.
     pub invalid: u32,

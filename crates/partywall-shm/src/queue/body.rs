@@ -34,16 +34,16 @@
 //!
 //! | record | offset | | |
 //! |---|---|---|---|
-//! | state | 0 | bits 0–1: 0 none, 1 open, 2 drained; reason 2–4, attempt 5–12, row 13–28, generation 29–63 | the member that ends the attempt without a result; the worker |
-//! | output | 8 | 1 + index 17, generation of the block 46 bits; 0: none | the worker |
+//! | state | 0 | bits 0–1: 0 none, 1 open, 2 drained, 3 open for its inputs alone; reason 2–4, attempt 5–12, row 13–28, generation 29–63 | the member that ends the attempt; the worker |
+//! | output | 8 | 1 + index 17, generation of the block 46 bits; 0: none | the worker; the reader of the result, while the record is open |
 //! | value | 16 | of the worker's timeline that completes the output | the worker |
 //! | cell | 24 | of that timeline | the worker |
 //! | incarnation | 32 | as at 48; of that timeline | the worker |
 //!
-//! A record is **open** while a fenced attempt may still read the inputs or write its own output. It opens before the
-//! task is taken back, so that the place cannot go to another task meanwhile: only for that reason may a fenced worker,
-//! which does not know yet, write the other words of its record. It is **drained** once the worker's streams are done
-//! or the worker is proved dead.
+//! A record is **open** while an attempt that is over may still read the inputs or write its own output: a fenced one,
+//! or one whose worker has views of them. It opens before the task is taken back, so that the place cannot go to another
+//! task meanwhile: only for that reason may a fenced worker, which does not know yet, write the other words of its
+//! record. It is **drained** once the worker's streams are done and its views gone, or the worker is proved dead.
 //!
 //! The attempts of a task are numbered from 1, and no number is used twice: the record of an attempt, and the word of
 //! its place, tell it from all others of the task. So a retry does not set the number back. It writes which attempt was
@@ -235,17 +235,23 @@ impl fmt::Display for Reason {
 pub(super) struct RecordWord(u64);
 
 impl RecordWord {
-    /// An attempt without a result, which may still read the inputs.
-    pub(super) fn open(reason: Reason, attempt: Word) -> Self {
-        Self::new(OPEN, reason as u64, attempt)
+    /// An attempt that is over, and may still use its blocks; `None`: it has a result.
+    pub(super) fn open(reason: Option<Reason>, attempt: Word) -> Self {
+        Self::new(OPEN, reason, attempt)
     }
 
-    /// An attempt that reads nothing any more; `None`: it has a result.
+    /// An attempt with a result that may still read the inputs.
+    pub(super) fn reading(attempt: Word) -> Self {
+        Self::new(READING, None, attempt)
+    }
+
+    /// An attempt that uses nothing any more; `None`: it has a result.
     pub(super) fn drained(reason: Option<Reason>, attempt: Word) -> Self {
-        Self::new(DRAINED, reason.map_or(COMPLETED, |reason| reason as u64), attempt)
+        Self::new(DRAINED, reason, attempt)
     }
 
-    fn new(state: u64, reason: u64, attempt: Word) -> Self {
+    fn new(state: u64, reason: Option<Reason>, attempt: Word) -> Self {
+        let reason = reason.map_or(COMPLETED, |reason| reason as u64);
         let attempts = u64::from(attempt.attempts());
         let row = u64::from(attempt.row());
         Self(state | reason << REASON | attempts << ATTEMPT | row << ROW | attempt.generation() << GENERATION)
@@ -260,6 +266,11 @@ impl RecordWord {
     }
 
     pub(super) fn is_open(self) -> bool {
+        matches!(self.0 & STATE, OPEN | READING)
+    }
+
+    /// Returns whether the attempt may still use its output.
+    pub(super) fn uses_output(self) -> bool {
         self.0 & STATE == OPEN
     }
 
@@ -299,6 +310,11 @@ impl Record {
         self.state.compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
+    /// Records that the attempt does not use its output any more.
+    pub(super) fn leave_output(&self, seen: RecordWord) -> bool {
+        self.change(seen, RecordWord(seen.0 & !STATE | READING))
+    }
+
     /// Records that the attempt reads nothing any more.
     pub(super) fn drain(&self, seen: RecordWord) -> bool {
         self.change(seen, RecordWord(seen.0 & !STATE | DRAINED))
@@ -310,9 +326,13 @@ impl Record {
         // over.
         fence(Ordering::Release);
         // The change of the place's word that shows these stores orders them.
-        let word = output.map_or(0, |block| u64::from(block.index + 1) | block.generation << BLOCK_GENERATION);
-        self.output.store(word, Ordering::Relaxed);
+        self.output.store(output.map_or(0, output_word), Ordering::Relaxed);
         set_point(point, &self.value, &self.cell, &self.incarnation);
+    }
+
+    /// Names the output as the reader of the result holds it. The change of the place's word orders it.
+    pub(super) fn name(&self, output: BlockId) {
+        self.output.store(output_word(output), Ordering::Relaxed);
     }
 
     pub(super) fn output(&self) -> Option<BlockId> {
@@ -324,6 +344,10 @@ impl Record {
     pub(super) fn point(&self) -> Option<StreamPoint> {
         point(&self.value, &self.cell, &self.incarnation)
     }
+}
+
+fn output_word(block: BlockId) -> u64 {
+    u64::from(block.index + 1) | block.generation << BLOCK_GENERATION
 }
 
 fn set_point(point: Option<StreamPoint>, value: &AtomicU64, cell: &AtomicU64, incarnation: &AtomicU64) {
@@ -596,6 +620,7 @@ const INPUTS_LOST: u64 = 1 << 42;
 const STATE: u64 = 3;
 const OPEN: u64 = 1;
 const DRAINED: u64 = 2;
+const READING: u64 = 3;
 const REASON: u32 = 2;
 /// The reason of an attempt that has a result.
 const COMPLETED: u64 = 6;

@@ -193,7 +193,7 @@ impl Queue {
     /// Takes an attempt back: the task is pending again, or a dead letter, or over if no process wants it. Returns
     /// false if the attempt has ended meanwhile.
     pub(super) fn take_back(&self, pools: Pools<'_>, index: usize, seen: Word, reason: Reason) -> bool {
-        self.record(index, seen, RecordWord::open(reason, seen));
+        self.record(index, seen, RecordWord::open(Some(reason), seen));
         point("queue: attempt recorded as open, not taken back");
         self.end_attempt(pools, index, seen, reason)
     }

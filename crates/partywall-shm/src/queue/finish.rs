@@ -9,7 +9,13 @@
 //!    *draining*. The
 //!    same is done to cancel a pending task, and to purge a result or a dead letter.
 //! 3. The inputs are freed, and a place that is *draining* becomes free, once no record of the task is open
-//!    ([`Queue::settle`]). The worker does that, or the reader, or the fenced worker that drains last.
+//!    ([`Queue::settle`]). The worker does that, or the reader, or the worker that drains last.
+//!
+//! **Views.** A worker whose program may still use the blocks when it ends the attempt, for example through an array,
+//! records the attempt as open, even if it completes the task. While that record is open, the inputs stay the task's.
+//! So does an output that was delivered: a reader that is done with it ([`Queue::release_output`]) gives the block back
+//! to the queue, and the worker frees it when its program does not use the output any more ([`Queue::leave_output`]).
+//! For that the reader writes the identity that the block has with it into the record, while the place is *ending*.
 //!
 //! A reader may look at the output of an enqueued task before it is done, in the order of a stream ([`Queue::output`]).
 //! It has no hold on the block. Its proof is step 2 from the word of the very attempt, with the very block
@@ -27,6 +33,7 @@ use super::{
 };
 use crate::{
     crash::point,
+    members::NOBODY,
     slots::{self, Held, SlotWord, Slots},
     sync::{Ordering, fence},
 };
@@ -82,6 +89,19 @@ pub struct Taken {
     pub bytes: u64,
     /// The attempt that succeeded.
     pub attempt: u8,
+    /// Whether the worker may still use the output: then [`Queue::release_output`] has to give it back.
+    pub viewed: bool,
+}
+
+/// The blocks of an attempt that has a result which a program may still use, for example through an array.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Views {
+    /// None.
+    None,
+    /// The inputs.
+    Inputs,
+    /// The output, and perhaps the inputs.
+    Output,
 }
 
 /// Why a task was not retried.
@@ -97,13 +117,19 @@ pub enum NotRetried {
 
 impl Queue {
     /// Completes a task, whose output is in `output`. No stream may use its blocks any more. The output belongs to the
-    /// queue then.
+    /// queue then. If this process has views of the blocks, [`drain`](Self::drain) has to follow.
     ///
     /// # Errors
-    /// [`Fenced`] if the attempt has been taken back. The output is still held, and the attempt drained.
-    pub fn complete(&self, pools: Pools<'_>, claimed: &Claimed, output: Option<&Held>) -> Result<(), Fenced> {
+    /// [`Fenced`] if the attempt has been taken back. The output is still held, and the attempt drained or not.
+    pub fn complete(
+        &self,
+        pools: Pools<'_>,
+        claimed: &Claimed,
+        output: Option<&Held>,
+        views: Views,
+    ) -> Result<(), Fenced> {
         self.name_output(claimed, output, None);
-        self.publish_result(pools, claimed, output.map(block))
+        self.publish_result(pools, claimed, output.map(block), views)
     }
 
     /// Has a task be complete once the worker's timeline comes to a value. [`finish`](Self::finish) has to follow.
@@ -124,12 +150,18 @@ impl Queue {
     ///
     /// # Errors
     /// As [`complete`](Self::complete).
-    pub fn finish(&self, pools: Pools<'_>, claimed: &Claimed, output: Option<&Held>) -> Result<(), Fenced> {
-        self.publish_result(pools, claimed, output.map(block))
+    pub fn finish(
+        &self,
+        pools: Pools<'_>,
+        claimed: &Claimed,
+        output: Option<&Held>,
+        views: Views,
+    ) -> Result<(), Fenced> {
+        self.publish_result(pools, claimed, output.map(block), views)
     }
 
-    /// Ends an attempt without a result. `drained` says whether no stream uses its blocks any more; otherwise
-    /// [`drain`](Self::drain) has to follow.
+    /// Ends an attempt without a result. `drained` says whether no stream and no view of this process uses its blocks
+    /// any more; otherwise [`drain`](Self::drain) has to follow.
     ///
     /// # Errors
     /// [`Fenced`] if the attempt has been taken back; it is recorded as drained, or not, all the same.
@@ -154,7 +186,7 @@ impl Queue {
         let end = if drained {
             RecordWord::drained(Some(reason), claimed.word)
         } else {
-            RecordWord::open(reason, claimed.word)
+            RecordWord::open(Some(reason), claimed.word)
         };
         self.record(claimed.index, claimed.word, end);
         point("queue: failure recorded, task still claimed");
@@ -171,7 +203,19 @@ impl Queue {
         Err(Fenced)
     }
 
-    /// Records that an attempt of ours that was taken back, or has failed, uses its blocks no more.
+    /// Records that an attempt of ours that has a result does not use its output any more. [`drain`](Self::drain) has to
+    /// follow.
+    pub fn leave_output(&self, pools: Pools<'_>, claimed: &Claimed) {
+        let record = self.bodies[claimed.index].record(claimed.attempt());
+        let found = record.load();
+        if found.is_of_attempt(claimed.word) && found.uses_output() {
+            record.leave_output(found);
+        }
+        point("queue: output left, place not looked at");
+        self.look_after_drain(pools, claimed.index, claimed.word);
+    }
+
+    /// Records that an attempt of ours that is over uses its blocks no more.
     pub fn drain(&self, pools: Pools<'_>, claimed: &Claimed) {
         self.drain_record(pools, claimed.index, claimed.word);
     }
@@ -264,11 +308,30 @@ impl Queue {
             }
             point("queue: result taken, block not");
             let output = found.and_then(|block| adopt(pools.outputs, row, block));
-            let taken = Taken { output, bytes: body.output(), attempt: seen.attempts() };
+            let viewed = self.is_viewed(id.index as usize, ending);
+            if let Some(held) = output.as_ref().filter(|_| viewed) {
+                point("queue: viewed output taken, not named");
+                body.record(seen.attempts()).name(block(held));
+            }
+            let taken = Taken { output, bytes: body.output(), attempt: seen.attempts(), viewed };
             self.end(pools, id.index as usize, ending, None);
             return Ok(taken);
         }
         Err(TaskState::Gone)
+    }
+
+    /// Gives the output of a result back that was taken while the worker might still use it. It is freed at once if the
+    /// worker does not use it any more, else when the worker has drained. Returns false if the block was not held.
+    pub fn release_output(&self, pools: Pools<'_>, id: TaskId, attempt: u8, held: &Held) -> bool {
+        let Some(published) = pools.outputs.publish(held.index(), held.word()) else { return false };
+        point("queue: viewed output given back, worker not looked at");
+        // Pairs with the fence in `settle`: either we see the worker drained, or it sees the block given back.
+        fence(Ordering::SeqCst);
+        let record = self.bodies[id.index as usize].record(attempt).load();
+        if !(record.is_of(id.generation) && record.attempt() == attempt && record.uses_output()) {
+            pools.outputs.free_seen(held.index(), published);
+        }
+        true
     }
 
     /// Ends a task that is in one of these states, without its result: cancels or purges it.
@@ -379,17 +442,25 @@ impl Queue {
         pools: Pools<'_>,
         claimed: &Claimed,
         output: Option<BlockId>,
+        views: Views,
     ) -> Result<(), Fenced> {
         let index = claimed.index;
-        self.record(index, claimed.word, RecordWord::drained(None, claimed.word));
-        point("queue: attempt drained, no result yet");
+        let end = match views {
+            Views::None => RecordWord::drained(None, claimed.word),
+            Views::Inputs => RecordWord::reading(claimed.word),
+            Views::Output => RecordWord::open(None, claimed.word),
+        };
+        self.record(index, claimed.word, end);
+        point("queue: attempt recorded, no result yet");
         let done = |seen: Word| {
             let state = if seen.is_unwanted() { State::Ending } else { State::Done };
             // The worker ends a task whose result no process wants.
             seen.is_attempted().then(|| seen.with(state, if seen.is_unwanted() { claimed.word.row() } else { 0 }))
         };
         let Some(now) = self.change_attempt(claimed, done) else {
-            self.drain_record(pools, index, claimed.word);
+            if views == Views::None {
+                self.drain_record(pools, index, claimed.word);
+            }
             return Err(Fenced);
         };
         point("queue: done, block still held");
@@ -422,9 +493,10 @@ impl Queue {
         None
     }
 
-    /// Ends a task that is *ending*: frees an output that is still the queue's, and the place once it is drained.
+    /// Ends a task that is *ending*: frees an output that is still the queue's and that its worker does not use, and the
+    /// place once it is drained.
     pub(super) fn end(&self, pools: Pools<'_>, index: usize, ending: Word, output: Option<BlockId>) {
-        if let Some(output) = output {
+        if let Some(output) = output.filter(|_| !self.is_viewed(index, ending)) {
             release(pools.outputs, output);
         }
         point("queue: output free, place not draining");
@@ -436,14 +508,28 @@ impl Queue {
         }
     }
 
-    /// Frees the inputs of a task that is done or draining, and a place that is draining, if no attempt may read them
-    /// any more. May be repeated.
+    /// Returns whether the worker of a result, which a place was seen with, may still use the output.
+    pub(super) fn is_viewed(&self, index: usize, seen: Word) -> bool {
+        let record = self.bodies[index].record(seen.attempts()).load();
+        record.is_of_attempt(seen) && record.uses_output()
+    }
+
+    /// Frees an output that was given back, unless its worker may still use it; the inputs of a task that is done or
+    /// draining, and a place that is draining, if no attempt may read the inputs any more. May be repeated.
     pub(super) fn settle(&self, pools: Pools<'_>, index: usize, seen: Word) {
         if !matches!(seen.state(), State::Done | State::Draining) {
             return;
         }
-        // Pairs with the fence in `look_after_drain`.
+        // Pairs with the fences in `look_after_drain` and `release_output`.
         fence(Ordering::SeqCst);
+        let output = self.bodies[index].record(seen.attempts()).output();
+        if seen.state() == State::Draining
+            && !self.is_viewed(index, seen)
+            && self.is_still(Self::id(index, seen))
+            && let Some(output) = output
+        {
+            release_published(pools.outputs, output);
+        }
         if self.has_open_attempt(index, seen) {
             return;
         }
@@ -505,6 +591,13 @@ fn release(slots: &Slots, block: BlockId) {
             Some(seen) if !slots.free_seen(block.index, seen) => {}
             _ => return,
         }
+    }
+}
+
+/// Frees a block if no member holds it. An attempt that had no result, or an earlier task, may have named it.
+fn release_published(slots: &Slots, block: BlockId) {
+    if let Some(seen) = current(slots, block).filter(|seen| seen.state() == slots::State::Held(NOBODY)) {
+        slots.free_seen(block.index, seen);
     }
 }
 

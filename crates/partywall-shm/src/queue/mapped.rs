@@ -94,7 +94,7 @@ pub(crate) const LAYOUT_HASH: u64 = crate::layout_hash(
     eventcount: count4 sleepers4; place8: state4 unwanted1 row16 attempts8 generation35; body1016: head8 (kind1 inputs1 \
     arguments2 max_attempts1 flags1 row2) output8 origin8 (submitted40 before8 \
     generation16) lease8 (attempt8 generation16 until40) value8 cell8 \
-    lane8 (incarnation33 0:7 lane8 0:16) records4x40 (state2 reason3 attempt8 row16 generation35; output8 value8 cell8 \
+    lane8 (incarnation33 0:7 lane8 0:16) records4x40 (state2:4 reason3 attempt8 row16 generation35; output8 value8 cell8 \
     lane8) kind32 \
     inputs8x16 (block: index16 generation46 0:66; part: offset47 number16 1:1 bytes47 number16 0:1) text128 arguments512",
 );

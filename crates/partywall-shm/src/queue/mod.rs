@@ -81,7 +81,7 @@ pub use body::{
     RECORDS, Reason, StreamPoint,
 };
 pub use claim::{Candidate, Claimed, Fenced};
-pub use finish::{NotRetried, Output, Taken, TaskState};
+pub use finish::{NotRetried, Output, Taken, TaskState, Views};
 pub use submit::{NotSubmitted, Reserved};
 pub use word::MAX_ATTEMPTS;
 

@@ -197,7 +197,7 @@ fn input_is_not_written_while_a_fenced_attempt_reads_it() {
             let world = world.clone();
             thread::spawn(move || {
                 assert_eq!(world.read_input(), 7);
-                world.queue.complete(world.pools(), &claimed, None).is_ok()
+                world.queue.complete(world.pools(), &claimed, None, Views::None).is_ok()
             })
         };
         let taken_back = world.take_back(&claimed);
@@ -205,7 +205,7 @@ fn input_is_not_written_while_a_fenced_attempt_reads_it() {
             let again = world.claim(OTHER);
             assert_eq!((again.id(), again.attempt()), (id, 2));
             assert_eq!(world.read_input(), 7);
-            world.queue.complete(world.pools(), &again, None).unwrap();
+            world.queue.complete(world.pools(), &again, None, Views::None).unwrap();
         }
         // Its next holder writes it.
         if let Some(_held) = world.inputs.try_take(READER) {
@@ -229,7 +229,7 @@ fn result_is_seen_with_its_output_by_one_reader() {
             thread::spawn(move || {
                 let output = world.outputs.try_take(WORKER).unwrap();
                 world.write_output(49);
-                world.queue.complete(world.pools(), &claimed, Some(&output)).unwrap();
+                world.queue.complete(world.pools(), &claimed, Some(&output), Views::None).unwrap();
             })
         };
         let read = move |world: &World, row| {
@@ -252,6 +252,41 @@ fn result_is_seen_with_its_output_by_one_reader() {
 }
 
 #[test]
+fn viewed_output_is_not_written_before_the_worker_has_drained() {
+    check(3, || {
+        let world = World::new(1);
+        let id = world.submit(READER, &[]).unwrap();
+        let claimed = world.claim(WORKER);
+        let output = world.outputs.try_take(WORKER).unwrap();
+        world.write_output(49);
+        world.queue.complete(world.pools(), &claimed, Some(&output), Views::Output).unwrap();
+        let worker = {
+            let world = world.clone();
+            thread::spawn(move || {
+                assert_eq!(world.read_output(), 49);
+                world.queue.leave_output(world.pools(), &claimed);
+                world.queue.drain(world.pools(), &claimed);
+            })
+        };
+        let taken = world.queue.take(world.pools(), READER, id).unwrap();
+        let held = taken.output.unwrap();
+        let given_back = match taken.viewed {
+            true => world.queue.release_output(world.pools(), id, taken.attempt, &held),
+            false => world.outputs.free(&held),
+        };
+        assert!(given_back);
+        // Its next holder writes it.
+        if let Some(held) = world.outputs.try_take(OTHER) {
+            world.write_output(64);
+            assert!(world.outputs.free(&held));
+        }
+        worker.join().unwrap();
+        assert!(world.outputs.try_take(READER).is_some(), "the output is free");
+        assert!(world.queue.reserve(READER).is_some(), "the place is free");
+    });
+}
+
+#[test]
 fn attempt_that_drains_last_frees_the_place() {
     check(3, || {
         let world = World::new(1);
@@ -263,7 +298,7 @@ fn attempt_that_drains_last_frees_the_place() {
             let world = world.clone();
             thread::spawn(move || world.queue.drain(world.pools(), &old))
         };
-        world.queue.complete(world.pools(), &again, None).unwrap();
+        world.queue.complete(world.pools(), &again, None, Views::None).unwrap();
         world.queue.take(world.pools(), READER, id).unwrap();
         drain.join().unwrap();
         assert!(world.queue.reserve(READER).is_some());

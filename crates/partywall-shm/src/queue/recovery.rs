@@ -3,7 +3,7 @@
 use std::{cell::Cell, collections::BTreeSet};
 
 use super::{
-    BlockId, Claimed, Event, Pools, Queue, Row, TaskState,
+    BlockId, Claimed, Event, Pools, Queue, Row, TaskState, Views,
     body::{Reason, RecordWord},
     finish::task_state,
     word::{State, Word},
@@ -70,6 +70,14 @@ impl Queue {
                 State::Ending if is_lost => {
                     let record = self.bodies[index].record(seen.attempts());
                     let found = record.load();
+                    // A dead reader may have taken the block over, and not named it. The worker still uses it, so it
+                    // has no other owner.
+                    if self.is_viewed(index, seen)
+                        && let Some(output) = record.output()
+                        && let Some(now) = pools.outputs.seen(output.index)
+                    {
+                        record.name(BlockId { generation: now.ticket(), ..output });
+                    }
                     let has_result = found.is_of_attempt(seen) && found.reason().is_none();
                     self.end(pools, index, seen, record.output().filter(|_| has_result));
                 }
@@ -131,7 +139,9 @@ impl Queue {
         if seen.is_attempted() && gone(seen.row()) {
             let record = body.record(seen.attempts());
             if seen.state() == State::Enqueued && record.point().is_some_and(came) {
-                return done(self.publish_result(pools, &Claimed { index, word: seen }, record.output()).is_ok());
+                return done(
+                    self.publish_result(pools, &Claimed { index, word: seen }, record.output(), Views::None).is_ok(),
+                );
             }
             return done(self.take_back(pools, index, seen, reason));
         }
@@ -201,7 +211,8 @@ impl Queue {
     }
 
     fn each_output(&self, index: usize, seen: Word, found: &mut dyn FnMut(BlockId)) {
-        if matches!(seen.state(), State::Done | State::Ending)
+        let is_kept = seen.state() == State::Draining && self.is_viewed(index, seen);
+        if (is_kept || matches!(seen.state(), State::Done | State::Ending))
             && let Some(output) = self.bodies[index].record(seen.attempts()).output()
         {
             found(output);

@@ -41,7 +41,12 @@ pub struct Block {
     bytes: OnceLock<Option<BorrowedBlockMut>>,
     /// True if the GPU address was handed out, so that work of this process may use the block.
     exposed: AtomicBool,
+    /// Gives the block back instead of freeing it, if others may still use it.
+    release: Option<Release>,
 }
+
+/// Gives a block back. Returns false if it was not held.
+type Release = Box<dyn FnOnce(&Held) -> bool + Send + Sync>;
 
 /// A block that could not be released on a stream.
 #[derive(Debug)]
@@ -59,7 +64,13 @@ impl Block {
 
     /// Returns a block whose GPU address may have been handed out.
     pub(crate) fn exposed(blocks: Arc<Blocks>, held: Held, exposed: bool) -> Self {
-        Self { blocks, held: Some(held), bytes: OnceLock::new(), exposed: AtomicBool::new(exposed) }
+        Self { blocks, held: Some(held), bytes: OnceLock::new(), exposed: AtomicBool::new(exposed), release: None }
+    }
+
+    /// Has `release` give the block back.
+    pub(crate) fn released_by(mut self, release: Release) -> Self {
+        self.release = Some(release);
+        self
     }
 
     /// Returns the bytes for writing by the CPU. Host and pinned memory only. If the block's range on a GPU was
@@ -190,7 +201,7 @@ impl Block {
         if self.is_exposed() {
             self.blocks.wait_idle()?;
         }
-        self.free(&held)
+        if self.freeing()(&held) { Ok(()) } else { Err(self.not_held()) }
     }
 
     /// Gives the block back once all work that is on `stream` now is done. Does not wait.
@@ -212,12 +223,12 @@ impl Block {
             Err(error) => return Err(UnreleasedBlock { error, block: Box::new(self) }),
         };
         let Some(held) = self.let_go() else { return Ok(()) };
-        let control = self.blocks.control().clone();
+        let free = self.freeing();
         // Without the lease the broker would free the block immediately.
         let keep = self.blocks.keep();
         self.blocks.domain().completions().on(fence, move |completion| {
             if completion == Completion::Done {
-                control.free(&held);
+                free(&held);
             }
             drop(keep);
         });
@@ -355,8 +366,11 @@ impl Block {
         self.held.take()
     }
 
-    fn free(&self, held: &Held) -> Result<()> {
-        if self.blocks.control().free(held) { Ok(()) } else { Err(self.not_held()) }
+    /// Returns the call that gives the block back.
+    fn freeing(&mut self) -> impl FnOnce(&Held) -> bool + Send + use<> {
+        let control = self.blocks.control().clone();
+        let release = self.release.take();
+        move |held| release.map_or_else(|| control.free(held), |release| release(held))
     }
 
     fn not_zeroed(&self, error: AccessError) -> Error {
@@ -377,16 +391,17 @@ impl Drop for Block {
         if self.blocks.domain().link().require_ours().is_err() {
             return;
         }
+        let free = self.freeing();
         if self.is_exposed() {
-            let control = self.blocks.control().clone();
             let fence = Fence::DeviceIdle(self.blocks.clone());
             return self.blocks.domain().completions().on(fence, move |completion| {
                 if completion == Completion::Done {
-                    control.free(&held);
+                    free(&held);
                 }
             });
         }
-        if let Err(error) = self.free(&held) {
+        if !free(&held) {
+            let error = self.not_held();
             tracing::warn!(%error, "a dropped block was no longer held");
         }
     }

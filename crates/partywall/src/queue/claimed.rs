@@ -15,11 +15,11 @@ use partywall_os::borrow::BorrowedBlock;
 use partywall_shm::{
     members,
     pool::Held,
-    queue::{BlockId, Claimed, Description, Event, Input, Part, Reason, StreamPoint},
+    queue::{BlockId, Claimed, Description, Event, Input, Part, Reason, StreamPoint, Views},
     timeline::Progress,
 };
 
-use super::{ControlMemory, Open, Queue, TEND_EVERY, TaskRef};
+use super::{ControlMemory, Open, Queue, TEND_EVERY, TaskMemory, TaskRef, memory::Kept};
 use crate::{
     completion::{Completion, Fence},
     error::{Busy, Error, Gone, InvalidArgument, InvalidData, Result},
@@ -49,6 +49,8 @@ pub struct ClaimedTask {
     output: Option<Block>,
     /// The timeline of the submitter, once it is needed.
     submitter: OnceLock<Arc<Timeline>>,
+    /// What views of the task share, once there are any.
+    kept: OnceLock<Kept>,
 }
 
 /// An input of a claimed task, read in place: a block of the queue, or a part of an attached segment.
@@ -246,7 +248,9 @@ impl ClaimedTask {
             return None;
         };
         let inputs = description.inputs.iter().filter_map(|input| TaskInput::new(&open, *input)).collect();
-        Some(Self { open, claimed: Some(claimed), description, inputs, output, submitter: OnceLock::new() })
+        let submitter = OnceLock::new();
+        let kept = OnceLock::new();
+        Some(Self { open, claimed: Some(claimed), description, inputs, output, submitter, kept })
     }
 
     /// Returns the kind of work.
@@ -301,6 +305,16 @@ impl ClaimedTask {
         let task = || format!("task {}", self.task());
         let without = || InvalidArgument::task(task(), "it was submitted without room for an output");
         self.output.as_ref().ok_or_else(without)
+    }
+
+    /// Returns what keeps the inputs for addresses that are used after the attempt is over.
+    pub fn inputs_memory(&self) -> TaskMemory {
+        self.kept.get_or_init(|| Kept::new(&self.open)).view_inputs(&self.open)
+    }
+
+    /// Returns what keeps the output for addresses that are used after the attempt is over.
+    pub fn output_memory(&self) -> TaskMemory {
+        self.kept.get_or_init(|| Kept::new(&self.open)).view_output(&self.open)
     }
 
     /// Returns the bytes of output that the submitter asked for.
@@ -393,16 +407,13 @@ impl ClaimedTask {
             self.open.inputs.wait_idle()?;
             self.inputs.iter().try_for_each(TaskInput::wait_idle)?;
         }
-        let (claimed, held) = self.end();
+        let is_exposed = self.is_exposed();
+        let (claimed, held, kept) = self.end();
         let control = &self.open.control;
         let since = control.recorder.begin();
-        let completed = control.queue.complete(control.pools(), &claimed, held.as_ref());
-        completed.map_err(|_| {
-            if let Some(held) = held {
-                control.outputs.free(&held);
-            }
-            self.open.fenced(&claimed)
-        })?;
+        let completed = control.queue.complete(control.pools(), &claimed, held.as_ref(), views(kept.as_ref()));
+        control.after(completed.is_ok(), claimed, held, kept.map(|kept| (kept, is_exposed)));
+        completed.map_err(|_| self.open.fenced(&claimed))?;
         control.record(Action::Complete, claimed.id(), claimed.attempt(), since);
         Ok(())
     }
@@ -434,22 +445,22 @@ impl ClaimedTask {
             }
             Err(error) => return Err(Box::new((error, self))),
         }
-        let (claimed, held) = self.end();
+        let is_exposed = self.is_exposed();
+        let (claimed, held, kept) = self.end();
         let control = self.open.control.clone();
         control.record(Action::CompleteOn, claimed.id(), claimed.attempt(), since);
         self.open.domain().completions().on(Fence::Timeline(order.word.clone(), point.value), move |completion| {
             // Otherwise it is unknown whether the stream still uses the blocks. The broker decides that when this
             // process ends.
             if completion == Completion::Done {
+                let kept = kept.filter(Kept::is_viewed);
                 let is_done = if has_inputs() {
-                    control.queue.finish(control.pools(), &claimed, held.as_ref()).is_ok()
+                    control.queue.finish(control.pools(), &claimed, held.as_ref(), views(kept.as_ref())).is_ok()
                 } else {
-                    let _ = control.queue.fail(control.pools(), &claimed, Reason::Inputs, "", true);
+                    let _ = control.queue.fail(control.pools(), &claimed, Reason::Inputs, "", kept.is_none());
                     false
                 };
-                if let Some(held) = held.filter(|_| !is_done) {
-                    control.outputs.free(&held);
-                }
+                control.after(is_done, claimed, held, kept.map(|kept| (kept, is_exposed)));
             }
             drop(order);
         });
@@ -527,39 +538,42 @@ impl ClaimedTask {
             || self.inputs.iter().any(|input| input.exposed.load(Ordering::Relaxed))
     }
 
-    /// Ends the use of the inputs, and returns the output block, which the caller must free or hand on.
-    fn end(&mut self) -> (Claimed, Option<Held>) {
+    /// Ends the use of the inputs, and returns the output block, which the caller must free or hand on, and what the
+    /// views of the task share, if there are any.
+    fn end(&mut self) -> (Claimed, Option<Held>, Option<Kept>) {
         self.inputs.iter_mut().for_each(TaskInput::end);
         let held = self.output.take().and_then(Block::into_held);
-        (self.claimed.take().expect("a task ends once"), held)
+        let kept = self.kept.take().filter(Kept::is_viewed);
+        (self.claimed.take().expect("a task ends once"), held, kept)
     }
 
     /// Ends the attempt without a result. Returns false if the claim had been taken back.
     fn give_up(&mut self, reason: Reason, text: &str) -> bool {
         let is_exposed = self.is_exposed();
-        let (claimed, held) = self.end();
-        let control = self.open.control.clone();
+        let (claimed, held, kept) = self.end();
+        // Enqueued work may use the blocks as a view does.
+        let kept = kept.or_else(|| is_exposed.then(|| Kept::new(&self.open)));
+        let control = &self.open.control;
         let since = control.recorder.begin();
-        let stands = control.queue.fail(control.pools(), &claimed, reason, text, !is_exposed).is_ok();
+        let stands = control.queue.fail(control.pools(), &claimed, reason, text, kept.is_none()).is_ok();
         if stands {
             control.record(Action::Fail, claimed.id(), claimed.attempt(), since);
         }
-        let free = move |control: &ControlMemory| {
-            if let Some(held) = held {
-                control.outputs.free(&held);
-            }
-        };
-        if !is_exposed {
-            free(&control);
-            return stands;
-        }
-        self.open.domain().completions().on(Fence::DeviceIdle(self.open.inputs.clone()), move |completion| {
-            if completion == Completion::Done {
-                control.queue.drain(control.pools(), &claimed);
-                free(&control);
-            }
-        });
+        control.after(false, claimed, held, kept.map(|kept| (kept, is_exposed)));
         stands
+    }
+}
+
+impl ControlMemory {
+    /// Gives back what an attempt has left, or leaves it to the views. The output of a task that is done belongs to the
+    /// queue.
+    fn after(&self, is_done: bool, claimed: Claimed, held: Option<Held>, kept: Option<(Kept, bool)>) {
+        let held = held.filter(|_| !is_done);
+        match (kept, held) {
+            (Some((kept, is_exposed)), held) => kept.leave(claimed, held, is_exposed),
+            (None, Some(held)) => _ = self.outputs.free(&held),
+            (None, None) => {}
+        }
     }
 }
 
@@ -782,6 +796,11 @@ impl fmt::Debug for TaskInput {
             }
         }
     }
+}
+
+/// Returns what is viewed of an attempt.
+fn views(kept: Option<&Kept>) -> Views {
+    kept.map_or(Views::None, Kept::views)
 }
 
 /// The interval at which a worker checks whether inputs are complete whose submitter has ended.

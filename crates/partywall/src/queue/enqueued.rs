@@ -19,7 +19,6 @@ use crate::{
     error::{Error, Gone, InvalidArgument, InvalidData, Result},
     gpu::DeviceRange,
     place::Place,
-    pool::Block,
     trace::Action,
     wait::Wait,
 };
@@ -162,8 +161,7 @@ impl EnqueuedResult {
         };
         control.record(Action::Take, *id, taken.attempt, since);
         let exposed = self.uses.fetch_or(TAKEN, Ordering::AcqRel) & EXPOSED != 0;
-        let output = taken.output.map(|held| Block::exposed(open.outputs.clone(), held, exposed));
-        Ok(Some(TaskResult::new(output, taken.bytes, taken.attempt)))
+        Ok(Some(open.result(*id, taken, exposed)))
     }
 
     fn failed(&self) -> Error {

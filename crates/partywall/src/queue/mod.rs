@@ -4,6 +4,7 @@ mod attachments;
 mod claimed;
 mod enqueued;
 mod event;
+mod memory;
 mod options;
 mod signals;
 mod task;
@@ -27,6 +28,7 @@ pub use self::{
     claimed::{ClaimedTask, TaskInput},
     enqueued::EnqueuedResult,
     event::QueueEvent,
+    memory::TaskMemory,
     options::QueueOptions,
     task::{Task, Unsubmitted},
     ticket::{TaskInfo, TaskRef, TaskResult, TaskStatus, Ticket},

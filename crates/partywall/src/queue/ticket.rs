@@ -154,8 +154,7 @@ impl Ticket {
             Err(_) => return Ok(None),
         };
         control.record(Action::Take, self.id, taken.attempt, since);
-        let output = taken.output.map(|held| Block::new(self.open.outputs.clone(), held));
-        Ok(Some(TaskResult::new(output, taken.bytes, taken.attempt)))
+        Ok(Some(self.open.result(self.id, taken, false)))
     }
 
     /// Waits until the task is done, and leaves its result in the queue.
@@ -268,11 +267,24 @@ impl Open {
     }
 }
 
-impl TaskResult {
-    pub(super) fn new(output: Option<Block>, bytes: u64, attempt: u8) -> Self {
-        Self { output, bytes, attempt }
+impl Open {
+    /// Returns the result of a task that was taken. `is_exposed` says whether its GPU address was handed out.
+    pub(super) fn result(&self, id: TaskId, taken: shm::Taken, is_exposed: bool) -> TaskResult {
+        let attempt = taken.attempt;
+        let block = |held| {
+            let block = Block::exposed(self.outputs.clone(), held, is_exposed);
+            if !taken.viewed {
+                return block;
+            }
+            let control = self.control.clone();
+            let release = move |held: &_| control.queue.release_output(control.pools(), id, attempt, held);
+            block.released_by(Box::new(release))
+        };
+        TaskResult { output: taken.output.map(block), bytes: taken.bytes, attempt }
     }
+}
 
+impl TaskResult {
     /// Returns the block that the worker has written; `None` if the task has no output. It may be longer than the
     /// output.
     pub fn output(&self) -> Option<&Block> {

@@ -86,7 +86,7 @@ pub(crate) const LATE: &[&str] = &["queue: no late task found, count not moved"]
 pub(crate) const CLAIMING: &[&str] = &["queue: claimed, no lease", "queue: head moved, place not checked again"];
 pub(crate) const WAKING: &[&str] = &["queue: woken, other workers not marked"];
 pub(crate) const COMPLETING: &[&str] = &[
-    "queue: attempt drained, no result yet",
+    "queue: attempt recorded, no result yet",
     "queue: done, block still held",
     "queue: inputs free, place not",
     "queue: done, nobody notified",
@@ -104,6 +104,9 @@ pub(crate) const TAKING: &[&str] = &[
     "queue: place free, nobody notified",
     "queue: over, nobody notified",
 ];
+pub(crate) const VIEWING: &[&str] = &["queue: output left, place not looked at"];
+pub(crate) const TAKING_VIEWED: &[&str] =
+    &["queue: viewed output taken, not named", "queue: viewed output given back, worker not looked at"];
 pub(crate) const CANCELLING: &[&str] = &["queue: output free, place not draining", "queue: inputs free, place not"];
 pub(crate) const RETRYING: &[&str] =
     &["queue: more attempts allowed, dead letter not pending", "queue: dead letter pending, nobody notified"];

@@ -20,13 +20,14 @@ use partywall_shm::{
     pool::{Held, Pool},
     queue::{
         Audit, Claimed, Event, NewInput, NewTask, Part, Pools, Queue, Reason, Shape, StreamPoint, TaskId, TaskState,
+        Views,
     },
     topic::TimelineCell,
 };
 
 use super::points::{
     CANCELLING, CLAIMING, COMPLETING, FAILING, LATE, NOTIFYING, QUEUE_RECOVERED, QUEUEING, RETRYING, SUBMITTING,
-    TAKING, TENDING, WAKING, assert_passed,
+    TAKING, TAKING_VIEWED, TENDING, VIEWING, WAKING, assert_passed,
 };
 
 /// The row of the process that crashes.
@@ -81,10 +82,25 @@ impl World {
     /// Claims and completes all pending tasks.
     fn work(&self, row: u16) {
         while let Some((claimed, output)) = self.claim(row) {
-            if self.queue.complete(self.pools(), &claimed, Some(&output)).is_err() {
+            if self.queue.complete(self.pools(), &claimed, Some(&output), Views::None).is_err() {
                 assert!(self.outputs.free(&output));
             }
         }
+    }
+
+    /// Claims and completes all pending tasks, whose blocks the program may still use.
+    fn work_viewed(&self, row: u16) -> Vec<Claimed> {
+        let mut completed = Vec::new();
+        while let Some((claimed, output)) = self.claim(row) {
+            match self.queue.complete(self.pools(), &claimed, Some(&output), Views::Output) {
+                Ok(()) => completed.push(claimed),
+                Err(_) => {
+                    self.queue.drain(self.pools(), &claimed);
+                    assert!(self.outputs.free(&output));
+                }
+            }
+        }
+        completed
     }
 
     /// Takes a result. Returns the number of its task.
@@ -92,7 +108,10 @@ impl World {
         let number = self.number(id)?;
         let taken = self.queue.take(self.pools(), row, id).ok()?;
         if let Some(output) = &taken.output {
-            assert!(self.outputs.free(output));
+            assert!(match taken.viewed {
+                true => self.queue.release_output(self.pools(), id, taken.attempt, output),
+                false => self.outputs.free(output),
+            });
         }
         Some(number)
     }
@@ -147,6 +166,13 @@ pub(crate) fn play(role: &str, queue: File) {
             crash::arm();
             world.work(CRASHING);
         }
+        "works with views" => {
+            crash::arm();
+            for claimed in world.work_viewed(CRASHING) {
+                queue.leave_output(pools, &claimed);
+                queue.drain(pools, &claimed);
+            }
+        }
         "is woken" => {
             crash::arm();
             queue.prepare(Event::Work);
@@ -158,7 +184,7 @@ pub(crate) fn play(role: &str, queue: File) {
             while let Some((claimed, output)) = world.claim(CRASHING) {
                 let cell = TimelineCell { slab: 0, cell: 0, incarnation: 0 };
                 let enqueued = queue.enqueue(&claimed, Some(&output), StreamPoint { lane: 0, cell, value: 1 });
-                if enqueued.and_then(|()| queue.finish(pools, &claimed, Some(&output))).is_err() {
+                if enqueued.and_then(|()| queue.finish(pools, &claimed, Some(&output), Views::None)).is_err() {
                     assert!(world.outputs.free(&output));
                 }
             }
@@ -336,6 +362,7 @@ fn crash_in_submit_loses_no_place() {
 fn crash_in_claim_or_completion_loses_no_task() {
     for (role, expected) in [
         ("works", &[CLAIMING, COMPLETING][..]),
+        ("works with views", &[COMPLETING, VIEWING]),
         ("is woken", &[WAKING]),
         ("completes what a stream writes", &[QUEUEING]),
         ("fails and drains", &[FAILING]),
@@ -379,6 +406,14 @@ fn crash_in_take_loses_no_result() {
     let points =
         at_each_point(|| Others::start("takes results", SHAPE, done), |crashed, others| drop(others.finish(crashed)));
     assert_passed(&points, &[TAKING]);
+    // The worker is dead, which the broker does not know yet.
+    let viewed = |world: &World| {
+        submit(world);
+        world.work_viewed(DEAD);
+    };
+    let points =
+        at_each_point(|| Others::start("takes results", SHAPE, viewed), |crashed, others| drop(others.finish(crashed)));
+    assert_passed(&points, &[TAKING_VIEWED]);
 }
 
 #[test]
@@ -494,7 +529,7 @@ fn late_worker_does_not_end_a_retried_attempt() {
     queue.retry(id).unwrap();
     points::arm(0, claim_at_once);
     let output = outputs.try_take(OURS).unwrap();
-    assert!(queue.complete(pools, &late, Some(&output)).is_err());
+    assert!(queue.complete(pools, &late, Some(&output), Views::None).is_err());
     assert_eq!(points::disarm(), None);
     assert_eq!(queue.state(id), TaskState::Claimed { row: OURS, attempt: 2 });
 }

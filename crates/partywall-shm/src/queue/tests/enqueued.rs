@@ -32,7 +32,7 @@ fn enqueued_task_is_finished_by_its_worker() {
     world.queue.enqueue(&claimed, Some(&output), StreamPoint { lane: 0, cell, value: 1 }).unwrap();
     assert!(world.queue.is_claimed(&claimed));
     assert_eq!(world.queue.enqueue(&claimed, Some(&output), StreamPoint { lane: 0, cell, value: 1 }), Err(Fenced));
-    world.queue.finish(world.pools(), &claimed, Some(&output)).unwrap();
+    world.queue.finish(world.pools(), &claimed, Some(&output), Views::None).unwrap();
     assert_eq!(world.take(SUBMITTER, id), Ok(1));
     world.assert_left(NOTHING, 0, 0);
 }
@@ -51,7 +51,7 @@ fn output_of_an_enqueued_task_is_taken_once_it_is_done() {
     assert_eq!((output.attempt, output.bytes, output.pending), (1, TASK.output, Some((WORKER, at))));
     let take = || world.queue.take_output(world.pools(), SUBMITTER, &output);
     assert_eq!(take(), Err(TaskState::Enqueued { row: WORKER, attempt: 1 }));
-    world.queue.finish(world.pools(), &claimed, Some(&held)).unwrap();
+    world.queue.finish(world.pools(), &claimed, Some(&held), Views::None).unwrap();
     assert_eq!(world.queue.output(id), Ok(Output { pending: None, ..output }));
     let taken = take().unwrap().output.unwrap();
     assert_eq!(taken.index(), output.block.unwrap().index);
@@ -85,7 +85,7 @@ fn output_of_an_attempt_that_failed_is_not_the_result() {
     world.queue.retry(id).unwrap();
     let (again, held) = enqueue();
     assert_eq!((again.attempt(), held.index()), (4, read.block.unwrap().index));
-    world.queue.finish(world.pools(), &again, Some(&held)).unwrap();
+    world.queue.finish(world.pools(), &again, Some(&held), Views::None).unwrap();
     assert_eq!(take(), Err(TaskState::Done));
     assert_eq!(world.take(SUBMITTER, id), Ok(4));
     world.assert_left(NOTHING, 0, 0);

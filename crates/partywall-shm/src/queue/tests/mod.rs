@@ -8,6 +8,7 @@ mod audit;
 mod endings;
 mod enqueued;
 mod random;
+mod views;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -61,7 +62,9 @@ impl World {
 
     fn complete(&self, claimed: &Claimed) -> Result<(), Fenced> {
         let output = self.outputs.try_take(claimed.word.row()).unwrap();
-        self.queue.complete(self.pools(), claimed, Some(&output)).inspect_err(|_| assert!(self.outputs.free(&output)))
+        self.queue
+            .complete(self.pools(), claimed, Some(&output), Views::None)
+            .inspect_err(|_| assert!(self.outputs.free(&output)))
     }
 
     fn take(&self, row: Row, id: TaskId) -> Result<u8, TaskState> {

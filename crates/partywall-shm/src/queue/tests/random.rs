@@ -304,7 +304,7 @@ proptest! {
                 world.queue.claim(WORKER, &candidate);
             }
             let _ = world.queue.extend(claimed, now());
-            let _ = world.queue.complete(world.pools(), claimed, None);
+            let _ = world.queue.complete(world.pools(), claimed, None, Views::None);
             let output = world.queue.output(id);
             let _ = output.map(|output| world.queue.take_output(world.pools(), OTHER, &output));
             let _ = world.queue.take(world.pools(), OTHER, id);

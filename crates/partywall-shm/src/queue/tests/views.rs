@@ -1,0 +1,151 @@
+//! Workers that end an attempt while their program may still use its blocks.
+
+use super::*;
+use crate::slots::Held;
+
+/// Completes a task, and leaves its record open. Returns the attempt.
+fn complete_viewed(world: &World) -> (TaskId, Claimed) {
+    let id = world.submit().unwrap();
+    let claimed = world.claim(WORKER).unwrap();
+    let output = world.outputs.try_take(WORKER).unwrap();
+    world.queue.complete(world.pools(), &claimed, Some(&output), Views::Output).unwrap();
+    (id, claimed)
+}
+
+#[test]
+fn viewed_inputs_keep_no_output() {
+    for left_first in [false, true] {
+        let world = World::new(SHAPE);
+        let id = world.submit().unwrap();
+        let claimed = world.claim(WORKER).unwrap();
+        let output = world.outputs.try_take(WORKER).unwrap();
+        let views = if left_first { Views::Output } else { Views::Inputs };
+        world.queue.complete(world.pools(), &claimed, Some(&output), views).unwrap();
+        if left_first {
+            world.queue.leave_output(world.pools(), &claimed);
+        }
+        assert_eq!(world.take(OTHER, id), Ok(1));
+        world.assert_left(Audit { ending: 1, open: 1, ..NOTHING }, 1, 0);
+        world.queue.drain(world.pools(), &claimed);
+        world.assert_left(NOTHING, 0, 0);
+        // Left after the result was given back, or purged.
+        for purged in [false, true] {
+            let (id, claimed) = complete_viewed(&world);
+            if purged {
+                world.queue.dispose(world.pools(), OTHER, id, |_| true).unwrap();
+            } else {
+                let held = take(&world, id);
+                assert!(release(&world, id, &held));
+            }
+            world.assert_left(Audit { ending: 1, open: 1, ..NOTHING }, 1, 1);
+            world.queue.leave_output(world.pools(), &claimed);
+            world.assert_left(Audit { ending: 1, open: 1, ..NOTHING }, 1, 0);
+            world.queue.drain(world.pools(), &claimed);
+            world.assert_left(NOTHING, 0, 0);
+        }
+    }
+}
+
+fn take(world: &World, id: TaskId) -> Held {
+    let taken = world.queue.take(world.pools(), OTHER, id).unwrap();
+    assert!(taken.viewed);
+    taken.output.unwrap()
+}
+
+fn release(world: &World, id: TaskId, held: &Held) -> bool {
+    world.queue.release_output(world.pools(), id, 1, held)
+}
+
+#[test]
+fn viewed_blocks_are_free_once_the_result_is_given_back_and_the_worker_drained() {
+    for worker_first in [false, true] {
+        let world = World::new(SHAPE);
+        let (id, claimed) = complete_viewed(&world);
+        world.assert_left(Audit { done: 1, open: 1, ..NOTHING }, 1, 1);
+        let held = take(&world, id);
+        world.assert_left(Audit { ending: 1, open: 1, ..NOTHING }, 1, 1);
+        if worker_first {
+            world.queue.drain(world.pools(), &claimed);
+            world.assert_left(NOTHING, 0, 1);
+            assert!(release(&world, id, &held));
+        } else {
+            assert!(release(&world, id, &held));
+            assert!(!release(&world, id, &held), "it is given back once");
+            world.assert_left(Audit { ending: 1, open: 1, ..NOTHING }, 1, 1);
+            world.queue.drain(world.pools(), &claimed);
+        }
+        world.assert_left(NOTHING, 0, 0);
+    }
+}
+
+#[test]
+fn viewed_result_that_is_not_taken_keeps_its_block() {
+    let world = World::new(SHAPE);
+    let (id, claimed) = complete_viewed(&world);
+    world.queue.dispose(world.pools(), OTHER, id, |_| true).unwrap();
+    world.assert_left(Audit { ending: 1, open: 1, ..NOTHING }, 1, 1);
+    world.queue.drain(world.pools(), &claimed);
+    world.assert_left(NOTHING, 0, 0);
+    // Drained before.
+    let (id, claimed) = complete_viewed(&world);
+    world.queue.drain(world.pools(), &claimed);
+    world.assert_left(Audit { done: 1, ..NOTHING }, 0, 1);
+    assert_eq!(world.take(OTHER, id), Ok(1));
+    world.assert_left(NOTHING, 0, 0);
+}
+
+#[test]
+fn viewed_result_that_nobody_wants_keeps_its_block() {
+    let world = World::new(SHAPE);
+    let id = world.submit_with(1, &NewTask { cancel: true, ..TASK }).unwrap();
+    let claimed = world.claim(WORKER).unwrap();
+    world.queue.detach(world.pools(), |row| row == SUBMITTER, Reason::Died, |_| None);
+    let output = world.outputs.try_take(WORKER).unwrap();
+    world.queue.complete(world.pools(), &claimed, Some(&output), Views::Output).unwrap();
+    assert_eq!(world.queue.state(id), TaskState::Gone);
+    world.assert_left(Audit { ending: 1, open: 1, ..NOTHING }, 1, 1);
+    world.queue.drain(world.pools(), &claimed);
+    world.assert_left(NOTHING, 0, 0);
+}
+
+#[test]
+fn recovery_keeps_viewed_blocks_until_the_worker_is_dead() {
+    let world = World::new(SHAPE);
+    let recover = |dead| world.queue.recover(world.pools(), |row| row == dead);
+    // The reader dies with the result.
+    let (id, claimed) = complete_viewed(&world);
+    take(&world, id);
+    recover(OTHER);
+    world.assert_left(Audit { ending: 1, open: 1, ..NOTHING }, 1, 1);
+    world.queue.drain(world.pools(), &claimed);
+    world.assert_left(NOTHING, 0, 0);
+    // The worker dies while the reader has the result, and after the reader gave it back.
+    for given_back in [false, true] {
+        let (id, _) = complete_viewed(&world);
+        let held = take(&world, id);
+        if given_back {
+            assert!(release(&world, id, &held));
+        }
+        recover(WORKER);
+        world.assert_left(NOTHING, 0, u32::from(!given_back));
+        assert_eq!(release(&world, id, &held), !given_back);
+        world.assert_left(NOTHING, 0, 0);
+    }
+}
+
+#[test]
+fn block_of_a_viewed_result_is_no_other_tasks_after_its_place_is() {
+    let world = World::new(Shape { tasks: 1, ..SHAPE });
+    let (id, claimed) = complete_viewed(&world);
+    let held = take(&world, id);
+    world.queue.drain(world.pools(), &claimed);
+    // The place has another task, with an attempt of the same number that is open.
+    let (other, again) = complete_viewed(&world);
+    assert_eq!((other.index, again.attempt()), (id.index, claimed.attempt()));
+    assert!(release(&world, id, &held));
+    world.assert_left(Audit { done: 1, open: 1, ..NOTHING }, 1, 1);
+    let held = take(&world, other);
+    assert!(release(&world, other, &held));
+    world.queue.drain(world.pools(), &again);
+    world.assert_left(NOTHING, 0, 0);
+}

@@ -1,0 +1,139 @@
+//! Memory of tasks that is used after the attempt is over.
+
+use std::sync::{Arc, Mutex, Weak};
+
+use partywall_os::{lock::IgnorePoison, process::fork_generation};
+use partywall_shm::{
+    pool::Held,
+    queue::{Claimed, Views},
+};
+
+use super::{ControlMemory, Open};
+use crate::completion::{Completion, Fence};
+
+/// Keeps the inputs or the output of a claimed task for views that outlive it, such as arrays of another language: until
+/// the last clone is dropped, no other task uses the blocks, also after the attempt is over.
+///
+/// The output of a completed task is delivered all the same. Its block is free again once the result was given back
+/// *and* the last clone was dropped. The task keeps its place in the queue until then.
+///
+/// In a forked child the blocks belong to the parent, and dropping it does nothing.
+#[derive(Debug, Clone)]
+pub struct TaskMemory {
+    _viewed: Viewed,
+    /// Declared last: the last view needs the queue.
+    _open: Arc<Open>,
+}
+
+#[derive(Debug, Clone)]
+enum Viewed {
+    Inputs { _kept: Arc<KeptInputs> },
+    Output { _kept: Arc<KeptOutput> },
+}
+
+/// What an attempt shares with its views. If the attempt is over, the last user gives the blocks back.
+#[derive(Debug)]
+pub(super) struct Kept {
+    inputs: Arc<KeptInputs>,
+    output: Arc<KeptOutput>,
+}
+
+#[derive(Debug)]
+struct KeptInputs {
+    control: Arc<ControlMemory>,
+    /// Weak, because a callback on the service thread may be the last user.
+    open: Weak<Open>,
+    ended: Mutex<Option<Ended>>,
+}
+
+#[derive(Debug)]
+struct KeptOutput {
+    /// The block of an attempt that is over, unless it was delivered.
+    held: Mutex<Option<Held>>,
+    inputs: Arc<KeptInputs>,
+}
+
+/// An attempt that is over, and was recorded as open.
+#[derive(Debug, Clone, Copy)]
+struct Ended {
+    claimed: Claimed,
+    /// Whether enqueued work of this process may use the blocks.
+    is_exposed: bool,
+}
+
+impl Kept {
+    pub(super) fn new(open: &Arc<Open>) -> Self {
+        let ended = Mutex::default();
+        let inputs = Arc::new(KeptInputs { control: open.control.clone(), open: Arc::downgrade(open), ended });
+        let output = Arc::new(KeptOutput { held: Mutex::default(), inputs: inputs.clone() });
+        Self { inputs, output }
+    }
+
+    pub(super) fn view_inputs(&self, open: &Arc<Open>) -> TaskMemory {
+        TaskMemory { _viewed: Viewed::Inputs { _kept: self.inputs.clone() }, _open: open.clone() }
+    }
+
+    pub(super) fn view_output(&self, open: &Arc<Open>) -> TaskMemory {
+        TaskMemory { _viewed: Viewed::Output { _kept: self.output.clone() }, _open: open.clone() }
+    }
+
+    /// Returns what is viewed. Once the task makes no further views, it can only become less.
+    pub(super) fn views(&self) -> Views {
+        // The attempt has one reference to each, and the output one to the inputs.
+        if Arc::strong_count(&self.output) > 1 {
+            Views::Output
+        } else if Arc::strong_count(&self.inputs) > 2 {
+            Views::Inputs
+        } else {
+            Views::None
+        }
+    }
+
+    pub(super) fn is_viewed(&self) -> bool {
+        self.views() != Views::None
+    }
+
+    /// Leaves the blocks of an attempt that was recorded as open to the last view. `output` is `None` if it was
+    /// delivered.
+    pub(super) fn leave(self, claimed: Claimed, output: Option<Held>, is_exposed: bool) {
+        *self.output.held.lock().ignore_poison() = output;
+        *self.inputs.ended.lock().ignore_poison() = Some(Ended { claimed, is_exposed });
+    }
+}
+
+impl KeptInputs {
+    /// Calls `give_back` once no work uses the blocks of an attempt that is over.
+    fn after_work(&self, give_back: impl FnOnce(&ControlMemory, &Claimed) + Send + 'static) {
+        let ended = *self.ended.lock().ignore_poison();
+        let Some(Ended { claimed, is_exposed }) = ended.filter(|_| self.control.generation == fork_generation()) else {
+            return;
+        };
+        if !is_exposed {
+            return give_back(&self.control, &claimed);
+        }
+        // Without the queue the broker gives the blocks back.
+        let Some(open) = self.open.upgrade() else { return };
+        let control = self.control.clone();
+        open.domain().completions().on(Fence::DeviceIdle(open.inputs.clone()), move |completion| {
+            if completion == Completion::Done {
+                give_back(&control, &claimed);
+            }
+        });
+    }
+}
+
+impl Drop for KeptInputs {
+    fn drop(&mut self) {
+        self.after_work(|control, claimed| control.queue.drain(control.pools(), claimed));
+    }
+}
+
+impl Drop for KeptOutput {
+    fn drop(&mut self) {
+        let held = self.held.get_mut().ignore_poison().take();
+        self.inputs.after_work(|control, claimed| match held {
+            Some(held) => _ = control.outputs.free(&held),
+            None => control.queue.leave_output(control.pools(), claimed),
+        });
+    }
+}
