@@ -16,7 +16,7 @@ import partywall as pw
 from partywall import spares
 from partywall.spares import _parent, _preload
 
-from ..conftest import WATCHDOG
+from ..conftest import WATCHDOG, Child
 from .test_errors import assert_quoted
 
 # A worker says its pid, and then serves until a signal ends it. One write a line, because several workers may write.
@@ -102,6 +102,59 @@ def test_killed_workers_are_replaced_by_spares_and_find_the_weights(socket, chil
     # No spare has the connection of a worker, so their deaths are proved.
     with pw.connect(socket=socket) as d:
         until(lambda: {member.pid for member in d.ps()} == {os.getpid(), last})
+
+
+# A worker says its number and its pid, and draws twice from each module.
+DRAWS = """
+import os, random, time
+from partywall import spares
+import numpy, numpy.random
+try:
+    import torch
+except ImportError:
+    torch = None
+def draw():
+    numbers = [random.randrange(10**9), numpy.random.randint(10**9)]
+    return numbers + ([] if torch is None else [int(torch.randint(10**9, ()))])
+def main():
+    numbers = draw() + draw()
+    os.write(1, (" ".join(map(str, [os.environ["PARTYWALL_WORKER"], os.getpid(), *numbers])) + "\\n").encode())
+    time.sleep(1000)
+random.seed(1)
+numpy.random.seed(1)
+if torch is not None:
+    torch.manual_seed(1)
+"""
+
+
+def drawn(launcher: Child, workers: int) -> list[str]:
+    """What each start of the workers draws, twice, in their order. The first starts are killed."""
+    lines = []
+    for turn in range(2):
+        rows = sorted(launcher.says().split() for _ in range(workers))
+        lines += [" ".join(numbers) for _, _, *numbers in rows]
+        if turn == 0:
+            kill(*(int(pid) for _, pid, *_ in rows))
+    return lines
+
+
+def are_distinct(lines: list[str]) -> bool:
+    """Whether no number was drawn twice."""
+    numbers = " ".join(lines).split()
+    return len(numbers) >= 4 * len(lines) and len(set(numbers)) == len(numbers)
+
+
+def test_workers_and_their_replacements_draw_numbers_of_their_own(child):
+    launchers = [child(DRAWS + "spares.run(main, workers=3, spares=2)") for _ in range(2)]
+    assert are_distinct([line for launcher in launchers for line in drawn(launcher, 3)])
+
+
+@pytest.mark.parametrize("generator", ["MT19937", "PCG64"])
+def test_seed_repeats_what_workers_draw(child, generator):
+    code = DRAWS + f"numpy.random.set_bit_generator(numpy.random.{generator}(1))\n"
+    one, again, other = (drawn(child(code + f"spares.run(main, workers=2, seed={seed})"), 2) for seed in (7, 7, 8))
+    assert one == again
+    assert are_distinct(one + other)
 
 
 def test_spares_that_die_are_replaced_and_the_worker_stays(child):
@@ -545,6 +598,13 @@ def command(tmp_path):
         )
 
     return ran
+
+
+def test_command_takes_a_seed(command):
+    source = "import random\ndef main(): print(random.random())\n"
+    one, again, other = (command("--seed", seed, "served.py", source=source) for seed in ("7", "7", "-8"))
+    assert one.returncode == 0, one.stderr
+    assert one.stdout == again.stdout != other.stdout
 
 
 @pytest.mark.parametrize("target", ["served.py", "served.py:main", "served:main", "served"])

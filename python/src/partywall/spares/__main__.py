@@ -35,6 +35,7 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument(
         "--steady", type=float, default=60.0, metavar="SECONDS", help="run that ends a row of failures (default 60)"
     )
+    parser.add_argument("--seed", type=int, metavar="N", help="for the same random numbers in each run")
     parser.add_argument("target", metavar="TARGET", help="the function")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="its arguments")
     given = parser.parse_args()
@@ -60,6 +61,7 @@ def main() -> int:
             attempts=given.attempts,
             grace=given.grace,
             steady=given.steady,
+            seed=given.seed,
         )
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

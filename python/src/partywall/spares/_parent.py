@@ -1,7 +1,7 @@
 """The parent: it forks workers and spares, and replaces those that die.
 
 Each child has a pipe of its own. A spare reads from it and so sleeps until the parent writes the number of the worker
-to become. The parent sleeps until a signal arrives: SIGCHLD, or one that ends it. Nobody polls.
+to become, and how often that was started before. The parent sleeps until a signal arrives: SIGCHLD, or one that ends it. Nobody polls.
 """
 
 import atexit
@@ -13,6 +13,7 @@ import math
 import os
 import select
 import signal
+import struct
 import sys
 import threading
 import time
@@ -23,6 +24,7 @@ from typing import Any, NoReturn
 
 from partywall._errors import WorkerFailed
 from partywall.spares._preload import check, end_openmp_threads, preloaded
+from partywall.spares._random import begin_streams
 
 WORKER = "PARTYWALL_WORKER"
 """The environment variable with the number of the worker, from 0."""
@@ -56,6 +58,9 @@ STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 PR_SET_PDEATHSIG = 1
 
+_START = struct.Struct("<IQ")
+"""What starts a process: the number of the worker, and how often that was started before."""
+
 _log = logging.getLogger("partywall.spares")
 
 
@@ -68,6 +73,7 @@ def run(
     attempts: int = 5,
     grace: float = 10.0,
     steady: float = 60.0,
+    seed: int | None = None,
 ) -> None:
     """Calls `main(*arguments)` in a forked process, keeps `spares` more processes ready, and replaces each that dies.
 
@@ -75,6 +81,11 @@ def run(
     ends by `sys.exit(0)`, is not replaced. `PARTYWALL_WORKER` in `os.environ` of a worker is its number, from 0. A
     worker starts with what this process has in memory, and runs `atexit` handlers at its end, so call this first in a
     program.
+
+    Each worker has streams of random numbers of its own in the modules `random`, `numpy.random` and `torch`, also if the
+    program has seeded them before; its replacement has others. With a `seed` they are the same in each run: they depend
+    on it, on the number of the worker, and on how many starts of this worker went before. Of `numpy` and `torch` that
+    holds if they are imported before the first fork, as by `preload`.
 
     A worker that fails within a second of its start, by an exception or a crash, is started again after 0.1 s, and
     after twice as long each further time, up to 10 s. After `attempts` such failures in a row, this ends all workers
@@ -107,7 +118,7 @@ def run(
     check("this program")
     preloaded(preload)
     end_openmp_threads()
-    parent = _Parent(main, arguments, spares, attempts, grace, steady)
+    parent = _Parent(main, arguments, spares, attempts, grace, steady, seed)
     # Keeps the garbage collector of the children off the memory that they share with the parent.
     gc.collect()
     gc.freeze()
@@ -128,16 +139,16 @@ class _Process:
 
     pid: int
     starter: int
-    """Writing the number of a worker to this pipe starts it."""
+    """Writing the number of a worker, and of its earlier starts, to this pipe starts it."""
     since: float
     """When it was forked, or started as a worker."""
 
-    def start(self, worker: int) -> None:
-        """Starts it as a worker."""
+    def start(self, worker: int, starts: int) -> None:
+        """Starts it as a worker, which was started so often before."""
         self.since = time.monotonic()
         # One that has just died is found dead in the next round, as a worker.
         with contextlib.suppress(BrokenPipeError):
-            os.write(self.starter, worker.to_bytes(4, "little"))
+            os.write(self.starter, _START.pack(worker, starts))
 
     def send(self, number: int) -> None:
         """Sends a signal. Its pid is its own until it is reaped."""
@@ -177,6 +188,8 @@ class _Starts:
     """How often in a row a process has ended before it counted as started."""
     unsteady: int = 0
     """How often a started worker has failed since one ran for long."""
+    begun: int = 0
+    """How many processes were started."""
 
     def ended(self, lived: float) -> None:
         """Counts a process that has ended, `lived` seconds after its start."""
@@ -206,6 +219,8 @@ class _Parent:
     attempts: int
     grace: float
     steady: float
+    seed: int | None = None
+    """Decides which random numbers workers draw."""
     spares: list[_Process] = field(default_factory=list)
     workers: dict[int, _Process] = field(default_factory=dict)
     starts: dict[int, _Starts] = field(default_factory=dict)
@@ -299,8 +314,10 @@ class _Parent:
                 self._replace_worker(worker, f"worker {worker} cannot be forked: {error}", 0.0, killed=False)
                 continue
             self.workers[worker] = process
-            self.starts[worker].due = None
-            process.start(worker)
+            starts = self.starts[worker]
+            starts.due = None
+            process.start(worker, starts.begun)
+            starts.begun += 1
             _log.info("worker %d is process %d", worker, process.pid)
         if self.spare_starts.due is not None and not self.spare_starts.is_due():
             return
@@ -409,10 +426,12 @@ class _Parent:
                 os.close(process.starter)
             self._restore_signals(-1)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            told = os.read(reader, 4)
+            told = os.read(reader, _START.size)
             os.close(reader)
             if told:
-                os.environ[WORKER] = str(int.from_bytes(told, "little"))
+                worker, starts = _START.unpack(told)
+                os.environ[WORKER] = str(worker)
+                begin_streams(self.seed, worker, starts)
                 code = _called(self.main, self.arguments)
         except BaseException:
             sys.excepthook(*sys.exc_info())

@@ -27,7 +27,8 @@ def spare_read_only() -> None:
     def wrap_others(self: Any, module: Any, *arguments: Any, **options: Any) -> None:
         names = _read_only(module) if isinstance(module, torch.nn.Module) else set()
         if not names:
-            return wrap(self, module, *arguments, **options)
+            wrap(self, module, *arguments, **options)
+            return
         own = vars(module).get(_IGNORED)
         setattr(module, _IGNORED, names.union(getattr(module, _IGNORED, ())))
         try:
