@@ -278,6 +278,47 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Any:
     return Factory
 
 
+def vllm_config(enable_prefix_caching: bool = False) -> Any:
+    """What a weight-transfer engine reads of vLLM's configuration."""
+    cache = types.SimpleNamespace(enable_prefix_caching=enable_prefix_caching)
+    return types.SimpleNamespace(model_config="config", cache_config=cache)
+
+
+class LLM:
+    """An engine of vLLM with one worker, whose scheduler keeps what the model makes of whole blocks of prompts."""
+
+    BLOCK = 16
+
+    def __init__(self, worker: Any) -> None:
+        self._worker = worker
+        self._blocks: dict[tuple[int, ...], float] = {}
+
+    def start_weight_update(self) -> None:
+        self._worker.start_weight_update()
+
+    def update_weights(self, request: Any) -> None:
+        self._worker.update_weights(request.update_info)
+
+    def finish_weight_update(self) -> None:
+        self._worker.finish_weight_update()
+
+    def reset_prefix_cache(self) -> bool:
+        self._blocks.clear()
+        return True
+
+    def generate(self, prompt: list[int]) -> list[float]:
+        """Returns a number for each block, which depends on the weights and on the prompt up to its end."""
+        weight = float(self._worker.model.weights["weight"].sum())
+        numbers = []
+        for end in range(self.BLOCK, len(prompt) + self.BLOCK, self.BLOCK):
+            begin = tuple(prompt[:end])
+            made = self._blocks.get(begin, weight * sum(begin))
+            if len(begin) == end:
+                self._blocks[begin] = made
+            numbers.append(made)
+        return numbers
+
+
 def ray(monkeypatch: pytest.MonkeyPatch, node: str = "node") -> dict[str, Any]:
     """Installs Ray's tensor transports, and returns the registered ones."""
     registered: dict[str, Any] = {}

@@ -42,7 +42,7 @@ class Model(stand_ins.Model):
 model = Model(device)
 model.halt = False
 config = types.SimpleNamespace(backend="partywall")
-engine = factory.create_engine(config, types.SimpleNamespace(model_config=None), device, model)
+engine = factory.create_engine(config, stand_ins.vllm_config(), device, model)
 engine.init_transfer_engine(engine.parse_init_info({"socket": sys.argv[1]}))
 
 def update(name):

@@ -35,7 +35,7 @@ vllm.register()
 device = torch.device("cuda", 0)
 model = stand_ins.Model(device)
 config = types.SimpleNamespace(backend="partywall")
-engine = factory.create_engine(config, types.SimpleNamespace(model_config=None), device, model)
+engine = factory.create_engine(config, stand_ins.vllm_config(), device, model)
 engine.init_transfer_engine(engine.parse_init_info({"socket": sys.argv[1], "timeout": 0}))
 while name := told():
     engine.start_weight_update()

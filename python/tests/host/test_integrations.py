@@ -3,9 +3,11 @@
 import asyncio
 import importlib.metadata
 import json
+import re
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,8 +18,9 @@ from .. import stand_ins
 from ..conftest import WATCHDOG
 from ..stand_ins import Device, Model, tensor
 
+PAGE = Path(__file__).parents[3] / "docs/integrations.md"
 CONFIG = types.SimpleNamespace(backend="partywall")
-VLLM_CONFIG = types.SimpleNamespace(model_config="config")
+VLLM_CONFIG = stand_ins.vllm_config()
 
 
 @pytest.fixture(autouse=True)
@@ -141,6 +144,35 @@ def test_vllm_update_holds_its_version_until_it_is_finished(engine, domain):
     assert pw._native.flush(WATCHDOG)
     with pytest.raises(pw.VersionNotFound):
         domain.open("policy@1")
+
+
+@pytest.mark.skipif(not PAGE.is_file(), reason="the package alone, without the repository")
+def test_vllm_answers_by_the_new_weights_after_the_documented_update(monkeypatch, domain, caplog):
+    from partywall.integrations import vllm
+
+    factory = stand_ins.vllm(monkeypatch)
+    vllm.register()
+    worker = factory.create_engine(CONFIG, stand_ins.vllm_config(enable_prefix_caching=True), Device("cpu"), Model())
+    llm = stand_ins.LLM(worker)
+    programs = re.findall("```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    [update] = [program for program in programs if "llm.finish_weight_update()" in program]
+    without_reset = "\n".join(line for line in update.splitlines() if "reset_prefix_cache" not in line)
+
+    def updated(code: str, value: float) -> list[float]:
+        model = types.SimpleNamespace(named_parameters=lambda: {"weight": np.full(1, value)}.items())
+        request = types.SimpleNamespace
+        exec(code, {"d": domain, "llm": llm, "model": model, "WeightTransferUpdateRequest": request})
+        return llm.generate(prompt)
+
+    # Two whole blocks and a part of a third.
+    prompt = list(range(40))
+    sums = [sum(prompt[:end]) for end in (16, 32, 40)]
+    assert updated(update, 1.0) == sums
+    assert updated(update, 2.0) == [2 * number for number in sums]
+    assert updated(without_reset, 3.0) == [2 * sums[0], 2 * sums[1], 3 * sums[2]]
+    # The log says so once.
+    assert [record.message.count("reset_prefix_cache()") for record in caplog.records] == [1]
+    worker.shutdown()
 
 
 def test_vllm_update_without_its_name_leaves_the_model_alone(engine):

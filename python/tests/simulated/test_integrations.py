@@ -10,7 +10,7 @@ factory = stand_ins.vllm(patch)
 from partywall.integrations import sglang, vllm
 vllm.register()
 config = types.SimpleNamespace(backend="partywall")
-vllm_config = types.SimpleNamespace(model_config=None)
+vllm_config = stand_ins.vllm_config()
 model = stand_ins.Model(stand_ins.Device("cuda", 1))
 engine = factory.create_engine(config, vllm_config, model.device, model)
 engine.init_transfer_engine(engine.parse_init_info({"socket": sys.argv[1]}))

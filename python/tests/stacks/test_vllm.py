@@ -45,8 +45,8 @@ llm = LLM(
     weight_transfer_config=WeightTransferConfig(backend="partywall"),
 )
 def tokens():
-    sampling = SamplingParams(temperature=0, max_tokens=24, detokenize=False, ignore_eos=True)
-    [output] = llm.generate([{"prompt_token_ids": [3, 5, 7, 11]}], sampling, use_tqdm=False)
+    sampling = SamplingParams(temperature=0, max_tokens=20, detokenize=False, ignore_eos=True)
+    [output] = llm.generate([{"prompt_token_ids": list(range(3, 43))}], sampling, use_tqdm=False)
     say("TOKENS", json.dumps(list(output.outputs[0].token_ids)))
 def update(info):
     llm.start_weight_update()
@@ -56,6 +56,7 @@ def update(info):
         say("REFUSED", type(error).__name__, str(error).replace(chr(10), " "))
         return
     llm.finish_weight_update()
+    llm.reset_prefix_cache()
     say("UPDATED")
 tokens()
 for line in sys.stdin:

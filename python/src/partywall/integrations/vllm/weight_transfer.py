@@ -1,5 +1,6 @@
 """vLLM's weight-transfer backend `partywall`. Importing this module imports torch and vLLM."""
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +51,8 @@ class PartywallWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
 
     All tensors of an update come from one version, on which the worker holds a lease until the update is finished. A
     name that cannot be opened leaves the model as it was. The copy into the model is vLLM's: it is not atomic across
-    layers.
+    layers. The prefix cache belongs to vLLM's scheduler, which no weight-transfer engine reaches: the
+    caller that updates the weights resets it.
     """
 
     init_info_cls = PartywallInitInfo
@@ -62,6 +64,7 @@ class PartywallWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         self._domain: pw.Domain | None = None
         self._read: list[pw.Segment] = []
         self._reloading = False
+        self._caches_prefixes = bool(vllm_config.cache_config.enable_prefix_caching)
 
     def init_transfer_engine(self, init_info: PartywallInitInfo) -> None:
         """Connects to the domain."""
@@ -98,6 +101,12 @@ class PartywallWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
 
         if self._reloading:
             finalize_layerwise_reload(self.model, self.model_config)
+            if self._caches_prefixes:
+                self._caches_prefixes = False
+                _log.warning(
+                    "the prefix cache has blocks that the old weights made, which vLLM serves with the new ones: call "
+                    "reset_prefix_cache() after each finish_weight_update()"
+                )
         self._release()
 
     def shutdown(self) -> None:
@@ -123,3 +132,6 @@ class PartywallWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         for segment in self._read:
             segment.close()
         self._read.clear()
+
+
+_log = logging.getLogger(__name__)
