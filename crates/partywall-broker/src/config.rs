@@ -120,8 +120,10 @@ pub struct Limits {
     pub message: usize,
     /// Waiting requests of one member. 1,024 by default.
     pub waits: u64,
-    /// Leases of one member. 65,536 by default.
+    /// Leases of all members together. 262,144 by default: a restarted broker restores them in a fraction of a second.
     pub leases: u64,
+    /// Leases of one member. 65,536 by default.
+    pub member_leases: u64,
     /// Timelines. 65,536 by default. At most twice as many cells are created.
     pub timelines: u64,
     /// Semaphores. 4,096 by default.
@@ -144,6 +146,8 @@ pub struct UserLimits {
     pub fds: Option<u64>,
     /// Members, including those in quarantine.
     pub clients: Option<u64>,
+    /// Leases of its members on versions, timelines and semaphores.
+    pub leases: Option<u64>,
     /// Seats: connections at a time that are not members, for `ps`, `ls` and the like. Does not limit the broker's own
     /// user.
     pub operators: Option<u64>,
@@ -159,7 +163,8 @@ impl Default for Limits {
             clients: None,
             message: MAX_MESSAGE,
             waits: 1024,
-            leases: 1 << 16,
+            leases: 1 << 18,
+            member_leases: 1 << 16,
             timelines: 1 << 16,
             semaphores: 4096,
             per_uid: UserLimits::default(),
@@ -199,13 +204,15 @@ impl Limits {
     /// Refuses a limit that would refuse everything, and a share that is more than the whole. Such a number is a
     /// mistake, and the broker would otherwise start and fail its first member.
     fn check(&self, fds: u64, clients: u64) -> Result<(), StartError> {
-        let UserLimits { bytes, pinned, names, fds: fds_of_user, clients: clients_of_user, operators } = self.per_uid;
+        let UserLimits { bytes, pinned, names, fds: fds_of_user, clients: clients_of_user, leases, operators } =
+            self.per_uid;
         let message = self.message as u64;
         let all = [
             ("--max-bytes", Some(self.bytes), 1, u64::MAX),
             ("--max-pinned-bytes", self.pinned, 1, self.bytes),
             ("--max-names", Some(self.names), 1, u64::MAX),
             ("--max-fds", Some(fds), 1, u64::MAX),
+            ("--max-leases", Some(self.leases), 1, u64::MAX),
             ("--max-timelines", Some(self.timelines), 1, u64::MAX),
             ("--max-semaphores", Some(self.semaphores), 1, u64::MAX),
             ("--max-message", Some(message), MIN_MESSAGE as u64, u64::from(u32::MAX)),
@@ -214,6 +221,7 @@ impl Limits {
             ("--max-names-per-uid", names, 1, self.names),
             ("--max-fds-per-uid", fds_of_user, 1, fds),
             ("--max-clients-per-uid", clients_of_user, 1, clients),
+            ("--max-leases-per-uid", leases, 1, self.leases),
             ("--max-seats-per-uid", operators, 1, OPERATORS_OF_GUESTS),
         ];
         for (option, value, least, most) in all {
@@ -248,7 +256,7 @@ pub(crate) struct Resolved {
 impl Resolved {
     /// Returns the limits on one user: the broker's own, or another.
     pub(crate) fn quota(&self, is_own: bool) -> Quota {
-        let UserLimits { bytes, pinned, names, fds, clients, .. } = self.given.per_uid;
+        let UserLimits { bytes, pinned, names, fds, clients, leases, .. } = self.given.per_uid;
         let share = |given: Option<u64>, of_all: u64| match given {
             Some(given) => given,
             None if is_own => u64::MAX,
@@ -260,6 +268,7 @@ impl Resolved {
             fds: share(fds, self.fds),
             bytes: share(bytes, self.given.bytes),
             pinned: share(pinned, self.given.pinned()),
+            leases: share(leases, self.given.leases),
         }
     }
 
@@ -346,11 +355,22 @@ mod tests {
 
     #[test]
     fn other_users_have_a_quarter_unless_more_or_less_is_given() {
-        let limits = Limits { names: 40, bytes: 400, fds: Some(100), clients: Some(12), ..Limits::default() };
+        let limits =
+            Limits { names: 40, bytes: 400, fds: Some(100), clients: Some(12), leases: 200, ..Limits::default() };
         let resolved = limits.resolve(1024).unwrap();
-        let own = Quota { members: u64::MAX, names: u64::MAX, fds: u64::MAX, bytes: u64::MAX, pinned: u64::MAX };
+        let own = Quota {
+            members: u64::MAX,
+            names: u64::MAX,
+            fds: u64::MAX,
+            bytes: u64::MAX,
+            pinned: u64::MAX,
+            leases: u64::MAX,
+        };
         assert_eq!(resolved.quota(true), own);
-        assert_eq!(resolved.quota(false), Quota { members: 3, names: 10, fds: 25, bytes: 100, pinned: 100 });
+        assert_eq!(
+            resolved.quota(false),
+            Quota { members: 3, names: 10, fds: 25, bytes: 100, pinned: 100, leases: 50 }
+        );
         assert_eq!((resolved.operators(true), resolved.operators(false)), (16, 4));
         let per_uid = UserLimits { names: Some(5), operators: Some(1), ..UserLimits::default() };
         let resolved = Limits { per_uid, ..limits }.resolve(1024).unwrap();
@@ -367,18 +387,20 @@ mod tests {
     #[test]
     fn limits_of_nothing_and_shares_beyond_the_whole_are_refused() {
         type Change = fn(&mut Limits);
-        let limits = Limits { names: 40, bytes: 400, fds: Some(100), clients: Some(12), ..Limits::default() };
+        let limits =
+            Limits { names: 40, bytes: 400, fds: Some(100), clients: Some(12), leases: 200, ..Limits::default() };
         let per_uid = UserLimits {
             bytes: Some(400),
             pinned: Some(300),
             names: Some(40),
             fds: Some(100),
             clients: Some(12),
+            leases: Some(200),
             operators: Some(OPERATORS_OF_GUESTS),
         };
         let limits = Limits { message: MIN_MESSAGE, pinned: Some(300), per_uid, ..limits };
         limits.resolve(1024).unwrap();
-        let wrong: [(&str, Change); 23] = [
+        let wrong: [(&str, Change); 26] = [
             ("--max-bytes", |limits| limits.bytes = 0),
             ("--max-pinned-bytes", |limits| limits.pinned = Some(0)),
             ("--max-pinned-bytes", |limits| limits.pinned = Some(401)),
@@ -386,6 +408,7 @@ mod tests {
             ("--max-fds", |limits| limits.fds = Some(0)),
             ("--max-clients", |limits| limits.clients = Some(0)),
             ("--max-clients", |limits| limits.clients = Some(1 << 16)),
+            ("--max-leases", |limits| limits.leases = 0),
             ("--max-timelines", |limits| limits.timelines = 0),
             ("--max-semaphores", |limits| limits.semaphores = 0),
             ("--max-message", |limits| limits.message = MIN_MESSAGE - 1),
@@ -400,6 +423,8 @@ mod tests {
             ("--max-fds-per-uid", |limits| limits.per_uid.fds = Some(101)),
             ("--max-clients-per-uid", |limits| limits.per_uid.clients = Some(0)),
             ("--max-clients-per-uid", |limits| limits.per_uid.clients = Some(13)),
+            ("--max-leases-per-uid", |limits| limits.per_uid.leases = Some(0)),
+            ("--max-leases-per-uid", |limits| limits.per_uid.leases = Some(201)),
             ("--max-seats-per-uid", |limits| limits.per_uid.operators = Some(0)),
             ("--max-seats-per-uid", |limits| limits.per_uid.operators = Some(OPERATORS_OF_GUESTS + 1)),
         ];

@@ -220,6 +220,7 @@ pub(crate) fn limit(limit: Limit) -> &'static str {
         Limit::Message => "message",
         Limit::Waits => "waits",
         Limit::Leases => "leases",
+        Limit::LeasesOfMember => "leases_per_member",
         Limit::Timelines => "timelines",
         Limit::Semaphores => "semaphores",
         _ => "unknown",

@@ -424,7 +424,7 @@ pub enum Limit {
     Message,
     /// Waiting requests of one member.
     Waits,
-    /// Leases of one member.
+    /// Leases of all members together.
     Leases,
     /// Chunks of one version.
     Chunks,
@@ -436,4 +436,6 @@ pub enum Limit {
     Semaphores,
     /// Segments attached to one queue.
     Attachments,
+    /// Leases of one member.
+    LeasesOfMember,
 }

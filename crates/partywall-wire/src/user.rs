@@ -65,10 +65,12 @@ pub struct UserInfo {
     pub fds: u64,
     /// Bytes of its versions and control memory.
     pub bytes: u64,
+    /// Leases of its members on versions, timelines and semaphores.
+    pub leases: u64,
     /// Bytes of its pinned memory on each NUMA node, the largest first.
     pub pinned: Vec<(u32, u64)>,
     /// Its seats in use, without that of the connection that asked.
     pub seats: u64,
-    /// Its limits on members, names, descriptors, bytes, and bytes of pinned memory on each NUMA node.
-    pub limits: [u64; 5],
+    /// Its limits on members, names, descriptors, bytes, leases, and bytes of pinned memory on each NUMA node.
+    pub limits: [u64; 6],
 }

@@ -71,6 +71,8 @@ impl Registry {
         if let Some(record) = self.members.get_mut(&member) {
             record.object_leases.insert(id);
         }
+        let uid = self.uid_of(member);
+        self.user_mut(uid).leases += 1;
         self.object_leases.insert(id, ObjectLease { member, origin, object });
         id
     }
@@ -94,6 +96,8 @@ impl Registry {
         if let Some(record) = self.members.get_mut(&member) {
             record.object_leases.remove(&lease);
         }
+        let uid = self.uid_of(member);
+        self.user_mut(uid).leases -= 1;
         match object {
             LeasedObject::Timeline { name, cells } => {
                 self.drop_timeline_lease(member, lease, &name, cells, out);

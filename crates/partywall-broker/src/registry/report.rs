@@ -229,7 +229,7 @@ impl Registry {
             versions: self.totals.versions,
             timelines: self.timelines.len() as u64,
             semaphores: self.semaphores.len() as u64,
-            leases: (self.version_leases.len() + self.object_leases.len()) as u64,
+            leases: self.all_leases(),
             unproven,
             unproven_bytes,
             deaths: self.deaths,
@@ -250,7 +250,7 @@ impl Registry {
             *counted.entry(member.identity.uid).or_default() += 1;
         }
         let users = self.users.iter().filter(|(uid, _)| self.acts_for(asker, **uid)).map(|(uid, user)| {
-            let Quota { members: most, names, fds, bytes, pinned } = self.quota_of(*uid);
+            let Quota { members: most, names, fds, bytes, pinned, leases } = self.quota_of(*uid);
             let on_node = |(place, held): (&Place, &u64)| match place {
                 Place::Pinned(node) => Some((*node, *held)),
                 Place::Host | Place::Gpu(_) => None,
@@ -264,9 +264,10 @@ impl Registry {
                 names: user.names(),
                 fds: user.totals.fds,
                 bytes: user.totals.bytes(),
+                leases: user.leases,
                 pinned: nodes,
                 seats: seats.get(uid).copied().unwrap_or(0),
-                limits: [most, names, fds, bytes, pinned],
+                limits: [most, names, fds, bytes, leases, pinned],
             }
         });
         users.take(USERS).collect()

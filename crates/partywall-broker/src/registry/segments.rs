@@ -363,6 +363,8 @@ impl Registry {
             record.version_leases.insert(id);
             record.bytes = record.bytes.saturating_add(bytes);
         }
+        let uid = self.uid_of(member);
+        self.user_mut(uid).leases += 1;
         self.version_leases
             .insert(id, VersionLease { member, name: name.clone(), version, origin, awaited_by: Vec::new() });
         id
@@ -396,6 +398,8 @@ impl Registry {
             record.version_leases.remove(&id);
             record.bytes = record.bytes.saturating_sub(bytes);
         }
+        let uid = self.uid_of(lease.member);
+        self.user_mut(uid).leases -= 1;
         if owned {
             self.notify_last_length(&lease.name, lease.version, out);
         }
@@ -508,9 +512,18 @@ impl Registry {
         self.version_leases.get(&lease).filter(|held| held.member == member).ok_or(STALE_LEASE)
     }
 
+    /// Refuses another lease of a member.
     pub(super) fn check_leases(&self, member: MemberId) -> Result<(), Refused> {
         let held = self.members.get(&member).map_or(0, Member::all_leases);
-        limit(Limit::Leases, self.bounds.leases, held + 1)
+        limit(Limit::LeasesOfMember, self.bounds.member_leases, held + 1)?;
+        limit(Limit::Leases, self.bounds.leases, self.all_leases() + 1)?;
+        let uid = self.uid_of(member);
+        self.check_quota(uid, Limit::Leases, self.users.get(&uid).map_or(0, |user| user.leases), 1)
+    }
+
+    /// Returns the number of leases of all members.
+    pub(super) fn all_leases(&self) -> u64 {
+        (self.version_leases.len() + self.object_leases.len()) as u64
     }
 }
 

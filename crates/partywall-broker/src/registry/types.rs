@@ -237,6 +237,8 @@ pub(crate) struct Quota {
     pub(crate) bytes: u64,
     /// Bytes of pinned memory on each NUMA node.
     pub(crate) pinned: u64,
+    /// Leases of its members.
+    pub(crate) leases: u64,
 }
 
 /// The limits that the registry enforces.
@@ -264,8 +266,10 @@ pub(crate) struct Bounds {
     pub(crate) waits: u64,
     /// Bytes of events that are kept for watchers.
     pub(crate) log: u64,
-    /// Leases of one member.
+    /// Leases of all members together.
     pub(crate) leases: u64,
+    /// Leases of one member.
+    pub(crate) member_leases: u64,
     /// Chunks of one version.
     pub(crate) chunks: u64,
     /// Growths of one version.

@@ -28,6 +28,8 @@ pub(super) struct User {
     pub(super) objects: u64,
     /// Its claims, each of which may become a name.
     pub(super) claims: u64,
+    /// Leases of its members, those in quarantine among them.
+    pub(super) leases: u64,
     /// True if its members run on the simulated driver, or the last one did if it has none now.
     pub(super) simulated: bool,
 }
@@ -175,6 +177,7 @@ impl Registry {
             Limit::Fds => quota.fds,
             Limit::Bytes => quota.bytes,
             Limit::Pinned(_) => quota.pinned,
+            Limit::Leases => quota.leases,
             _ => quota.members,
         };
         if needed > allowed { Err(Refused::Quota { uid, limit, allowed, held, needed }) } else { Ok(()) }

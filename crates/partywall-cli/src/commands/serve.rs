@@ -117,6 +117,9 @@ struct Settings {
     /// Most members, not counting unproven ones [default: 4096, or a sixteenth of `ulimit -Hn`]
     #[arg(long, value_name = "N", value_parser = parse_members)]
     max_clients: Option<u64>,
+    /// Most leases of all members on versions, timelines and semaphores [default: 262144]
+    #[arg(long, value_name = "N", value_parser = parse_number::<u64>)]
+    max_leases: Option<u64>,
     /// Most timelines [default: 65536]
     #[arg(long, value_name = "N", value_parser = parse_number::<u64>)]
     max_timelines: Option<u64>,
@@ -139,6 +142,9 @@ struct Settings {
     /// Most members of each user, unproven ones among them [default: likewise, of --max-clients]
     #[arg(long, value_name = "N", value_parser = parse_members)]
     max_clients_per_uid: Option<u64>,
+    /// Most leases of each user's members [default: likewise, of --max-leases]
+    #[arg(long, value_name = "N", value_parser = parse_number::<u64>)]
+    max_leases_per_uid: Option<u64>,
     /// Most connections at a time of each user but the broker's that are no members, for `ps`, `ls` and the like
     /// [default: 4 of 16]
     #[arg(long, value_name = "N", value_parser = parse_number::<u64>)]
@@ -400,6 +406,7 @@ fn config(arguments: &Arguments, location: &Location, log: Option<PathBuf>) -> C
             names: settings.max_names.unwrap_or(defaults.names),
             fds: settings.max_fds,
             clients: settings.max_clients,
+            leases: settings.max_leases.unwrap_or(defaults.leases),
             timelines: settings.max_timelines.unwrap_or(defaults.timelines),
             semaphores: settings.max_semaphores.unwrap_or(defaults.semaphores),
             message: settings.max_message.map_or(defaults.message, |n| usize::try_from(n).unwrap_or(usize::MAX)),
@@ -409,6 +416,7 @@ fn config(arguments: &Arguments, location: &Location, log: Option<PathBuf>) -> C
                 names: settings.max_names_per_uid,
                 fds: settings.max_fds_per_uid,
                 clients: settings.max_clients_per_uid,
+                leases: settings.max_leases_per_uid,
                 operators: settings.max_seats_per_uid,
             },
             ..defaults

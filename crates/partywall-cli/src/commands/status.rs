@@ -87,18 +87,18 @@ fn seats(status: &StatusInfo, uid: u32) -> u64 {
 }
 
 fn user(status: &StatusInfo, user: &UserInfo) -> Value {
-    let UserInfo { uid, members, names, fds, bytes, pinned, seats: taken, limits } = user;
-    let [most_members, most_names, most_fds, most_bytes, most_pinned] = limits;
+    let UserInfo { uid, members, names, fds, bytes, leases, pinned, seats: taken, limits } = user;
+    let [most_members, most_names, most_fds, most_bytes, most_leases, most_pinned] = limits;
     // The broker's own user has no limits beside those of the domain.
     let limit = |most: &u64| if *most == u64::MAX { Value::Null } else { json!(most) };
     let pinned =
         pinned.iter().map(|(node, bytes)| json!({ "place": describe::place(Place::Pinned(*node)), "bytes": bytes }));
     json!({
-        "uid": uid, "members": members, "names": names, "fds": fds, "bytes": bytes, "seats": taken,
+        "uid": uid, "members": members, "names": names, "fds": fds, "bytes": bytes, "leases": leases, "seats": taken,
         "pinned": pinned.collect::<Vec<_>>(),
         "limits": {
             "members": limit(most_members), "names": limit(most_names), "fds": limit(most_fds), "bytes": limit(most_bytes),
-            "pinned_bytes": limit(most_pinned), "seats": seats(status, *uid),
+            "leases": limit(most_leases), "pinned_bytes": limit(most_pinned), "seats": seats(status, *uid),
         },
     })
 }
@@ -109,7 +109,7 @@ fn users(output: Output, status: &StatusInfo) {
         return;
     }
     for user in &status.users {
-        let [most_members, most_names, most_fds, most_bytes, most_pinned] = user.limits;
+        let [most_members, most_names, most_fds, most_bytes, most_leases, most_pinned] = user.limits;
         let of = |held: String, most: u64, limit: String| match most {
             u64::MAX => held,
             _ => format!("{held} of {limit}"),
@@ -119,6 +119,7 @@ fn users(output: Output, status: &StatusInfo) {
             of(count(user.names, "name"), most_names, most_names.to_string()),
             of(count(user.fds, "file descriptor"), most_fds, most_fds.to_string()),
             of(bytes(user.bytes), most_bytes, bytes(most_bytes)),
+            of(count(user.leases, "lease"), most_leases, most_leases.to_string()),
             format!("{} of {}", count(user.seats, "seat"), seats(status, user.uid)),
         ];
         let on_node = |(node, held): &(u32, u64)| {

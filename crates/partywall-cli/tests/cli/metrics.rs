@@ -167,6 +167,7 @@ fn dashboard_and_page_name_metrics_that_are_there() {
     let others = BTreeSet::from([
         "partywall_heartbeat_age_seconds",
         "partywall_timeline_idle_seconds",
+        "partywall_user_leases_limit",
         "partywall_user_pinned_bytes",
         "partywall_user_pinned_limit",
     ]);

@@ -234,7 +234,10 @@ fn directories_of_the_environment_are_absolute_paths_or_unset() {
         [("", "", "/tmp"), ("", "relative", "/tmp"), ("", place, place), ("relative", place, place)]
     {
         let refused = status(runtime, temporary);
-        assert!(refused.contains(&format!(" at {directory}/{own}/nobody.sock: ")), "{runtime:?} {temporary:?} {refused}");
+        assert!(
+            refused.contains(&format!(" at {directory}/{own}/nobody.sock: ")),
+            "{runtime:?} {temporary:?} {refused}"
+        );
     }
     assert!(status(place, "").contains(&format!(" at {place}/partywall/nobody.sock: ")));
 }
@@ -413,13 +416,19 @@ fn needs_python_member_held_by_a_forked_child_is_shown_so() {
 fn limits_are_set_and_each_is_refused_by_name() {
     let sandbox = Sandbox::new();
     let flags = ["--max-bytes", "1MiB", "--max-names", "2", "--max-fds", "3", "--max-clients", "2"];
-    let flags = [&flags[..], &["--max-timelines", "5", "--max-semaphores", "6"]].concat();
+    let flags = [&flags[..], &["--max-timelines", "5", "--max-semaphores", "6", "--max-leases", "7"]].concat();
     let mut serve = sandbox.spawn([&["serve"], &flags[..]].concat());
     serve.line();
     let limits = sandbox.json(["status"])["limits"].clone();
-    for (key, value) in
-        [("bytes", 1 << 20), ("names", 2), ("fds", 3), ("clients", 2), ("timelines", 5), ("semaphores", 6)]
-    {
+    for (key, value) in [
+        ("bytes", 1 << 20),
+        ("names", 2),
+        ("fds", 3),
+        ("clients", 2),
+        ("timelines", 5),
+        ("semaphores", 6),
+        ("leases", 7),
+    ] {
         assert_eq!(limits[key], value, "{key}");
     }
     sandbox.file("small", [0; 10]);

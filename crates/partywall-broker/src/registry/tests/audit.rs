@@ -136,6 +136,11 @@ pub(super) fn audit(
     for claim in registry.claims.values() {
         users.entry(registry.uid_of(claim.member)).or_default().claims += 1;
     }
+    for (id, member) in &registry.members {
+        if member.all_leases() > 0 {
+            users.entry(registry.uid_of(*id)).or_default().leases += member.all_leases();
+        }
+    }
     assert_eq!(registry.totals, totals);
     for (uid, user) in &registry.users {
         let counted = users.remove(uid).unwrap_or_default();

@@ -50,7 +50,8 @@ pub(crate) fn fuzz(input: &[u8]) {
     }
 }
 
-const NO_QUOTA: Quota = Quota { members: u64::MAX, names: u64::MAX, fds: u64::MAX, bytes: u64::MAX, pinned: u64::MAX };
+const NO_QUOTA: Quota =
+    Quota { members: u64::MAX, names: u64::MAX, fds: u64::MAX, bytes: u64::MAX, pinned: u64::MAX, leases: u64::MAX };
 
 /// A user that is not the broker's.
 const GUEST: u32 = 7;
@@ -67,6 +68,7 @@ const UNBOUNDED: Bounds = Bounds {
     fds: 1 << 20,
     waits: 1 << 20,
     leases: 1 << 20,
+    member_leases: 1 << 20,
     chunks: 1 << 20,
     growths: 1 << 20,
     timelines: 1 << 20,

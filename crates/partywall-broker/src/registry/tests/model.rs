@@ -282,14 +282,25 @@ impl Model {
 
     pub(super) fn within(&self, uid: u32, limit: Limit, held: u64, more: u64) -> Result<(), Refused> {
         let needed = held + more;
-        let Quota { names, fds, bytes, pinned, .. } = self.quota(uid);
+        let Quota { names, fds, bytes, pinned, leases, .. } = self.quota(uid);
         let allowed = match limit {
             Limit::Names => names,
             Limit::Fds => fds,
             Limit::Pinned(_) => pinned,
+            Limit::Leases => leases,
             _ => bytes,
         };
         if needed > allowed { Err(Refused::Quota { uid, limit, allowed, held, needed }) } else { Ok(()) }
+    }
+
+    /// Refuses another lease of a member.
+    pub(super) fn one_more_lease(&self, member: MemberId) -> Result<(), Refused> {
+        over(Limit::LeasesOfMember, self.bounds.member_leases, self.leases_of(member) + 1)?;
+        let holders = self.version_leases.iter().map(|held| held.member);
+        let holders: Vec<_> = holders.chain(self.objects.leases.iter().map(|held| held.member)).collect();
+        over(Limit::Leases, self.bounds.leases, holders.len() as u64 + 1)?;
+        let of_user = holders.iter().filter(|holder| uid(**holder) == uid(member)).count() as u64;
+        self.within(uid(member), Limit::Leases, of_user, 1)
     }
 
     /// Refuses another name of a user.

@@ -112,7 +112,7 @@ impl Model {
         slab: &mut Option<ControlMemory>,
         effects: &mut ModelEffects,
     ) -> Result<(), Refused> {
-        over(Limit::Leases, self.bounds.leases, self.leases_of(member) + 1)?;
+        self.one_more_lease(member)?;
         let timeline = self.objects.timelines.iter().find(|timeline| timeline.name == open.name);
         let owner = timeline.map_or(uid(member), |timeline| timeline.uid);
         let shared = timeline.map_or(open.shared, |timeline| timeline.shared);
@@ -319,7 +319,7 @@ impl Model {
         open: &OpenSemaphore,
         created: &mut Option<ControlMemory>,
     ) -> Result<(), Refused> {
-        over(Limit::Leases, self.bounds.leases, self.leases_of(member) + 1)?;
+        self.one_more_lease(member)?;
         let OpenSemaphore { name, maximum, shared, .. } = open;
         let found = self.objects.semaphores.iter().find(|semaphore| semaphore.name == *name);
         if let Some(semaphore) = found.filter(|semaphore| !semaphore.shared) {

@@ -52,7 +52,7 @@ impl Model {
         let fds = memory.fds().len() as u64;
         over(Limit::Fds, self.bounds.fds, self.fds() + fds)?;
         self.more_memory(uid, fds, 0)?;
-        over(Limit::Leases, self.bounds.leases, self.leases_of(member) + 1)?;
+        self.one_more_lease(member)?;
         let memory = Arc::clone(memory);
 
         self.ends.retain(|(ended, _)| ended != name);
@@ -274,7 +274,7 @@ impl Model {
         if access == Access::Write && !version.memory.mutable {
             return Err(Refused::ReadOnly { name: name.clone(), version: number });
         }
-        over(Limit::Leases, self.bounds.leases, self.leases_of(member) + 1)?;
+        self.one_more_lease(member)?;
         let lease = self.lease_version(member, name, number, request);
         Ok(self.opened(lease))
     }

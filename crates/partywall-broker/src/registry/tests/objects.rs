@@ -363,7 +363,7 @@ fn semaphore_memory_is_freed_with_its_last_lease() {
 
 #[test]
 fn timelines_and_semaphores_are_bounded() {
-    let mut w = Watched::new(Bounds { timelines: 1, semaphores: 1, fds: 2, leases: 3, bytes: 8, ..UNBOUNDED });
+    let mut w = Watched::new(Bounds { timelines: 1, semaphores: 1, fds: 2, member_leases: 3, bytes: 8, ..UNBOUNDED });
     let a = MemberId(1);
     w.join(a);
     let over = |limit, allowed, needed| Err(Refused::Limit { limit, allowed, needed });
@@ -377,7 +377,7 @@ fn timelines_and_semaphores_are_bounded() {
     assert_eq!(w.open_timeline(a, "y", false), over(Limit::Timelines, 1, 2));
     w.semaphore(a, "s", 1);
     w.timeline(a, "x", false);
-    assert_eq!(w.open_timeline(a, "x", false), over(Limit::Leases, 3, 4));
+    assert_eq!(w.open_timeline(a, "x", false), over(Limit::LeasesOfMember, 3, 4));
 
     let mut w = Watched::new(Bounds { fds: 1, ..UNBOUNDED });
     w.join(a);

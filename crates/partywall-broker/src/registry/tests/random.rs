@@ -247,7 +247,7 @@ impl Run {
         let bounds = Bounds {
             user: 0,
             own: Quota { names: 3, ..NO_QUOTA },
-            guests: Quota { members: 2, names: 3, fds: 8, bytes: 35, pinned: 15 },
+            guests: Quota { members: 2, names: 3, fds: 8, bytes: 35, pinned: 15, leases: 9 },
             members: 4,
             rows: 6,
             bytes: 60,
@@ -255,7 +255,8 @@ impl Run {
             names: 2,
             fds: 16,
             waits: 3,
-            leases: 6,
+            leases: 14,
+            member_leases: 6,
             chunks: 5,
             growths: 3,
             timelines: 2,

@@ -312,6 +312,44 @@ fn withdrawal_does_not_evict_readers_of_other_users() {
 }
 
 #[test]
+fn each_user_has_a_share_of_leases_that_holds_after_a_restart() {
+    let guests = Quota { leases: 3, ..NO_QUOTA };
+    let (mut w, [a, _], [b, c]) = two_users_within(Bounds { guests, ..UNBOUNDED });
+    let full = Refused::Quota { uid: GUEST, limit: Limit::Leases, allowed: 3, held: 3, needed: 4 };
+    commit_as(&mut w, a, "x", true).unwrap();
+    w.opened(b, "x");
+    timeline_as(&mut w, c, "t", true, false).unwrap();
+    semaphore_as(&mut w, c, "s", false).unwrap();
+    for refused in [
+        w.open(b, "x", None, false),
+        commit_as(&mut w, b, "y", false),
+        timeline_as(&mut w, b, "u", true, false),
+        semaphore_as(&mut w, c, "v", false),
+    ] {
+        assert_eq!(refused, Err(full.clone()));
+    }
+    w.restart();
+    assert_eq!(w.open(c, "x", None, false), Err(full.clone()));
+    w.opened(a, "x");
+    let Answer::Status(counts) = w.ask(b, Call::Status).1.unwrap() else { panic!() };
+    let [user] = &counts.users[..] else { panic!("{counts:?}") };
+    assert_eq!((user.uid, user.leases, user.limits[4]), (GUEST, 3, 3));
+
+    // A request that waits is granted a lease later, and refused then.
+    assert_eq!(w.open(b, "later", None, true), Ok(Answer::Pending));
+    let commit = Commit { shared: true, ..w.commit_call("later", false, true) };
+    let (_, _, effects) = w.ask(a, Call::Commit(commit));
+    let refused = |effect: &Effect| matches!(effect, Effect::Notify { outcome: Err(refused), .. } if *refused == full);
+    assert!(effects.iter().any(refused), "{effects:?}");
+
+    let leases: Vec<_> = w.registry.members[&b].version_leases.iter().copied().collect();
+    for lease in leases {
+        w.release(b, lease);
+    }
+    w.opened(c, "x");
+}
+
+#[test]
 fn each_user_has_quotas_that_hold_after_a_restart() {
     let guests = Quota { members: 2, names: 2, fds: 3, bytes: 35, ..NO_QUOTA };
     let (mut w, [a, _], [b, c]) = two_users_within(Bounds { guests, ..UNBOUNDED });

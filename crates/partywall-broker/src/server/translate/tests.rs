@@ -41,7 +41,14 @@ fn about() -> About {
 #[test]
 fn every_answer_fits_the_smallest_message() {
     let many = 1 << 30;
-    let quota = Quota { members: u64::MAX, names: u64::MAX, fds: u64::MAX, bytes: u64::MAX, pinned: u64::MAX };
+    let quota = Quota {
+        members: u64::MAX,
+        names: u64::MAX,
+        fds: u64::MAX,
+        bytes: u64::MAX,
+        pinned: u64::MAX,
+        leases: u64::MAX,
+    };
     let bounds = Bounds {
         user: u32::MAX,
         own: quota,
@@ -54,6 +61,7 @@ fn every_answer_fits_the_smallest_message() {
         fds: many,
         waits: many,
         leases: many,
+        member_leases: many,
         chunks: many,
         growths: many,
         timelines: many,

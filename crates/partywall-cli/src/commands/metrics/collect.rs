@@ -65,15 +65,20 @@ fn broker(status: &StatusInfo) -> Vec<Family> {
     let mut of_users = Family::gauge("user_pinned_bytes", "Bytes of a user's pinned memory on a NUMA node");
     let mut shares =
         Family::gauge("user_pinned_limit", "A user's share of the bytes of pinned memory on each NUMA node");
+    let mut leases = Family::gauge("user_leases", "Leases of a user's members");
+    let mut lease_shares = Family::gauge("user_leases_limit", "A user's share of the leases");
     for user in &status.users {
+        leases.push([label("uid", user.uid)], user.leases);
         for (node, bytes) in &user.pinned {
             let place = describe::place(Place::Pinned(*node));
             of_users.push([label("uid", user.uid), label("place", place)], *bytes);
         }
-        let [.., share] = user.limits;
+        let [.., of_leases, of_pinned] = user.limits;
         // The broker's own user has none unless one was set.
-        if share != u64::MAX {
-            shares.push([label("uid", user.uid)], share);
+        for (family, share) in [(&mut shares, of_pinned), (&mut lease_shares, of_leases)] {
+            if share != u64::MAX {
+                family.push([label("uid", user.uid)], share);
+            }
         }
     }
     let mut deaths =
@@ -89,6 +94,8 @@ fn broker(status: &StatusInfo) -> Vec<Family> {
         limits,
         of_users,
         shares,
+        leases,
+        lease_shares,
         Family::gauge("fds", "File descriptors that the broker holds for memory").of(status.fds),
         Family::gauge("leases", "Leases on versions, timelines and semaphores").of(status.leases),
         Family::gauge("quarantine_members", "Dead members whose work on GPUs may go on").of(status.unproven),

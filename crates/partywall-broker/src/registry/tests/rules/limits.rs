@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn exceeded_limits_are_named_and_change_nothing() {
-    let bounds = Bounds { bytes: 25, names: 2, fds: 4, waits: 1, leases: 5, ..UNBOUNDED };
+    let bounds = Bounds { bytes: 25, names: 2, fds: 4, waits: 1, leases: 6, member_leases: 5, ..UNBOUNDED };
     let mut w = Watched::new(bounds);
     let a = MemberId(1);
     w.join(a);
@@ -24,7 +24,11 @@ fn exceeded_limits_are_named_and_change_nothing() {
     assert_eq!(w.open(a, "r", None, true), over(Limit::Waits, 1, 2));
     w.opened(a, "a");
     w.opened(a, "a");
-    assert_eq!(w.open(a, "a", None, false), over(Limit::Leases, 5, 6));
+    assert_eq!(w.open(a, "a", None, false), over(Limit::LeasesOfMember, 5, 6));
+    let b = MemberId(2);
+    w.join(b);
+    w.opened(b, "a");
+    assert_eq!(w.open(b, "a", None, false), over(Limit::Leases, 6, 7));
     assert_eq!(w.registry.totals.names, 2);
 }
 
@@ -54,7 +58,7 @@ fn pinned_memory_is_limited_on_each_node() {
     assert_eq!(asks(&mut w, a, 5), over(26));
     assert_eq!([asks(&mut w, a, 4), asks(&mut w, a, 4)], [const { Ok(Answer::Done) }; 2]);
     let Ok(Answer::Status(counts)) = w.ask(b, Call::Status).1 else { panic!("a status") };
-    let users = counts.users.iter().map(|user| (user.uid, user.pinned.clone(), user.limits[4])).collect::<Vec<_>>();
+    let users = counts.users.iter().map(|user| (user.uid, user.pinned.clone(), user.limits[5])).collect::<Vec<_>>();
     assert_eq!(users, [(GUEST, vec![(1, 6)], 6)]);
     let grow = |w: &mut Watched, bytes| {
         let growth = Growth { kind: Kind::Pinned, ..w.growth(lease, 0, &[bytes]) };
