@@ -1,4 +1,4 @@
-"""Builds the wheel: the `partywall` program first, so that maturin can pack it, then maturin.
+"""Builds the wheel: the `partywall` program first, so that maturin can pack it as a script, then maturin.
 
 `PARTYWALL_PROFILE` names the cargo profile of both; the default is `release`. `PARTYWALL_PROGRAM` names a program to
 pack in place of building one, because a build of it alone would choose other features of its dependencies than the
@@ -14,12 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import maturin
-from maturin import get_requires_for_build_wheel, prepare_metadata_for_build_wheel
+from maturin import get_requires_for_build_wheel
 
 __all__ = ["build_wheel", "build_sdist", "get_requires_for_build_wheel", "prepare_metadata_for_build_wheel"]
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAM = ROOT / "python/src/partywall/_bin/partywall"
+PROGRAM = ROOT / "python/data/scripts/partywall"
+
+
+def prepare_metadata_for_build_wheel(metadata_directory: str, config_settings: Any = None) -> str:
+    # maturin refuses a folder of data that is missing, although it does not read it here.
+    PROGRAM.parent.mkdir(parents=True, exist_ok=True)
+    return str(maturin.prepare_metadata_for_build_wheel(metadata_directory, config_settings))
 
 
 def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:
@@ -28,7 +34,7 @@ def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_dire
         raise RuntimeError("free-threaded builds of Python are not supported: use the ordinary build of this version")
     profile = os.environ.get("PARTYWALL_PROFILE", "release")
     program = os.environ.get("PARTYWALL_PROGRAM") or _build_program(profile)
-    PROGRAM.parent.mkdir(exist_ok=True)
+    PROGRAM.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy2(program, PROGRAM)
     os.environ["MATURIN_PEP517_ARGS"] = f"--profile={profile} --generate-stubs {os.environ.get('MATURIN_PEP517_ARGS', '')}"
     return str(maturin.build_wheel(wheel_directory, config_settings, metadata_directory))

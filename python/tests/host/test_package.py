@@ -1,7 +1,9 @@
 """The package as it is installed and imported."""
 
 import importlib
+import importlib.metadata
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import partywall as pw
+from partywall import _program
 from partywall._program import PROGRAM
 
 from .. import stand_ins
@@ -33,6 +36,30 @@ def test_the_program_comes_along():
     for command in ([Path(sys.executable).with_name("partywall")], [sys.executable, "-m", "partywall"]):
         said = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
         assert pw.__version__ in said.stdout
+
+
+def test_the_program_is_installed_as_it_was_compiled():
+    # A script in Python would start the interpreter for each command.
+    assert Path(sys.executable).with_name("partywall") == PROGRAM
+    assert PROGRAM.read_bytes()[:4] == b"\x7fELF" and os.access(PROGRAM, os.X_OK)
+    [program] = [file for file in importlib.metadata.files("partywall") or () if file.name == "partywall"]
+    assert program.locate().resolve() == PROGRAM.resolve(), "an uninstallation removes it"
+
+
+def test_the_program_is_found_where_pip_has_put_it(tmp_path):
+    # As `pip install --target` leaves it, and as an installer records it elsewhere.
+    for recorded, place in [("../../bin/partywall", "bin/partywall"), ("../programs/bin/partywall", "../programs/bin/partywall")]:
+        packages = tmp_path / place.replace("/", "-").replace(".", "") / "packages"
+        package = packages / "partywall"
+        information = packages / "partywall-0.1.0.dist-info"
+        for folder in (package, information, (packages / place).parent):
+            folder.mkdir(parents=True)
+        shutil.copy2(_program.__file__, package)
+        (information / "RECORD").write_text(f"partywall/_program.py,,\n{recorded},sha256=x,7\n")
+        (packages / place).touch()
+        command = [sys.executable, "-c", "import _program; print(_program.PROGRAM)"]
+        said = subprocess.run(command, cwd=package, capture_output=True, text=True, check=True).stdout
+        assert Path(said.strip()).samefile(packages / place)
 
 
 def test_the_package_says_that_it_is_typed():
