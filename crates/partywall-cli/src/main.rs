@@ -184,7 +184,12 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report(&context),
+        Err(failure) => {
+            let code = failure.report(&context);
+            // A command that was interrupted has undone its work by now.
+            signals::end_by_received();
+            code
+        }
     }
 }
 

@@ -1,8 +1,12 @@
 //! The output of commands: sentences and aligned columns for people, JSON for programs.
 #![allow(clippy::print_stdout)] // the one place that prints
 
-use std::io::{IsTerminal, Write};
+use std::{
+    io::{IsTerminal, Write},
+    path::Path,
+};
 
+use partywall::files;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     termios::tcgetwinsize,
@@ -146,6 +150,14 @@ impl Output {
             let _ = writeln!(stderr, "  more: docs/troubleshooting.md#{entry}");
         }
     }
+}
+
+/// Returns whether a path leads to standard output, as `/dev/stdout` does.
+pub(crate) fn is_standard_output(path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let named = std::fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
+    let ours = rustix::fs::fstat(std::io::stdout()).map(|found| (found.st_dev, found.st_ino)).ok();
+    files::is_in_place(path) && named.is_some() && named == ours
 }
 
 /// A column of a table: its heading, and what it shows of an item.

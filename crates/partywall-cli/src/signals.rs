@@ -1,28 +1,59 @@
 //! Ctrl-C and `kill`: the command undoes or closes its work before the process ends.
 
-use std::sync::{Arc, atomic::AtomicBool};
+use std::{
+    fs,
+    sync::{
+        Arc, LazyLock,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+};
 
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGTERM},
-    flag,
+    flag, low_level,
 };
 
 use crate::failure::Failure;
 
-/// Returns a flag that the first Ctrl-C or SIGTERM sets. A second signal ends the process immediately.
+/// Returns a flag that the first Ctrl-C, SIGTERM or end of the terminal sets. A second signal ends the process
+/// immediately.
 ///
 /// # Errors
 /// If the kernel refuses the handler.
 pub(crate) fn cancel_flag() -> Result<Arc<AtomicBool>, Failure> {
     let refused = |error| Failure::system("handling signals", error);
     let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
+    // `nohup` starts programs that outlive their terminal.
+    let hang_up = if is_ignored(SIGHUP) { None } else { Some(SIGHUP) };
+    for signal in [SIGINT, SIGTERM].into_iter().chain(hang_up) {
+        flag::register_usize(signal, RECEIVED.clone(), signal as usize).map_err(refused)?;
         // Registered before the handler that sets the flag: the first signal must find the flag unset.
         flag::register_conditional_default(signal, stop.clone()).map_err(refused)?;
         flag::register(signal, stop.clone()).map_err(refused)?;
     }
     Ok(stop)
 }
+
+/// Ends the process by the signal that has set the flag of [`cancel_flag`], so that a shell sees what has ended it.
+/// Returns if there was none.
+pub(crate) fn end_by_received() {
+    let signal = RECEIVED.load(Ordering::Relaxed);
+    if signal != 0 {
+        // A failure leaves the exit code to the caller.
+        let _ = low_level::emulate_default_handler(signal as i32);
+    }
+}
+
+/// Returns whether the process was started with this signal ignored.
+fn is_ignored(signal: i32) -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let set = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let set = set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0);
+    set & (1 << (signal - 1)) != 0
+}
+
+/// The last signal that has set a flag of [`cancel_flag`]; 0 if there was none.
+static RECEIVED: LazyLock<Arc<AtomicUsize>> = LazyLock::new(Arc::default);
 
 /// Returns a flag that Ctrl-C, SIGTERM and the end of the terminal set. No number of signals ends the process: it has
 /// the terminal to restore first.

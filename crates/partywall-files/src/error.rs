@@ -204,6 +204,9 @@ pub enum FileProblem {
         /// The content's error.
         source: SinkError,
     },
+    /// The target exists, and was not to be replaced.
+    #[error("already exists")]
+    Exists(#[source] io::Error),
     /// The target is a folder.
     #[error("is a folder")]
     IsFolder,
@@ -278,6 +281,7 @@ impl FileProblem {
                 "make it contiguous before it is put, or write it to a file of another suffix for its plain bytes"
             }
             Self::ReservedName { .. } => "name it with NAME:TENSOR and write it to a file of another suffix",
+            Self::Exists(_) => "name another file, or replace this one (`--force` on the command line)",
             Self::IsFolder => "name a file in it",
             Self::Full(_) => "free some space, or write to another file system",
             Self::SizeLimit(_) => "raise the limit in the shell that starts this (`ulimit -f unlimited`)",
@@ -296,6 +300,7 @@ impl FileProblem {
             io::ErrorKind::BrokenPipe => Self::ClosedPipe(source),
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::Full(source),
             io::ErrorKind::FileTooLarge => Self::SizeLimit(source),
+            io::ErrorKind::AlreadyExists => Self::Exists(source),
             io::ErrorKind::IsADirectory => Self::IsFolder,
             _ => Self::Write(source),
         }

@@ -58,6 +58,7 @@
 #![forbid(unsafe_code)]
 
 mod copy;
+mod draft;
 mod error;
 mod json;
 mod message;
@@ -69,6 +70,7 @@ mod tensor;
 mod write;
 
 pub use copy::{BUFFER_BYTES, Lane, Piece, Sink, default_threads};
+pub use draft::{Draft, is_in_place, write_file};
 pub use error::{FileError, FileProblem, SinkError};
 pub use message::{Message, safetensors_header, safetensors_message};
 pub use plan::Plan;

@@ -1,17 +1,15 @@
 //! Writing tensors to a file or a stream.
 
 use std::{
-    ffi::OsString,
     fmt,
-    fs::{self, File, OpenOptions},
-    io::{self, Write},
-    path::{Path, PathBuf},
-    process,
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    io::Write,
+    path::Path,
+    sync::atomic::{AtomicBool, Ordering},
 };
 
 use crate::{
     copy::BUFFER_BYTES,
+    draft::Draft,
     error::{FileError, FileProblem, SinkError},
     npy, safetensors,
     shards::{has_suffix, is_safetensors},
@@ -88,40 +86,28 @@ pub fn write_to(
 }
 
 /// Writes tensors to a file, in the format of its suffix: all of them, or the one that `selection` names. Returns how
-/// many bytes were written.
+/// many bytes were written. Only `replace` replaces an existing file.
 ///
-/// The file appears under its name when it is complete, and replaces a file of that name. After an error the old file
-/// is unchanged, and nothing else is left. Pipes and devices are written directly.
+/// The file appears under its name when it is complete. After an error, an existing file is unchanged and nothing else
+/// is left. Pipes, devices and open files are written directly. [`Draft`] says what a kill leaves.
 ///
 /// # Errors
-/// As [`write_to`]; also [`FileProblem::Full`], [`FileProblem::IsFolder`] and [`FileProblem::Write`].
+/// As [`write_to`]; also [`FileProblem::Exists`], [`FileProblem::Full`], [`FileProblem::IsFolder`] and
+/// [`FileProblem::Write`].
 pub fn write_to_path(
     content: &dyn Content,
     selection: Option<&str>,
     path: &Path,
+    replace: bool,
     progress: &dyn Fn(u64),
     cancel: &AtomicBool,
 ) -> Result<u64, FileError> {
     let failed = |error| FileProblem::write(error).of(path);
     let job = Job::new(path, content, selection, Format::from_path(path))?;
-    match fs::metadata(path) {
-        Ok(found) if found.is_dir() => Err(FileProblem::IsFolder.of(path)),
-        Ok(found) if !found.is_file() => {
-            let mut file = OpenOptions::new().write(true).open(path).map_err(failed)?;
-            job.run(&mut file, progress, cancel)
-        }
-        found => {
-            // A link stays a link: its target is replaced.
-            let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-            let mut draft = Draft::create(&target).map_err(failed)?;
-            if let Ok(found) = found {
-                draft.file.set_permissions(found.permissions()).map_err(failed)?;
-            }
-            let written = job.run(&mut draft.file, progress, cancel)?;
-            draft.publish(&target).map_err(failed)?;
-            Ok(written)
-        }
-    }
+    let mut draft = Draft::create(path, replace).map_err(failed)?;
+    let written = job.run(&mut draft, progress, cancel)?;
+    draft.publish().map_err(failed)?;
+    Ok(written)
 }
 
 /// The contents of a file to write.
@@ -205,46 +191,5 @@ impl Output<'_> {
         self.written += bytes.len() as u64;
         (self.progress)(bytes.len() as u64);
         Ok(())
-    }
-}
-
-/// A file that is not complete yet, in the folder of its target. Removed unless it is published.
-struct Draft {
-    file: File,
-    path: Option<PathBuf>,
-}
-
-impl Draft {
-    fn create(target: &Path) -> io::Result<Self> {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        loop {
-            let mut name = OsString::from(".partywall-");
-            name.push(format!("{}-{}", process::id(), NEXT.fetch_add(1, Ordering::Relaxed)));
-            let path = target.with_file_name(name);
-            match OpenOptions::new().write(true).create_new(true).open(&path) {
-                // Left by a killed process of the same pid.
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                file => {
-                    return file.map(|file| Self { file, path: Some(path) });
-                }
-            }
-        }
-    }
-
-    fn publish(mut self, target: &Path) -> io::Result<()> {
-        if let Some(path) = &self.path {
-            fs::rename(path, target)?;
-        }
-        self.path = None;
-        Ok(())
-    }
-}
-
-impl Drop for Draft {
-    fn drop(&mut self) {
-        if let Some(path) = &self.path {
-            // A failure cannot be reported any more; the file's name contains the pid.
-            let _ = fs::remove_file(path);
-        }
     }
 }

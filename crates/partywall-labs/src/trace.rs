@@ -1,7 +1,6 @@
 //! Traces of labs (`--trace`), which the observer records.
 
 use std::{
-    fs::File,
     io::{BufWriter, ErrorKind as IoErrorKind},
     path::PathBuf,
     sync::{
@@ -11,7 +10,7 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use partywall::{Domain, ErrorKind, Recording};
+use partywall::{Domain, ErrorKind, Recording, files::Draft};
 use serde_json::json;
 
 use crate::{failure::Failure, reporter::Reporter};
@@ -20,13 +19,14 @@ use crate::{failure::Failure, reporter::Reporter};
 #[derive(Debug)]
 pub(super) struct TraceFile {
     path: PathBuf,
-    file: File,
+    file: Draft,
 }
 
 /// A trace that is being recorded. Recording ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct Tracing {
-    to: TraceFile,
+    /// Its file, until it is written.
+    to: Option<TraceFile>,
     stop: Arc<AtomicBool>,
     /// The recording thread, until it is joined.
     thread: Option<JoinHandle<Recording>>,
@@ -35,7 +35,7 @@ pub(super) struct Tracing {
 impl TraceFile {
     /// Creates the file. Called before the lab starts, so that a wrong name costs no time.
     pub(super) fn create(path: PathBuf) -> Result<Self, Failure> {
-        match File::create_new(&path) {
+        match Draft::create(&path, false) {
             Ok(file) => Ok(Self { path, file }),
             Err(error) => Err(Failure::new(
                 ErrorKind::Refused,
@@ -59,35 +59,36 @@ impl TraceFile {
             }
             recording
         });
-        Tracing { to: self, stop, thread: Some(thread) }
+        Tracing { to: Some(self), stop, thread: Some(thread) }
     }
 }
 
 impl Tracing {
     /// Ends the recording and writes the file. Reports it as a line of text, and as `trace` in the last line of JSON.
     pub(super) fn write(mut self, reporter: &Reporter) -> Result<(), Failure> {
-        let TraceFile { path, file } = &self.to;
-        let path = path.display();
+        let Some(TraceFile { path, mut file }) = self.to.take() else { return Ok(()) };
+        let shown = path.display();
         let failed = |why: String| {
-            Failure::new(ErrorKind::Refused, format!("cannot write {path}: {why}"), "name another file with --trace")
+            Failure::new(ErrorKind::Refused, format!("cannot write {shown}: {why}"), "name another file with --trace")
         };
         self.stop.store(true, Ordering::Relaxed);
         let thread = self.thread.take();
         let joined = thread.map(JoinHandle::join).transpose().ok().flatten();
         let recording = joined.ok_or_else(|| failed("the thread that recorded has panicked".to_owned()))?;
         let trace = recording.finish(|_| true);
-        trace.write(&mut BufWriter::new(file)).map_err(|error| failed(error.to_string()))?;
+        let written = trace.write(&mut BufWriter::new(&mut file));
+        written.and_then(|()| file.publish()).map_err(|error| failed(error.to_string()))?;
         let events = trace.events();
         let processes = trace.processes();
         let lost = trace.lost();
         reporter.remark(&format!(
-            "The trace of {events} events of {processes} processes is in {path}, {lost} lost. Open it at \
+            "The trace of {events} events of {processes} processes is in {shown}, {lost} lost. Open it at \
              https://ui.perfetto.dev or in chrome://tracing."
         ));
         let arrows = trace.arrows();
         reporter.result(json!({
             "trace": {
-                "out": self.to.path, "events": events, "arrows": arrows, "processes": processes, "lost": lost,
+                "out": path, "events": events, "arrows": arrows, "processes": processes, "lost": lost,
             },
         }));
         Ok(())

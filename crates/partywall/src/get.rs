@@ -111,7 +111,7 @@ impl Domain {
 
 impl Segment {
     /// Writes all tensors, or only `tensor`, to a file in the format of the file's suffix; see
-    /// [`files::write_to_path`]. Returns the number of bytes written.
+    /// [`files::write_to_path`]. Only `replace` replaces an existing file. Returns the number of bytes written.
     ///
     /// Calls `progress` with the number of bytes written since its last call. Setting `cancel` ends the writing.
     ///
@@ -122,10 +122,11 @@ impl Segment {
         &self,
         tensor: Option<&str>,
         path: &Path,
+        replace: bool,
         progress: &dyn Fn(u64),
         cancel: &AtomicBool,
     ) -> Result<u64> {
-        files::write_to_path(&Tensors::of(self, tensor)?, tensor, path, progress, cancel).map_err(unwrap)
+        files::write_to_path(&Tensors::of(self, tensor)?, tensor, path, replace, progress, cancel).map_err(unwrap)
     }
 
     /// Writes all tensors, or only `tensor`, to a stream; see [`files::write_to`]. Returns the number of bytes written.

@@ -308,7 +308,7 @@ fn put_and_get(setting: &Setting) -> Outcome {
     let bytes = noise(100_000);
     std::fs::write(&from, &bytes).expect("a file of one's own can be written");
     let segment = setting.domain.put(&setting.name, GPU).threads(1).path(&from)?;
-    segment.write_to_path(None, &to, &|_| (), &AtomicBool::new(false))?;
+    segment.write_to_path(None, &to, true, &|_| (), &AtomicBool::new(false))?;
     assert!(std::fs::read(&to).expect("it was written") == bytes, "what was put is not what came out");
     Ok(())
 }

@@ -9,7 +9,10 @@ use clap::{
     Args, Subcommand, ValueEnum,
     builder::{PossibleValue, PossibleValuesParser, TypedValueParser},
 };
-use partywall::{DeviceChoice, ErrorKind};
+use partywall::{
+    DeviceChoice, ErrorKind,
+    files::{Draft, write_file},
+};
 use partywall_labs::bench::{self, Options, Subject};
 use partywall_measure::{Measurement, Report, Unit, bytes, capital, figure};
 use serde_json::json;
@@ -31,6 +34,9 @@ pub(crate) struct Arguments {
     /// Write report.json, and report.html with plots, into this folder
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
+    /// Replace the report in the folder of --out, if there is one
+    #[arg(long, requires = "out")]
+    force: bool,
     /// Use small sizes and few samples, to check that the benchmark works
     #[arg(long)]
     quick: bool,
@@ -81,7 +87,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     }
     let output = context.output();
     if let Some(out) = &arguments.out {
-        check(out)?;
+        check(out, arguments.force)?;
     }
     let options = Options { subjects: arguments.subject.0.clone(), device: arguments.device, quick: arguments.quick };
     let bar = progress::bar(output, PARTS, "{bar:30} {elapsed} {msg}");
@@ -92,7 +98,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     bar.finish_and_clear();
     let report = report?;
     // Files first: a reader of the tables that closes the pipe (`| head`) ends the program.
-    let written = arguments.out.as_ref().map(|out| write(out, &report)).transpose()?;
+    let written = arguments.out.as_ref().map(|out| write(out, arguments.force, &report)).transpose()?;
     show(output, &report);
     output.value(&serde_json::to_value(&report).unwrap_or_default());
     if let Some((data, page)) = written {
@@ -103,34 +109,45 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
 
 /// Reports an unusable folder before a measurement that takes minutes. Removes again what it makes, so that an
 /// interrupted measurement leaves nothing.
-fn check(out: &Path) -> Result<(), Failure> {
+fn check(out: &Path, force: bool) -> Result<(), Failure> {
     let is_missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
     let missing: Vec<_> = out.ancestors().take_while(is_missing).collect();
-    let file = out.join(format!(".partywall-{}", std::process::id()));
-    let made = fs::create_dir_all(out).and_then(|()| fs::File::create_new(&file));
+    let made = fs::create_dir_all(out).map_err(unwritable(out)).and_then(|()| {
+        let begin = |path: PathBuf| Draft::create(&path, force).map(drop).map_err(unwritable(&path));
+        reports(out).into_iter().try_for_each(begin)
+    });
     // Another run may use the folders by now, and `a/..` is a folder that was there. Neither is empty, so both stay.
-    if made.is_ok() {
-        let _ = fs::remove_file(&file);
-    }
     for folder in missing {
         let _ = fs::remove_dir(folder);
     }
-    made.map(drop).map_err(unwritable(out))
+    made
+}
+
+/// Returns the paths of the data and of the page in the folder.
+fn reports(out: &Path) -> [PathBuf; 2] {
+    ["report.json", "report.html"].map(|name| out.join(name))
 }
 
 /// Writes the report into the folder. Returns the paths of its data and of its page.
-fn write(out: &Path, report: &Report) -> Result<(PathBuf, PathBuf), Failure> {
-    let data = out.join("report.json");
-    let page = out.join("report.html");
+fn write(out: &Path, force: bool, report: &Report) -> Result<(PathBuf, PathBuf), Failure> {
+    let [data, page] = reports(out);
     let text = report.page().map_err(|error| Failure::new(ErrorKind::Refused, error.to_string(), WRITING))?;
     fs::create_dir_all(out).map_err(unwritable(out))?;
-    report.write_json(&data).map_err(|error| Failure::new(ErrorKind::Refused, error.to_string(), WRITING))?;
-    fs::write(&page, text).map_err(unwritable(&page))?;
+    let json = serde_json::to_string_pretty(report).map_err(|error| unwritable(&data)(error.into()))?;
+    write_file(&data, format!("{json}\n").as_bytes(), force).map_err(unwritable(&data))?;
+    write_file(&page, text.as_bytes(), force).map_err(unwritable(&page))?;
     Ok((data, page))
 }
 
 fn unwritable(path: &Path) -> impl Fn(io::Error) -> Failure {
-    move |error| Failure::new(ErrorKind::Refused, format!("cannot write {}: {error}", path.display()), WRITING)
+    move |error| {
+        if error.kind() == io::ErrorKind::AlreadyExists {
+            let message = format!("{} already exists", path.display());
+            let advice = "choose another folder with --out, or add --force to replace the report in this one";
+            return Failure::new(ErrorKind::Refused, message, advice);
+        }
+        Failure::new(ErrorKind::Refused, format!("cannot write {}: {error}", path.display()), WRITING)
+    }
 }
 
 const WRITING: &str = "choose another folder with --out";

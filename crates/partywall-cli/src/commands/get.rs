@@ -1,22 +1,22 @@
 //! `partywall get`. With `--json`: `name`, `version`, `tensor` (or null), `file`, `format` (`raw`, `npy`,
-//! `safetensors`), `bytes` (of the file), `seconds`, `bytes_per_second`. With `-` standard output carries the tensor
-//! and nothing else, so `--json` is refused there.
+//! `safetensors`), `bytes` (of the file), `seconds`, `bytes_per_second`. With `-` or `/dev/stdout`, standard output
+//! carries the tensor and nothing else, so `--json` is refused there.
 
 use std::{
     io::IsTerminal,
     path::{Path, PathBuf},
-    sync::atomic::AtomicBool,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use clap::{Args, ValueEnum};
 use partywall::{
     Address, Error, ErrorKind, Segment, bytes,
-    files::{FileError, FileProblem, Format},
+    files::{self, FileError, FileProblem, Format},
 };
 use serde_json::json;
 
-use crate::{Context, failure::Failure, progress, signals, text::parse_seconds};
+use crate::{Context, failure::Failure, output::is_standard_output, progress, signals, text::parse_seconds};
 
 /// The arguments of the command.
 #[derive(Debug, Args)]
@@ -67,7 +67,8 @@ impl From<Shape> for Format {
 /// Runs the command.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     let address: Address = arguments.address.parse()?;
-    let stream = arguments.file == Path::new("-");
+    let stream = arguments.file == Path::new("-") || is_standard_output(&arguments.file);
+    let in_place = stream || files::is_in_place(&arguments.file);
     let usage = |message: &str, advice: &str| Err(Failure::new(ErrorKind::Usage, message, advice));
     if stream && context.output().is_json() {
         return usage("--json cannot be used: standard output carries the tensor", "leave out --json, or name a file");
@@ -79,9 +80,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
         let advice = format!("name a file, or use a pipe: partywall get {} - | xxd | head", arguments.address);
         return usage("standard output is a terminal, and a tensor's bytes would garble it", &advice);
     }
-    // Devices and pipes are opened and written. A file that another process creates while this command writes its
-    // temporary file is replaced.
-    if !stream && !arguments.force && std::fs::metadata(&arguments.file).is_ok_and(|file| file.is_file()) {
+    if !in_place && !arguments.force && std::fs::metadata(&arguments.file).is_ok_and(|file| file.is_file()) {
         let message = format!("{} already exists", arguments.file.display());
         return Err(Failure::new(ErrorKind::Refused, message, "name another file, or add --force to replace this one"));
     }
@@ -90,21 +89,22 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     let domain = context.options().start(!wait.is_zero()).connect()?;
     let (segment, tensor) = domain.open_address(&address, wait)?;
     let tensor = tensor.as_deref();
-    if stream {
-        let format = arguments.format.map_or(Format::Raw, Format::from);
-        // Output to a stream cannot be undone, so signals end the process directly.
-        let mut out = std::io::stdout().lock();
-        return match segment.write_to(tensor, format, &mut out, &|_| (), &AtomicBool::new(false)) {
-            // A reader that has closed the pipe (`| head`) is not a failure.
-            Ok(_) | Err(Error::File(FileError { problem: FileProblem::ClosedPipe(_), .. })) => Ok(()),
-            Err(error) => Err(error.into()),
-        };
-    }
-    let cancel = signals::cancel_flag()?;
+    // What is written to a stream cannot be undone, so signals end the process directly.
+    let cancel = if in_place { Arc::default() } else { signals::cancel_flag()? };
     let start = Instant::now();
-    let written = {
+    let written = if stream {
+        let format = arguments.format.map_or(Format::Raw, Format::from);
+        segment.write_to(tensor, format, &mut std::io::stdout().lock(), &|_| (), &cancel)
+    } else {
         let progress = progress::of_bytes(context.output(), &arguments.address, expected(&segment, tensor));
-        segment.write_to_path(tensor, &arguments.file, &|bytes| progress.inc(bytes), &cancel)?
+        segment.write_to_path(tensor, &arguments.file, arguments.force, &|bytes| progress.inc(bytes), &cancel)
+    };
+    let written = match written {
+        Ok(_) if stream => return Ok(()),
+        Ok(written) => written,
+        // A reader that has closed the pipe (`| head`) is not a failure.
+        Err(Error::File(FileError { problem: FileProblem::ClosedPipe(_), .. })) if in_place => return Ok(()),
+        Err(error) => return Err(error.into()),
     };
     let took = start.elapsed().as_secs_f64();
     let rate = written as f64 / took.max(1e-9);

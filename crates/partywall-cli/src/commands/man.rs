@@ -1,10 +1,13 @@
 //! `partywall man`. With `--out` and `--json`: `directory`, `pages` (a number).
 
-use std::{fs, path::PathBuf};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
 
-use clap::{Args, CommandFactory};
-use clap_mangen::{Man, generate_to};
-use partywall::ErrorKind;
+use clap::{Args, Command, CommandFactory};
+use clap_mangen::Man;
+use partywall::{ErrorKind, files::write_file};
 use serde_json::json;
 
 use crate::{Cli, Context, failure::Failure, text};
@@ -38,11 +41,23 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
         Failure::new(ErrorKind::Refused, what, "name a writable directory")
     };
     fs::create_dir_all(directory).map_err(failed)?;
-    generate_to(Cli::command(), directory).map_err(failed)?;
-    let is_ours = |name: &str| name.starts_with("partywall") && name.ends_with(".1");
-    let entries = fs::read_dir(directory).map_err(failed)?.flatten();
-    let pages = entries.filter(|entry| entry.file_name().to_str().is_some_and(is_ours)).count();
-    output.line(format!("{} in {}", text::count(pages as u64, "manual page"), directory.display()));
+    let mut command = Cli::command().disable_help_subcommand(true);
+    command.build();
+    let pages = write(command, directory).map_err(failed)?;
+    output.line(format!("{} in {}", text::count(pages, "manual page"), directory.display()));
     output.value(&json!({ "directory": directory, "pages": pages }));
     Ok(())
+}
+
+/// Writes the pages of a command and of those below it. Returns how many.
+fn write(command: Command, directory: &Path) -> io::Result<u64> {
+    let mut pages = 1;
+    for below in command.get_subcommands().filter(|below| !below.is_hide_set()) {
+        pages += write(below.clone(), directory)?;
+    }
+    let page = Man::new(command);
+    let mut text = Vec::new();
+    page.render(&mut text)?;
+    write_file(&directory.join(page.get_filename()), &text, true)?;
+    Ok(pages)
 }

@@ -5,8 +5,7 @@
 //! (events that were not read in time) and `seconds`.
 
 use std::{
-    fs::{File, OpenOptions},
-    io::{BufWriter, ErrorKind as IoErrorKind},
+    io::{self, BufWriter, ErrorKind as IoErrorKind},
     path::{Path, PathBuf},
     sync::atomic::Ordering,
     time::{Duration, Instant},
@@ -15,11 +14,12 @@ use std::{
 use clap::Args;
 use partywall::{
     Domain, ErrorKind, Pattern,
+    files::Draft,
     info::{NameInfo, Named, ObjectInfo, ObjectKind},
 };
 use serde_json::json;
 
-use crate::{Context, failure::Failure, signals, text};
+use crate::{Context, failure::Failure, output::is_standard_output, signals, text};
 
 /// The arguments of the command.
 #[derive(Debug, Args)]
@@ -54,10 +54,11 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     let stop = signals::cancel_flag()?;
     let domain = context.options().start(false).operator(true).connect()?;
     check_names(&domain, &arguments.names)?;
-    let file = create(arguments)?;
+    let mut file = create(arguments)?;
     let mut recording = domain.record_trace(usize::try_from(arguments.max_events).unwrap_or(usize::MAX));
     let start = Instant::now();
     let output = context.output();
+    let output = if is_standard_output(&arguments.out) { output.on_standard_error() } else { output };
     output.note(format!("tracing the domain at {}; Ctrl-C ends it", domain.socket().display()));
     while start.elapsed() < arguments.seconds && !stop.load(Ordering::Relaxed) {
         recording.poll();
@@ -65,8 +66,9 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     let took = start.elapsed().as_secs_f64();
     let Arguments { names, out, .. } = arguments;
     let trace = recording.finish(|name| names.is_empty() || names.iter().any(|pattern| pattern.matches(name)));
-    let failed = |error: std::io::Error| Failure::system(&format!("cannot write {}", out.display()), error);
-    trace.write(&mut BufWriter::new(file)).map_err(failed)?;
+    let failed = |error: io::Error| Failure::system(&format!("cannot write {}", out.display()), error);
+    trace.write(&mut BufWriter::new(&mut file)).map_err(failed)?;
+    file.publish().map_err(|error| refused(out, error))?;
     let processes = trace.processes();
     let lost = trace.lost();
     output.value(&json!({
@@ -108,8 +110,8 @@ fn check_names(domain: &Domain, wanted: &[Pattern]) -> Result<(), Failure> {
     }
 }
 
-/// Creates the file before anything is traced, so that a wrong name costs no time.
-fn create(arguments: &Arguments) -> Result<File, Failure> {
+/// Begins the file before anything is traced, so that a wrong name costs no time.
+fn create(arguments: &Arguments) -> Result<Draft, Failure> {
     let path = &arguments.out;
     // Other commands write to standard output for `-`.
     if path == Path::new("-") {
@@ -119,15 +121,19 @@ fn create(arguments: &Arguments) -> Result<File, Failure> {
             "name a file with --out; ./- is a file of this name",
         ));
     }
-    // Unless `force`, `create_new` outranks the options before it.
-    let file = OpenOptions::new().write(true).create(true).truncate(true).create_new(!arguments.force).open(path);
-    file.map_err(|error| match error.kind() {
-        IoErrorKind::AlreadyExists => Failure::new(
-            ErrorKind::Refused,
-            format!("{} already exists", path.display()),
-            "name another file with --out, or add --force to replace this one",
-        ),
-        _ => Failure::system(&format!("cannot create {}", path.display()), error)
-            .with_advice("name a file in a folder that you may write to with --out"),
-    })
+    Draft::create(path, arguments.force).map_err(|error| refused(path, error))
+}
+
+fn refused(path: &Path, error: io::Error) -> Failure {
+    let kind = match error.kind() {
+        IoErrorKind::AlreadyExists => {
+            let message = format!("{} already exists", path.display());
+            let advice = "name another file with --out, or add --force to replace this one";
+            return Failure::new(ErrorKind::Refused, message, advice);
+        }
+        IoErrorKind::NotFound => ErrorKind::NotFound,
+        _ => ErrorKind::Refused,
+    };
+    let message = format!("cannot create {}: {error}", path.display());
+    Failure::new(kind, message, "name a file in a folder that you may write to with --out")
 }

@@ -146,6 +146,13 @@ fn reports_are_compared_and_other_machines_refused() {
     let sandbox = Sandbox::new();
     let folder = sandbox.path().to_str().unwrap().to_owned();
     let mut value = sandbox.json(["bench", "alloc", "--device", "host", "--quick", "--out", &folder]);
+    let report = Path::new(&folder).join("report.json");
+    let former = fs::read(&report).unwrap();
+    let refused = bench(&sandbox, &["all", "--device", "host", "--out", &folder]).expect(5);
+    assert!(refused.stderr.contains("report.json already exists") && refused.stderr.contains("--force"), "{refused:?}");
+    assert_eq!(fs::read(&report).unwrap(), former);
+    bench(&sandbox, &["alloc", "--device", "host", "--quick", "--force", "--out", &folder]).expect(0);
+    fs::write(&report, former).unwrap();
     let before = sandbox.path().join("report.json");
     let same = compared(&sandbox, &before, &before, &[]).expect(0).json();
     assert_eq!((&same["changed"], &same["missing"]), (&json!([]), &json!([])));

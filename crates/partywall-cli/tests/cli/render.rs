@@ -306,16 +306,11 @@ fn movie_or_frame_that_exists_is_refused_and_force_replaces_a_movie() {
         let refused = run(frame.parent().unwrap(), more).expect(5);
         assert!(refused.stderr.contains("frame-00000.png already exists"), "{}", refused.stderr);
     }
-    let part = sandbox.file("movie.gif.part", "of another run");
-    let refused = run(&movie, &["--force"]).expect(5);
-    assert!(refused.stderr.contains("movie.gif.part already exists"), "{}", refused.stderr);
     for path in [&movie, &frame] {
         assert_eq!(std::fs::read(path).unwrap(), b"former");
     }
-    assert_eq!(std::fs::read(&part).unwrap(), b"of another run");
-    std::fs::remove_file(&part).unwrap();
     run(&movie, &["--force"]).expect(0);
-    assert!(std::fs::read(&movie).unwrap().starts_with(b"GIF89a") && !part.exists());
+    assert!(std::fs::read(&movie).unwrap().starts_with(b"GIF89a"));
 }
 
 #[test]

@@ -168,6 +168,7 @@ fn killed_tracer_leaves_nothing_on() {
     eventually("it traces", || domain.is_traced());
     tracer.kill();
     assert!(domain.is_traced(), "its lease lasts longer");
+    assert!(!sandbox.path().join("t.json").exists(), "an incomplete file");
     eventually("no process records any more", || {
         publish(&publisher);
         !domain.is_traced()
@@ -186,9 +187,19 @@ fn wrong_file_is_refused_before_anything_is_traced() {
     let refused = sandbox.run(["trace", "--out", path]).expect(5);
     assert!(refused.stderr.contains("already exists") && refused.stderr.contains("--force"), "{refused:?}");
     assert_eq!(fs::read_to_string(&file).unwrap(), "mine");
+    // Ended by the end of its terminal, and not only by Ctrl-C, it replaces the file.
+    let domain = sandbox.domain();
+    let tracer = sandbox.spawn(["trace", "--seconds", "60", "--force", "--out", path]);
+    eventually("it traces", || domain.is_traced());
+    assert_eq!(fs::read_to_string(&file).unwrap(), "mine");
+    tracer.signal(Signal::HUP);
+    tracer.wait().expect(0);
+    assert_eq!(events(&file), [Value::Null; 0]);
+    let printed = sandbox.run(["trace", "--seconds", "0.01", "--out", "/dev/stdout"]).expect(0);
+    serde_json::from_str::<Value>(&printed.text()).expect("standard output has the trace alone");
     let stream = sandbox.run(["trace", "--out", "-"]).expect(2);
     assert!(stream.stderr.contains("standard output") && !Path::new("-").exists(), "{stream:?}");
-    let lost = sandbox.run(["trace", "--out", "/missing/t.json"]).expect(5);
+    let lost = sandbox.run(["trace", "--out", "/missing/t.json"]).expect(3);
     assert!(lost.stderr.contains("cannot create /missing/t.json") && lost.stderr.contains("--out"), "{lost:?}");
     sandbox.run(["trace", "a b"]).expect(2);
 }

@@ -293,7 +293,8 @@ fn full_disk_and_bad_targets_leave_no_file() {
     sandbox.run(["get", "x", "."]).expect(2);
     // A file size limit stands for a full disk: the incomplete file is removed, and the old file is unchanged.
     sandbox.file("old", "precious");
-    let shell = format!("trap '' XFSZ; ulimit -f 100; exec {} get x old", partywall_harness::binary().display());
+    let shell =
+        format!("trap '' XFSZ; ulimit -f 100; exec {} get x old --force", partywall_harness::binary().display());
     let limited = Running::spawn(sandbox.program("bash").args(["-c", &shell])).wait().expect(5);
     assert!(limited.stderr.contains("old"), "{limited:?}");
     assert_eq!(fs::read(sandbox.path().join("old")).unwrap(), b"precious");
@@ -301,6 +302,63 @@ fn full_disk_and_bad_targets_leave_no_file() {
         .unwrap()
         .filter(|e| e.as_ref().unwrap().file_name().to_string_lossy().starts_with(".partywall"));
     assert_eq!(drafts.count(), 0);
+}
+
+/// Standard output, open files, pipes and devices are written directly, and nothing is printed among the bytes.
+#[test]
+fn get_writes_streams_in_place() {
+    let sandbox = Sandbox::new();
+    let bytes = noise(300_000, 7);
+    sandbox.file("weights.bin", &bytes);
+    put(&sandbox, &["weights.bin", "x"]).expect(0);
+    let run = |script: &str| {
+        let script = script.replace("GET", &format!("{} get x", partywall_harness::binary().display()));
+        Running::spawn(sandbox.program("bash").args(["-c", &script])).wait().expect(0)
+    };
+    for path in ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"] {
+        assert!(run(&format!("GET {path}")).stdout == bytes, "{path} is a pipe");
+        // A file that is open already stays this file, at its place.
+        run(&format!("(printf before; GET {path}; printf after) > out"));
+        let all = fs::read(sandbox.path().join("out")).unwrap();
+        assert!(all == [b"before", &bytes[..], b"after"].concat(), "{path} is a file of {} bytes", all.len());
+        run(&format!("GET {path} | head -c 10"));
+    }
+    run("GET /dev/fd/7 7> out");
+    assert!(fs::read(sandbox.path().join("out")).unwrap() == bytes);
+    run("mkfifo pipe; cat pipe > out & GET ./pipe; wait");
+    assert!(fs::read(sandbox.path().join("out")).unwrap() == bytes);
+    run("head -c 10 pipe > out & GET ./pipe; wait; test -p pipe");
+    run("GET /dev/null; test -c /dev/null");
+    let shell = format!("{} get x /dev/stdout --json", partywall_harness::binary().display());
+    Running::spawn(sandbox.program("sh").args(["-c", &shell])).wait().expect(2);
+}
+
+#[test]
+fn interrupted_get_leaves_nothing() {
+    let sandbox = Sandbox::new();
+    fs::File::create(sandbox.path().join("sparse.bin")).unwrap().set_len(256 << 20).unwrap();
+    sandbox.run(["put", "sparse.bin", "x", "--device", "host"]).expect(0);
+    let files = || {
+        let entries = fs::read_dir(sandbox.path()).unwrap().map(|entry| entry.unwrap().file_name());
+        entries.filter(|name| name.to_string_lossy().contains("out") || name.to_string_lossy().contains(".partywall"))
+    };
+    for signal in [Signal::INT, Signal::TERM, Signal::HUP, Signal::KILL] {
+        let ended = loop {
+            let running = sandbox.spawn(["get", "x", "out"]);
+            let io = || fs::read_to_string(format!("/proc/{}/io", running.pid())).unwrap_or_default();
+            let written = |io: String| io.lines().find_map(|line| line.strip_prefix("wchar: ")?.parse::<u64>().ok());
+            eventually("it writes", || written(io()).is_none_or(|bytes| bytes > 1 << 20));
+            running.signal(signal);
+            let ended = running.wait();
+            // It may have been faster than the signal.
+            if ended.code != Some(0) {
+                break ended;
+            }
+            fs::remove_file(sandbox.path().join("out")).unwrap();
+        };
+        assert_eq!(ended.code, None, "{signal:?}: {ended:?}");
+        assert_eq!(files().count(), 0, "{signal:?}: {:?}", files().collect::<Vec<_>>());
+    }
 }
 
 #[test]
@@ -423,13 +481,14 @@ fn ctrl_c_during_a_put_leaves_nothing() {
     let sandbox = Sandbox::new();
     sandbox.broker();
     large(&sandbox);
-    for signal in [Signal::INT, Signal::TERM] {
+    for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
         let running = sandbox.spawn(["put", "large.bin", "x", "--device", device()]);
         until_it_copies(&running);
         running.signal(signal);
         let ended = running.wait();
         // The handler is installed before the memory is created, so the signal never kills the process directly.
-        assert_eq!(ended.code, Some(1), "{ended:?}");
+        // It ends by the signal, but only after it has undone its work.
+        assert_eq!(ended.code, None, "{ended:?}");
         assert!(ended.stderr.contains("cancelled"), "{ended:?}");
         nothing_is_there(&sandbox);
     }

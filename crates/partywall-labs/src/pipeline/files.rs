@@ -3,6 +3,7 @@
 use std::io::Cursor;
 
 use image::{DynamicImage, ImageFormat, ImageReader, Rgba, RgbaImage};
+use partywall::files::write_file;
 
 use super::*;
 
@@ -56,9 +57,7 @@ pub(super) fn encode(path: &Path, picture: Picture) -> Result<Vec<u8>, Failure> 
 
 /// Writes a file atomically: it is complete or absent.
 pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
-    let part = path.with_added_extension("part");
-    let written = fs::write(&part, bytes).and_then(|()| fs::rename(&part, path));
-    written.map_err(|error| failed(path, &error.to_string()))
+    write_file(path, bytes, true).map_err(|error| failed(path, &error.to_string()))
 }
 
 /// Paints the lab's own images.

@@ -194,8 +194,10 @@ pub(super) fn after_the_end(ending: Ending, language: Language) -> &'static str 
 
 fn file_help(problem: &FileProblem) -> Help {
     let kind = match problem {
-        FileProblem::Open(source) if source.kind() == io::ErrorKind::NotFound => ErrorKind::NotFound,
-        FileProblem::NoSuchTensor { .. } => ErrorKind::NotFound,
+        FileProblem::Open(source) | FileProblem::Write(source) if source.kind() == io::ErrorKind::NotFound => {
+            ErrorKind::NotFound
+        }
+        FileProblem::NoSuchTensor { .. } | FileProblem::MissingShard { .. } => ErrorKind::NotFound,
         FileProblem::NotOneTensor { .. }
         | FileProblem::FormatLacksElements { .. }
         | FileProblem::FormatLacksStrides { .. }

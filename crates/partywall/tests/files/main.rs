@@ -120,7 +120,7 @@ fn get(memory: &Memory, selection: Option<&str>, format: Format) -> Result<Vec<u
 }
 
 fn write_path(memory: &Memory, selection: Option<&str>, path: &Path) -> Result<u64, FileError> {
-    write_to_path(memory, selection, path, &|_| (), &go())
+    write_to_path(memory, selection, path, true, &|_| (), &go())
 }
 
 fn names(dir: &TempDir) -> Vec<String> {

@@ -3,7 +3,7 @@
 
 use std::{
     collections::BTreeMap,
-    fs::{File, OpenOptions},
+    fs::File,
     io::{self, BufWriter, ErrorKind as IoErrorKind, Write},
     path::{Path, PathBuf},
     sync::{Arc, atomic::AtomicBool},
@@ -13,7 +13,7 @@ use std::{
 use mcap::{McapError, WriteOptions, Writer, records::MessageHeader, write::NoSeek};
 use partywall::{
     Error, ErrorKind, Sample, Topic,
-    files::{TensorInfo, safetensors_header},
+    files::{Draft, TensorInfo, safetensors_header},
 };
 
 use super::{bytes_of, stdout::Stdout};
@@ -102,8 +102,8 @@ impl Recording {
 
 /// Creates a file. Only `force` replaces an existing one.
 fn create(path: &Path, force: bool) -> Result<File, Failure> {
-    // Unless `force`, `create_new` outranks the options before it.
-    let file = OpenOptions::new().write(true).create(true).truncate(true).create_new(!force).open(path);
+    // The file has its name from the beginning: it can be read after a kill, up to the last complete chunk.
+    let file = Draft::create(path, force).and_then(Draft::publish);
     file.map_err(|error| match error.kind() {
         IoErrorKind::AlreadyExists => Failure::new(
             ErrorKind::Refused,
