@@ -6,6 +6,7 @@ use std::{
     path::Path,
 };
 
+use anstream::{AutoStream, ColorChoice, stream::RawStream};
 use partywall::files;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -38,6 +39,11 @@ impl Output {
     /// Returns whether progress is shown: not with `--json` and not with `--quiet`.
     pub(crate) fn shows_progress(self) -> bool {
         !self.json && !self.quiet
+    }
+
+    /// Returns whether lines may have colours.
+    pub(crate) fn has_colours(self) -> bool {
+        if self.on_standard_error { has_colours(&std::io::stderr()) } else { has_colours(&std::io::stdout()) }
     }
 
     /// Returns whether the output is JSON for programs.
@@ -141,7 +147,7 @@ impl Output {
             return;
         }
         let mut stderr = std::io::stderr();
-        let (on, off) = if stderr.is_terminal() { ("\x1b[1;31m", "\x1b[0m") } else { ("", "") };
+        let (on, off) = if has_colours(&stderr) { ("\x1b[1;31m", "\x1b[0m") } else { ("", "") };
         let _ = writeln!(stderr, "{on}error:{off} {message}");
         if !advice.is_empty() {
             let _ = writeln!(stderr, "  → {advice}");
@@ -150,6 +156,17 @@ impl Output {
             let _ = writeln!(stderr, "  more: docs/troubleshooting.md#{entry}");
         }
     }
+}
+
+/// Returns whether a stream may have colours: if it is a terminal that has some and the user does not object, by
+/// `NO_COLOR` or `CLICOLOR`. The same rule as for errors in the arguments, which clap prints.
+pub(crate) fn has_colours(stream: &impl RawStream) -> bool {
+    AutoStream::choice(stream) != ColorChoice::Never
+}
+
+/// Returns whether a stream is a terminal whose lines can be written again.
+pub(crate) fn is_screen(stream: &impl IsTerminal) -> bool {
+    stream.is_terminal() && std::env::var_os("TERM").is_none_or(|terminal| terminal != "dumb")
 }
 
 /// Returns whether a path leads to standard output, as `/dev/stdout` does.

@@ -2,7 +2,7 @@
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 
-use crate::output::Output;
+use crate::output::{Output, is_screen};
 
 /// Returns a bar of `total` bytes.
 pub(crate) fn of_bytes(output: Output, what: &str, total: u64) -> ProgressBar {
@@ -13,8 +13,8 @@ pub(crate) fn of_bytes(output: Output, what: &str, total: u64) -> ProgressBar {
 /// Returns a bar on standard error. Dropping it removes it from the screen. The bar is hidden if standard error is not a
 /// terminal, with `--json`, or with `--quiet`.
 pub(crate) fn bar(output: Output, total: u64, template: &str) -> ProgressBar {
-    // `ProgressDrawTarget::stderr` draws nothing if standard error is not a terminal.
-    let target = if output.shows_progress() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+    let is_shown = output.shows_progress() && is_screen(&std::io::stderr());
+    let target = if is_shown { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
     let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
     ProgressBar::with_draw_target(Some(total), target).with_style(style).with_finish(ProgressFinish::AndClear)
 }

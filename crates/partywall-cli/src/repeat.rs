@@ -1,12 +1,15 @@
 //! `--watch`: repeats the output of a command.
 
 use std::{
-    io::IsTerminal,
     sync::atomic::{AtomicBool, Ordering},
     time::{Duration, Instant, SystemTime},
 };
 
-use crate::{failure::Failure, output::Output, signals, text};
+use crate::{
+    failure::Failure,
+    output::{Output, is_screen},
+    signals, text,
+};
 
 /// Shows the output once, or after each interval until Ctrl-C, SIGTERM or the end of its reader. On a terminal each
 /// output replaces the one before; elsewhere they follow each other.
@@ -17,7 +20,7 @@ pub(crate) fn repeat(
 ) -> Result<(), Failure> {
     let Some(every) = every else { return show() };
     let stop = signals::cancel_flag()?;
-    let mut separator = if std::io::stdout().is_terminal() { CLEAR } else { "" };
+    let mut separator = if is_screen(&std::io::stdout()) { CLEAR } else { "" };
     loop {
         output.line(format!("{separator}{}, every {} s", now(), every.as_secs_f64()));
         show()?;

@@ -66,6 +66,9 @@ pub trait Console: fmt::Debug {
     /// Returns a console like this one that prints on standard error, for labs whose result is on standard output.
     fn on_standard_error(&self) -> Rc<dyn Console>;
 
+    /// Returns whether lines may have colours.
+    fn has_colours(&self) -> bool;
+
     /// Returns the place that `--device` means here. Prints a remark if it is host memory only because no GPU exists.
     ///
     /// # Errors

@@ -2,7 +2,6 @@
 
 use std::{
     cell::{Cell, RefCell},
-    io::IsTerminal,
     rc::Rc,
 };
 
@@ -48,7 +47,7 @@ impl Reporter {
             title: lab.title,
             role,
             reports_all,
-            colour: std::io::stdout().is_terminal(),
+            colour: context.console.has_colours(),
             shared: Rc::default(),
         }
     }

@@ -54,6 +54,10 @@ impl Console for Output {
         Rc::new(Output::on_standard_error(*self))
     }
 
+    fn has_colours(&self) -> bool {
+        Output::has_colours(*self)
+    }
+
     fn place(&self, choice: DeviceChoice) -> Result<Place, partywall_labs::Failure> {
         Ok(device::place(*self, choice)?)
     }

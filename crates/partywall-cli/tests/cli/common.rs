@@ -370,3 +370,33 @@ fn completions_and_manual_pages_know_every_command() {
     let page = fs::read_to_string(sandbox.path().join("share/man1/partywall-topic-echo.1")).unwrap();
     assert!(page.contains(".TH") && page.contains("count"), "{page}");
 }
+
+#[test]
+fn colours_are_left_out_on_request() {
+    let sandbox = Sandbox::new();
+    let colours = |arguments: &[&str], variable: Option<(&str, &str)>| {
+        let mut command = sandbox.command(arguments.iter().copied());
+        for name in ["NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "CI"] {
+            command.env_remove(name);
+        }
+        command.env("TERM", "xterm-256color").envs(variable);
+        let (_, screen) = Terminal::spawn(command, 80).wait();
+        assert!(!screen.is_empty());
+        screen.matches("\x1b[").count()
+    };
+    for arguments in [
+        &["doctor", "--device", "host"][..],
+        &["lab", "crash", "--device", "host"],
+        &["show", "nothing"],
+        &["show", "--nonsense"],
+        &["--help"],
+    ] {
+        assert!(colours(arguments, None) > 0, "{arguments:?}");
+        for variable in [("NO_COLOR", "1"), ("CLICOLOR", "0"), ("TERM", "dumb")] {
+            assert_eq!(colours(arguments, Some(variable)), 0, "{arguments:?} with {variable:?}");
+        }
+    }
+    let piped =
+        sandbox.command(["show", "nothing"]).env("CLICOLOR_FORCE", "1").env_remove("NO_COLOR").output().unwrap();
+    assert!(String::from_utf8_lossy(&piped.stderr).contains("\x1b["), "{piped:?}");
+}

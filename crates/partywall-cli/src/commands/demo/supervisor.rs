@@ -1,7 +1,7 @@
 //! Runs the roles as child processes: starts them, relays their output line by line, and ends them together.
 
 use std::{
-    io::{BufRead, BufReader, IsTerminal, Read},
+    io::{BufRead, BufReader, Read},
     os::{
         fd::{AsFd, OwnedFd},
         unix::process::ExitStatusExt,
@@ -23,7 +23,7 @@ use super::{Options, session::GLANCE};
 use crate::{
     Context,
     failure::{self, Failure},
-    output::Output,
+    output::{Output, has_colours},
 };
 
 /// The time that the roles may need beyond their waits, to start the driver and a broker.
@@ -206,7 +206,7 @@ impl Relay {
 
     fn say(self, line: &str) {
         if !self.output.is_json() {
-            return self.output.line(self.prefixed(line, std::io::stdout().is_terminal()));
+            return self.output.line(self.prefixed(line, has_colours(&std::io::stdout())));
         }
         // Steps name their role, but errors do not.
         if let Ok(Value::Object(mut object)) = serde_json::from_str(line) {
@@ -216,7 +216,7 @@ impl Relay {
     }
 
     fn remark(self, line: &str) {
-        self.output.relay(self.prefixed(line, std::io::stderr().is_terminal()));
+        self.output.relay(self.prefixed(line, has_colours(&std::io::stderr())));
     }
 
     fn prefixed(self, line: &str, colour: bool) -> String {

@@ -9,7 +9,7 @@
 mod main_job;
 mod vulkan;
 
-use std::{ffi::OsString, io::IsTerminal, time::Duration};
+use std::{ffi::OsString, time::Duration};
 
 use clap::Args;
 use partywall::{
@@ -99,7 +99,7 @@ fn show(output: Output, report: &Report) {
         Outcome::Failed => "\x1b[31m",
         Outcome::Skipped => "\x1b[2m",
     };
-    let (on, off) = if std::io::stdout().is_terminal() { (colour, "\x1b[0m") } else { ("", "") };
+    let (on, off) = if output.has_colours() { (colour, "\x1b[0m") } else { ("", "") };
     let mut head = format!("{on}{:<9}{off}{:<20}", finding.outcome, report.title);
     let mut lines: Vec<String> = finding.detail.lines().map(str::to_owned).collect();
     let note = if finding.outcome == Outcome::Ok { "note" } else { "this means" };

@@ -285,6 +285,16 @@ fn popup<'a>(area: Rect, buffer: &mut Buffer, title: &str, lines: impl Iterator<
 }
 
 /// Writes a line, cut off where the area ends.
+/// Shows what has a colour in bold instead.
+pub(super) fn remove_colours(buffer: &mut Buffer) {
+    for cell in &mut buffer.content {
+        if (cell.fg, cell.bg) != (Color::Reset, Color::Reset) {
+            (cell.fg, cell.bg) = (Color::Reset, Color::Reset);
+            cell.modifier |= Modifier::BOLD;
+        }
+    }
+}
+
 fn write(buffer: &mut Buffer, area: Rect, line: &str, style: Style) {
     // Text of other processes may contain control characters: here it becomes one line without them.
     let line = describe::shorten(line, usize::from(area.width));
@@ -310,6 +320,18 @@ mod tests {
         *,
     };
     use crate::failure::Failure;
+
+    #[test]
+    fn rows_that_have_a_colour_are_bold_without_colours() {
+        let mut buffer = Buffer::empty(Rect { x: 0, y: 0, width: 3, height: 1 });
+        buffer[(0, 0)].set_char('a').set_style(REVERSED.fg(Color::Red));
+        buffer[(1, 0)].set_char('b').set_style(DIM);
+        remove_colours(&mut buffer);
+        let modifiers = [Modifier::REVERSED | Modifier::BOLD, Modifier::DIM, Modifier::empty()];
+        for (cell, modifier) in buffer.content.iter().zip(modifiers) {
+            assert_eq!((cell.fg, cell.bg, cell.modifier), (Color::Reset, Color::Reset, modifier));
+        }
+    }
 
     /// A live view of the example on a screen of a size.
     struct Shown {

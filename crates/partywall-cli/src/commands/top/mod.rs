@@ -48,7 +48,7 @@ use self::{
 use crate::{
     Context, describe,
     failure::Failure,
-    output::Output,
+    output::{self, Output},
     repeat::{parse_interval, pause},
     signals,
     snapshot::{Observer, Snapshot},
@@ -172,6 +172,7 @@ fn live(observer: Observer, first: Snapshot, location: Location, every: Duration
     let mut app = App::new(Picture::new(first, &Rates::default()), location, every, ask);
     let failed = |error| Failure::system("using the terminal", error);
     let mut screen = Screen::enter().map_err(failed)?;
+    let has_colours = output::has_colours(&std::io::stdout());
     let mut drawn: Option<Instant> = None;
     while !end.load(Ordering::Relaxed) && !app.is_over() {
         let mut changed = drawn.is_none_or(|drawn| drawn.elapsed() >= REDRAW);
@@ -208,7 +209,13 @@ fn live(observer: Observer, first: Snapshot, location: Location, every: Duration
             screen.suspend().map_err(failed)?;
         }
         if changed {
-            screen.draw(|frame| app.draw(frame)).map_err(failed)?;
+            let draw = |frame: &mut ratatui::Frame<'_>| {
+                app.draw(frame);
+                if !has_colours {
+                    draw::remove_colours(frame.buffer_mut());
+                }
+            };
+            screen.draw(draw).map_err(failed)?;
             drawn = Some(Instant::now());
         }
     }
