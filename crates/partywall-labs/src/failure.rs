@@ -1,4 +1,4 @@
-//! The failures of a lab. A claim that did not hold is not a failure.
+//! The failures of a lab. A refuted belief is not a failure.
 
 use std::io;
 

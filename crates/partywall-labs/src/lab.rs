@@ -9,7 +9,7 @@
 //!
 //! Every role but the observer begins by sending its process id and its place. If the lab has a broker, the observer
 //! answers with the broker's socket. The messages that follow belong to the lab. The role ends when it receives `End`.
-//! The observer reports the steps of all processes in order and ends the lab with its claims.
+//! The observer reports the steps of all processes in order and ends the lab with its beliefs.
 
 use std::{path::PathBuf, sync::Arc, thread};
 
@@ -28,7 +28,7 @@ use crate::{
     peer::Peer,
     prelude::{TIMEOUT, unexpected},
     reporter::Reporter,
-    step::{Claim, Step},
+    step::{Belief, Step},
     trace::TraceFile,
 };
 
@@ -60,8 +60,8 @@ pub(crate) struct Lab {
     pub(crate) observer: Role,
     /// The remark at the end of a role in its own terminal, if the observer is not simply done.
     pub(crate) farewell: Option<&'static str>,
-    /// The claims that the lab tests.
-    pub(crate) claims: &'static [Claim],
+    /// The beliefs that the lab tests.
+    pub(crate) beliefs: &'static [Belief],
 }
 
 #[derive(Debug)]
@@ -151,7 +151,7 @@ impl Role {
 }
 
 impl Lab {
-    /// A lab without name, claims and roles, for GPUs alone. Each lab says how it differs.
+    /// A lab without name, beliefs and roles, for GPUs alone. Each lab says how it differs.
     pub(crate) const DEFAULT: Self = Self {
         name: "",
         title: "",
@@ -166,7 +166,7 @@ impl Lab {
         roles: &[],
         observer: Role::hidden("observer", |_| Ok(())),
         farewell: None,
-        claims: &[],
+        beliefs: &[],
     };
 
     /// Returns the names of the roles, as the list of labs shows them.
@@ -324,7 +324,7 @@ impl Session {
         // Also of a lab that fails: the trace may show why.
         let traced = tracing.map_or(Ok(()), |tracing| tracing.write(&self.reporter));
         played?;
-        self.reporter.conclude(self.lab.claims);
+        self.reporter.conclude(self.lab.beliefs)?;
         traced
     }
 
@@ -335,7 +335,7 @@ impl Session {
             self.parent = Some(Peer::wait(&self.context, self.lab, role.name, observer, &self.reporter)?);
         }
         self.play_for_parent(role).map_err(|failure| self.parent().give_up(failure))?;
-        let done = || format!("The {} is done, and reports which claims held.", self.lab.observer.name);
+        let done = || format!("The {} is done, and reports which beliefs are refuted.", self.lab.observer.name);
         self.reporter.remark(&self.lab.farewell.map_or_else(done, str::to_owned));
         Ok(())
     }
@@ -442,15 +442,6 @@ impl Session {
     /// Adds counts to the last line for programs.
     pub(crate) fn result(&self, counts: impl Serialize) {
         self.reporter.result(counts);
-    }
-
-    /// Ends a lab whose checks may have failed: then its claims are shown all the same.
-    pub(crate) fn check(&self, is_right: bool) -> Result<(), Failure> {
-        if is_right {
-            return Ok(());
-        }
-        self.reporter.conclude(self.lab.claims);
-        Err(Failure::Reported(ErrorKind::CheckFailed))
     }
 
     /// Reports a step here and to the observer.

@@ -1,15 +1,15 @@
 //! The labs of `partywall lab`: experiments that show how the CUDA driver and Partywall share memory, and how sharing
 //! fails.
 //!
-//! A `Lab` is a static description of its options, its roles and the `Claim`s that it tests. Each role is a function
+//! A `Lab` is a static description of its options, its roles and the `Belief`s that it tests. Each role is a function
 //! that reports `Step`s and talks to the other role through a `Peer`. The runner (`lab`) does everything else: it
-//! starts the roles, connects them, prints their steps, and concludes which claims held on this machine.
+//! starts the roles, connects them, prints their steps, and concludes which beliefs are refuted on this machine.
 //!
 //! With `--json` each line is an object. The first one describes the machine (`lab`, `device`, `simulated`, …). One
 //! follows for each step (`role`, `step`, `values`, `why`, `verdict`: `as-expected`, `different` or `not-tried`,
-//! `finding`). The last one has the `claims`, each with its `verdict` (`held`, `did-not-hold`, `open` or `not-tried`),
-//! and for some labs counts. A failure is a line with `error`, as for every command. A claim that did not hold is a
-//! result with exit code 0.
+//! `finding`). The last one has the numbers of `steps`, of steps that are `different` and `not_tried`, the `beliefs`,
+//! each with its `verdict` (`refuted`, `true` or `open`), and for some labs counts. A failure is a line with `error`, as
+//! for every command. The exit code is 1 if a step is different; a refuted belief is a result.
 
 #![forbid(unsafe_code)]
 
@@ -65,7 +65,7 @@ impl Arguments {
     /// Runs the lab, or one role of it. Lists all labs if none was chosen.
     ///
     /// # Errors
-    /// If the lab cannot be finished. A claim that does not hold is a result, not an error.
+    /// If the lab cannot be finished, or a step is not as expected. A refuted belief is a result, not an error.
     pub fn run(&self, context: &Context) -> Result<(), Failure> {
         let Some((name, arguments)) = &self.chosen else {
             list(context);
@@ -108,7 +108,7 @@ fn list(context: &Context) {
     let console = &context.console;
     console.table(&["LAB", "SHOWS", "ROLES"], &rows, &["ROLES"]);
     console.line("\nRun one with `partywall lab NAME`; or each role in its own terminal: `partywall lab NAME ROLE`.");
-    console.line("All of them, with one table of what holds here: `partywall lab tour`.");
+    console.line("All of them, with one table of the beliefs that they refute: `partywall lab tour`.");
     console.line("Without a GPU: `partywall lab NAME --simulated`.");
     let value = |lab: &&Lab| json!({ "name": lab.name, "shows": lab.title, "roles": lab.listed() });
     console.value(&json!({ "labs": LABS.iter().map(value).collect::<Vec<Value>>() }));

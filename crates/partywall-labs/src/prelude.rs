@@ -29,7 +29,7 @@ pub(crate) use crate::{
     failure::{Doing, Failure, kind_of},
     lab::{Lab, Role, Session},
     peer::{Peer, has_ended},
-    step::{Claim, Step, claims, code},
+    step::{Belief, Step, beliefs, code},
     text::{grouped, number_in},
 };
 

@@ -2,10 +2,12 @@
 
 use std::{
     cell::{Cell, RefCell},
+    fmt,
+    iter::Sum,
     rc::Rc,
 };
 
-use partywall::{Gpu, Place, bytes, cuda::CudaError};
+use partywall::{ErrorKind, Gpu, Place, bytes, cuda::CudaError};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -13,7 +15,7 @@ use crate::{
     Console, Context, device,
     failure::{Doing, Failure},
     lab::Lab,
-    step::{Claim, Conclusion, Outcome, Step, Validity},
+    step::{Belief, Conclusion, Outcome, Step, Validity},
     text::counted,
 };
 
@@ -139,35 +141,43 @@ impl Reporter {
         self.console.line("");
     }
 
-    /// Ends the lab with its conclusion: which claims held on this machine.
-    pub(super) fn conclude(&self, claims: &[Claim]) {
+    /// Ends the lab with its conclusion: which beliefs are refuted on this machine.
+    ///
+    /// # Errors
+    /// If a step is not as expected: the exit code says what the last line says.
+    pub(super) fn conclude(&self, beliefs: &[Belief]) -> Result<(), Failure> {
         let steps = self.steps();
-        let conclusions: Vec<_> = claims.iter().map(|claim| Conclusion::of(*claim, &steps)).collect();
-        let different = steps.iter().filter(|step| step.outcome == Outcome::Different).count();
-        self.console.line(&self.bold(claims_heading(self.shared.simulated.get())));
-        for Conclusion { claim, validity, evidence } in &conclusions {
+        let conclusions: Vec<_> = beliefs.iter().map(|belief| Conclusion::of(*belief, &steps)).collect();
+        self.console.line(&self.bold(beliefs_heading(self.shared.simulated.get())));
+        for Conclusion { belief, validity, evidence } in &conclusions {
             let (validity, colour) = match validity {
-                Validity::Held => ("held", GREEN),
-                Validity::DidNotHold => ("did not hold", YELLOW),
+                Validity::Refuted => ("refuted", GREEN),
+                Validity::True => ("true", YELLOW),
                 Validity::Open => ("open", DIM),
-                Validity::NotTried => ("not tried", DIM),
             };
-            let mut head = format!("{validity:<12}");
-            for line in wrapped(&format!("{} ({evidence})", claim.text), WIDTH - VALIDITY_WIDTH) {
+            let mut head = format!("{validity:<VALIDITY_WIDTH$}");
+            for line in wrapped(&format!("{} ({evidence})", belief.text), WIDTH - VALIDITY_WIDTH - 4) {
                 self.console.line(&format!("  {}  {line}", self.paint(&head, colour)));
-                head = " ".repeat(12);
+                head = " ".repeat(VALIDITY_WIDTH);
             }
         }
+        let with = |outcome| steps.iter().filter(|step| step.outcome == outcome).count();
         let count = |validity| conclusions.iter().filter(|conclusion| conclusion.validity == validity).count();
-        let counts = [Validity::Held, Validity::DidNotHold, Validity::Open, Validity::NotTried].map(count);
-        let steps_made = counted(steps.len() as u64, "step");
-        self.console.line(&summary(self.shared.simulated.get(), &steps_made, different, counts));
+        let counts =
+            StepCounts { steps: steps.len(), different: with(Outcome::Different), not_tried: with(Outcome::NotTried) };
+        let validities = [Validity::Refuted, Validity::True, Validity::Open].map(count);
+        self.console.line(&format!("\n{}", summary(self.shared.simulated.get(), counts, validities)));
         let conclusions: Vec<Value> = conclusions.iter().map(Conclusion::to_json).collect();
         let mut last = json!({
-            "lab": self.lab, "steps": steps.len(), "different": different, "claims": conclusions,
+            "lab": self.lab, "steps": counts.steps, "different": counts.different, "not_tried": counts.not_tried,
+            "beliefs": conclusions,
         });
         last.as_object_mut().expect("an object").extend(self.shared.result.take());
         self.console.value(&last);
+        match counts.different {
+            0 => Ok(()),
+            _ => Err(Failure::Reported(ErrorKind::CheckFailed)),
+        }
     }
 
     fn show(&self, step: &Step) {
@@ -214,24 +224,53 @@ impl Reporter {
     }
 }
 
-/// Returns the heading of claims.
-pub(super) fn claims_heading(simulated: bool) -> &'static str {
+/// Returns the heading of beliefs.
+pub(super) fn beliefs_heading(simulated: bool) -> &'static str {
     if simulated {
-        "Claims, and whether they held in the simulation"
+        "Beliefs, and whether they are true in the simulation"
     } else {
-        "Claims, and whether they held on this machine"
+        "Beliefs, and whether they are true on this machine"
     }
 }
 
-/// Returns the last line for people: the steps, and how many claims held, did not hold, are open, and were not tried.
-pub(super) fn summary(simulated: bool, steps: &str, different: usize, claims: [usize; 4]) -> String {
+/// How many steps a lab has, and how many of them were not as expected.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct StepCounts {
+    pub(super) steps: usize,
+    pub(super) different: usize,
+    pub(super) not_tried: usize,
+}
+
+impl Sum for StepCounts {
+    fn sum<I: Iterator<Item = Self>>(counts: I) -> Self {
+        counts.fold(Self::default(), |sum, counts| Self {
+            steps: sum.steps + counts.steps,
+            different: sum.different + counts.different,
+            not_tried: sum.not_tried + counts.not_tried,
+        })
+    }
+}
+
+impl fmt::Display for StepCounts {
+    /// Writes `6 of 8 steps as expected, 1 different, 1 not tried`, without the parts that are 0.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { steps, different, not_tried } = self;
+        write!(f, "{} of {} as expected", steps - different - not_tried, counted(*steps as u64, "step"))?;
+        listed(f, &[(*different, "different"), (*not_tried, "not tried")])
+    }
+}
+
+/// Returns the last line for people: the steps, and how many beliefs are refuted, true and open.
+pub(super) fn summary(simulated: bool, steps: StepCounts, [refuted, is_true, open]: [usize; 3]) -> String {
     let simulated = if simulated { "SIMULATED: " } else { "" };
-    let all = counted(claims.iter().sum::<usize>() as u64, "claim");
-    let [held, did_not, open, not_tried] = claims;
-    format!(
-        "\n{simulated}{steps}, {different} of them not as expected. {all}: {held} held, {did_not} did not, {open} open, \
-         {not_tried} not tried."
-    )
+    let mut text = format!("{simulated}{steps}; {} refuted", counted(refuted as u64, "belief"));
+    listed(&mut text, &[(is_true, "true"), (open, "open")]).expect("a string takes all text");
+    text
+}
+
+/// Appends the numbers that are not 0.
+fn listed(text: &mut impl fmt::Write, numbers: &[(usize, &str)]) -> fmt::Result {
+    numbers.iter().filter(|(number, _)| *number > 0).try_for_each(|(number, what)| write!(text, ", {number} {what}"))
 }
 
 /// The notice about a simulated driver.
@@ -254,8 +293,8 @@ const ROLE_WIDTH: usize = 10;
 /// The width of the longest name of a step.
 const ID_WIDTH: usize = 18;
 
-/// The width before a claim: two spaces, its validity, two spaces.
-const VALIDITY_WIDTH: usize = 16;
+/// The width of the longest validity of a belief.
+const VALIDITY_WIDTH: usize = 7;
 
 const GREEN: &str = "32";
 const YELLOW: &str = "33";
@@ -264,6 +303,15 @@ const DIM: &str = "2";
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn summary_counts_the_steps_and_the_beliefs() {
+        let all = StepCounts { steps: 8, different: 0, not_tried: 0 };
+        assert_eq!(summary(false, all, [6, 0, 0]), "8 of 8 steps as expected; 6 beliefs refuted");
+        let some = StepCounts { steps: 4, different: 2, not_tried: 1 };
+        let text = "SIMULATED: 1 of 4 steps as expected, 2 different, 1 not tried; 1 belief refuted, 2 true, 3 open";
+        assert_eq!(summary(true, some, [1, 2, 3]), text);
+    }
 
     #[test]
     fn text_is_broken_between_words() {

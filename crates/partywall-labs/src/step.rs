@@ -1,4 +1,4 @@
-//! A step of a lab: the calls, their results, the explanation, and the effect on the claims.
+//! A step of a lab: the calls, their results, the explanation, and the effect on the beliefs.
 
 use partywall::cuda::{CuResult, CudaError};
 use serde::{Deserialize, Serialize};
@@ -16,8 +16,8 @@ pub(super) struct Step {
     pub(super) outcome: Outcome,
     /// The outcome in words.
     pub(super) finding: String,
-    /// Whether claims hold, by their ids. `None` if the step could not be tried or decides nothing.
-    pub(super) claims: Vec<(String, Option<bool>)>,
+    /// Whether beliefs are true, by their ids. `None` if the step could not be tried or decides nothing.
+    pub(super) beliefs: Vec<(String, Option<bool>)>,
     /// The code of the driver's refusal that the step is about.
     pub(super) refusal: Option<u32>,
 }
@@ -34,41 +34,40 @@ pub(super) enum Outcome {
     NotTried,
 }
 
-/// A common claim about shared memory, which steps test.
+/// A common belief about shared memory, which steps test.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Claim {
+pub(super) struct Belief {
     /// The name by which steps refer to it.
     pub(super) id: &'static str,
     pub(super) text: &'static str,
 }
 
-/// Declares claims as constants, each with its id and text, and the list of all as `CLAIMS`.
-macro_rules! claims {
+/// Declares beliefs as constants, each with its id and text, and the list of all as `BELIEFS`.
+macro_rules! beliefs {
     ($($name:ident = $id:literal: $text:literal,)+) => {
-        $(const $name: Claim = Claim { id: $id, text: $text };)+
-        const CLAIMS: &[Claim] = &[$($name),+];
+        $(const $name: Belief = Belief { id: $id, text: $text };)+
+        const BELIEFS: &[Belief] = &[$($name),+];
     };
 }
-pub(crate) use claims;
+pub(crate) use beliefs;
 
-/// The conclusion about a claim.
+/// The conclusion about a belief.
 #[derive(Debug)]
 pub(super) struct Conclusion {
-    pub(super) claim: Claim,
+    pub(super) belief: Belief,
     pub(super) validity: Validity,
-    /// The steps that decide it. For a claim that could not be tried, the reason.
+    /// The steps that decide it. For a belief that no step tested, the reason.
     pub(super) evidence: String,
 }
 
-/// Whether a claim held, by all its steps.
+/// Whether a belief is true, by all its steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Validity {
-    Held,
-    DidNotHold,
-    /// It was tried without a result: an effect that was not observed may still exist.
+    Refuted,
+    True,
+    /// No step decides it: an effect that was not observed may still exist, or nothing was tried.
     Open,
-    NotTried,
 }
 
 impl Step {
@@ -82,7 +81,7 @@ impl Step {
             why: why.into(),
             outcome: Outcome::NotTried,
             finding: String::new(),
-            claims: Vec::new(),
+            beliefs: Vec::new(),
             refusal: None,
         }
     }
@@ -99,15 +98,15 @@ impl Step {
         self.value(call, code.to_string())
     }
 
-    /// Records whether a claim holds.
-    pub(super) fn says(mut self, claim: Claim, holds: bool) -> Self {
-        self.claims.push((claim.id.into(), Some(holds)));
+    /// Records whether a belief is true.
+    pub(super) fn says(mut self, belief: Belief, is_true: bool) -> Self {
+        self.beliefs.push((belief.id.into(), Some(is_true)));
         self
     }
 
-    /// Records that the step decides nothing about some claims.
-    pub(super) fn leaves_open(mut self, claims: &[Claim]) -> Self {
-        self.claims.extend(claims.iter().map(|claim| (claim.id.into(), None)));
+    /// Records that the step decides nothing about some beliefs.
+    pub(super) fn leaves_open(mut self, beliefs: &[Belief]) -> Self {
+        self.beliefs.extend(beliefs.iter().map(|belief| (belief.id.into(), None)));
         self
     }
 
@@ -129,20 +128,20 @@ impl Step {
         self.judge(as_expected, "refused, as expected", otherwise)
     }
 
-    /// Ends a step about a call that should be refused, against a claim that it is accepted.
+    /// Ends a step about a call that should be refused, against the belief that it is accepted.
     pub(super) fn refused(
         self,
         call: impl Into<String>,
         code: CuResult,
-        claim: Claim,
+        belief: Belief,
         measured: Option<CuResult>,
     ) -> Self {
-        self.answer(call, code).says(claim, code.is_success()).judge_refusal(code, measured)
+        self.answer(call, code).says(belief, code.is_success()).judge_refusal(code, measured)
     }
 
     /// Ends a step that cannot be tried on this machine.
-    pub(super) fn untried(self, claims: &[Claim], why: impl Into<String>) -> Self {
-        Self { outcome: Outcome::NotTried, finding: why.into(), ..self.leaves_open(claims) }
+    pub(super) fn untried(self, beliefs: &[Belief], why: impl Into<String>) -> Self {
+        Self { outcome: Outcome::NotTried, finding: why.into(), ..self.leaves_open(beliefs) }
     }
 
     /// Returns the JSON form.
@@ -156,36 +155,36 @@ impl Step {
 }
 
 impl Conclusion {
-    /// Returns the conclusion about a claim. One contrary step refutes it.
-    pub(super) fn of(claim: Claim, steps: &[Step]) -> Self {
-        let about = |step: &'_ Step| step.claims.iter().find(|(id, _)| id == claim.id).map(|(_, holds)| *holds);
+    /// Returns the conclusion about a belief. One contrary step refutes it.
+    pub(super) fn of(belief: Belief, steps: &[Step]) -> Self {
+        let about = |step: &'_ Step| step.beliefs.iter().find(|(id, _)| id == belief.id).map(|(_, is_true)| *is_true);
         let tried = |step: &Step| step.outcome != Outcome::NotTried;
         let with = |wanted: Option<bool>| {
-            // A step that was not tried does not leave the claim open.
+            // A step that was not tried is no evidence.
             let speaks = |step: &&Step| about(step) == Some(wanted) && (wanted.is_some() || tried(step));
             steps.iter().filter(speaks).map(|step| step.id.as_str()).collect::<Vec<_>>().join(", ")
         };
         let against = with(Some(false));
         let by = with(Some(true));
         let (validity, evidence) = if !against.is_empty() {
-            (Validity::DidNotHold, against)
+            (Validity::Refuted, against)
         } else if !by.is_empty() {
-            (Validity::Held, by)
+            (Validity::True, by)
         } else {
             let open = with(None);
             match steps.iter().find(|step| about(step) == Some(None)) {
                 Some(_) if !open.is_empty() => (Validity::Open, open),
-                Some(untried) => (Validity::NotTried, untried.finding.clone()),
-                None => (Validity::NotTried, "its step was not reached".into()),
+                Some(untried) => (Validity::Open, untried.finding.clone()),
+                None => (Validity::Open, "its step was not reached".into()),
             }
         };
-        Self { claim, validity, evidence }
+        Self { belief, validity, evidence }
     }
 
     /// Returns the JSON form.
     pub(super) fn to_json(&self) -> Value {
-        let Self { claim, validity, evidence } = self;
-        json!({ "claim": claim.id, "text": claim.text, "verdict": validity, "evidence": evidence })
+        let Self { belief, validity, evidence } = self;
+        json!({ "belief": belief.id, "text": belief.text, "verdict": validity, "evidence": evidence })
     }
 }
 
@@ -198,28 +197,28 @@ pub(super) fn code<T>(answer: &Result<T, CudaError>) -> CuResult {
 mod tests {
     use super::*;
 
-    const CLAIM: Claim = Claim { id: "b", text: "text" };
+    const BELIEF: Belief = Belief { id: "b", text: "text" };
 
     #[test]
-    fn one_contrary_step_refutes_a_claim() {
-        let step = |id, holds| Step::new(id, "", "").says(CLAIM, holds);
-        let conclusion = Conclusion::of(CLAIM, &[step("one", true), step("two", false), step("three", true)]);
-        assert_eq!((conclusion.validity, conclusion.evidence.as_str()), (Validity::DidNotHold, "two"));
-        let conclusion = Conclusion::of(CLAIM, &[step("one", true), Step::new("x", "", ""), step("three", true)]);
-        assert_eq!((conclusion.validity, conclusion.evidence.as_str()), (Validity::Held, "one, three"));
+    fn one_contrary_step_refutes_a_belief() {
+        let step = |id, is_true| Step::new(id, "", "").says(BELIEF, is_true);
+        let conclusion = Conclusion::of(BELIEF, &[step("one", true), step("two", false), step("three", true)]);
+        assert_eq!((conclusion.validity, conclusion.evidence.as_str()), (Validity::Refuted, "two"));
+        let conclusion = Conclusion::of(BELIEF, &[step("one", true), Step::new("x", "", ""), step("three", true)]);
+        assert_eq!((conclusion.validity, conclusion.evidence.as_str()), (Validity::True, "one, three"));
     }
 
     #[test]
-    fn untested_claim_gives_the_reason() {
-        let untried = Step::new("one", "", "").untried(&[CLAIM], "no such memory here");
-        let conclusion = Conclusion::of(CLAIM, std::slice::from_ref(&untried));
-        assert_eq!((conclusion.validity, conclusion.evidence.as_str()), (Validity::NotTried, "no such memory here"));
-        let open = Step::new("open", "", "").leaves_open(&[CLAIM]).judge(true, "nothing was seen", "");
-        let conclusion = Conclusion::of(CLAIM, &[untried.clone(), open.clone()]);
+    fn untested_belief_is_open_and_gives_the_reason() {
+        let untried = Step::new("one", "", "").untried(&[BELIEF], "no such memory here");
+        let conclusion = Conclusion::of(BELIEF, std::slice::from_ref(&untried));
+        assert_eq!((conclusion.validity, conclusion.evidence.as_str()), (Validity::Open, "no such memory here"));
+        let open = Step::new("open", "", "").leaves_open(&[BELIEF]).judge(true, "nothing was seen", "");
+        let conclusion = Conclusion::of(BELIEF, &[untried.clone(), open.clone()]);
         assert_eq!((conclusion.validity, conclusion.evidence.as_str()), (Validity::Open, "open"));
-        let conclusion = Conclusion::of(CLAIM, &[untried, open, Step::new("two", "", "").says(CLAIM, true)]);
-        assert_eq!((conclusion.validity, conclusion.evidence.as_str()), (Validity::Held, "two"));
-        assert_eq!(Conclusion::of(CLAIM, &[]).evidence, "its step was not reached");
+        let conclusion = Conclusion::of(BELIEF, &[untried, open, Step::new("two", "", "").says(BELIEF, true)]);
+        assert_eq!((conclusion.validity, conclusion.evidence.as_str()), (Validity::True, "two"));
+        assert_eq!(Conclusion::of(BELIEF, &[]).evidence, "its step was not reached");
     }
 
     #[test]

@@ -1,10 +1,11 @@
-//! `partywall lab tour`: all labs, one after the other, and one table of their claims.
+//! `partywall lab tour`: all labs, one after the other, and one table of their beliefs.
 //!
 //! Each lab is a process of its own, so that one that fails, or breaks CUDA, leaves the others as they are.
 //!
 //! With `--json` the first line describes the machine (`lab`, `device`, `simulated`). One follows for each lab (`lab`,
 //! `steps`, `different`, `not_tried`, `seconds`, and `error` if it did not run to its end). The last one has `labs`,
-//! `failed` (the names of labs that did not run to their end), `steps`, `different`, and `claims`, each with its `lab`.
+//! `failed` (the names of labs that did not run to their end), `steps`, `different`, `not_tried`, and `beliefs`, each
+//! with its `lab`. The exit code is 1 if a lab failed or a step is different.
 
 use std::{
     process::{Command as Process, Stdio},
@@ -19,8 +20,7 @@ use crate::{
     Context, LABS, device,
     failure::{Doing, Failure},
     lab::{IN_TOUR, Lab, Places, read},
-    reporter::{SIMULATED, claims_heading, summary},
-    text::counted,
+    reporter::{SIMULATED, StepCounts, beliefs_heading, summary},
 };
 
 /// Its subcommand.
@@ -28,7 +28,8 @@ pub(super) const NAME: &str = "tour";
 
 /// Returns the subcommand.
 pub(super) fn command() -> Command {
-    Places::augment_args(Command::new(NAME)).about("All labs, one after the other, with one table of what holds here")
+    Places::augment_args(Command::new(NAME))
+        .about("All labs, one after the other, with one table of the beliefs that they refute")
 }
 
 /// Runs the labs that run in the chosen place.
@@ -72,9 +73,9 @@ struct Report {
 }
 
 impl Report {
-    /// Returns the number of steps with a verdict.
-    fn with(&self, verdict: &str) -> usize {
-        self.steps.iter().filter(|step| step["verdict"] == verdict).count()
+    fn counts(&self) -> StepCounts {
+        let with = |verdict| self.steps.iter().filter(|step| step["verdict"] == verdict).count();
+        StepCounts { steps: self.steps.len(), different: with("different"), not_tried: with("not-tried") }
     }
 }
 
@@ -103,7 +104,8 @@ impl Tour<'_> {
         let text = String::from_utf8_lossy(&output.stdout);
         let mut lines: Vec<Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
         let error = lines.last().map(|last| last["error"].clone()).filter(|error| !error.is_null());
-        let last = if output.status.success() { lines.pop() } else { None };
+        // A lab with a step that is not as expected has run to its end, too.
+        let last = lines.pop_if(|last| last["beliefs"].is_array());
         let header = lines.first().filter(|line| line["lab"] == lab.name).cloned();
         let steps = lines.into_iter().filter(|line| !line["step"].is_null()).collect();
         let simulated = header.as_ref().is_some_and(|header| header["simulated"] == true);
@@ -114,19 +116,15 @@ impl Tour<'_> {
         let report = Report { lab: lab.name, steps, last, simulated };
 
         let seconds = began.elapsed().as_secs_f64();
-        let different = report.with("different");
-        let not_tried = report.with("not-tried");
-        let count = report.steps.len();
+        let counts = report.counts();
         let ending = match &report.last {
-            Some(_) => {
-                let steps = counted(count as u64, "step");
-                format!("{steps}, {different} of them not as expected, {not_tried} not tried")
-            }
+            Some(_) => counts.to_string(),
             None => format!("did not run to its end ({})", output.status),
         };
         console.line(&format!("{:<12} {ending}, {seconds:.1} s", lab.name));
         let mut value = json!({
-            "lab": lab.name, "steps": count, "different": different, "not_tried": not_tried, "seconds": seconds,
+            "lab": lab.name, "steps": counts.steps, "different": counts.different, "not_tried": counts.not_tried,
+            "seconds": seconds,
         });
         if report.last.is_none() {
             value["error"] = error.unwrap_or_else(|| output.status.to_string().into());
@@ -140,7 +138,7 @@ impl Tour<'_> {
         let text = |field: &str| header[field].as_str().unwrap_or_default().to_owned();
         let simulated = header["simulated"] == true;
         let console = &self.context.console;
-        console.line("A tour of the labs: what holds on this machine");
+        console.line("A tour of the labs: which beliefs are refuted on this machine");
         match text("device").as_str() {
             "host" => console.line("Host memory: the labs that need a GPU are left out."),
             device => console.line(&format!("{device}, {}, CUDA {}", text("uuid"), text("cuda"))),
@@ -152,37 +150,35 @@ impl Tour<'_> {
         console.value(&json!({ "lab": NAME, "device": header["device"], "simulated": simulated }));
     }
 
-    /// Shows the claims of all labs.
+    /// Shows the beliefs of all labs.
     fn conclude(self) -> Result<(), Failure> {
         let console = &self.context.console;
-        let mut claims = Vec::new();
+        let mut beliefs = Vec::new();
         let mut rows = Vec::new();
         for report in &self.reports {
-            for claim in report.last.iter().flat_map(|last| last["claims"].as_array()).flatten() {
-                let text = |field: &str| claim[field].as_str().unwrap_or_default().to_owned();
-                rows.push(vec![text("verdict").replace('-', " "), report.lab.to_owned(), text("text")]);
-                let mut claim = claim.clone();
-                claim["lab"] = report.lab.into();
-                claims.push(claim);
+            for belief in report.last.iter().flat_map(|last| last["beliefs"].as_array()).flatten() {
+                let text = |field: &str| belief[field].as_str().unwrap_or_default().to_owned();
+                rows.push(vec![text("verdict"), report.lab.to_owned(), text("text")]);
+                let mut belief = belief.clone();
+                belief["lab"] = report.lab.into();
+                beliefs.push(belief);
             }
         }
         let simulated = self.reports.iter().any(|report| report.simulated);
-        console.line(&format!("\n{}", claims_heading(simulated)));
-        console.table(&["VERDICT", "LAB", "CLAIM"], &rows, &[]);
-        let count = |verdict: &str| claims.iter().filter(|claim| claim["verdict"] == verdict).count();
-        let steps = self.reports.iter().map(|report| report.steps.len()).sum::<usize>();
-        let different = self.reports.iter().map(|report| report.with("different")).sum::<usize>();
-        let counts = ["held", "did-not-hold", "open", "not-tried"].map(count);
-        let made = format!("{}, {}", counted(self.reports.len() as u64, "lab"), counted(steps as u64, "step"));
-        console.line(&summary(simulated, &made, different, counts));
+        console.line(&format!("\n{}", beliefs_heading(simulated)));
+        console.table(&["VERDICT", "LAB", "BELIEF"], &rows, &[]);
+        let count = |verdict: &str| beliefs.iter().filter(|belief| belief["verdict"] == verdict).count();
+        let counts: StepCounts = self.reports.iter().map(Report::counts).sum();
+        console.line(&format!("\n{}", summary(simulated, counts, ["refuted", "true", "open"].map(count))));
         let failed: Vec<_> =
             self.reports.iter().filter(|report| report.last.is_none()).map(|report| report.lab).collect();
         console.value(&json!({
-            "lab": NAME, "labs": self.reports.len(), "failed": failed, "steps": steps, "different": different,
-            "claims": claims,
+            "lab": NAME, "labs": self.reports.len(), "failed": failed, "steps": counts.steps,
+            "different": counts.different, "not_tried": counts.not_tried, "beliefs": beliefs,
         }));
         match failed.first() {
-            None => Ok(()),
+            None if counts.different == 0 => Ok(()),
+            None => Err(Failure::Reported(ErrorKind::CheckFailed)),
             Some(first) => Err(Failure::new(
                 ErrorKind::CheckFailed,
                 format!(

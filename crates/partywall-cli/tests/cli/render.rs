@@ -95,9 +95,9 @@ fn kernels_and_the_cpu_draw_the_same_pixels_on_the_simulated_gpu() {
         command.args(["--device", device, "--renderer", by, "--out"]).arg(&out);
         command.env("PARTYWALL_LIBCUDA", simulated_driver()).env("SIMCUDA_LEDGER", &ledger);
         let report = lines(&Running::spawn(&mut command).wait().expect(0).text());
-        let claims = report.last().unwrap()["claims"].as_array().unwrap();
-        let pixels = claims.iter().find(|claim| claim["claim"] == "pixels").unwrap();
-        assert_eq!(pixels["verdict"], if by == "cuda" { "did-not-hold" } else { "not-tried" });
+        let beliefs = report.last().unwrap()["beliefs"].as_array().unwrap();
+        let pixels = beliefs.iter().find(|belief| belief["belief"] == "pixels").unwrap();
+        assert_eq!(pixels["verdict"], if by == "cuda" { "refuted" } else { "open" });
         files(&out)
     });
     assert!(first == second && first == third && first.len() == 8);
@@ -377,7 +377,9 @@ fn run_that_should_have_killed_and_did_not_fails() {
     // A renderer does not finish 80 frames of so many triangles while 240 frames are composed in a second.
     let arguments = ["--device", "host", "--live", "--fps", "240", "--frames", "240", "--scene", "torus:400000"];
     let output = render(&sandbox, &[&arguments[..], &["--kill", "renderer"]].concat()).expect(1);
-    assert!(output.stderr.contains("the renderer was not killed: it has not finished 80 frames"), "{}", output.stderr);
+    let text = output.text();
+    assert!(text.contains("the renderer was not killed: it has not finished 80 frames"), "{text}");
+    assert!(text.lines().last().unwrap().contains(", 1 different"), "{text}");
 }
 
 #[test]

@@ -20,10 +20,10 @@ fn no_reader_sees_a_mix(device: &str, more: &[&str], broker_kills: u64) {
     let counts = ["mixed", "kills", "broker_kills"].map(|count| last[count].as_u64());
     assert_eq!(counts, [Some(0), Some(2), Some(broker_kills)]);
     assert!(last["versions"].as_u64() >= Some(4) && last["checks"].as_u64() > Some(10), "{last}");
-    let claims = last["claims"].as_array().unwrap();
+    let beliefs = last["beliefs"].as_array().unwrap();
     for refuted in ["mix", "wait", "half", "lost"] {
-        let claim = claims.iter().find(|claim| claim["claim"] == refuted).unwrap();
-        assert_eq!(claim["verdict"], "did-not-hold", "{claim}");
+        let belief = beliefs.iter().find(|belief| belief["belief"] == refuted).unwrap();
+        assert_eq!(belief["verdict"], "refuted", "{belief}");
     }
     for way in ["by_name", "by_file"] {
         assert!(last[way]["ready_ms"].as_f64() >= last[way]["alone_ms"].as_f64(), "{last}");

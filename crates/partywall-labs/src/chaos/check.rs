@@ -12,14 +12,14 @@ pub(super) struct Check {
     pub(super) id: &'static str,
     pub(super) title: &'static str,
     pub(super) why: &'static str,
-    pub(super) claim: Option<Claim>,
+    pub(super) belief: Option<Belief>,
     pub(super) counted: String,
     pub(super) violations: Vec<String>,
 }
 
 impl Check {
-    fn new(id: &'static str, title: &'static str, why: &'static str, claim: Option<Claim>) -> Self {
-        Self { id, title, why, claim, counted: String::new(), violations: Vec::new() }
+    fn new(id: &'static str, title: &'static str, why: &'static str, belief: Option<Belief>) -> Self {
+        Self { id, title, why, belief, counted: String::new(), violations: Vec::new() }
     }
 
     fn broken(&mut self, violation: String) {

@@ -47,7 +47,7 @@ pub(super) static LAB: Lab = Lab {
         Role::hidden("watcher", |session| members::play(session, false, members::watcher)),
     ],
     observer: Role::new("observer", "Strike the members, and check the history", observer::play),
-    claims: CLAIMS,
+    beliefs: BELIEFS,
     ..Lab::DEFAULT
 };
 
@@ -96,7 +96,7 @@ const DONE: u64 = 1 << 63;
 /// The limit of every wait of a member.
 const LIMIT: Duration = Duration::from_secs(2);
 
-claims! {
+beliefs! {
     MIXED = "mixed": "A reader can see data of a version that a killed writer had not finished.",
     MESSAGE = "message": "A message is lost, or arrives twice, when processes are killed.",
     TASK = "task": "A task is lost, or has two results, when processes are killed.",

@@ -48,7 +48,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
         session.report(check.step())?;
     }
     session.result(json!({ "violations": violations, "history": path }));
-    session.check(violations == 0)
+    Ok(())
 }
 
 /// Whether a line of the history counts.
@@ -339,11 +339,11 @@ impl Resources {
 
 impl Check {
     fn step(self) -> Step {
-        let Self { id, title, why, claim, counted, violations } = self;
+        let Self { id, title, why, belief, counted, violations } = self;
         let step = Step::new(id, title, why).value("checked", counted);
         let step = violations.iter().take(SHOWN).fold(step, |step, violation| step.value("violation", violation));
         let step = if violations.is_empty() { step } else { step.value("violations", violations.len().to_string()) };
-        let step = claim.into_iter().fold(step, |step, claim| step.says(claim, !violations.is_empty()));
+        let step = belief.into_iter().fold(step, |step, belief| step.says(belief, !violations.is_empty()));
         step.judge(violations.is_empty(), "as promised", "a promise was broken")
     }
 }

@@ -26,7 +26,7 @@ pub(super) static LAB: Lab = Lab {
         Role::hidden("again", reader::play_again),
     ],
     observer: Role::new("reader", "Poll the memory with every kind of load, and report what was seen", reader::play),
-    claims: CLAIMS,
+    beliefs: BELIEFS,
     ..Lab::DEFAULT
 };
 
@@ -119,7 +119,7 @@ const TRIES: u64 = 5;
 /// How many turns each kernel takes.
 const TURNS: u64 = 20;
 
-claims! {
+beliefs! {
     LOOP = "loop": "A loop that reads a variable sees the changes of another kernel.",
     EVERY_LOAD = "every-load": "A load sees what is in memory at that moment.",
     KERNEL_END = "kernel-end": "What a kernel writes becomes visible to others when it ends.",

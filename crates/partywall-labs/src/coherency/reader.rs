@@ -1,5 +1,5 @@
-//! The reader: its kernels poll for the stores of the writer's kernels, with every kind of load. Reports which claims
-//! held.
+//! The reader: its kernels poll for the stores of the writer's kernels, with every kind of load. Reports which beliefs
+//! are refuted.
 
 use partywall::cuda::experiment::PairsReport;
 
@@ -260,14 +260,14 @@ impl Reader<'_> {
                 broken.push(*name);
                 wrong.extend(must.then_some(*name));
             }
-            for (claim, about) in [
+            for (belief, about) in [
                 (IN_ORDER, !must),
                 (VOLATILE, matches!(handover, Handover::VolatileFlag | Handover::Volatile)),
                 (WRITER_FENCE, *handover == Handover::WriterFence),
                 (BLOCK, matches!(handover, Handover::Fence(Scope::Block) | Handover::ReleaseAcquire(Scope::Block))),
             ] {
                 if about {
-                    step = if read.old > 0 { step.says(claim, false) } else { step.leaves_open(&[claim]) };
+                    step = if read.old > 0 { step.says(belief, false) } else { step.leaves_open(&[belief]) };
                 }
             }
         }

@@ -29,8 +29,8 @@ pub(super) static LAB: Lab = Lab {
     traced: true,
     roles: &[Role::new("waiter", "Wait for processes that die", actor::play), Role::hidden("actor", actor::play)],
     observer: Role::new("observer", "Start and kill processes, and report what is left", observer::play),
-    farewell: Some("All experiments are done. The observer reports which claims held."),
-    claims: CLAIMS,
+    farewell: Some("All experiments are done. The observer reports which beliefs are refuted."),
+    beliefs: BELIEFS,
     ..Lab::DEFAULT
 };
 
@@ -106,7 +106,7 @@ const MUCH: u64 = 64 << 20;
 /// How long to poll a stream that waits for the event of a dead process.
 const POLLED: Duration = Duration::from_secs(1);
 
-claims! {
+beliefs! {
     MAKER = "maker": "Memory is gone when the process that created it is gone.",
     LEAK = "leak": "Memory that a killed process had allocated stays allocated.",
     EVENT_WAKES = "event-wakes": "A stream that waits for an event continues when the recorder dies.",

@@ -15,7 +15,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
             "Waiting for processes that die",
             "Streams wait for timelines by stream memory operations. Without them no part of this lab works.",
         );
-        observer.session.report(step.untried(CLAIMS, why))?;
+        observer.session.report(step.untried(BELIEFS, why))?;
     } else {
         for how in How::ALL {
             let step = scenes::server(&mut observer, how)?;

@@ -32,8 +32,10 @@ pub(super) static LAB: Lab = Lab {
         "Open handles: valid, too early, damaged, and after the end of the exporter",
         opener::play,
     ),
-    farewell: Some("This process ends now, with all its memory. The opener continues, and reports which claims held."),
-    claims: CLAIMS,
+    farewell: Some(
+        "This process ends now, with all its memory. The opener continues, and reports which beliefs are refuted.",
+    ),
+    beliefs: BELIEFS,
     ..Lab::DEFAULT
 };
 
@@ -85,7 +87,7 @@ const MARK_ODD: u8 = 0x33;
 const OLD: u8 = 0x44;
 const NEW: u8 = 0x55;
 
-claims! {
+beliefs! {
     ANY_POINTER = "any-pointer": "All memory that a kernel can use can be shared by handle.",
     INTERIOR = "interior": "The handle of a pointer into an allocation opens at that pointer.",
     ONLY_SHARED = "only-shared": "A process that opens a handle sees that allocation and nothing else.",

@@ -1,4 +1,4 @@
-//! The opener: opens the exporter's handles, also at the wrong time, and reports which claims held.
+//! The opener: opens the exporter's handles, also at the wrong time, and reports which beliefs are refuted.
 
 use super::{intruder::Target, *};
 

@@ -20,7 +20,7 @@ pub(super) static LAB: Lab = Lab {
     traced: true,
     roles: &[Role::new("recorder", "Run slow kernels, then record events and signal values", recorder::play)],
     observer: Role::new("waiter", "Wait for them, after and before they are recorded", waiter::play),
-    claims: CLAIMS,
+    beliefs: BELIEFS,
     ..Lab::DEFAULT
 };
 
@@ -61,7 +61,7 @@ const TIMELINE: &str = "work";
 /// How long the slow kernel takes.
 const SLOW: Duration = Duration::from_millis(200);
 
-claims! {
+beliefs! {
     HOST_WAITS = "host-waits": "Only the host can wait for another process's kernel.",
     NEXT_RECORD = "next-record": "A stream that waits for an event before it is recorded waits for the record.",
     ROUNDS = "rounds": "One event can be used for one round after the other.",

@@ -1,5 +1,5 @@
 //! The waiter: waits for the recorder's work by event and by timeline, after and before the recording, and reports
-//! which claims held.
+//! which beliefs are refuted.
 
 use std::mem;
 
@@ -119,7 +119,7 @@ impl Waiter<'_> {
     }
 
     /// Waits for an event before it is recorded.
-    fn too_early(&mut self, step: Step, claim: Claim, event: &IpcEvent, index: usize) -> Result<Step, Failure> {
+    fn too_early(&mut self, step: Step, belief: Belief, event: &IpcEvent, index: usize) -> Result<Step, Failure> {
         self.clear()?;
         let enqueued = self.enqueue(|stream| event.wait(stream))?;
         // If the stream does wait, the recorder's work ends the wait.
@@ -129,13 +129,13 @@ impl Waiter<'_> {
         self.finish()?;
         self.ends(TIMEOUT)?;
         if let Err(why) = worked {
-            return Ok(step.untried(&[claim], why));
+            return Ok(step.untried(&[belief], why));
         }
         Ok(step
             .value("waited on the stream", if went_on { "not at all" } else { "until the record came" })
             .value("enqueuing the wait, and work", short(enqueued))
             .value("the work behind the wait found", bytes_text(found == Some(true)))
-            .says(claim, !went_on)
+            .says(belief, !went_on)
             .judge(found == Some(false), "it did not wait: old bytes, and no error", "it waited, or found new bytes"))
     }
 

@@ -15,7 +15,7 @@ pub(super) static LAB: Lab = Lab {
     name: "fork",
     title: "a forked child changes its parent's memory, and CUDA does not survive a fork",
     observer: Role::forking("parent", child::run, parent::play),
-    claims: CLAIMS,
+    beliefs: BELIEFS,
     ..Lab::DEFAULT
 };
 
@@ -46,7 +46,7 @@ const BYTES: u64 = 4 << 20;
 const WRITTEN: u8 = 0x11;
 const CHANGED: u8 = 0x22;
 
-claims! {
+beliefs! {
     COPY = "copy": "A forked child has a copy of its parent's GPU memory.",
     ADDRESSES = "addresses": "A device address of the parent is valid in its child.",
     SURVIVES = "survives": "A child that is forked after the first CUDA call can use CUDA.",

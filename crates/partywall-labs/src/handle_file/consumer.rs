@@ -1,4 +1,4 @@
-//! The consumer: opens what it finds in the file, also at the wrong time, and reports which claims held.
+//! The consumer: opens what it finds in the file, also at the wrong time, and reports which beliefs are refuted.
 
 use partywall::error::NotFound;
 
@@ -100,22 +100,22 @@ impl Consumer<'_> {
         self.producer.ask::<()>(Command::Replace)?;
         let unchanged = self.read()? == before;
         let opened = self.contents()?;
-        let answer = code(&opened);
         let step = Step::new(
             "freed",
             "The producer frees the memory and allocates again; the file stays",
-            "The file has no connection to the memory. If a consumer still had the memory open, the driver's behaviour \
+            "The file has no connection to the memory. The driver may refuse the handle, or open what was allocated in \
+             the same place since, without an error. If a consumer still had the memory open, the driver's behaviour \
              would be undefined.",
         )
         .value("file", if unchanged { "unchanged" } else { "changed" })
-        .answer("cuIpcOpenMemHandle", answer)
+        .answer("cuIpcOpenMemHandle", code(&opened))
         .says(NOTICED, !unchanged)
-        .says(STALE, answer.is_success());
+        .says(STALE, false);
         Ok(match opened {
             Ok(found) => step.value("read from the memory", counted(&found, OLD)).judge(
-                false,
-                "",
-                "it opens: the handle names memory that was allocated later",
+                unchanged && found.iter().all(|byte| *byte == OLD),
+                "the file looks as before, and its handle opens memory that was allocated later",
+                "it opens memory that is not the later allocation",
             ),
             Err(_) => step.judge(unchanged, "the file looks as before, and its handle is refused", "the file changed"),
         })

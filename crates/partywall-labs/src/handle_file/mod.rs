@@ -16,7 +16,7 @@ pub(super) static LAB: Lab = Lab {
     broker: true,
     roles: &[Role::new("producer", "Allocate memory, and write its handle to a file", producer::play)],
     observer: Role::new("consumer", "Open the handle from the file, and kill another producer", consumer::play),
-    claims: CLAIMS,
+    beliefs: BELIEFS,
     ..Lab::DEFAULT
 };
 
@@ -46,11 +46,11 @@ const NEW: u8 = 0x5A;
 /// The tensor of each segment.
 const TENSOR: &str = "data";
 
-claims! {
+beliefs! {
     WHOLE = "whole": "A consumer that finds the file finds a whole handle.",
     READY = "ready": "When the file is there, the memory is ready.",
     NOTICED = "noticed": "The file goes away with the memory.",
-    STALE = "stale": "A handle in a file is valid.",
+    STALE = "stale": "A handle in a file names the memory that it was made for.",
     NAME_EARLY = "name-early": "A consumer that asks for a name too early has to try again.",
     NAME_STALE = "name-stale": "After its process has died, a name looks as if it had never existed.",
 }

@@ -16,7 +16,7 @@ pub(super) static LAB: Lab = Lab {
     broker: true,
     roles: &[Role::hidden("reader", reader::play)],
     observer: Role::hidden("owner", owner::play),
-    claims: CLAIMS,
+    beliefs: BELIEFS,
     ..Lab::DEFAULT
 };
 
@@ -42,7 +42,7 @@ const WRITTEN_BACK: u8 = 0xB2;
 const SEGMENT: &str = "p2p/weights";
 const TENSOR: &str = "data";
 
-claims! {
+beliefs! {
     OWN_ONLY = "own-only": "A process can use only memory of its own GPU.",
     VISIBLE = "visible": "A process has to see a GPU to use memory on it.",
     ALIKE = "alike": "Memory of another GPU is as fast as that of one's own.",

@@ -58,7 +58,7 @@ fn alone(gpu: &Gpu) -> Result<Step, Failure> {
          with this GPU visible and once with CUDA_VISIBLE_DEVICES naming the other one only.",
     )
     .value("visible GPUs", format!("1: {name}"));
-    Ok(step.untried(CLAIMS, "only one GPU is visible, and every step needs two; --simulated runs it on two"))
+    Ok(step.untried(BELIEFS, "only one GPU is visible, and every step needs two; --simulated runs it on two"))
 }
 
 fn link(owner: DeviceUuid, reader: DeviceUuid, reaches: bool, rank: Result<u32, String>) -> Step {
@@ -75,7 +75,7 @@ fn link(owner: DeviceUuid, reader: DeviceUuid, reaches: bool, rank: Result<u32, 
     if reaches {
         return step.judge(true, "it does", "");
     }
-    step.untried(CLAIMS, "the driver offers no link between these two GPUs: `partywall doctor` shows all pairs")
+    step.untried(BELIEFS, "the driver offers no link between these two GPUs: `partywall doctor` shows all pairs")
 }
 
 fn written_back(hidden: bool, found: [Result<u8, partywall::cuda::AccessError>; 2]) -> Step {

@@ -35,7 +35,7 @@ pub(super) static LAB: Lab = Lab {
         Role::hidden("encode", |session| stages::play(Stage::Encode, session)),
     ],
     observer: Role::hidden("watcher", watcher::play),
-    claims: CLAIMS,
+    beliefs: BELIEFS,
     ..Lab::DEFAULT
 };
 
@@ -104,7 +104,7 @@ const FRAMES: &str = "frames";
 const RESULTS: &str = "results";
 const DEPTH: u32 = 4;
 
-claims! {
+beliefs! {
     FALLS = "falls": "A pipeline fails with any of its stages.",
     AGAIN = "again": "The frame that a killed stage was working on is processed again.",
     PIXELS = "pixels": "A GPU and a CPU compute different pixels.",

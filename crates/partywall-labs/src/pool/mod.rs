@@ -21,7 +21,7 @@ pub(super) static LAB: Lab = Lab {
     broker: true,
     roles: &[Role::new("holder", "Take blocks, write into them, and hand them over", holder::play)],
     observer: Role::new("taker", "Accept blocks, kill another holder, and report the results", taker::play),
-    claims: CLAIMS,
+    beliefs: BELIEFS,
     ..Lab::DEFAULT
 };
 
@@ -53,7 +53,7 @@ const PAIRS: u32 = 10_000;
 /// How often the broker is pinged, for comparison.
 const QUESTIONS: u32 = 1_000;
 
-claims! {
+beliefs! {
     ASKS = "asks": "A process that wants memory has to ask a driver or a server for it.",
     COPIED = "copied": "A block that is handed to another process is copied.",
     STALE = "stale": "An old reference gives access to what another process has written since.",

@@ -1,4 +1,4 @@
-//! The taker: accepts blocks, tries what must fail, kills a holder, and reports which claims held.
+//! The taker: accepts blocks, tries what must fail, kills a holder, and reports which beliefs are refuted.
 
 use super::*;
 

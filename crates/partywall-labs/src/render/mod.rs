@@ -74,9 +74,13 @@ pub(super) static LAB: Lab = Lab {
         Role::new("viewer", "See the latest frame; no process waits for it", viewer::play),
         Role::new("plain", "Play a stage of the pipelines that the lab is compared with", plain::play),
     ],
-    observer: Role::new("watcher", "Start the missing roles, kill one, and report what held", watcher::play),
-    farewell: Some("The watcher has all frames, and reports which claims held."),
-    claims: CLAIMS,
+    observer: Role::new(
+        "watcher",
+        "Start the missing roles, kill one, and report which beliefs are refuted",
+        watcher::play,
+    ),
+    farewell: Some("The watcher has all frames, and reports which beliefs are refuted."),
+    beliefs: BELIEFS,
     ..Lab::DEFAULT
 };
 
@@ -265,7 +269,7 @@ const MOST_RENDERERS: u32 = 16;
 /// the making.
 const IN_FLIGHT: u32 = 7;
 
-claims! {
+beliefs! {
     FALLS = "falls": "A rendering pipeline ends with any of its processes.",
     LOST = "lost": "The frames that a killed process was working on are lost.",
     TORN = "torn": "A half-written frame of a killed process can be seen.",

@@ -116,7 +116,7 @@ impl Killed {
     }
 }
 
-pub(super) fn killed_step(killed: Option<&Killed>, count: &Count) -> Step {
+pub(super) fn killed_step(wanted: Option<Victim>, killed: Option<&Killed>, count: &Count, job: &Job) -> Step {
     let title = "A process is killed in the middle of a frame, and restarted";
     let why = if killed.is_some_and(|killed| killed.death.role == "broker") {
         "Samples do not pass through the broker, so no process waits for it. Its supervisor starts the next one, which \
@@ -127,8 +127,17 @@ pub(super) fn killed_step(killed: Option<&Killed>, count: &Count) -> Step {
                written."
     };
     let step = Step::new("killed", title, why);
-    let Some(killed) = killed else {
-        return step.untried(&[FALLS, LOST, TORN], "nothing was killed: --kill ROLE does it");
+    let killed = match (killed, wanted) {
+        (Some(killed), _) => killed,
+        (None, None) => return step.untried(&[FALLS, LOST, TORN], "nothing was killed: --kill ROLE does it"),
+        (None, Some(victim)) => {
+            let role = victim.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+            let frames = job.frames / 3;
+            let why = format!(
+                "the {role} was not killed: it has not finished {frames} frames; render more frames with --frames"
+            );
+            return step.leaves_open(&[FALLS, LOST, TORN]).judge(false, "", why);
+        }
     };
     let Death { role, pid, new_pid, viewed, .. } = &killed.death;
     let new_pid = new_pid.unwrap_or_default();
@@ -210,10 +219,6 @@ impl Count {
             compared: compared.len() as u64,
             different: compared.iter().filter(|is_equal| !**is_equal).count() as u64,
         }
-    }
-
-    pub(super) fn is_right(&self) -> bool {
-        self.missing == 0 && self.twice == 0 && self.torn == 0 && self.different == 0
     }
 
     pub(super) fn to_json(&self) -> Value {

@@ -25,7 +25,7 @@ pub(super) static LAB: Lab = Lab {
     options: Order::augment_args,
     roles: &[Role::new("writer", "Publish numbers", writer::play)],
     observer: Role::new("reader", "Receive them, check each, kill the writer, and report the results", reader::play),
-    claims: CLAIMS,
+    beliefs: BELIEFS,
     ..Lab::DEFAULT
 };
 
@@ -68,7 +68,7 @@ const HISTORY: u32 = 4;
 const NUMBERS: u64 = 1024;
 const DTYPE: DType = DType::U64;
 
-claims! {
+beliefs! {
     BRAKE = "brake": "A fast writer overwrites messages that a slow reader has not read.",
     SLOWED = "slowed": "A slow reader slows the writer, and all other readers.",
     UNNOTICED = "unnoticed": "A reader does not notice that it has missed messages.",

@@ -1,4 +1,4 @@
-//! The reader: receives with each policy, checks every number, kills a writer, and reports which claims held.
+//! The reader: receives with each policy, checks every number, kills a writer, and reports which beliefs are refuted.
 
 use super::*;
 

@@ -20,7 +20,7 @@ pub(super) static LAB: Lab = Lab {
     options: Workers::augment_args,
     roles: &[Role::new("worker", "Acquire permits, work while holding them, and release them", worker::play)],
     observer: Role::new("watcher", "Watch the workers, kill two of them, and report the results", watcher::play),
-    claims: CLAIMS,
+    beliefs: BELIEFS,
     ..Lab::DEFAULT
 };
 
@@ -69,7 +69,7 @@ const WORK: Duration = Duration::from_millis(10);
 /// How long a slow kernel takes.
 const SLOW: Duration = Duration::from_millis(200);
 
-claims! {
+beliefs! {
     NEVER_MORE = "never-more": "There are never more holders than permits.",
     IN_TURN = "in-turn": "The process that asks first gets a permit first.",
     LOST = "lost": "The permit of a killed process is lost.",

@@ -1,4 +1,4 @@
-//! The watcher: starts workers, takes permits away from them, kills two, and says which claims held.
+//! The watcher: starts workers, takes permits away from them, kills two, and reports which beliefs are refuted.
 
 use super::*;
 

@@ -22,8 +22,8 @@ pub(super) static LAB: Lab = Lab {
         "Receive the file descriptor, map the memory, and continue after the exporter's end",
         import::play,
     ),
-    farewell: Some("This process ends now. The importer continues, and reports which claims held."),
-    claims: CLAIMS,
+    farewell: Some("This process ends now. The importer continues, and reports which beliefs are refuted."),
+    beliefs: BELIEFS,
     ..Lab::DEFAULT
 };
 
@@ -40,7 +40,7 @@ struct Parcel {
 const WRITTEN: u8 = 0xA1;
 const WRITTEN_BACK: u8 = 0xB2;
 
-claims! {
+beliefs! {
     ONE_ADDRESS = "one-address": "An allocation has one address.",
     PARTS = "parts": "A part of an allocation can be mapped.",
     SAME_NUMBER = "same-number": "A file descriptor has the same number in both processes.",

@@ -36,8 +36,8 @@ pub(super) static LAB: Lab = Lab {
         "Start the readers, kill other trainers, restart readers, and report the results",
         rollout::play,
     ),
-    farewell: Some("The rollout has seen enough versions, and reports which claims held."),
-    claims: CLAIMS,
+    farewell: Some("The rollout has seen enough versions, and reports which beliefs are refuted."),
+    beliefs: BELIEFS,
     ..Lab::DEFAULT
 };
 
@@ -125,7 +125,7 @@ pub(crate) const NAME: &str = "weights";
 /// How often the trainer commits.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-claims! {
+beliefs! {
     MIX = "mix": "A reader can see half of one version and half of another.",
     WAIT = "wait": "Readers wait while a new version is written.",
     HALF = "half": "A writer that is killed half-way leaves a name that cannot be used.",

@@ -1,4 +1,4 @@
-//! The rollout: starts readers, kills trainers half-way, restarts readers, and reports which claims held.
+//! The rollout: starts readers, kills trainers half-way, restarts readers, and reports which beliefs are refuted.
 
 use super::{file::Cached, *};
 
@@ -21,7 +21,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     session.report(ready.step(mib))?;
     session.result(total.to_json());
     session.result(ready.to_json());
-    session.check(total.mixed == 0)
+    Ok(())
 }
 
 /// Returns the default size of a version: that of a model on a GPU, and one that a CPU checks in a moment elsewhere.

@@ -27,8 +27,8 @@ pub(super) static LAB: Lab = Lab {
         Role::hidden("textbook", textbook::play),
     ],
     observer: Role::new("master", "Submit tasks, verify every result, and report the counts", master::play),
-    farewell: Some("The master has all results, and reports which claims held."),
-    claims: CLAIMS,
+    farewell: Some("The master has all results, and reports which beliefs are refuted."),
+    beliefs: BELIEFS,
     ..Lab::DEFAULT
 };
 
@@ -77,7 +77,7 @@ fn element(task: u32, index: usize) -> f32 {
     (mixed >> 40) as f32
 }
 
-claims! {
+beliefs! {
     LOST = "lost": "The task of a killed worker is lost.",
     TWICE = "twice": "A task that is repeated has two results.",
     TEXTBOOK = "textbook": "A ring of volatile words in shared memory is enough.",

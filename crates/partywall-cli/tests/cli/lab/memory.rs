@@ -1,6 +1,6 @@
 //! Labs about how the driver shares memory: `errors`, `handle-file`, `fork`, `vmm`, `p2p`.
 
-use partywall_harness::{Running, Sandbox, eventually};
+use partywall_harness::{Output, Running, Sandbox, eventually};
 
 use super::{Report, assert_nothing_left, lab, processes_of, report_of};
 
@@ -15,8 +15,8 @@ fn each_way_to_fail_is_shown_and_nothing_is_left_on_the_simulated_gpu() {
     assert_eq!(report.header["simulated"], true);
     assert_eq!(report.steps_with("different"), [""; 0]);
     assert_eq!(report.steps_with("not-tried"), ["other-boot"]);
-    assert_eq!(report.with("held"), ["closed-once"]);
-    assert_eq!(report.with("not-tried"), [""; 0]);
+    assert_eq!(report.with("true"), ["closed-once"]);
+    assert_eq!(report.with("open"), [""; 0]);
     for (step, code) in [
         ("host-pointer", 1),
         ("freed", 1),
@@ -46,7 +46,7 @@ fn handles_in_files_are_too_early_stale_and_right_on_the_simulated_gpu() {
     let report = report_of("handle-file", 2);
     assert_eq!(report.steps_with("different"), [""; 0]);
     assert_eq!(report.steps_with("not-tried"), [""; 0]);
-    assert_eq!(report.with("did-not-hold").len(), 6, "{:?}", report.claims);
+    assert_eq!(report.with("refuted").len(), 6, "{:?}", report.beliefs);
     for (step, label, found) in [
         ("half-file", "read", "32 of 64 bytes"),
         ("too-early", "read from the memory", "0x0d in 4194304 of 4194304 bytes"),
@@ -66,7 +66,7 @@ fn child_forked_first_changes_memory_and_later_ones_have_no_cuda_on_the_simulate
     let report = report_of("fork", 2);
     assert_eq!(report.steps_with("different"), [""; 0]);
     assert_eq!(report.steps_with("not-tried"), [""; 0]);
-    assert_eq!(report.with("did-not-hold"), ["addresses", "copy", "harms", "survives"]);
+    assert_eq!(report.with("refuted"), ["addresses", "copy", "harms", "survives"]);
     assert_eq!(report.step("changed")["values"]["read by the parent"], "0x22 in 4194304 of 4194304 bytes");
     assert_eq!(report.step("address")["refusal"], 1);
     assert_eq!(report.step("forked-later")["refusal"], 3);
@@ -99,8 +99,8 @@ fn vmm_lab_shows_the_hand_over_call_by_call_on_the_simulated_gpu() {
     for step in ["map-offset", "map-half"] {
         assert_eq!(report.step(step)["refusal"], 801);
     }
-    for claim in ["one-address", "parts", "consumed", "fd-holds", "copy", "passed-on", "maker"] {
-        assert_eq!(report.claims[claim]["verdict"], "did-not-hold", "{claim}");
+    for belief in ["one-address", "parts", "consumed", "fd-holds", "copy", "passed-on", "maker"] {
+        assert_eq!(report.beliefs[belief]["verdict"], "refuted", "{belief}");
     }
 }
 
@@ -118,7 +118,7 @@ fn memory_of_another_gpu_is_used_even_if_that_is_hidden_on_the_simulated_gpu() {
     assert_nothing_left(&ledger, 3);
     assert_eq!(report.steps_with("different"), [""; 0]);
     assert_eq!(report.steps_with("not-tried"), [""; 0]);
-    assert_eq!(report.with("did-not-hold"), ["own-only", "silent", "visible"]);
+    assert_eq!(report.with("refuted"), ["own-only", "silent", "visible"]);
     assert_eq!(report.with("open"), ["alike"]);
     for (step, sees) in [("handle", "2"), ("descriptor", "2"), ("handle-hidden", "1"), ("descriptor-hidden", "1")] {
         let values = &report.step(step)["values"];
@@ -128,8 +128,8 @@ fn memory_of_another_gpu_is_used_even_if_that_is_hidden_on_the_simulated_gpu() {
 
     let alone = run("1", &[]);
     assert_eq!(alone.steps_with("not-tried"), ["one-gpu"]);
-    assert_eq!(alone.with("not-tried").len(), 4);
-    assert!(alone.claims["visible"]["evidence"].as_str().unwrap().contains("only one GPU is visible"));
+    assert_eq!(alone.with("open").len(), 4);
+    assert!(alone.beliefs["visible"]["evidence"].as_str().unwrap().contains("only one GPU is visible"));
 }
 
 #[test]
@@ -139,8 +139,8 @@ fn untried_steps_say_why_on_the_simulated_gpu() {
     command.env("SIMCUDA_FAULTS", "cuStreamWaitValue32:1=801,cuMemAllocManaged:1=801");
     let report = Report::of(&Running::spawn(&mut command).wait().expect(0));
     assert_eq!(report.steps_with("not-tried"), ["managed", "too-early", "other-boot"]);
-    assert_eq!(report.with("not-tried"), ["waits"]);
-    let evidence = report.claims["waits"]["evidence"].as_str().unwrap();
+    assert_eq!(report.with("open"), ["waits"]);
+    let evidence = report.beliefs["waits"]["evidence"].as_str().unwrap();
     assert!(evidence.contains("streams cannot wait for words of memory here"), "{evidence}");
     assert!(report.step("managed")["finding"].as_str().unwrap().contains("CUDA_ERROR_NOT_SUPPORTED"));
 }
@@ -158,6 +158,25 @@ fn role_that_dies_ends_the_lab_on_the_simulated_gpu() {
     assert_eq!(output.stderr.matches("error:").count(), 1, "told once: {}", output.stderr);
 }
 
+/// Code and last line agree: see also the labs that run to their end, which return 0.
+#[test]
+fn step_that_is_not_as_expected_is_in_the_exit_code_and_the_last_line_on_the_simulated_gpu() {
+    let sandbox = Sandbox::new();
+    let handle_file = |arguments: &[&str], faults: &str| {
+        let mut command = lab(&sandbox, &[&["handle-file"], arguments].concat());
+        Running::spawn(command.env("SIMCUDA_FAULTS", faults)).wait()
+    };
+    let last = |output: &Output| output.text().lines().last().unwrap().to_owned();
+    let right = handle_file(&[], "").expect(0);
+    assert_eq!(last(&right), "SIMULATED: 9 of 9 steps as expected; 6 beliefs refuted");
+    // The fourth handle that the consumer opens is that of a killed process.
+    let fault = "cuIpcOpenMemHandle:4=1";
+    let wrong = handle_file(&[], fault).expect(1);
+    assert_eq!(last(&wrong), "SIMULATED: 8 of 9 steps as expected, 1 different; 6 beliefs refuted");
+    let report = Report::of(&handle_file(&["--json"], fault).expect(1));
+    assert_eq!(report.steps_with("different"), ["stale-file"]);
+}
+
 #[test]
 fn death_of_the_intruder_is_a_result_on_the_simulated_gpu() {
     let sandbox = Sandbox::new();
@@ -168,7 +187,7 @@ fn death_of_the_intruder_is_a_result_on_the_simulated_gpu() {
     let unharmed = report.step("unharmed");
     assert_eq!(unharmed["verdict"], "as-expected");
     assert!(unharmed["values"]["the intruder"].as_str().unwrap().contains("has ended"), "{unharmed}");
-    assert_eq!(report.with("not-tried"), ["closed-once", "only-shared", "reader-frees"]);
+    assert_eq!(report.with("open"), ["closed-once", "only-shared", "reader-frees"]);
 }
 
 #[test]
@@ -180,5 +199,5 @@ fn kept_handle_is_tried_on_the_simulated_gpu() {
     let second = report(&["errors", "--json", "--handle", handle]);
     assert_eq!(second.step("other-boot")["verdict"], "as-expected");
     assert!(!second.step("other-boot")["refusal"].is_null());
-    assert!(second.claims["keeps"]["evidence"].as_str().unwrap().contains("other-boot"));
+    assert!(second.beliefs["keeps"]["evidence"].as_str().unwrap().contains("other-boot"));
 }

@@ -18,11 +18,11 @@ fn lab(sandbox: &Sandbox, arguments: &[&str]) -> Command {
     command
 }
 
-/// The JSON output of a lab: its header, its steps by name, and its claims by name.
+/// The JSON output of a lab: its header, its steps by name, and its beliefs by name.
 struct Report {
     header: Value,
     steps: Vec<Value>,
-    claims: BTreeMap<String, Value>,
+    beliefs: BTreeMap<String, Value>,
 }
 
 impl Report {
@@ -30,18 +30,18 @@ impl Report {
         let lines: Vec<Value> = output.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         let (header, rest) = lines.split_first().unwrap();
         let (last, steps) = rest.split_last().unwrap();
-        let claims = last["claims"].as_array().unwrap().iter();
-        let claims = claims.map(|claim| (claim["claim"].as_str().unwrap().to_owned(), claim.clone()));
-        Self { header: header.clone(), steps: steps.to_vec(), claims: claims.collect() }
+        let beliefs = last["beliefs"].as_array().unwrap().iter();
+        let beliefs = beliefs.map(|belief| (belief["belief"].as_str().unwrap().to_owned(), belief.clone()));
+        Self { header: header.clone(), steps: steps.to_vec(), beliefs: beliefs.collect() }
     }
 
     fn step(&self, name: &str) -> &Value {
         self.steps.iter().find(|step| step["step"] == name).unwrap_or_else(|| panic!("no step {name:?}"))
     }
 
-    /// The claims with a verdict.
+    /// The beliefs with a verdict.
     fn with(&self, verdict: &str) -> Vec<&str> {
-        let with = self.claims.iter().filter(|(_, claim)| claim["verdict"] == verdict);
+        let with = self.beliefs.iter().filter(|(_, belief)| belief["verdict"] == verdict);
         with.map(|(name, _)| name.as_str()).collect()
     }
 

@@ -14,19 +14,18 @@ fn coherency_lab_shows_stores_of_other_kernels_on_the_simulated_gpu() {
     assert_nothing_left(&ledger, 2);
     assert_eq!(report.steps_with("different"), [""; 0]);
     assert_eq!(report.steps_with("not-tried"), ["mps"]);
-    assert_eq!(report.with("not-tried"), [""; 0]);
     // Whether a plain load sees the store within its time limit depends on timing here.
-    for (claim, verdict) in [
-        ("loop", "did-not-hold"),
-        ("kernel-end", "did-not-hold"),
+    for (belief, verdict) in [
+        ("loop", "refuted"),
+        ("kernel-end", "refuted"),
         ("side-by-side", "open"),
         ("in-order", "open"),
         ("volatile", "open"),
         ("writer-fence", "open"),
         ("block", "open"),
-        ("scoped", "held"),
+        ("scoped", "true"),
     ] {
-        assert_eq!(report.claims[claim]["verdict"], verdict, "{claim}");
+        assert_eq!(report.beliefs[belief]["verdict"], verdict, "{belief}");
     }
     for id in ["stores", "stores-host"] {
         let stores = report.step(id)["values"].as_object().unwrap();
@@ -41,7 +40,7 @@ fn events_lab_shows_waits_recorded_in_time_and_too_early_on_the_simulated_gpu() 
     let report = report_of("events", 2);
     assert_eq!(report.steps_with("different"), [""; 0]);
     assert_eq!(report.steps_with("not-tried"), [""; 0]);
-    assert_eq!(report.with("did-not-hold").len(), 6, "{:?}", report.claims);
+    assert_eq!(report.with("refuted").len(), 6, "{:?}", report.beliefs);
     for (step, found) in [
         ("event", "the new bytes"),
         ("event-early", "the old bytes"),
@@ -75,8 +74,8 @@ fn permits_of_killed_processes_come_back_on_the_simulated_gpu() {
     let report = report_of("semaphore", 3);
     assert_eq!(report.steps_with("different"), [""; 0]);
     assert_eq!(report.steps_with("not-tried"), [""; 0]);
-    assert_eq!(report.with("held"), ["in-turn", "never-more"]);
-    assert_eq!(report.with("did-not-hold"), ["host-gives", "lost", "stuck"]);
+    assert_eq!(report.with("true"), ["in-turn", "never-more"]);
+    assert_eq!(report.with("refuted"), ["host-gives", "lost", "stuck"]);
     assert_eq!(report.step("order")["values"]["got a permit"], "1, 2, 3, 4");
     assert_eq!(report.step("whole")["values"]["free permits"], "2, of 2");
 }
@@ -88,9 +87,9 @@ fn permits_of_killed_processes_come_back_without_a_gpu() {
     assert_eq!(report.header["device"], "host");
     assert_eq!(report.steps_with("different"), [""; 0]);
     assert_eq!(report.steps_with("not-tried"), ["stream"]);
-    assert_eq!(report.with("held"), ["in-turn", "never-more"]);
-    assert_eq!(report.with("did-not-hold"), ["lost", "stuck"]);
-    assert_eq!(report.claims["host-gives"]["evidence"], "it needs a GPU: --device cuda");
+    assert_eq!(report.with("true"), ["in-turn", "never-more"]);
+    assert_eq!(report.with("refuted"), ["lost", "stuck"]);
+    assert_eq!(report.beliefs["host-gives"]["evidence"], "it needs a GPU: --device cuda");
 }
 
 #[test]
@@ -110,7 +109,7 @@ fn deaths_of_server_client_and_broker_are_shown_on_the_simulated_gpu() {
     let report = Report::of(&Running::spawn(&mut lab(&sandbox, &["crash", "--json"])).wait().expect(0));
     assert_eq!(report.steps_with("different"), [""; 0]);
     assert_eq!(report.steps_with("not-tried"), [""; 0]);
-    assert_eq!(report.with("held"), [""; 0]);
+    assert_eq!(report.with("true"), [""; 0]);
     assert_eq!(report.with("open"), ["leak", "outlives"]);
     for (step, printed) in [
         ("server-killed", "OwnerDied after"),
@@ -146,8 +145,8 @@ fn deaths_of_server_client_and_broker_are_shown_without_a_gpu() {
     let report = Report::of(&sandbox.run(["lab", "crash", "--json", "--device", "host"]).expect(0));
     assert_eq!(report.steps_with("different"), [""; 0]);
     assert_eq!(report.steps_with("not-tried"), ["streams"]);
-    assert_eq!(report.with("did-not-hold"), ["broker-memory", "client-harms", "hangs", "maker"]);
-    assert_eq!(report.claims["travels"]["evidence"], "it needs a GPU: --device cuda");
+    assert_eq!(report.with("refuted"), ["broker-memory", "client-harms", "hangs", "maker"]);
+    assert_eq!(report.beliefs["travels"]["evidence"], "it needs a GPU: --device cuda");
     for step in ["server-killed", "server-aborted"] {
         let values = &report.step(step)["values"];
         assert!(values["waiter"].as_str().unwrap().starts_with("OwnerDied after"), "{values}");

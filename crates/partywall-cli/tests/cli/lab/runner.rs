@@ -109,7 +109,7 @@ fn roles_meet_in_two_terminals_on_the_simulated_gpu() {
 
             let report = Report::of(&Running::spawn(&mut lab(&sandbox, &[name, second, "--json"])).wait().expect(0));
             assert!(report.steps.iter().all(|step| step["role"] != first), "each terminal has its own steps");
-            assert_eq!(report.with("not-tried"), [""; 0], "claims rest on the steps of both");
+            assert!(report.beliefs.values().all(|belief| belief["evidence"] != "its step was not reached"));
             let printed = waiting.wait().expect(0).text().to_owned();
             assert!(printed.contains(&format!("{first:<10} │ ")), "{printed}");
         }
@@ -151,7 +151,7 @@ fn broker_of_an_ended_lab_ends() {
 }
 
 #[test]
-fn needs_minutes_tour_shows_the_claims_of_every_lab_on_the_simulated_gpu() {
+fn needs_minutes_tour_shows_the_beliefs_of_every_lab_on_the_simulated_gpu() {
     let sandbox = Sandbox::new();
     let output = sandbox.run(["lab", "tour", "--simulated", "--json"]).expect(0);
     let lines: Vec<Value> = output.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -166,10 +166,10 @@ fn needs_minutes_tour_shows_the_claims_of_every_lab_on_the_simulated_gpu() {
     assert!(bad.is_empty(), "{bad:#?}");
     assert_eq!((&last["labs"], &last["different"]), (&names.len().into(), &0.into()));
     assert_eq!(last["failed"], Value::Array(Vec::new()));
-    let claims = last["claims"].as_array().unwrap();
-    assert!(names.iter().all(|name| claims.iter().any(|claim| claim["lab"] == **name)));
-    // These claims are reported only by labs that kill a process.
-    assert!(claims.iter().any(|claim| claim["claim"] == "falls" && claim["verdict"] == "did-not-hold"));
+    let beliefs = last["beliefs"].as_array().unwrap();
+    assert!(names.iter().all(|name| beliefs.iter().any(|belief| belief["lab"] == **name)));
+    // These beliefs are reported only by labs that kill a process.
+    assert!(beliefs.iter().any(|belief| belief["belief"] == "falls" && belief["verdict"] == "refuted"));
 }
 
 #[test]
@@ -187,7 +187,7 @@ fn needs_minutes_tour_continues_after_a_lab_that_fails() {
     let text = output.text();
     assert!(text.contains("ring         did not run to its end (signal: 9 (SIGKILL))"), "{text}");
     assert!(output.stderr.contains("labs did not run to their end: ring"), "{}", output.stderr);
-    assert!(text.contains("did not hold  work-queue"), "the labs behind it ran: {text}");
+    assert!(text.contains("refuted  work-queue"), "the labs behind it ran: {text}");
     assert!(!text.contains("  vmm "), "labs that need a GPU are left out: {text}");
 }
 

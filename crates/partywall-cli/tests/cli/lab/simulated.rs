@@ -64,8 +64,11 @@ fn is_readable_without_a_gpu(name: &str) {
     let text = output.text();
     assert!(text.starts_with(&format!("Lab `{}`: ", name.replace('_', "-"))), "{text}");
     assert!(text.contains("The driver is SIMULATED"), "{text}");
-    assert!(text.contains("Claims, and whether they held in the simulation"), "{text}");
+    assert!(text.contains("Beliefs, and whether they are true in the simulation"), "{text}");
     assert!(!text.contains("│   ≠"), "{text}");
+    let last = text.lines().last().unwrap();
+    assert!(last.starts_with("SIMULATED: ") && last.contains(" as expected"), "{last}");
+    assert!(!last.contains("different"), "the exit code says that all is as expected: {last}");
     for line in text.lines() {
         assert!(line.chars().count() <= 100, "{line}");
     }
@@ -78,7 +81,7 @@ fn every_lab_runs_simulated_without_a_gpu() {
 }
 
 #[test]
-fn simulated_labs_leave_untestable_claims_open() {
+fn simulated_labs_leave_untestable_beliefs_open() {
     let coherency = Report::of(&Sandbox::new().run(["lab", "coherency", "--simulated", "--json"]).expect(0));
     assert_ne!(coherency.steps_with("not-tried"), [""; 0]);
     assert_ne!(coherency.with("open"), [""; 0]);
@@ -93,7 +96,7 @@ fn simulated_lab_says_so_in_each_step() {
     let findings: Vec<_> = text.lines().filter(|line| line.contains("│   ✓") || line.contains("│   ≠")).collect();
     assert!(findings.len() > 5 && findings.iter().all(|line| line.contains(" SIMULATED: ")), "{text}");
     assert!(text.lines().any(|line| line.starts_with("SIMULATED: ")), "its last lines say so, too: {text}");
-    assert!(text.contains("whether they held in the simulation"), "{text}");
+    assert!(text.contains("whether they are true in the simulation"), "{text}");
     let on_a_gpu = Running::spawn(&mut lab(&sandbox, &["vmm"])).wait().expect(0);
     assert!(on_a_gpu.text().contains(" SIMULATED: "), "so does one on another simulated driver");
 }

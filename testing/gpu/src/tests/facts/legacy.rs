@@ -173,6 +173,41 @@ pub(super) fn an_invented_handle_does_not_open(check: &Check) -> Result<(), Stri
     owner.finish()
 }
 
+/// Allocates memory with the test pattern and sends its handle. Then frees it, allocates as much again with twice the
+/// pattern, and waits.
+pub(super) fn owner_of_freed_memory(check: &Check, line: &Line) -> Result<(), String> {
+    check.start()?;
+    let mut freed = 0;
+    check.cuda.mem_alloc(&mut freed, BYTES).ok()?;
+    check.fill(freed, BYTES)?;
+    line.send(check.legacy_handle(freed)?.0)?;
+    check.cuda.mem_free(freed).ok()?;
+    let later = check.alloc(BYTES)?;
+    check.fill(later, BYTES)?;
+    check.double(later, BYTES)?.ok()?;
+    line.send("done")?;
+    while line.hear()?.is_some() {}
+    Ok(())
+}
+
+/// Either answer is right: an H200 with driver 580.159 opens the later allocation, at any rate of 4 MiB.
+pub(super) fn a_handle_of_freed_memory_is_refused_or_opens_later_memory(check: &Check) -> Result<(), String> {
+    let mut owner = Peer::start("owner_of_freed_memory")?;
+    let handle = owner.hear()?.handle()?;
+    owner.expect("done")?;
+    check.start()?;
+    let mut address = 0;
+    let opened = check.cuda.ipc_open_mem_handle(&mut address, handle, LAZY_PEER);
+    if opened.code == OK {
+        check.answers("the handle of freed memory", opened, OK);
+        check.same("opens what was allocated later", check.holds_pattern(address, BYTES, 2)?, true);
+        check.cuda.ipc_close_mem_handle(address).ok()?;
+    } else {
+        check.answers("the handle of freed memory", opened, CuResult::INVALID_HANDLE);
+    }
+    owner.finish()
+}
+
 pub(super) fn a_legacy_mapping_survives_its_exporter(check: &Check) -> Result<(), String> {
     let Legacy { mut owner, whole, .. } = Legacy::start()?;
     check.start()?;

@@ -120,6 +120,7 @@ facts! {
         Measured ONE a_second_open_returns_the_same_address
         Found ONE legacy_mappings_are_closed_and_not_freed
         Found ONE an_invented_handle_does_not_open
+        Found ONE a_handle_of_freed_memory_is_refused_or_opens_later_memory
         Measured ONE a_legacy_mapping_survives_its_exporter
         Found ONE pointer_attributes_tell_the_kinds_apart
         Found ONE attributes_that_are_asked_for_together_have_defaults
@@ -254,7 +255,7 @@ macro_rules! roles {
 roles! {
     process { counter_of_devices }
     memory { owner_of_exported_memory reader_of_exported_memory writer_of_much_memory faulting_writer }
-    legacy { owner_of_legacy_memory reader_of_legacy_memory }
+    legacy { owner_of_legacy_memory owner_of_freed_memory reader_of_legacy_memory }
     host { writer_into_host_memory }
     pinned { owner_of_pinned_memory owner_that_loses_its_context writer_of_much_pinned_memory }
     streams { waiter_for_a_store }
