@@ -89,8 +89,9 @@
 //!
 //! # Limits
 //!
-//! Partywall is for one machine, one user, and Linux. Processes of that user trust each other: read-only memory
-//! protects against mistakes, not against attacks. Nothing is written to disk. Processes that write the same `mutable`
+//! Partywall is for one Linux machine. The processes of a domain run as one user, or as users that its broker admits
+//! ([`shared`](Builder::shared) names are theirs, too). Processes of one user trust each other: read-only memory protects
+//! against mistakes, not against attacks. Names and memory end with the machine. Processes that write the same `mutable`
 //! segment order their writes themselves. This library launches no kernels on a caller's stream.
 //!
 //! # Modules

@@ -66,10 +66,8 @@ impl Topic {
         let cursor = first(self.tail());
         us.cursor.store(cursor, Ordering::Release);
         point("topic: subscriber joined, not notified");
-        if queue == 0 {
-            // A publisher may be waiting for the initial cursor.
-            self.control().space.notify();
-        }
+        // A publisher may be waiting for subscribers, or for the initial cursor of one that it must not overtake.
+        self.control().space.notify();
         Some(SubscriberPlace { index, port, cursor, queue, missed: 0 })
     }
 

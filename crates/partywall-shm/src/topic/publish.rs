@@ -255,8 +255,8 @@ impl Topic {
         }
     }
 
-    /// Announces that the caller may sleep until there is room. The caller must then try [`publish`](Self::publish)
-    /// again before it sleeps.
+    /// Announces that the caller may sleep until there is room, or until a subscriber joins. The caller must then try
+    /// [`publish`](Self::publish) or count the [`subscribers`](Self::subscribers) again before it sleeps.
     pub fn prepare_for_space(&self) -> EventKey {
         self.control().space.prepare()
     }

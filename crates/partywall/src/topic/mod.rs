@@ -130,16 +130,18 @@ impl Domain {
     ///
     /// ```no_run
     /// # use std::time::Duration;
-    /// # use partywall::{DType, Domain, Policy};
+    /// # use partywall::{DType, Domain, Place, Policy};
     /// # const SECOND: Duration = Duration::from_secs(1);
     /// # let domain = Domain::connect()?;
-    /// let frames = domain.topic("frames").max_bytes(4 << 20).open_or_create()?;
+    /// let frames = domain.topic("frames").max_bytes(4 << 20).place(Place::Host).open_or_create()?;
     /// let publisher = frames.publisher()?;
+    /// publisher.wait_for_subscribers(1, Duration::from_secs(60))?; // it begins with the next sample
     /// let mut loan = publisher.loan(DType::U8, &[480, 640, 3], SECOND)?;
     /// loan.as_mut_slice::<u8>()?.fill(7);
     /// loan.filled().publish(SECOND)?;
     ///
-    /// // In another process, which had subscribed before:
+    /// // In another process:
+    /// let frames = domain.topic("frames").timeout(Duration::from_secs(60)).open()?;
     /// let subscriber = frames.subscriber(Policy::Latest)?;
     /// let sample = subscriber.recv(SECOND)?;
     /// assert_eq!(sample.as_slice::<u8>()?[0], 7);

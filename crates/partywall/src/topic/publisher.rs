@@ -135,6 +135,50 @@ impl Publisher {
         Ok(held.map(|held| Loan::new(joined, held).of(dtype, shape, bytes)))
     }
 
+    /// Waits until the topic has at least `least` subscribers, so that each of them receives what is published next.
+    ///
+    /// A subscriber begins with the next sample unless it asks for [history](super::SubscriberOptions::history), so a
+    /// publisher that starts first and does not wait publishes for nobody. A subscriber counts from the end of its
+    /// [`join`](super::SubscriberOptions::join) until it is dropped, or its death is proved.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use partywall::{Publisher, Result};
+    /// # fn publish(publisher: &Publisher) -> Result<()> {
+    /// publisher.wait_for_subscribers(1, Duration::from_secs(60))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Timeout`], [`Error::Cancelled`]; [`TopicLimit::Subscribers`] if the topic has no room for so many;
+    /// [`Unreachable::Gone`](crate::error::Unreachable::Gone) when it has to wait;
+    /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
+    pub fn wait_for_subscribers<'w>(&self, least: u32, wait: impl Into<Wait<'w>>) -> Result<()> {
+        let open = &self.joined.open;
+        open.domain().link().require_ours()?;
+        if least > open.shape.subscribers {
+            return Err(open.at_limit(TopicLimit::Subscribers));
+        }
+        let topic = &open.control.topic;
+        let waiting = wait.into().begin();
+        loop {
+            // Announced before the count, so that a subscriber that joins after the count wakes this thread.
+            let seen = topic.prepare_for_space();
+            let joined = topic.subscribers().iter().filter(|subscriber| !subscriber.detached).count();
+            if joined >= least as usize {
+                return Ok(());
+            }
+            let Some(left) = waiting.left(Instant::now()) else {
+                let name = open.name();
+                let what = format!("cannot wait for subscribers of topic {name:?}: {joined} of {least} joined");
+                return Err(waiting.error(what));
+            };
+            open.blocks.require_live()?;
+            topic.sleep_for_space(seen, left);
+        }
+    }
+
     /// Waits until streams have completed everything that this publisher has published. Other threads cannot publish
     /// through it meanwhile.
     ///

@@ -126,9 +126,10 @@ impl SubscriberOptions {
     /// [`try_recv`](Subscriber::try_recv) return [`Gone::TopicIdle`], and iteration ends. The default is false: a
     /// subscriber waits for further publishers.
     ///
-    /// A topic that has never had a publisher is not idle, so a subscriber may start first and wait for one. A
+    /// A topic that has never had a publisher is not idle, so a subscriber that has joined waits for the first one. A
     /// subscriber that joins after the last publisher has left receives the [history](Self::history) that it asks for,
-    /// and ends. A dropped publisher leaves with its last loan.
+    /// and ends; [`wait_for_subscribers`](super::Publisher::wait_for_subscribers) keeps a publisher from starting too
+    /// early. A dropped publisher leaves with its last loan.
     ///
     /// ```no_run
     /// # use partywall::{Domain, Policy};

@@ -210,6 +210,36 @@ fn each_subscriber_is_as_reliable_as_it_wants_to_be() {
 }
 
 #[test]
+fn publisher_waits_for_its_subscribers() {
+    let world = World::new();
+    let domain = world.connect();
+    let topic = frames(&domain).create().unwrap();
+    let publisher = topic.publisher().unwrap();
+    publisher.wait_for_subscribers(0, Duration::ZERO).unwrap();
+    let error = publisher.wait_for_subscribers(1, SHORT).unwrap_err();
+    assert!(matches!(error, Error::Timeout { .. }), "{error}");
+    assert!(error.to_string().starts_with("cannot wait for subscribers of topic \"frames\": 0 of 1 joined"), "{error}");
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            publisher.wait_for_subscribers(2, TIMEOUT).unwrap();
+            publish(&publisher, 7);
+        });
+        // One of each policy counts, and both get the first sample.
+        let subscribers = [Policy::Latest, Policy::Block].map(|policy| topic.subscriber(policy).unwrap());
+        waiting.join().unwrap();
+        for subscriber in &subscribers {
+            let sample = subscriber.recv(TIMEOUT).unwrap();
+            assert_eq!((value(&sample), sample.missed()), (7, 0));
+        }
+    });
+    let too_many = publisher.wait_for_subscribers(4, TIMEOUT).unwrap_err();
+    let limit = LimitReached::Topic { topic: "frames".into(), limit: TopicLimit::Subscribers, most: 3 };
+    assert_eq!(too_many.to_string(), limit.to_string());
+    let gone = publisher.wait_for_subscribers(1, SHORT).unwrap_err();
+    assert!(matches!(gone, Error::Timeout { .. }), "subscribers that have left do not count: {gone}");
+}
+
+#[test]
 fn waiting_subscriber_is_woken() {
     let world = World::new();
     let domain = world.connect();
