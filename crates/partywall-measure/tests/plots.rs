@@ -1,4 +1,4 @@
-//! The plots of README.md show the numbers of committed reports. `UPDATE_CHARTS=1` draws them anew.
+//! The plots of the pages show the numbers of committed reports. `UPDATE_CHARTS=1` draws them anew.
 
 use std::{fs, path::PathBuf};
 
@@ -13,7 +13,7 @@ const PLOTS: [(&str, &str, &str); 4] = [
 ];
 
 #[test]
-fn plots_of_the_readme_show_the_committed_reports() {
+fn plots_of_the_pages_show_the_committed_reports() {
     for (file, report, title) in PLOTS {
         let report: Report =
             serde_json::from_slice(&fs::read(docs().join("measurements").join(report)).unwrap()).unwrap();

@@ -172,7 +172,7 @@ fn both(context: &Context, options: &Options) -> Result<(), Failure> {
     drop(killed);
 
     let command = command_line(context);
-    output.line("\nThe same in two terminals, in either order:");
+    output.line("\nWithout the kill, in two terminals and in either order:");
     for role in ["producer", "consumer"] {
         output.line(format!("  {command} demo {role}{} --device {device}", simulation::flag()));
     }
