@@ -131,6 +131,12 @@ pub enum FileProblem {
         /// The type as the file names it.
         dtype: String,
     },
+    /// The file is of a version of its format that this release does not know.
+    #[error("has version {version} of its format, which Partywall {} does not know", env!("CARGO_PKG_VERSION"))]
+    UnknownVersion {
+        /// The version.
+        version: String,
+    },
     /// The tensors or the metadata do not fit into a tensor table.
     #[error("cannot become a segment: {0}")]
     Table(#[source] TableError),
@@ -259,6 +265,7 @@ impl FileProblem {
                 "save it with plain little-endian elements, for example numpy.save(f, a.astype('<f4')), or as .safetensors"
             }
             Self::UnknownElements { .. } => "upgrade Partywall, or save the tensor with elements of another type",
+            Self::UnknownVersion { .. } => "upgrade Partywall, or save it in an older version of the format",
             Self::Table(_) => "rename, reshape or split what is named here",
             Self::TooLong { .. } => "raise the limit, or write the stream to a file and name that",
             Self::Changed { .. } => "wait until no process writes the file, then try again",

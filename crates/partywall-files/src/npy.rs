@@ -33,10 +33,7 @@ pub(crate) fn read_header(file: &File, length: u64) -> Result<(TensorInfo, u64),
     let (text_at, text_bytes) = match (prefix[6], prefix[7]) {
         (1, 0) => (10, u64::from(u16::from_le_bytes([prefix[8], prefix[9]]))),
         (2 | 3, 0) => (12, u64::from(u32::from_le_bytes([prefix[8], prefix[9], prefix[10], prefix[11]]))),
-        (major, minor) => {
-            let why = format!("its version is {major}.{minor}, and 1.0, 2.0 and 3.0 are known");
-            return Err(FileProblem::malformed(why));
-        }
+        (major, minor) => return Err(FileProblem::UnknownVersion { version: format!("{major}.{minor}") }),
     };
     let start = text_at + text_bytes;
     if start > MAX_HEADER {

@@ -546,6 +546,23 @@ fn killed_recorder_leaves_its_written_samples() {
     assert_eq!(receive(&subscriber, &again).0, [1.0]);
 }
 
+/// The other process may read the former file.
+#[test]
+fn recording_replaces_a_file_in_one_step() {
+    let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    let camera = topic(&domain, "camera");
+    let publisher = camera.publisher().unwrap();
+    let path = sandbox.file("camera.mcap", "former");
+    let former = fs::File::open(&path).unwrap();
+    let arguments = ["topic", "record", "camera", path.to_str().unwrap(), "--force", "--count", "1"];
+    let recording = listening(&sandbox, &camera, &arguments);
+    publish(&publisher, &camera, &[1.0], b"");
+    recording.wait().expect(0);
+    assert_eq!(std::io::read_to_string(former).unwrap(), "former");
+    assert!(fs::read(&path).unwrap().starts_with(mcap::MAGIC));
+}
+
 /// A file can be truncated, for example if the disk was full after half of the file was written.
 #[test]
 fn whole_chunks_of_a_truncated_file_are_played() {
