@@ -70,6 +70,7 @@ pub(crate) fn not_given(object: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
         return error;
     }
     let (why, advice) = AddedType::of(object)
+        .filter(|added| added.known().is_none())
         .map(|added| not_taken(&added.name))
         .or_else(|| not_numbers(object))
         .or_else(|| not_strided(object))
@@ -130,5 +131,5 @@ const ADDED: i32 = 2;
 
 const MASKED: &str = "it has a mask, which would be lost";
 
-const NOT_GIVEN: &str = "give it as plain numbers in this machine's byte order, as a type that DLPack has (numpy: .astype(…)), \
-                         on the current device, and without lazy operations";
+const NOT_GIVEN: &str = "give it as plain numbers in this machine's byte order, as a type that DLPack has (numpy: \
+                         .astype(…)), on the current device, and without lazy operations";

@@ -194,8 +194,9 @@ impl Source {
 
     /// Takes a tensor in another way than by DLPack, which its library has refused with an exception.
     fn of_other(py: Python<'_>, object: &Bound<'_, PyAny>, stream: Optional<'_, '_>, error: PyErr) -> PyResult<Self> {
-        if let Some((dtype, integer)) = AddedType::of(object).and_then(|added| added.known()) {
-            let view = object.call_method1(intern!(py, "view"), (integer.name(),))?;
+        if let Some((dtype, integer)) = AddedType::of(object).and_then(|added| added.known())
+            && let Ok(view) = object.call_method1(intern!(py, "view"), (integer.name(),))
+        {
             return Ok(Self { dtype, ..Self::new(py, &view, stream)? });
         }
         // NumPy does this for read-only arrays.
@@ -223,7 +224,7 @@ impl Source {
         let (shape, strides) = dlpack::extents(tensor)
             .ok_or_else(|| bad_source(py, "its shape is invalid", "report it to the library that made it"))?;
         let extent = check_memory(py, dtype, &shape, &strides, tensor.data as u64, tensor.byte_offset)?;
-        if storage_end(object).is_some_and(|end| extent.end > end) {
+        if rest_of_storage(object, dtype).is_some_and(|bytes| extent.bytes > bytes) {
             return Err(bad_source(py, "it is longer than the storage that it shows", NO_MEMORY));
         }
         let device = tensor.device;
@@ -471,8 +472,8 @@ fn buffer_type(format: &[u8], item: usize) -> Option<DType> {
 struct Extent {
     /// The address of the first element.
     address: u64,
-    /// Where the last byte ends; the same as the address without elements.
-    end: u64,
+    /// The bytes from there to the end of the last one in memory; 0 without elements.
+    bytes: u64,
 }
 
 /// Checks what another library says of a tensor's memory, as far as that can be told without a look at the memory.
@@ -489,7 +490,7 @@ fn check_memory(
     let elements = shape.iter().try_fold(1_u64, |all, length| all.checked_mul(*length)).ok_or_else(invalid)?;
     dtype.bytes_for(elements).filter(|bytes| i64::try_from(*bytes).is_ok()).ok_or_else(invalid)?;
     if elements == 0 {
-        return Ok(Extent { address: data.wrapping_add(offset), end: 0 });
+        return Ok(Extent { address: data.wrapping_add(offset), bytes: 0 });
     }
     if data == 0 {
         return Err(bad_source(py, "it has no memory", NO_MEMORY));
@@ -500,31 +501,28 @@ fn check_memory(
     for (length, stride) in shape.iter().zip(strides) {
         // No sum overflows: all `(length - 1) * item` together are less than the bytes, which fit in an i64.
         let reach = i128::from(length - 1) * i128::from(*stride) * item;
-        if reach < 0 {
-            first += reach
-        } else {
-            end += reach
-        };
+        first += reach.min(0);
+        end += reach.max(0);
     }
     // Distances within the tensor then fit in an i64, too.
     if first <= 0 || end > i128::from(i64::MAX) {
         return Err(invalid());
     }
-    Ok(Extent { address: address as u64, end: end as u64 })
+    Ok(Extent { address: address as u64, bytes: (end - address) as u64 })
 }
 
-/// Returns the end of the storage that a tensor of torch shows; `None` for any other. A storage can be made smaller
-/// than its tensors, which torch itself does not notice.
-fn storage_end(object: &Bound<'_, PyAny>) -> Option<u64> {
+/// Returns the bytes from the first element of a tensor of torch to the end of its storage; `None` for any other. A
+/// storage can be made smaller than its tensors, which torch itself does not notice.
+fn rest_of_storage(object: &Bound<'_, PyAny>, dtype: DType) -> Option<u64> {
     let py = object.py();
     let storage = object.getattr_opt(intern!(py, "untyped_storage")).ok()??.call0().ok()?;
-    let start: u64 = storage.call_method0(intern!(py, "data_ptr")).ok()?.extract().ok()?;
     let bytes: u64 = storage.call_method0(intern!(py, "nbytes")).ok()?.extract().ok()?;
-    start.checked_add(bytes)
+    let offset: u64 = object.call_method0(intern!(py, "storage_offset")).ok()?.extract().ok()?;
+    Some(bytes.saturating_sub(offset.saturating_mul(dtype.bits() / 8)))
 }
 
-const NO_MEMORY: &str = "give a tensor that has data, not one that was freed (FSDP: unshard it first), is fake, or wraps others \
-                         (DTensor: to_local())";
+const NO_MEMORY: &str = "give a tensor that has data, not one that was freed (FSDP: unshard it first), is fake, or \
+                         wraps others (DTensor: to_local())";
 
 const UNKNOWN_TYPE: &str = "give it as plain numbers in this machine's byte order, or as a type of the same size (numpy: \
                             .astype(…), .view(\"uint16\")), and create the tensor with the type it has";

@@ -517,8 +517,8 @@ impl Tensor {
         }
         let Some((_, format)) = array_type(this.dtype) else {
             let why = format!(
-                "buffers have no {}: use DLPack with a library that has it, np.asarray() with the package ml_dtypes, or \
-                 view(\"uint8\") or view(\"uint16\")",
+                "buffers have no {}: use DLPack with a library that has it, np.asarray() with the package ml_dtypes, \
+                 or view(\"uint8\") or view(\"uint16\")",
                 this.dtype
             );
             return Err(PyBufferError::new_err(why));

@@ -11,7 +11,7 @@ import pytest
 import partywall as pw
 from partywall.spares import _preload
 
-from ..conftest import WATCHDOG
+from ..conftest import WATCHDOG, Child
 
 torch = pytest.importorskip("torch")
 if not torch.cuda.is_available() or "PARTYWALL_LIBCUDA" in os.environ:
@@ -87,3 +87,31 @@ def test_guard_stops_a_write_and_the_context_lives(domain):
             weights.add_(1)
         torch.cuda.synchronize()
         assert int(weights.sum()) == 1000
+
+
+DRAWS = """
+import os, time
+import torch
+from partywall import spares
+def main():
+    os.write(1, f"{os.getpid()} {int(torch.randint(10**9, (), device='cuda'))}\\n".encode())
+    time.sleep(1000)
+torch.manual_seed(1)
+"""
+
+
+def drawn(launcher: Child) -> list[str]:
+    """What two starts of a worker draw on the GPU."""
+    numbers = []
+    for _ in range(2):
+        worker, number = launcher.says().split()
+        numbers.append(number)
+        os.kill(int(worker), signal.SIGKILL)
+    return numbers
+
+
+def test_workers_draw_numbers_of_their_own_on_the_gpu(child):
+    calls = ("spares.run(main)", "spares.run(main, seed=7)", "spares.run(main, seed=7)", "spares.run(main)")
+    first, seeded, again, last = (drawn(child(DRAWS + call)) for call in calls)
+    assert seeded == again
+    assert len({*first, *seeded, *last}) == 6

@@ -49,7 +49,8 @@ def test_ranks_of_a_loaded_model_train_in_step(domain, child, tmp_path, gpus):
     backend = "nccl" if gpus == 2 else "gloo"
     group = str(tmp_path / "group")
     ranks = [
-        child(RANK, domain.socket, str(rank), backend, str(rank % gpus), group, GLOO_SOCKET_IFNAME="lo") for rank in range(2)
+        child(RANK, domain.socket, str(rank), backend, str(rank % gpus), group, GLOO_SOCKET_IFNAME="lo")
+        for rank in range(2)
     ]
     said = [rank.says() for rank in ranks]
     assert [rank.end() for rank in ranks] == [0, 0]

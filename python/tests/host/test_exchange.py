@@ -259,7 +259,8 @@ def test_arrays_of_ml_dtypes_go_in_and_come_out(domain, dtype):
 
 
 @pytest.mark.parametrize(
-    "dtype", ["int2", "int4", "uint4", "float4_e2m1fn", "float6_e2m3fn", "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz"]
+    "dtype",
+    ["int2", "int4", "uint4", "float4_e2m1fn", "float6_e2m3fn", "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz"],
 )
 def test_dtypes_of_ml_dtypes_that_partywall_lacks_are_named(domain, dtype):
     ml_dtypes = pytest.importorskip("ml_dtypes")

@@ -133,7 +133,10 @@ REFUSED = {
     "sparse": (lambda torch: torch.eye(3).to_sparse(), "its layout is sparse_coo, .*; make"),
     "compressed": (lambda torch: torch.eye(3).to_sparse_csr(), "its layout is sparse_csr, .*; make"),
     "mkldnn": (lambda torch: torch.zeros(3).to_mkldnn(), "its layout is _mkldnn, .*; make"),
-    "quantized": (lambda torch: torch.quantize_per_tensor(torch.zeros(4), 0.1, 0, torch.qint8), "quantized tensor; give"),
+    "quantized": (
+        lambda torch: torch.quantize_per_tensor(torch.zeros(4), 0.1, 0, torch.qint8),
+        "quantized tensor; give",
+    ),
     "masked": (
         lambda torch: torch.masked.masked_tensor(torch.zeros(3), torch.tensor([True, False, True])),
         "it has a mask|it has no memory",
@@ -171,6 +174,14 @@ def test_tensor_within_vmap_is_refused(domain, torch):
         return tensor
 
     torch.func.vmap(put)(torch.arange(6.0).reshape(2, 3))
+
+
+def test_deleted_array_of_jax_is_refused(domain, jax):
+    for dtype in ("float32", "bfloat16"):
+        array = jax.numpy.zeros(4, dtype)
+        array.delete()
+        with pytest.raises(pw.BadSource, match="its library does not give it away"):
+            domain.put("x", array, device="host")
 
 
 def test_dtypes_of_jax_that_partywall_lacks_are_named(domain, jax):

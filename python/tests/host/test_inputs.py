@@ -410,13 +410,12 @@ ENOUGH = np.zeros(16, "float32")
 class Claims:
     """An exporter whose capsule says anything. By default it says three elements of float32."""
 
-    def __init__(self, version: int, data=ENOUGH.ctypes.data, offset=0, shape=(3,), strides=None, ndim=1, dtype=(2, 32, 1)):
+    def __init__(self, version: int, data=ENOUGH.ctypes.data, offset=0, shape=(3,), strides=None, ndim=1):
         numbers = ctypes.c_int64 * 1
         self.kept = numbers(*shape), numbers(*(strides or ()))
         shape_there = ctypes.cast(self.kept[0], ctypes.POINTER(ctypes.c_int64))
         strides_there = ctypes.cast(self.kept[1], ctypes.POINTER(ctypes.c_int64)) if strides else None
-        code, bits, lanes = dtype
-        tensor = DLTensor(data, (1, 0), ndim, (code, bits, lanes, 0), shape_there, strides_there, offset)
+        tensor = DLTensor(data, (1, 0), ndim, (2, 32, 1, 0), shape_there, strides_there, offset)
         self.managed = Managed(tensor, None, None) if version == 0 else Versioned((1, 1), None, None, 0, tensor)
         self.name = b"dltensor" if version == 0 else b"dltensor_versioned"
 

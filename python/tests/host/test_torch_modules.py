@@ -393,7 +393,7 @@ def test_modules_of_torchscript_are_refused(domain, make):
                 lambda model: shared.share_module(model, "net", True, domain=domain),
                 lambda model: shared.load_module(model, "plain", domain=domain),
             ):
-                with pytest.raises(shared.UnsupportedTensor, match=f"cannot share {what}: it is a module of TorchScript"):
+                with pytest.raises(shared.UnsupportedTensor, match=f"cannot share {what}: .* of TorchScript"):
                     use(model)
         assert "net" not in domain
         loaded = nn.Linear(2, 2)

@@ -94,9 +94,8 @@ def base(domain):
 def test_ranks_of_a_loaded_model_train_in_step(domain, base, child, tmp_path, how, ignored):
     if how == "peft":
         pytest.importorskip("peft")
-    ranks = [
-        child(RANK, domain.socket, str(rank), how, str(tmp_path / "group"), GLOO_SOCKET_IFNAME="lo") for rank in range(2)
-    ]
+    group = str(tmp_path / "group")
+    ranks = [child(RANK, domain.socket, str(rank), how, group, GLOO_SOCKET_IFNAME="lo") for rank in range(2)]
     said = [rank.says() for rank in ranks]
     assert [rank.end() for rank in ranks] == [0, 0]
     assert said[0] == said[1]

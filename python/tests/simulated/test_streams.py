@@ -4,6 +4,7 @@ import os
 import sys
 import threading
 import types
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -118,9 +119,9 @@ def test_tensor_of_a_gpu_without_memory_is_refused(domain):
     library = driver.Library(1)
     with domain.create("build", SIZE, "uint8", device="cuda") as build:
         for given in (driver.DeviceBytes(0, [SIZE]), library.Tensor(0, [SIZE])):
-            for take in (lambda: domain.put("x", given), lambda: domain.publish("x", given), lambda: build.write(given)):
+            for take in (partial(domain.put, "x"), partial(domain.publish, "x"), build.write):
                 with pytest.raises(pw.BadSource, match="it has no memory; give"):
-                    take()
+                    take(given)
     assert library.given > 0 and pw._native.flush(WATCHDOG)
     assert domain.ls() == []
 

@@ -10,9 +10,9 @@ import sys
 
 
 def begin_streams(seed: int | None, worker: int, start: int) -> None:
-    """Gives this process streams of random numbers of its own: those of the modules `random`, `numpy.random` and
-    `torch`, where the latter two are loaded. With a seed they depend on it, on the number of the worker, and on how many
-    starts of this worker went before, and on nothing else."""
+    """Gives this process streams of random numbers of its own: those of `random`, and of `numpy.random` and `torch` if
+    they are loaded. With a seed they depend on it, on the number of the worker, and on how many starts of this worker
+    went before, and on nothing else."""
     entropy = os.urandom(32) if seed is None else hashlib.sha256(f"{seed} {worker} {start}".encode()).digest()
     random.seed(entropy)
     # A module that is loaded later begins with entropy of its own.

@@ -38,9 +38,9 @@ def load_module(
 
     The model is on *meta* or has memory, which it gives up. Its parameters stay the same objects, so that ties, lists
     and attributes keep them. They show the shared memory, which is read-only, and cannot be trained: with `private`,
-    they are copies that can. `DistributedDataParallel`, which broadcasts parameters in place, leaves the shared ones out.
-    Buffers are copies, because models write them, unless `buffers="shared"`. The model is compared with the shared one
-    first, and nothing changes if they differ.
+    they are copies that can. `DistributedDataParallel`, which broadcasts parameters in place, leaves the shared ones
+    out. Buffers are copies, because models write them, unless `buffers="shared"`. The model is compared with the shared
+    one first, and nothing changes if they differ.
 
     The version stays open until the model ends; the returned handle need not be kept. `domain` is as for
     `share_module`; `timeout`, `version`, `device` and `allow_peer` are as for `Domain.open`. `fingerprint` must be what

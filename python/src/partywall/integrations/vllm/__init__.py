@@ -15,7 +15,7 @@ version, and the engine is told its name:
     llm.start_weight_update()
     llm.update_weights(WeightTransferUpdateRequest(update_info={"name": "policy@2"}))
     llm.finish_weight_update()
-    llm.reset_prefix_cache()                                        # else vLLM goes on with blocks of the old weights
+    llm.reset_prefix_cache()                                    # else vLLM goes on with blocks of the old weights
 
 The same works through the HTTP routes, between `/pause` and `/resume`: all that travels is JSON, and nothing is unpickled.
 """
