@@ -10,7 +10,7 @@ use std::{
     thread,
 };
 
-use partywall_os::lock::IgnorePoison;
+use partywall_os::{lock::IgnorePoison, thread::spawn_scoped};
 use rustix::fs::{Advice, fadvise};
 
 use crate::{
@@ -110,7 +110,7 @@ impl Plan {
         thread::scope(|scope| {
             for _ in 1..threads.min(items.len()) {
                 // If no thread can be started, the existing ones do its work.
-                let _ = thread::Builder::new().name("partywall-copy".into()).spawn_scoped(scope, || job.work());
+                let _ = spawn_scoped(scope, "partywall-copy", || job.work());
             }
             job.work();
         });

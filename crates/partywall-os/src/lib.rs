@@ -13,6 +13,7 @@
 //! | [`process`] | pidfds, daemons, resource limits |
 //! | [`supervision`] | processes that share their file descriptors, and signals to wait for |
 //! | [`numa`] | the machine's NUMA nodes |
+//! | [`thread`] | threads that no signal of the program reaches |
 //! | [`timer_slack`] | short sleeps that end in time |
 //! | [`per_process`] | global state that a forked child begins anew |
 //! | [`fd`] | what a received file descriptor really is |
@@ -36,6 +37,7 @@ pub mod per_process;
 pub mod process;
 pub mod socket;
 pub mod supervision;
+pub mod thread;
 pub mod timer_slack;
 
 pub use rustix::io::Errno;

@@ -8,7 +8,7 @@ use std::{
         fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
         unix::process::CommandExt,
     },
-    process::Command,
+    process::{Child, Command},
     sync::{
         Once,
         atomic::{AtomicU64, Ordering},
@@ -20,6 +20,8 @@ use rustix::{
     io::{self, Errno},
     process::{self, Pid, PidfdFlags, Resource, Rlimit, Signal},
 };
+
+use crate::thread;
 
 /// Opens a pidfd of this process.
 ///
@@ -180,6 +182,21 @@ pub fn fork_generation() -> u64 {
     GENERATION.load(Ordering::Relaxed)
 }
 
+/// Starts a program that blocks no signal, whatever the calling thread blocks.
+///
+/// # Errors
+/// As [`Command::spawn`]: `EAGAIN` if a limit of processes is reached.
+pub fn spawn(command: &mut Command) -> std::io::Result<Child> {
+    // SAFETY: between fork and exec the closure makes one system call. It takes no lock and allocates nothing.
+    unsafe {
+        command.pre_exec(|| {
+            thread::unblock_all();
+            Ok(())
+        });
+    }
+    command.spawn()
+}
+
 /// Lets the process that `command` starts inherit duplicates of file descriptors. Returns their numbers, which are
 /// above 2. The duplicates close on exec in this process, so that no other child inherits them, and live as long as
 /// `command`.
@@ -246,6 +263,8 @@ pub unsafe fn daemonize() -> io::Result<Starter> {
         -1 => Err(last_errno()),
         0 => {
             drop(read);
+            // The starter, or one of its parents, may block signals that are to end the daemon.
+            thread::unblock_all();
             process::setsid()?;
             process::chdir("/")?;
             let null = fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;

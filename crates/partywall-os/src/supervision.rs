@@ -149,6 +149,7 @@ pub fn start_program(
     // errno becomes an error without a heap allocation.
     unsafe {
         command.pre_exec(move || {
+            crate::thread::unblock_all();
             process::set_parent_process_death_signal(Some(Signal::KILL))?;
             // It may have ended before the request; then no signal comes.
             if process::getppid() != Some(parent) {

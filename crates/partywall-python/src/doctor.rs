@@ -2,10 +2,18 @@
 
 use std::{path::PathBuf, sync::mpsc, time::Duration};
 
-use partywall::doctor::{Doctor, Scope};
+use partywall::{
+    Error,
+    doctor::{Doctor, Scope},
+};
+use partywall_os::thread::spawn;
 use pyo3::prelude::*;
 
-use crate::{domain::options, errors::parse, wait};
+use crate::{
+    domain::options,
+    errors::{Raise, parse},
+    wait,
+};
 
 /// A probe: title, outcome, detail, meaning, remedy, whether the driver is simulated.
 type Row = (&'static str, String, String, String, String, bool);
@@ -22,7 +30,7 @@ pub(crate) fn examine(py: Python<'_>, program: PathBuf, domain: Option<String>, 
     child.extend(["doctor".into(), "--device".into(), scope.to_string().into(), "--probe".into()]);
     let doctor = Doctor::new(child, options(domain, None)).scope(scope);
     let (tell, mut told) = mpsc::channel();
-    std::thread::spawn(move || {
+    let run = move || {
         doctor.examine(|report| {
             let finding = &report.finding;
             let detail = finding.detail.to_owned();
@@ -31,8 +39,9 @@ pub(crate) fn examine(py: Python<'_>, program: PathBuf, domain: Option<String>, 
             let remedy = finding.fix.to_owned();
             // After a signal the receiver is gone.
             let _ = tell.send((report.title, outcome, detail, meaning, remedy, finding.simulated));
-        })
-    });
+        });
+    };
+    spawn("partywall-doctor", run).map_err(|source| Error::starting("a thread", source)).or_raise(py)?;
     let mut rows = Vec::new();
     while let Ok(row) = wait::receive(py, &mut told, Duration::MAX)? {
         rows.push(row);

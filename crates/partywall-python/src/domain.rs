@@ -18,6 +18,7 @@ use partywall::{
     kind_name,
     mps::{self, MpsDaemon},
 };
+use partywall_os::thread::spawn_scoped;
 use pyo3::{exceptions::PyValueError, prelude::*};
 
 use crate::{
@@ -239,7 +240,7 @@ impl Domain {
         let (done, mut outcome) = mpsc::channel();
         let received = py.detach(|| {
             std::thread::scope(|scope| {
-                scope.spawn(|| {
+                let run = || {
                     let put = domain.put(&name.0, place).mutable(mutable).kept(kept).shared(shared);
                     let put = put.if_absent(if_absent).cancel(&cancel);
                     let put = owner.into_iter().fold(put, Put::owner);
@@ -249,12 +250,16 @@ impl Domain {
                     });
                     // After a signal the receiver is gone.
                     let _ = done.send(segment);
-                });
+                };
+                if let Err(source) = spawn_scoped(scope, "partywall-put", run) {
+                    return Err(Error::starting("a thread that copies", source));
+                }
                 let received = Python::attach(|py| wait::receive(py, &mut outcome, Duration::MAX));
                 cancel.store(true, Ordering::Relaxed);
-                received
+                Ok(received)
             })
-        })?;
+        });
+        let received = received.or_raise(py)??;
         let segment = received.map_err(|_| PyValueError::new_err("the thread that copies has panicked"))?;
         segment.or_raise(py).map(Segment::committed)
     }

@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use partywall_os::per_process::PerProcess;
+use partywall_os::{per_process::PerProcess, thread::spawn};
 use pyo3::prelude::*;
 
 use crate::wait;
@@ -94,15 +94,15 @@ pub(crate) fn at(time: Instant, job: impl FnOnce() + Send + 'static) {
 /// Gives a job to the thread, and returns it if there is no thread.
 fn send(time: Option<Instant>, job: Job) -> Option<Job> {
     let mut reaper = REAPER.lock();
-    let sender = reaper.get_or_insert_with(|| {
+    if reaper.is_none() {
         let (sender, jobs) = mpsc::channel();
-        let thread = std::thread::Builder::new().name("partywall-reaper".into());
-        // If the thread cannot be started, sending fails.
-        let _ = thread.spawn(move || run(&jobs));
-        sender
-    });
+        *reaper = spawn("partywall-reaper", move || run(&jobs)).ok().map(|_| sender);
+    }
     // A job may call `later` and take this lock again: it must be run and dropped without it.
-    sender.send((time, job)).err().map(|unsent| unsent.0.1)
+    match &*reaper {
+        Some(sender) => sender.send((time, job)).err().map(|unsent| unsent.0.1),
+        None => Some(job),
+    }
 }
 
 /// Runs jobs as they come, and those for later at their time.

@@ -9,7 +9,7 @@ use std::{
 };
 
 use partywall::{Error, Wait, cuda::StreamRef};
-use partywall_os::{lock::IgnorePoison, per_process::PerProcess};
+use partywall_os::{lock::IgnorePoison, per_process::PerProcess, thread::spawn};
 use pyo3::{
     exceptions::{PyRuntimeError, PyValueError},
     prelude::*,
@@ -150,7 +150,7 @@ pub(crate) fn on_helper_thread<T: Send + 'static>(
         // After a signal the receiver is gone.
         _ = done.send(result);
     };
-    py.detach(|| hand_over(Box::new(job)))?;
+    py.detach(|| hand_over(Box::new(job))).or_raise(py)?;
     // The result usually comes at once. Sleeping and being woken would take several times as long.
     let results = &mut outcome;
     let soon = py.detach(move || {
@@ -176,7 +176,7 @@ type Job = Box<dyn FnOnce(&dyn Fn()) + Send>;
 static FREE: PerProcess<Vec<Sender<Job>>> = PerProcess::new();
 
 /// Gives a job to a free helper thread, or to a new one.
-fn hand_over(job: Job) -> std::io::Result<()> {
+fn hand_over(job: Job) -> partywall::Result<()> {
     let free = FREE.lock().pop();
     // A thread that has panicked takes no jobs.
     let job = match free {
@@ -189,7 +189,7 @@ fn hand_over(job: Job) -> std::io::Result<()> {
     let (thread, jobs) = mpsc::channel::<Job>();
     let itself = thread.clone();
     let work = move || jobs.into_iter().for_each(|job| job(&|| FREE.lock().push(itself.clone())));
-    std::thread::Builder::new().name("partywall-wait".into()).spawn(work)?;
+    spawn("partywall-wait", work).map_err(|source| Error::starting("a thread that waits", source))?;
     // The thread keeps receiving, because it holds a sender of its own.
     _ = thread.send(job);
     Ok(())

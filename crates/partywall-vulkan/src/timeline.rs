@@ -7,13 +7,13 @@
 use std::{
     collections::VecDeque,
     sync::{Arc, Condvar, Mutex, MutexGuard},
-    thread::{self, JoinHandle},
+    thread::JoinHandle,
     time::Duration,
 };
 
 use ash::vk;
 use partywall::{Error as PartywallError, MAX_VALUE, Timeline, TimelineWriter, Wait};
-use partywall_os::lock::IgnorePoison;
+use partywall_os::{lock::IgnorePoison, thread};
 
 use crate::{
     error::{Error, Result, failed},
@@ -96,7 +96,7 @@ impl Gpu {
     /// Makes a semaphore that follows a timeline.
     ///
     /// # Errors
-    /// [`Error::Vulkan`]; [`Error::System`] if there is no thread for it.
+    /// [`Error::Vulkan`]; [`partywall::Error::LimitReached`] if there is no thread for it.
     pub fn follow(self: &Arc<Self>, timeline: Timeline) -> Result<FollowedTimeline> {
         let value = timeline.value();
         let semaphore = Semaphore::new(self, value)?;
@@ -366,6 +366,5 @@ impl Drop for Semaphore {
 }
 
 fn start<T: Send + 'static>(name: &str, run: impl FnOnce() -> T + Send + 'static) -> Result<JoinHandle<T>> {
-    let thread = thread::Builder::new().name(name.to_owned()).spawn(run);
-    thread.map_err(|source| Error::System { what: format!("starting the thread {name}"), source })
+    thread::spawn(name, run).map_err(|source| PartywallError::starting(format!("the thread {name}"), source).into())
 }

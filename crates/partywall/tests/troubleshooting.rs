@@ -198,6 +198,7 @@ fn every_error() -> Vec<Error> {
             held: None,
         }),
         Error::LimitReached(LimitReached::FileDescriptors("a socket".into())),
+        Error::LimitReached(LimitReached::Processes("a thread".into())),
         Error::DeviceFault(DeviceFault::NoDevice { wanted: Some("cuda:0".into()), why: "no driver".into() }),
         Error::DeviceFault(DeviceFault::Remote {
             name: name.clone(),

@@ -129,7 +129,15 @@ class Interruptible(Handle[I], Generic[I]):
     """A handle whose `close` waits for the GPU. If Ctrl-C ends its `with`, that wait is skipped."""
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._native.close_later() if kind is KeyboardInterrupt else self.close()
+        if self._is_ours():
+            self._native.close_later() if kind is KeyboardInterrupt else self.close()
+
+
+def checked_timeout(timeout: float | None) -> float | None:
+    """Checks a timeout for asyncio as the compiled calls do, and returns it: asyncio would wait for ever for a NaN."""
+    if timeout is not None and not timeout >= 0:
+        raise ValueError(f"a timeout is a number of seconds, 0 or more, or None; not {timeout}")
+    return timeout
 
 
 async def readable(fd: int) -> None:

@@ -5,8 +5,8 @@ import operator
 import threading
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
-from partywall import _native, _streams
-from partywall._handle import Connected, Held
+from partywall import _native, _streams, _threads
+from partywall._handle import Connected, Held, checked_timeout
 
 if TYPE_CHECKING:
     from partywall._domain import Domain
@@ -60,6 +60,7 @@ class Semaphore(Connected[_native.Semaphore]):
 
     async def acquire_async(self, timeout: float | None = None) -> "Permit":
         """As `acquire`, in an event loop. If it has to wait, it starts a thread for the wait."""
+        checked_timeout(timeout)
         if free := self.try_acquire():
             return free
         loop, given_up = asyncio.get_running_loop(), threading.Event()
@@ -83,7 +84,7 @@ class Semaphore(Connected[_native.Semaphore]):
                 # The loop is closed, and the waiting task with it.
                 pass
 
-        threading.Thread(target=wait, name="partywall-acquire", daemon=True).start()
+        _threads.start("partywall-acquire", wait)
         try:
             permit = await acquired
         finally:

@@ -12,7 +12,7 @@ const SENT: [i32; 4] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM];
 /// A shell ignores SIGINT in background processes, `nohup` ignores SIGHUP, and child processes inherit ignored signals.
 /// A
 /// *handled* signal, in contrast, has its default action after `exec`. This process therefore installs handlers that do
-/// nothing for the signals that it ignores. The standard library clears the mask of blocked signals itself.
+/// nothing for the signals that it ignores.
 ///
 /// # Panics
 /// If the kernel does not report which signals are ignored.

@@ -14,11 +14,10 @@ use std::{
         atomic::{AtomicUsize, Ordering},
         mpsc::{Receiver, Sender, channel},
     },
-    thread,
     time::{Duration, Instant},
 };
 
-use partywall_os::{Errno, lock::IgnorePoison};
+use partywall_os::{Errno, lock::IgnorePoison, thread};
 use rustix::{
     event::{EventfdFlags, eventfd},
     io::ioctl_fionread,
@@ -120,7 +119,7 @@ impl Reclaimer {
                 }
                 return;
             }
-            thread::sleep(CATCH_UP / 10);
+            std::thread::sleep(CATCH_UP / 10);
         }
     }
 
@@ -173,7 +172,7 @@ impl Closer {
         let reports = Arc::clone(reports);
         let counts = Arc::new(Counts::default());
         let of_thread = Arc::clone(&counts);
-        let thread = thread::Builder::new().name(name.into()).spawn(move || {
+        let thread = thread::spawn(name, move || {
             for job in inbox {
                 match job {
                     Job::Close(fd) => {
@@ -310,7 +309,7 @@ mod tests {
         assert_eq!((reclaimer.timeout(1), reclaimer.timeout(0)), (None, Some(NO_ROOM)));
         reclaimer.catch_up(1);
         assert_eq!(reclaimer.backlog(), 1);
-        let reader = thread::spawn(move || io::copy(&mut peer, &mut io::sink()).unwrap());
+        let reader = std::thread::spawn(move || io::copy(&mut peer, &mut io::sink()).unwrap());
         while reclaimer.timeout(0).is_some() {
             reclaimer.catch_up(0);
         }
@@ -327,7 +326,7 @@ mod tests {
         assert_eq!((reclaimer.timeout(1), reclaimer.timeout(0)), (None, Some(CATCH_UP)));
         drop(peer);
         while reclaimer.backlog() > 0 {
-            thread::yield_now();
+            std::thread::yield_now();
         }
         let (slow, _peer) = slow_to_close();
         drop(reclaimer.keep(slow));
@@ -352,7 +351,7 @@ mod tests {
         let (_read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
         drop(reclaimer.trust(reclaimer.keep(write)));
         while reclaimer.backlog() > 1 {
-            thread::yield_now();
+            std::thread::yield_now();
         }
         assert_eq!(reclaimer.timeout(0), Some(CATCH_UP), "only the thread that stands still has something left");
     }

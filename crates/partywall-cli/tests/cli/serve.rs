@@ -525,3 +525,16 @@ fn missing_directory_and_long_path_say_what_to_change() {
         assert!(!said.contains("letters, digits"), "{said}");
     }
 }
+
+#[test]
+fn daemon_blocks_no_signal_that_its_starter_blocks() {
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.command(["serve", "--background"]);
+    // As a thread of a library does that starts a broker.
+    let started = partywall_os::thread::spawn("starter", move || command.output().unwrap()).unwrap();
+    assert!(started.join().unwrap().status.success());
+    let pid = sandbox.broker();
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).expect("a status has SigBlk");
+    assert_eq!(blocked.trim(), "0000000000000000");
+}

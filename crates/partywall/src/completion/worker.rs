@@ -5,11 +5,11 @@ use std::{
     fmt,
     panic::{self, AssertUnwindSafe},
     sync::{Arc, Condvar, Mutex, MutexGuard},
-    thread::{self, JoinHandle},
+    thread::JoinHandle,
     time::Duration,
 };
 
-use partywall_os::lock::IgnorePoison;
+use partywall_os::{lock::IgnorePoison, thread::spawn};
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -84,7 +84,7 @@ impl Worker {
         }
         state.is_running = true;
         let worker = self.clone();
-        match thread::Builder::new().name(self.name.into()).spawn(move || worker.work(worker.linger)) {
+        match spawn(self.name, move || worker.work(worker.linger)) {
             // The former thread has ended, or is about to end without touching anything.
             Ok(thread) => state.thread = Some(thread),
             Err(error) => {

@@ -9,7 +9,10 @@ use std::{
 };
 
 use partywall_cuda::kernels::expected;
-use partywall_os::socket::{self, Ready};
+use partywall_os::{
+    process,
+    socket::{self, Ready},
+};
 use serde::{Deserialize, Serialize};
 
 use super::{Doctor, Probe, runner};
@@ -43,7 +46,7 @@ pub(super) fn hand_over(
     let (ours, theirs) = socket::pair().map_err(|errno| system("making a pair of sockets")(errno.into()))?;
     let mut command = doctor.command(probe);
     command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).stderr(Stdio::null());
-    let mut child = command.spawn().map_err(system("starting another process"))?;
+    let mut child = process::spawn(&mut command).map_err(system("starting another process"))?;
     // The command keeps the other end of the socket open, too, which would hide the child's death.
     drop(command);
 

@@ -79,7 +79,8 @@ pub(super) fn processes() -> Finding {
             "it does not say whose a pidfd is; /proc is not mounted, or another's".into(),
         );
     }
-    let child = Command::new("/proc/self/exe").arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).spawn();
+    let child =
+        process::spawn(Command::new("/proc/self/exe").arg("--version").stdin(Stdio::null()).stdout(Stdio::null()));
     let mut child = match child {
         Ok(child) => child,
         Err(error) => return failed("starting a process", error.to_string()),

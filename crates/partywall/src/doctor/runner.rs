@@ -11,6 +11,7 @@ use std::{
 use partywall_os::{
     process,
     socket::{self, Ready},
+    thread,
 };
 
 use super::{Doctor, Probe, finding::Finding};
@@ -34,9 +35,15 @@ pub struct Ended {
 pub fn run_within(command: &mut Command, limit: Duration) -> std::io::Result<Ended> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let deadline = Instant::now() + limit;
-    let mut child = command.spawn()?;
-    let stdout = child.stdout.take().map(drain);
-    let stderr = child.stderr.take().map(drain);
+    let mut child = process::spawn(command)?;
+    let outputs = child.stdout.take().map(drain).transpose().and_then(|stdout| {
+        let stderr = child.stderr.take().map(drain).transpose()?;
+        Ok((stdout, stderr))
+    });
+    let (stdout, stderr) = outputs.inspect_err(|_| {
+        // No thread reads what it writes, so it might not end by itself.
+        let _ = wait(&mut child, Instant::now());
+    })?;
     let status = wait(&mut child, deadline)?;
     let immortal = matches!(child.try_wait(), Ok(None));
     // Its output does not end before the child does, nor before children of its own that outlive it.
@@ -113,15 +120,15 @@ fn ends_by(child: &mut Child, deadline: Instant) -> std::io::Result<Option<ExitS
 }
 
 /// Reads to the end on a thread, and then sends the bytes.
-fn drain(mut from: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
+fn drain(mut from: impl Read + Send + 'static) -> std::io::Result<Receiver<Vec<u8>>> {
     let (sender, receiver) = channel();
-    std::thread::spawn(move || {
+    thread::spawn("partywall-output", move || {
         let mut bytes = Vec::new();
         // Bytes before an error still count. If the receiver is gone, they are not needed.
         let _ = from.read_to_end(&mut bytes);
         let _ = sender.send(bytes);
-    });
-    receiver
+    })?;
+    Ok(receiver)
 }
 
 /// How long a killed process may take to end.

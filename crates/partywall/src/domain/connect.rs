@@ -312,7 +312,10 @@ pub(crate) struct StarterFailed {
 pub(crate) fn run_starter(command: &mut Command, timeout: Duration) -> Result<(), StarterFailed> {
     let without_code = |why: String| StarterFailed { why, advice: None, code: None };
     let command = command.stdout(Stdio::null()).stderr(Stdio::piped());
-    let mut child = command.spawn().map_err(|e| without_code(e.to_string()))?;
+    let mut child = process::spawn(command).map_err(|source| {
+        let error = Error::starting("it", source);
+        StarterFailed { why: error.to_string(), advice: Some(error.advice().into()), code: None }
+    })?;
     let deadline = Instant::now() + timeout;
     let status = loop {
         match child.try_wait() {

@@ -15,7 +15,7 @@ use std::{
 };
 
 use partywall_cuda::{CudaError, DeviceUuid, Stream};
-use partywall_os::lock::IgnorePoison;
+use partywall_os::{lock::IgnorePoison, thread::spawn};
 
 use crate::{
     error::{DeviceFault, Error, Result},
@@ -76,8 +76,8 @@ impl Health {
         let mut thread = self.thread.lock().ignore_poison();
         if thread.is_none() {
             let shared = self.shared.clone();
-            let started = thread::Builder::new().name(THREAD.into()).spawn(move || shared.run());
-            let started = started.map_err(|source| Error::System { what: "starting a thread".into(), source })?;
+            let started = spawn(THREAD, move || shared.run());
+            let started = started.map_err(|source| Error::starting("the thread that checks CUDA contexts", source))?;
             *thread = Some(started);
         }
         Ok(())

@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use partywall_os::{Errno, lock::IgnorePoison, socket};
+use partywall_os::{Errno, lock::IgnorePoison, socket, thread::spawn};
 use partywall_shm::{
     members::{self, Members},
     timeline::TimelineEnding,
@@ -111,10 +111,8 @@ impl Service {
             (reason == PollReason::Due).then_some(TICK)
         });
         let reader = Reader { shared: shared.clone(), events: Some(events), inbox: Inbox::new() };
-        let thread = thread::Builder::new()
-            .name("partywall".into())
-            .spawn(move || reader.run())
-            .map_err(|source| Error::System { what: "starting the service thread".into(), source })?;
+        let thread = spawn("partywall", move || reader.run())
+            .map_err(|source| Error::starting("the service thread of a connection", source))?;
         Ok(Self { thread: Some(thread), shared })
     }
 

@@ -57,6 +57,9 @@ pub enum LimitReached {
     /// The process may not open more files.
     #[error("no file descriptor is free for {0}")]
     FileDescriptors(String),
+    /// The kernel allows no further thread or process (`EAGAIN` of pthread_create(3) or fork(2)).
+    #[error("cannot start {0}: no further thread or process is allowed here")]
+    Processes(String),
     /// A limit of the broker is reached.
     #[error("the broker's limit on {} is {allowed}, this needs {needed}", limit_name(*limit))]
     Broker {
@@ -147,6 +150,7 @@ impl LimitReached {
                 _ => "create the heap with a higher limit, or free blocks",
             }),
             Self::FileDescriptors(_) => ErrorKind::Refused.help("no-file-descriptor", open_files()),
+            Self::Processes(_) => ErrorKind::Refused.help("no-process", "end threads or processes, or raise the limit: `ulimit -u` of the user, the container's limit of pids, TasksMax= of systemd"),
             Self::User { limit, .. } => ErrorKind::Refused.help("user-limit", format!("remove something of this user (`partywall status` shows its share), or start the broker with a higher {}", user_option(*limit))),
             Self::Broker { limit: Limit::Handshakes, .. } => ErrorKind::Refused.help("limit-reached", "try again: other processes are connecting"),
             Self::Broker { limit: Limit::Chunks | Limit::Growths, .. } => ErrorKind::Refused.help("limit-reached", "grow in fewer, larger steps (spare()), or commit a new version"),

@@ -207,6 +207,14 @@ impl Error {
         Self::LimitReached(LimitReached::DescriptorsInFlight { limit })
     }
 
+    /// Returns the error that a thread or a process could not be started.
+    pub fn starting(what: impl Into<String>, source: std::io::Error) -> Self {
+        match Errno::from_io_error(&source) {
+            Some(Errno::AGAIN) => Self::LimitReached(LimitReached::Processes(what.into())),
+            _ => Self::System { what: format!("starting {}", what.into()), source },
+        }
+    }
+
     pub(crate) fn system(what: impl Into<String>, errno: Errno) -> Self {
         match errno {
             Errno::MFILE | Errno::NFILE => Self::LimitReached(LimitReached::FileDescriptors(what.into())),

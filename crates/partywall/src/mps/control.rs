@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use partywall_os::environment;
+use partywall_os::{environment, process};
 
 use super::PIPES;
 use crate::error::{ErrorKind, MpsFault, Result};
@@ -90,7 +90,7 @@ pub(super) fn end_of(log: &Path) -> String {
 }
 
 fn spawn(command: &mut Command) -> Result<Child> {
-    command.spawn().map_err(|error| match error.kind() {
+    process::spawn(command).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => MpsFault::NoProgram { program: PROGRAM }.into(),
         _ => not_started(format!("{PROGRAM}: {error}")),
     })

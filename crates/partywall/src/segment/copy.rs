@@ -10,7 +10,7 @@ use std::{
 };
 
 use partywall_cuda::{AccessError, DeviceSlice, HostRegistration, StreamRef};
-use partywall_os::lock::IgnorePoison;
+use partywall_os::{lock::IgnorePoison, thread::spawn_scoped};
 use partywall_shm::{Table, TableBuilder, Tensor as Entry};
 use partywall_wire::Kind as WireKind;
 
@@ -131,7 +131,7 @@ impl Build {
         thread::scope(|scope| {
             for _ in 1..threads.min(pieces.len()) {
                 // If no thread can be started, the existing ones do its work.
-                let _ = thread::Builder::new().name("partywall-copy".into()).spawn_scoped(scope, || job.work());
+                let _ = spawn_scoped(scope, "partywall-copy", || job.work());
             }
             job.work();
         });

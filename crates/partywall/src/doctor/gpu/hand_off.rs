@@ -11,7 +11,7 @@ use std::{
 };
 
 use partywall_cuda::{Context, Device, DeviceBuffer, Driver, HostRegistration, Kernels, Stream};
-use partywall_os::{map::SharedMap, memfd};
+use partywall_os::{map::SharedMap, memfd, thread::spawn_scoped};
 
 use super::{Trouble, on_each, sharing::in_context};
 use crate::{
@@ -51,7 +51,9 @@ fn measure(doctor: &Doctor, device: &Device) -> Result<String, Trouble> {
     let side = Side::new(&context, &file)?;
     let parcel = Parcel { bytes: BYTES, gpu: device.uuid()?.to_string(), handle: Vec::new() };
     let taken = thread::scope(|threads| {
-        let other = threads.spawn(|| exchange::hand_over(doctor, Probe::TakeHandOff, &parcel, Some(file.as_fd())));
+        let hand_over = || exchange::hand_over(doctor, Probe::TakeHandOff, &parcel, Some(file.as_fd()));
+        let other = spawn_scoped(threads, "partywall-probe", hand_over)
+            .map_err(|error| Trouble::Wrong(format!("starting a thread: {error}")))?;
         let taken = side.first(&|| other.is_finished());
         // Whatever has failed: no stream waits any longer, so that both processes can end.
         side.release();

@@ -12,11 +12,10 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
-    thread,
     time::Duration,
 };
 
-use partywall_os::lock::IgnorePoison;
+use partywall_os::{lock::IgnorePoison, thread};
 use partywall_wire::Call;
 
 pub(super) use self::version::Version;
@@ -103,7 +102,7 @@ impl LeftVersions {
     fn start(self: &Arc<Self>, state: &mut State) -> io::Result<()> {
         if !state.is_running && !state.added.is_empty() {
             let versions = self.clone();
-            thread::Builder::new().name("partywall-name".into()).spawn(move || versions.run())?;
+            thread::spawn("partywall-name", move || versions.run())?;
             state.is_running = true;
         }
         Ok(())
