@@ -271,14 +271,14 @@ def test_derived_samples_rest_on_their_inputs(domain, frames):
             opened.close()
 
 
-@pytest.mark.parametrize(("policy", "left"), [("drop-oldest", (6, 7)), ("latest", (9,))])
+@pytest.mark.parametrize(("policy", "left"), [("drop-oldest", 6), ("latest", 9)])
 def test_a_subscriber_that_may_miss_samples_keeps_no_publisher_waiting(frames, policy, left):
     with frames.publisher() as publisher, frames.subscriber(policy) as subscriber:
         for n in range(10):
             publisher.send(np.array(n), timeout=0)
         assert subscriber.stats().lag > 0
         first = subscriber.recv(0)
-        assert first.sequence == first.missed == subscriber.stats().dropped and first.sequence in left
+        assert first.sequence == first.missed == subscriber.stats().dropped == left
         rest = iter(subscriber.try_recv, None)
         assert [(sample.sequence, sample.missed) for sample in rest] == [(n, 0) for n in range(first.sequence + 1, 10)]
 

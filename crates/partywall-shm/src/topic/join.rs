@@ -42,12 +42,10 @@ impl Topic {
         for hold in self.holds_of(index) {
             hold.store(0, Ordering::Relaxed);
         }
-        // The position that the next sample overwrites is not guaranteed to any subscriber. A subscriber that may miss
-        // samples may try it.
-        let oldest = |tail: u64| match queue {
-            None => tail.saturating_sub(self.ring.len() as u64 - 1),
-            Some(_) => self.oldest(tail),
-        };
+        // The position that the next sample overwrites is not guaranteed to any subscriber. In a ring with one entry a
+        // subscriber that may miss samples may try it.
+        let kept = (self.ring.len() as u64 - 1).max(queue.map_or(0, |_| 1));
+        let oldest = |tail: u64| tail.saturating_sub(kept);
         let first = |tail: u64| oldest(tail).max(tail.saturating_sub(u64::from(history)));
         us.cursor.store(first(self.tail()), Ordering::Relaxed);
         let queue = queue.map_or(0, |queue| u64::from(queue.max(1)));

@@ -240,6 +240,11 @@ impl Topic {
         self.collect(slots);
     }
 
+    /// Returns whether a publisher may publish: it has neither left nor been detached.
+    pub fn is_publisher(&self, port: PortId) -> bool {
+        self.publishers[port.index].port.load() == port.port
+    }
+
     /// Returns the number of samples that a publisher has published, for callers without its place.
     pub fn published_by(&self, port: PortId) -> u64 {
         self.publishers[port.index].published.load(Ordering::Relaxed)

@@ -18,8 +18,8 @@
 //! publisher may be about to take, need not be read again.
 //!
 //! A subscriber that may fall `queue` samples behind checks whether the entry `queue` positions later is filled; if so,
-//! it skips to the last `queue` samples. A subscriber whose next sample was overwritten skips to the oldest sample that
-//! is not overwritten next.
+//! it skips to the last `queue` samples. A subscriber whose next sample was overwritten skips to the oldest sample in the
+//! ring. That one is overwritten next; if it is before the hold is seen, the subscriber skips further.
 //!
 //! If the subscriber is killed or stopped between any two steps, its holds keep the blocks from being reused until it
 //! continues or is proved dead. Publishers that wait for it keep waiting; any process can see that, and have the
@@ -136,13 +136,16 @@ impl Topic {
         if us.port.load() != place.port {
             return Received::Detached;
         }
-        for _ in 0..MOST_ATTEMPTS {
+        for attempt in 0..MOST_ATTEMPTS {
             self.keep_up(place);
             let (at, entry, seen) = self.at(place.cursor);
             let block = match seen.filling(at) {
                 Filling::Next | Filling::Later => return Received::Empty,
                 Filling::Overwritten => {
-                    self.skip_to(place, self.oldest(self.tail()));
+                    // The oldest sample of the ring is overwritten next: if publishers are faster, then the next
+                    // attempts leave them more and more time.
+                    let kept = (self.ring.len() as u64).saturating_sub(attempt).max(1);
+                    self.skip_to(place, self.tail().saturating_sub(kept));
                     continue;
                 }
                 Filling::Filled(block) => u32::from(block),
@@ -188,6 +191,11 @@ impl Topic {
             return Received::Sample(taken);
         }
         Received::Busy
+    }
+
+    /// Returns whether a subscriber can hold another sample.
+    pub fn has_room(&self, place: PortId) -> bool {
+        self.free_hold(place.index).is_some()
     }
 
     /// Returns what [`receive`](Self::receive) would find for a subscriber whose [`SubscriberPlace::next`] is `next`,
@@ -237,12 +245,6 @@ impl Topic {
         point("topic: sample released, nobody notified");
         fence(Ordering::SeqCst);
         self.collect(slots);
-    }
-
-    /// Returns the oldest position that is not overwritten next, for a given tail; with one entry, the position of that
-    /// entry.
-    pub(super) fn oldest(&self, tail: u64) -> u64 {
-        tail.saturating_sub((self.ring.len() as u64 - 1).max(1))
     }
 
     /// Skips the samples beyond the `queue` of a subscriber that may fall behind.
@@ -305,4 +307,4 @@ impl Topic {
 }
 
 /// Maximum number of attempts to receive a sample. Each failure is a publisher's success.
-const MOST_ATTEMPTS: usize = 64;
+const MOST_ATTEMPTS: u64 = 64;

@@ -292,7 +292,7 @@ fn publishers_do_not_wait_for_lossy_subscribers() {
     for value in 0..11 {
         world.publish(&mut publisher, value).unwrap();
     }
-    for (subscriber, (first, missed)) in subscribers.iter_mut().zip([(10, 10), (9, 9), (8, 8)]) {
+    for (subscriber, (first, missed)) in subscribers.iter_mut().zip([(10, 10), (9, 9), (7, 7)]) {
         let taken = world.take(subscriber).unwrap();
         assert_eq!((world.read(&taken), taken.missed(), taken.position()), (first, missed, first));
         world.topic.release(&world.pool, &taken);
@@ -304,7 +304,7 @@ fn publishers_do_not_wait_for_lossy_subscribers() {
         assert_eq!(world.take(subscriber), None);
     }
     let states = world.topic.subscribers();
-    assert_eq!(states.iter().map(|state| state.dropped).collect::<Vec<_>>(), [10, 9, 8]);
+    assert_eq!(states.iter().map(|state| state.dropped).collect::<Vec<_>>(), [10, 9, 7], "at most the depth is left");
     assert_eq!(states.iter().map(|state| state.queue).collect::<Vec<_>>(), [Some(1), Some(2), Some(4)]);
 }
 
@@ -371,7 +371,7 @@ fn reader_keeps_its_holds_up_to_its_limit() {
     assert_eq!(held.iter().map(|taken| world.read(taken)).collect::<Vec<_>>(), [0, 1, 2, 3]);
     assert_eq!((world.audit().read, world.topic.subscribers()[0].held), (4, 4));
     world.topic.release(&world.pool, &held[1]);
-    assert_eq!(world.receive(&mut reader), Some(197));
+    assert_eq!(world.receive(&mut reader), Some(196));
     world.topic.sweep(&world.pool);
     assert_eq!(world.audit(), BlockCounts { free: 17, in_ring: 4, read: 3, ..BlockCounts::default() });
 }

@@ -62,14 +62,13 @@ impl Model {
     /// Skips samples that a reader no longer receives, and returns the next one that it would receive.
     fn next(&mut self, reader: usize) -> Option<u64> {
         let next = self.samples.len() as u64;
-        let oldest = self.oldest();
         let Reader { next: cursor, queue, .. } = self.readers[reader].as_mut().unwrap();
         if let Some(queue) = queue.map(u64::from) {
             if queue < Self::DEPTH && next > *cursor + queue {
                 *cursor = next - queue;
             }
             if next > *cursor + Self::DEPTH {
-                *cursor = oldest;
+                *cursor = next - Self::DEPTH;
             }
         }
         (*cursor < next).then_some(*cursor)
