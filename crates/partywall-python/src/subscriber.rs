@@ -51,9 +51,17 @@ impl Subscriber {
         self.unfinished.lock().ignore_poison()
     }
 
+    /// Returns the next of the samples that were received before.
+    fn take_unfinished(&self, receiver: &Receiver) -> Option<Arc<Owner>> {
+        let mut unfinished = self.unfinished();
+        let owner = unfinished.pop_front()?;
+        receiver.subscriber.set_pending(!unfinished.is_empty());
+        Some(owner)
+    }
+
     /// Returns the next sample, complete or not.
     fn next(&self, py: Python<'_>, receiver: &Receiver, timeout: Duration) -> PyResult<Arc<Owner>> {
-        if let Some(owner) = self.unfinished().pop_front() {
+        if let Some(owner) = self.take_unfinished(receiver) {
             return Ok(owner);
         }
         let received = self.inner.for_turn(py, timeout, |wait| receiver.subscriber.recv(wait));
@@ -90,7 +98,7 @@ impl Subscriber {
     /// Receives the next sample, complete or not, if there is one.
     fn try_recv<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, Sample>>> {
         let receiver = self.inner.get(py)?;
-        if let Some(owner) = self.unfinished().pop_front() {
+        if let Some(owner) = self.take_unfinished(&receiver) {
             return Sample::of(py, owner, receiver.open).map(Some);
         }
         let received = receiver.subscriber.try_recv().or_raise(py);
@@ -101,7 +109,12 @@ impl Subscriber {
 
     /// Puts back a received sample whose wait has ended: it is received next.
     fn give_up(&self, sample: &Sample) {
-        self.unfinished().extend(sample.take());
+        // Closing drops the samples that were put back before.
+        let receiver = self.inner.lock();
+        let Some(Receiver { subscriber, .. }) = &*receiver else { return };
+        let mut unfinished = self.unfinished();
+        unfinished.extend(sample.take());
+        subscriber.set_pending(!unfinished.is_empty());
     }
 
     /// The number in this process of the GPU whose streams use the samples; `None` for host memory. Pinned memory is
@@ -116,7 +129,7 @@ impl Subscriber {
         Err(Error::Timeout { what, after: wait::timeout(Some(after))? }).or_raise(py)
     }
 
-    /// A file descriptor that is readable while there is a sample to receive.
+    /// A file descriptor that is readable while `try_recv` would return a sample or raise.
     fn event(&self, py: Python<'_>) -> PyResult<SubscriberEvent> {
         let receiver = self.inner.get(py)?;
         let event = py.detach(|| receiver.subscriber.event()).or_raise(py)?;
@@ -174,12 +187,6 @@ impl SubscriberEvent {
     /// The descriptor, to be polled for reading.
     fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
         Ok(self.event.get(py)?.as_fd().as_raw_fd())
-    }
-
-    /// Makes the descriptor unreadable until there is a sample to receive.
-    fn clear(&self, py: Python<'_>) -> PyResult<()> {
-        self.event.get(py)?.clear();
-        Ok(())
     }
 
     /// Closes the descriptor. Calling it again does nothing.

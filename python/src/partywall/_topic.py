@@ -411,9 +411,6 @@ class Subscriber(Handle[_native.Subscriber], Iterator[Sample], AsyncIterator[Sam
         On a GPU the publisher's stream may still write the sample: call `Sample.wait` or `Sample.wait_on` before you
         take its arrays.
         """
-        if self._event is not None:
-            # Cleared first, so that a sample that arrives meanwhile is not missed.
-            self._event.clear()
         return self._native.try_recv()
 
     async def recv_async(self, timeout: float | None = None) -> Sample:
@@ -433,7 +430,7 @@ class Subscriber(Handle[_native.Subscriber], Iterator[Sample], AsyncIterator[Sam
                 async with asyncio.timeout(_MAX_SLEEP):
                     await readable(event.fileno())
             except builtins.TimeoutError:
-                # Events that concern the subscriber itself do not make the descriptor readable, so check again.
+                # The end of the broker does not make the descriptor readable, so check again.
                 pass
             finally:
                 event.close()
@@ -457,8 +454,12 @@ class Subscriber(Handle[_native.Subscriber], Iterator[Sample], AsyncIterator[Sam
         return sample
 
     def fileno(self) -> int:
-        """Returns a file descriptor for event loops, readable while `try_recv` has a sample to return. The subscriber
-        owns it."""
+        """Returns a file descriptor for event loops, readable while `try_recv` would return a sample or raise.
+
+        The subscriber owns it. A sample makes it readable within a millisecond or so; the call that takes the last one,
+        whichever it is, makes it unreadable. Threads that wake up for the same sample compete for it, and those that
+        find none wait again.
+        """
         if self._event is None:
             self._event = self._native.event()
         return self._event.fileno()

@@ -1,5 +1,6 @@
 //! Topics: streams of samples between processes, written once and read in place.
 
+mod event;
 mod in_flight;
 mod loan;
 mod options;
@@ -21,12 +22,13 @@ use partywall_shm::{
 use partywall_wire::{Control, Notice, SampleShape, Then, TopicShape};
 
 pub use self::{
+    event::SubscriberEvent,
     loan::{Filled, Loan, Published, UnpublishedSample},
     options::TopicOptions,
     publisher::Publisher,
     sample::{Sample, UnreleasedSample},
     sample_type::SampleType,
-    subscriber::{Policy, Samples, Subscriber, SubscriberEvent, SubscriberOptions, SubscriberStats},
+    subscriber::{Policy, Samples, Subscriber, SubscriberOptions, SubscriberStats},
     turns::Turn,
 };
 use crate::{

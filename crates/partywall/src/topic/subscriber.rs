@@ -2,9 +2,8 @@
 
 use std::{
     fmt,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
-        Arc, Mutex, MutexGuard,
+        Arc, Mutex, MutexGuard, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -16,13 +15,15 @@ use partywall_shm::{
     topic::{Ahead, PortId, Received, SubscriberPlace, Taken},
 };
 use partywall_wire::Ages;
-use rustix::event::{EventfdFlags, eventfd};
 
-use super::{ControlMemory, Open, Sample, timelines::Timelines};
+use super::{
+    ControlMemory, Open, Sample,
+    event::{Signal, SubscriberEvent},
+    timelines::Timelines,
+};
 use crate::{
     adaptive_spin::AdaptiveSpin,
     backoff::Backoff,
-    domain::PollReason,
     error::{Error, Gone, Result, TopicLimit},
     trace::Action,
     wait::Wait,
@@ -68,6 +69,12 @@ pub(super) struct Port {
     next: AtomicU64,
     /// One of its holds stays until the broker takes it back.
     lost: AtomicBool,
+    /// What event loops wait for, while there is an event.
+    signal: Mutex<Weak<Signal>>,
+    /// True once there was an event.
+    was_watched: AtomicBool,
+    /// True while the owner of the subscriber has samples of its own to hand out.
+    is_pending: AtomicBool,
     /// True if receiving ends once the topic is idle.
     until_idle: bool,
     /// True if it measures ages without being asked.
@@ -195,7 +202,12 @@ impl SubscriberOptions {
         let lost = AtomicBool::new(false);
         let until_idle = self.until_idle;
         let measures_ages = self.measure_ages;
-        let port = Arc::new(Port { control, id, place: Mutex::new(place), next, lost, until_idle, measures_ages });
+        let place = Mutex::new(place);
+        let signal = Mutex::default();
+        let was_watched = AtomicBool::new(false);
+        let is_pending = AtomicBool::new(false);
+        let port = Port { control, id, place, next, lost, signal, was_watched, is_pending, until_idle, measures_ages };
+        let port = Arc::new(port);
         let joined = Joined { open: open.clone(), port, timelines: Timelines::default() };
         Ok(Subscriber { joined: Arc::new(joined), spin: AdaptiveSpin::on_memory() })
     }
@@ -278,6 +290,14 @@ impl Subscriber {
 
     /// Receives the next sample if there is one, whether or not more will come.
     fn take(&self) -> Result<Option<Sample>> {
+        let taken = self.take_next();
+        if !matches!(taken, Ok(None)) {
+            self.joined.port.update_signal(self.joined.is_full());
+        }
+        taken
+    }
+
+    fn take_next(&self) -> Result<Option<Sample>> {
         let open = self.open();
         let port = &self.joined.port;
         let ControlMemory { topic, pool, .. } = &*open.control;
@@ -289,7 +309,7 @@ impl Subscriber {
             Ahead::Other => {}
         }
         // Checked before receiving: a sample that is dropped meanwhile makes room.
-        let is_full = self.is_full();
+        let is_full = self.joined.is_full();
         let receive = || {
             let mut place = port.place();
             let received = topic.receive(pool, &mut place);
@@ -335,14 +355,22 @@ impl Subscriber {
         Samples(self)
     }
 
-    /// Returns a file descriptor for event loops. It is readable while there is a sample to receive, or once receiving
-    /// [has ended](SubscriberOptions::until_idle).
+    /// Returns a file descriptor for event loops. It is readable while [`try_recv`](Self::try_recv) would return a
+    /// sample or an error.
     ///
     /// # Errors
     /// [`LimitReached::FileDescriptors`](crate::error::LimitReached::FileDescriptors),
     /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn event(&self) -> Result<SubscriberEvent> {
         SubscriberEvent::new(&self.joined)
+    }
+
+    /// Sets whether the subscriber's owner has received samples that it has not handed out. The descriptors of
+    /// [`event`](Self::event) are readable meanwhile.
+    pub fn set_pending(&self, is_pending: bool) {
+        let port = &self.joined.port;
+        port.is_pending.store(is_pending, Ordering::Relaxed);
+        port.update_signal(self.joined.is_full());
     }
 
     /// Returns counts of the subscriber's samples, and their ages. Makes the topic's subscribers
@@ -373,11 +401,13 @@ impl Subscriber {
     fn open(&self) -> &Open {
         &self.joined.open
     }
+}
 
-    /// Returns whether the subscriber holds its maximum of samples. Each sample shares `joined` with it. There may be
-    /// more holds than samples: a GPU may still read one, or another sample may rest on it.
-    fn is_full(&self) -> bool {
-        Arc::strong_count(&self.joined) > self.open().shape.held as usize
+impl Joined {
+    /// Returns whether the subscriber holds its maximum of samples. Each sample shares this with it. There may be more
+    /// holds than samples: a GPU may still read one, or another sample may rest on it.
+    pub(super) fn is_full(self: &Arc<Self>) -> bool {
+        Arc::strong_count(self) > self.open.shape.held as usize
     }
 }
 
@@ -410,6 +440,35 @@ impl Port {
     /// Returns whether receiving has ended because the topic is idle.
     fn is_over(&self) -> bool {
         self.until_idle && self.control.topic.is_idle(self.next.load(Ordering::Relaxed))
+    }
+
+    /// Returns whether an attempt to receive would return a sample or an error, for a subscriber that holds its maximum
+    /// of samples or does not.
+    pub(super) fn is_ready(&self, is_full: bool) -> bool {
+        if self.is_pending.load(Ordering::Relaxed) {
+            return true;
+        }
+        match self.peek() {
+            Ahead::Nothing => self.is_over(),
+            // Without room there is an error, or a dropped sample will make room.
+            Ahead::Sample(_) => is_full || self.control.topic.has_room(self.id),
+            Ahead::Other => true,
+        }
+    }
+
+    pub(super) fn signal(&self) -> &Mutex<Weak<Signal>> {
+        // Set before the event looks at the ring: a thread that does not see this received its sample before.
+        self.was_watched.store(true, Ordering::SeqCst);
+        &self.signal
+    }
+
+    /// Has the events say what is now true.
+    pub(super) fn update_signal(&self, is_full: bool) {
+        if self.was_watched.load(Ordering::SeqCst)
+            && let Some(signal) = self.signal.lock().ignore_poison().upgrade()
+        {
+            signal.set(|| self.is_ready(is_full));
+        }
     }
 
     fn peek(&self) -> Ahead {
@@ -451,50 +510,6 @@ impl<'a> IntoIterator for &'a Subscriber {
 
     fn into_iter(self) -> Samples<'a> {
         self.iter()
-    }
-}
-
-/// A file descriptor that is readable while a subscriber has a sample to receive ([`Subscriber::event`]). Poll it for
-/// reading, [clear](Self::clear) it, then receive until there is no further sample.
-///
-/// The connection's service thread polls for samples, with pauses of up to 1 ms, until this is dropped.
-#[derive(Debug)]
-pub struct SubscriberEvent {
-    fd: Arc<OwnedFd>,
-}
-
-impl SubscriberEvent {
-    fn new(joined: &Joined) -> Result<Self> {
-        let domain = joined.open.domain();
-        domain.link().require_ours()?;
-        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|errno| Error::system(format!("an event of topic {:?}", joined.open.name()), errno))?;
-        let fd = Arc::new(fd);
-        let watched = Arc::downgrade(&fd);
-        let port = joined.port.clone();
-        let mut backoff = Backoff::new();
-        domain.poll_tasks().add(Duration::ZERO, move |reason| {
-            let fd = watched.upgrade()?;
-            if port.has_sample() || port.is_over() || reason == PollReason::Closing {
-                backoff = Backoff::new();
-                // The write fails only if the descriptor is already readable.
-                let _ = rustix::io::write(&fd, &1_u64.to_ne_bytes());
-            }
-            (reason == PollReason::Due).then(|| backoff.next())
-        });
-        Ok(Self { fd })
-    }
-
-    /// Makes the descriptor unreadable until there is a sample to receive. Call this before receiving, so that no
-    /// sample is missed.
-    pub fn clear(&self) {
-        let _ = rustix::io::read(&self.fd, &mut [0; 8]);
-    }
-}
-
-impl AsFd for SubscriberEvent {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
     }
 }
 
