@@ -2,7 +2,10 @@
 
 use std::{ops::Deref, sync::Arc};
 
-use partywall::{Error, Gpu, Place, PoolOptions, error::Gone};
+use partywall::{
+    Error, Gpu, Place, PoolOptions,
+    error::{Gone, Unreachable},
+};
 use pyo3::prelude::*;
 
 use crate::{
@@ -248,13 +251,22 @@ impl Block {
         *self.held.lock() = Some(held);
     }
 
-    fn give_back(py: Python<'_>, Held { owner, domain, .. }: Held) -> PyResult<()> {
+    /// Gives the block back. In a forked child it belongs to the parent: `forked` is what happens there.
+    fn give_back(
+        py: Python<'_>,
+        Held { owner, domain, .. }: Held,
+        forked: impl FnOnce(Error) -> partywall::Result<()> + Send,
+    ) -> PyResult<()> {
         // The library would wait for the GPU, too, but a signal ends this wait and leaves the release to the library.
         let drained = if Arc::strong_count(&owner) == 1 && owner.is_exposed() { owner.drain(py) } else { Ok(true) };
         let released = py.detach(move || {
             let released = match drained {
                 Ok(true) => owner.into_block().map_or(Ok(()), partywall::Block::release),
                 _ => Ok(()),
+            };
+            let released = match released {
+                Err(error @ Error::Unreachable(Unreachable::Forked { .. })) => forked(error),
+                released => released,
             };
             // This may be the connection's last handle, whose end waits for the broker.
             drop(domain);
@@ -313,13 +325,13 @@ impl Block {
     /// Releases the block. If arrays of it are in use, the last of them releases it.
     fn release(&self, py: Python<'_>) -> PyResult<()> {
         let held = self.take(py)?;
-        Self::give_back(py, held)
+        Self::give_back(py, held, Err)
     }
 
-    /// Releases the block, unless it was released before.
+    /// Releases the block, unless it was released before. Does nothing in a forked child.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let held = self.held.lock().take();
-        held.map_or(Ok(()), |held| Self::give_back(py, held))
+        held.map_or(Ok(()), |held| Self::give_back(py, held, |_| Ok(())))
     }
 
     /// Releases the block when all work that is on a stream now is done. If arrays of it are in use, the last of them

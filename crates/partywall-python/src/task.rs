@@ -337,7 +337,8 @@ impl ClaimedTask {
         _traceback: Optional<'_, '_>,
     ) -> PyResult<()> {
         match raised {
-            _ if self.closed() => Ok(()),
+            // In a forked child it belongs to the parent.
+            _ if self.closed() || self.generation != fork_generation() => Ok(()),
             None => self.complete(py),
             Some(error) => self.fail_for(py, error),
         }

@@ -310,7 +310,8 @@ impl TaskResult {
         _raised: Optional<'_, '_>,
         _traceback: Optional<'_, '_>,
     ) -> PyResult<()> {
-        self.release(py)
+        // In a forked child it belongs to the parent.
+        if self.generation == fork_generation() { self.release(py) } else { Ok(()) }
     }
 
     fn __repr__(&self) -> String {

@@ -60,6 +60,11 @@ class Held(Generic[E]):
         self._native = native
         self._pid = os.getpid()
 
+    def _is_ours(self) -> bool:
+        """Whether this process made it. In a forked child it belongs to the parent, and the end of a `with` does
+        nothing."""
+        return self._pid == os.getpid()
+
     def __del__(self, warn: Any = warnings.warn, pid: Any = os.getpid) -> None:
         # A forked child does not own its parent's objects. Default arguments outlive the module at interpreter shutdown.
         if hasattr(self, "_pid") and self._pid == pid() and not self._native.closed:
@@ -82,7 +87,8 @@ class Handle(Held[N], Generic[N]):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.close()
+        if self._is_ours():
+            self.close()
 
 
 class Connected(Handle[N], Generic[N]):

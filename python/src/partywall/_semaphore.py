@@ -104,14 +104,19 @@ class Semaphore(Connected[_native.Semaphore]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._inside.pop().release()
+        self._leave()
 
     async def __aenter__(self) -> "Semaphore":
         self._inside.append(await self.acquire_async())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._inside.pop().release()
+        self._leave()
+
+    def _leave(self) -> None:
+        permit = self._inside.pop()
+        if self._is_ours():
+            permit.release()
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a semaphore is shared by name: send the name")
@@ -152,7 +157,7 @@ class Permit(Held[_native.Permit]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.held:
+        if self.held and self._is_ours():
             self.release()
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -347,6 +347,8 @@ class Loan(Handle[_native.Loan], OneTensor):
         self._publisher = None
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if not self._is_ours():
+            return
         try:
             if kind is None and not self.closed:
                 self.publish()

@@ -258,8 +258,10 @@ impl Sample {
     ///
     /// # Errors
     /// [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost),
-    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda): its block stays until this process ends.
+    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda): its block stays until this process ends;
+    /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn release(mut self) -> Result<()> {
+        self.open().require_ours()?;
         let Some(reading) = self.let_go() else { return Ok(()) };
         if self.is_exposed()
             && let Err(error) = self.open().blocks.wait_idle()

@@ -165,13 +165,14 @@ pub(crate) fn play(words: &[&str]) {
             let half = loan();
             let filled = loan().filled();
             let sample = subscriber.recv(Duration::ZERO).unwrap();
+            let other = subscriber.recv(Duration::ZERO).unwrap();
             let event = subscriber.event().unwrap();
             let before = topic.stats();
-            let all = (topic, publisher, subscriber, half, filled, sample, event);
+            let all = (topic, publisher, subscriber, half, filled, sample, event, other);
             // SAFETY: as above.
             let copy = unsafe { std::ptr::read(&all) };
             let good = in_child(move || {
-                let (topic, publisher, subscriber, half, filled, sample, event) = copy;
+                let (topic, publisher, subscriber, half, filled, sample, event, other) = copy;
                 let forked = |error| matches!(error, Error::Unreachable(Unreachable::Forked { .. }));
                 let good = forked(topic.publisher().unwrap_err())
                     && forked(topic.subscriber(Policy::Latest).unwrap_err())
@@ -180,16 +181,17 @@ pub(crate) fn play(words: &[&str]) {
                     && forked(subscriber.event().unwrap_err())
                     && publisher.published() == 2;
                 let refused = filled.publish(Duration::from_secs(9)).unwrap_err();
-                sample.release().unwrap();
-                drop((half, event, topic, publisher, subscriber));
-                good && forked(refused.error)
+                let unreleased = sample.release().unwrap_err();
+                drop((half, event, topic, publisher, subscriber, other));
+                good && forked(refused.error) && forked(unreleased)
             });
-            let (topic, publisher, subscriber, half, filled, sample, event) = all;
+            let (topic, publisher, subscriber, half, filled, sample, event, other) = all;
             assert!(good && topic.stats() == before, "a child let go of what is its parent's");
             assert_eq!(sample.bytes().unwrap(), [0]);
             filled.publish(Duration::ZERO).unwrap();
             half.filled().publish(Duration::ZERO).unwrap();
-            (0..3).for_each(|_| drop(subscriber.recv(Duration::ZERO).unwrap()));
+            drop(other);
+            (0..2).for_each(|_| drop(subscriber.recv(Duration::ZERO).unwrap()));
             assert_eq!(publisher.published(), 4);
             drop((sample, event));
         }

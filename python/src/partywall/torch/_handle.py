@@ -135,7 +135,8 @@ class ModuleHandle:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        if self._segment._is_ours():
+            self.close()
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{self.nbytes} bytes"
