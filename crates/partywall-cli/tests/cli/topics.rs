@@ -169,6 +169,22 @@ fn played_topic_is_created_with_its_recorded_type() {
     player.wait().expect(0);
 }
 
+#[test]
+fn publishing_command_says_once_that_its_topic_was_removed_and_goes_on() {
+    let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    let publisher = sandbox.spawn(publishing(&["camera", "--dtype", "uint8", "--shape", "1", "--rate", "50"]));
+    let camera = domain.topic("camera").timeout(LONG).open().unwrap();
+    let subscriber = camera.subscriber(Policy::Latest).unwrap();
+    domain.remove("camera").unwrap();
+    // It checks once in a second, and says it once.
+    let first = subscriber.recv(LONG).unwrap().sequence();
+    eventually("it has checked more than once", || subscriber.recv(LONG).unwrap().sequence() > first + 150);
+    publisher.signal(Signal::INT);
+    let ended = publisher.wait().expect(0);
+    assert_eq!(ended.stderr.matches("camera@1 was removed by pid").count(), 1, "{}", ended.stderr);
+}
+
 /// Runs `partywall topic pub` on the device of the tests.
 fn publishing<'a>(arguments: &[&'a str]) -> Vec<&'a str> {
     [&["topic", "pub"][..], arguments, &["--device", device()]].concat()

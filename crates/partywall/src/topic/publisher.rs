@@ -19,7 +19,7 @@ use super::{ControlMemory, Loan, Open, in_flight::PublisherPort, reserve::Reserv
 use crate::{
     adaptive_spin::AdaptiveSpin,
     backoff::Backoff,
-    error::{Busy, Error, Gone, InvalidArgument, Mismatch, Result, TopicLimit},
+    error::{Busy, Error, Gone, InvalidArgument, Mismatch, NotFound, Result, TopicLimit},
     slots::{self, Slots},
     timeline::{Order, TimelineWriter},
     wait::{Wait, Waiting},
@@ -189,6 +189,35 @@ impl Publisher {
             Some(Writer { signals, last, .. }) => signals.timeline().wait(*last, wait),
             None => Ok(()),
         }
+    }
+
+    /// Checks that other processes can find the topic by its name, and that this publisher can publish. Asks the broker.
+    ///
+    /// A publisher of a topic that was removed can go on: subscribers that have the topic open receive its samples.
+    /// Processes that open the name from now on do not find the topic, or find another one.
+    ///
+    /// # Errors
+    /// [`NotFound::Name`] if the name was removed, which says by whom within a minute after that;
+    /// [`NotFound::Version`] if the name was used again since; [`Gone::Detached`], [`Gone::Evicted`]; [`DeviceFault::DeviceLost`](crate::error::DeviceFault::DeviceLost); those of every call.
+    pub fn check(&self) -> Result<()> {
+        let Joined { open, port, .. } = &*self.joined;
+        open.domain().link().require_ours()?;
+        open.blocks.check()?;
+        if !open.control.topic.is_publisher(port.id()) {
+            return Err(open.detached());
+        }
+        let name = open.name();
+        let version = open.blocks.version();
+        let domain = open.domain();
+        if domain.inspect(&format!("{name}@{version}"))?.is_latest {
+            return Ok(());
+        }
+        let latest = match domain.topic(name).open() {
+            Err(error @ Error::NotFound(NotFound::Name { .. })) => return Err(error),
+            // The name was used again.
+            found => found.ok().map(|topic| topic.version()),
+        };
+        Err(NotFound::Version { name: name.to_owned(), version, latest }.into())
     }
 
     /// Returns the publisher's number, which no other publisher or subscriber of the topic ever has.

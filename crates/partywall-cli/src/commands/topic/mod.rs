@@ -206,6 +206,32 @@ impl Presence<'_> {
     }
 }
 
+/// Reports once that the topic of a publisher was removed. Its subscribers go on receiving, so the command goes on, too.
+struct NameCheck {
+    /// When to check again; `None` once it was reported.
+    due: Option<Instant>,
+}
+
+impl NameCheck {
+    fn new() -> Self {
+        Self { due: Some(Instant::now() + NAME_CHECK) }
+    }
+
+    /// Checks now and then. An error of the publisher itself is left for its next publication to report.
+    fn update(&mut self, output: Output, publisher: &Publisher) {
+        let now = Instant::now();
+        if self.due.is_none_or(|due| now < due) {
+            return;
+        }
+        self.due = Some(now + NAME_CHECK);
+        if let Err(error @ Error::NotFound(_)) = publisher.check() {
+            let who = "only subscribers that have the topic open receive what follows; Ctrl-C ends this";
+            output.note(format!("{error}; {who}"));
+            self.due = None;
+        }
+    }
+}
+
 /// Publishes a sample. Returns false if Ctrl-C interrupted the wait for a block or for subscribers.
 fn publish(
     topic: &Topic,
@@ -284,6 +310,9 @@ const NAP: Duration = Duration::from_millis(100);
 
 /// How long to wait for a sample before the next regular call.
 const MOMENT: Duration = Duration::from_millis(250);
+
+/// The time between two checks of whether a topic still has its name.
+const NAME_CHECK: Duration = Duration::from_secs(1);
 
 /// The timeout for a publisher's stream to complete a sample, and for subscribers to make room for one.
 const TIMEOUT: Duration = Duration::from_secs(10);

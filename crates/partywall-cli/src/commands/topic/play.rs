@@ -14,6 +14,7 @@ use partywall::{
 use serde_json::json;
 
 use super::{
+    NameCheck,
     file::parse_shape,
     making::{Audience, Lengths, NEW, Numbers, Type},
     parse_rate,
@@ -93,6 +94,7 @@ struct Player<'a> {
     channel: Option<String>,
     /// The topic to which it is published.
     topic: Option<(Topic, Publisher)>,
+    name_check: NameCheck,
     /// The recorded time of the first sample of this pass through the file, and when it was published.
     begun: Option<(u64, Instant)>,
     start: Instant,
@@ -104,7 +106,9 @@ impl<'a> Player<'a> {
     fn new(context: &'a Context, arguments: &'a Arguments, domain: &'a Domain, stop: &'a AtomicBool) -> Self {
         let channel = arguments.channel.clone();
         let start = Instant::now();
-        Self { context, arguments, domain, stop, channel, topic: None, begun: None, start, samples: 0, bytes: 0 }
+        let name_check = NameCheck::new();
+        let topic = None;
+        Self { context, arguments, domain, stop, channel, topic, name_check, begun: None, start, samples: 0, bytes: 0 }
     }
 
     /// Returns whether the samples of a channel are played.
@@ -133,9 +137,11 @@ impl<'a> Player<'a> {
         let Some((topic, publisher)) = &self.topic else { return Ok(false) };
         let (first, begun) = *self.begun.get_or_insert_with(|| (log_time, Instant::now()));
         let due = Duration::from_nanos(log_time.saturating_sub(first)).div_f64(self.arguments.rate);
-        if !sleep_until(begun, due, self.stop)
-            || !super::publish(topic, publisher, (tensor.dtype, &tensor.shape), bytes, &header, self.stop)?
-        {
+        if !sleep_until(begun, due, self.stop) {
+            return Ok(false);
+        }
+        self.name_check.update(self.context.output(), publisher);
+        if !super::publish(topic, publisher, (tensor.dtype, &tensor.shape), bytes, &header, self.stop)? {
             return Ok(false);
         }
         self.samples += 1;

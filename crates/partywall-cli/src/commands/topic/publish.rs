@@ -14,13 +14,14 @@ use partywall::{
 use serde_json::json;
 
 use super::{
-    TIMEOUT,
+    NameCheck, TIMEOUT,
     making::{Audience, Numbers, Type},
     parse_rate, sleep_until, values,
 };
 use crate::{
     Context,
     failure::Failure,
+    output::Output,
     signals,
     text::{count, parse_count},
 };
@@ -82,8 +83,17 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     if !arguments.audience.wait_for(context, &topic, &stop)? {
         return Ok(());
     }
-    let mut sender =
-        Sender { arguments, topic: &topic, publisher, stop: &stop, start: Instant::now(), samples: 0, bytes: 0 };
+    let mut sender = Sender {
+        arguments,
+        output: context.output(),
+        topic: &topic,
+        publisher,
+        name_check: NameCheck::new(),
+        stop: &stop,
+        start: Instant::now(),
+        samples: 0,
+        bytes: 0,
+    };
     let sent = sender.send_all(&source);
     let Sender { publisher, start, samples, bytes: total, .. } = sender;
     sent?;
@@ -118,8 +128,10 @@ impl Arguments {
 
 struct Sender<'a> {
     arguments: &'a Arguments,
+    output: Output,
     topic: &'a Topic,
     publisher: Publisher,
+    name_check: NameCheck,
     stop: &'a AtomicBool,
     start: Instant,
     samples: u64,
@@ -245,6 +257,7 @@ impl Sender<'_> {
         if !sleep_until(self.start, due, self.stop) {
             return Ok(false);
         }
+        self.name_check.update(self.output, &self.publisher);
         let header = self.arguments.header.as_deref().unwrap_or_default().as_bytes();
         let published = super::publish(self.topic, &self.publisher, (dtype, shape), bytes, header, self.stop)?;
         self.samples += u64::from(published);
