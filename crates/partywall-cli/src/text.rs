@@ -174,6 +174,7 @@ mod tests {
         let texts = [5, 65, 3700, 90_000].map(|s| duration(Duration::from_secs(s)));
         assert_eq!(texts, ["5 s", "1 min 5 s", "1 h 1 min", "1 d 1 h"]);
         assert!(parse_seconds("-1").is_err() && parse_seconds("1e30").is_err() && parse_seconds("x").is_err());
+        assert!(parse_seconds("nan").is_err() && parse_seconds("-inf").is_err());
         assert_eq!(parse_seconds("0.5"), Ok(Duration::from_millis(500)));
         assert_eq!(parse_seconds("31536000"), Ok(YEAR));
         for long in ["31536001", "1e19", "inf"] {

@@ -58,6 +58,16 @@ impl Domain {
     pub(crate) fn get(&self, py: Python<'_>) -> PyResult<partywall::Domain> {
         self.inner.get(py)
     }
+
+    /// Waits in slices, until the domain is closed.
+    pub(crate) fn in_slices<R: Send>(
+        &self,
+        py: Python<'_>,
+        timeout: Duration,
+        attempt: impl Fn(Duration) -> partywall::Result<R> + Sync,
+    ) -> PyResult<R> {
+        self.inner.in_slices(py, timeout, attempt)
+    }
 }
 
 #[pymethods]
@@ -165,7 +175,7 @@ impl Domain {
             }
             None => {}
         }
-        let segment = wait::in_slices(py, timeout, |slice| opener.clone().timeout(slice).open())?;
+        let segment = self.in_slices(py, timeout, |slice| opener.clone().timeout(slice).open())?;
         Ok(Segment::opened(segment))
     }
 
@@ -173,7 +183,7 @@ impl Domain {
     fn descriptors(&self, py: Python<'_>, name: Name, timeout: Option<f64>) -> PyResult<Descriptors> {
         let domain = self.get(py)?;
         let timeout = wait::timeout(timeout)?;
-        let descriptors = wait::in_slices(py, timeout, |slice| domain.descriptors(&name.0, slice))?;
+        let descriptors = self.in_slices(py, timeout, |slice| domain.descriptors(&name.0, slice))?;
         Ok(Descriptors::new(descriptors))
     }
 
@@ -181,7 +191,7 @@ impl Domain {
     fn open_or_build(&self, py: Python<'_>, name: Name, timeout: Option<f64>) -> PyResult<Opened> {
         let domain = self.get(py)?;
         let timeout = wait::timeout(timeout)?;
-        Ok(match wait::in_slices(py, timeout, |slice| domain.open_or_build(&name.0, slice))? {
+        Ok(match self.in_slices(py, timeout, |slice| domain.open_or_build(&name.0, slice))? {
             OpenOrBuild::Opened(segment) => Opened::Segment(Segment::opened(segment)),
             OpenOrBuild::Build(claim) => Opened::Claim(Claim::new(claim)),
         })

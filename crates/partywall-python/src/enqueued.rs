@@ -10,7 +10,7 @@ use crate::{
     arguments::{ElementType, Shape},
     errors::{Never, Raise},
     exported::{Export, Exported},
-    handle::Handle,
+    handle::{Closing, Handle},
     owner::Owner,
     tensor::Tensor,
     ticket::{TaskResult, without_output},
@@ -34,6 +34,8 @@ use crate::{
 pub(crate) struct EnqueuedResult {
     /// `None` once the result was taken.
     held: Handle<Held>,
+    /// Closing the queue's handle ends the wait for the result.
+    closing: Closing,
     /// The task, for other processes.
     #[pyo3(get)]
     task: String,
@@ -54,7 +56,12 @@ struct Held {
 
 impl EnqueuedResult {
     /// Wraps an output that `stream` waits for.
-    pub(crate) fn new(queue: &Arc<Queue>, result: partywall::EnqueuedResult, stream: RawStream) -> Self {
+    pub(crate) fn new(
+        queue: &Arc<Queue>,
+        result: partywall::EnqueuedResult,
+        stream: RawStream,
+        closing: Closing,
+    ) -> Self {
         let task = result.task().to_string();
         let nbytes = result.bytes();
         let attempt = result.attempt();
@@ -62,6 +69,7 @@ impl EnqueuedResult {
         let owner = Owner::of_enqueued(&result, queue, stream);
         Self {
             held: Handle::new("enqueued result", Held { owner, result, queue: queue.clone() }),
+            closing,
             task,
             nbytes,
             attempt,
@@ -110,7 +118,8 @@ impl EnqueuedResult {
     fn take<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, TaskResult>> {
         let timeout = wait::timeout(timeout)?;
         let Held { owner, result, queue } = self.held(py)?;
-        let taken = wait::for_turn(py, timeout, |_| Ok(()), |wait| result.take(wait))?;
+        let ending = self.closing.begin();
+        let taken = wait::for_turn(py, timeout, |py| ending.check(py), |wait| result.take(wait))?;
         self.held.close(py);
         TaskResult::of_enqueued(py, queue, taken, owner)?.into_object(py)
     }

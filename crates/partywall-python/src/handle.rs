@@ -2,7 +2,10 @@
 
 use std::{
     ops::Deref,
-    sync::{Mutex, MutexGuard},
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -67,6 +70,20 @@ impl<T: Send> Closable<T> {
         self.unless_closed(py, waited?)
     }
 
+    /// Waits in slices for something that another object does. Closing this object ends the wait.
+    pub(crate) fn in_slices<R: Send>(
+        &self,
+        py: Python<'_>,
+        timeout: Duration,
+        attempt: impl Fn(Duration) -> partywall::Result<R> + Sync,
+    ) -> PyResult<R> {
+        let waited = wait::in_slices(py, timeout, |slice| match self.is_closed() {
+            true => Ok(None),
+            false => attempt(slice).map(Some),
+        });
+        self.unless_closed(py, waited?)
+    }
+
     /// Waits as [`wait::for_turn`] does. Closing the object ends the wait.
     pub(crate) fn for_turn<R: Send>(
         &self,
@@ -84,6 +101,47 @@ impl<T: Send> Closable<T> {
 
     pub(crate) fn is_closed(&self) -> bool {
         self.lock().is_none()
+    }
+}
+
+/// Whether an object is closed, for the waits of objects that were made by it and may outlive it.
+#[derive(Clone)]
+pub(crate) struct Closing {
+    what: &'static str,
+    is_closed: Arc<AtomicBool>,
+}
+
+/// A wait of such an object. Closing the other object ends it, unless it began after that.
+pub(crate) struct Ending<'a> {
+    closing: &'a Closing,
+    was_open: bool,
+}
+
+impl Closing {
+    pub(crate) fn new(what: &'static str) -> Self {
+        Self { what, is_closed: Arc::default() }
+    }
+
+    /// Ends the waits that have begun.
+    pub(crate) fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
+    }
+
+    /// Begins a wait.
+    pub(crate) fn begin(&self) -> Ending<'_> {
+        Ending { closing: self, was_open: !self.is_closed.load(Ordering::Acquire) }
+    }
+}
+
+impl Ending<'_> {
+    /// Returns whether the wait is to end.
+    pub(crate) fn is_over(&self) -> bool {
+        self.was_open && self.closing.is_closed.load(Ordering::Acquire)
+    }
+
+    /// Raises if the wait is to end.
+    pub(crate) fn check(&self, py: Python<'_>) -> PyResult<()> {
+        if self.is_over() { Err(closed(py, self.closing.what)) } else { Ok(()) }
     }
 }
 

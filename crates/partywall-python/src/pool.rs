@@ -91,10 +91,10 @@ impl Pool {
         allow_peer: bool,
         timeout: Option<f64>,
     ) -> PyResult<Self> {
-        let domain = domain.get(py)?;
+        let connection = domain.get(py)?;
         let makes = blocks.is_some() || block_bytes.is_some();
         let timeout = wait::creation(timeout, makes)?;
-        let mut options = domain.pool(&name.0).kept(kept).shared(shared).allow_peer(allow_peer);
+        let mut options = connection.pool(&name.0).kept(kept).shared(shared).allow_peer(allow_peer);
         options = blocks.into_iter().fold(options, PoolOptions::blocks);
         options = block_bytes.into_iter().fold(options, PoolOptions::block_bytes);
         options = zeroed.into_iter().fold(options, PoolOptions::zeroed);
@@ -104,7 +104,7 @@ impl Pool {
             Some(place) => options.place(place),
             None => options,
         };
-        let pool = wait::in_slices(py, timeout, |slice| {
+        let pool = domain.in_slices(py, timeout, |slice| {
             let options = options.clone().timeout(slice);
             if makes { options.open_or_create() } else { options.open() }
         })?;

@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 
 use crate::{
     errors::{Raise, bad_source, parse_dtype},
-    handle::{Closable, Handle},
+    handle::{Closable, Closing, Ending, Handle},
     owner::Owner,
     reaper,
     sample::Sample,
@@ -37,6 +37,8 @@ struct Sender {
     publisher: partywall::Publisher,
     /// The stream that published last.
     last: Mutex<Option<RawStream>>,
+    /// Ends the waits of loans, too.
+    closing: Closing,
     open: Open,
 }
 
@@ -45,16 +47,26 @@ impl Publisher {
         let topic = publisher.topic().to_owned();
         let id = publisher.id();
         let last = Mutex::default();
-        Self { inner: Handle::new("publisher", Arc::new(Sender { publisher, last, open })), topic, id }
+        let closing = Closing::new("publisher");
+        Self { inner: Handle::new("publisher", Arc::new(Sender { publisher, last, closing, open })), topic, id }
     }
 }
 
 impl Sender {
     /// Publishes behind the work on a stream, or what the host has written. A sample that cannot be published is given
-    /// back.
-    fn publish(&self, py: Python<'_>, filled: Filled, stream: Option<&Stream>, timeout: Duration) -> PyResult<u64> {
+    /// back. What `check` raises ends the wait.
+    fn publish(
+        &self,
+        py: Python<'_>,
+        filled: Filled,
+        stream: Option<&Stream>,
+        timeout: Duration,
+        ending: &Ending<'_>,
+        check: impl Fn(Python<'_>) -> PyResult<()> + Sync,
+    ) -> PyResult<u64> {
+        let check = |py: Python<'_>| ending.check(py).and_then(|()| check(py));
         if let Some(stream) = stream {
-            self.take_turns(py, stream)?;
+            self.take_turns(py, stream, ending)?;
         }
         let publish = |wait: Wait<'_>| {
             let published = match stream {
@@ -63,21 +75,23 @@ impl Sender {
             };
             published.map_err(|unpublished| unpublished.error)
         };
-        let Published { sequence, .. } = wait::for_turn(py, timeout, |_| Ok(()), publish)?;
+        let Published { sequence, .. } = wait::for_turn(py, timeout, check, publish)?;
         Ok(sequence)
     }
 
     /// Waits for unfinished samples of the stream that published last, unless it is the same stream. The library would
     /// wait, too, but ignores signals.
-    fn take_turns(&self, py: Python<'_>, next: &Stream) -> PyResult<()> {
+    fn take_turns(&self, py: Python<'_>, next: &Stream, ending: &Ending<'_>) -> PyResult<()> {
         let last = || self.last.lock().ignore_poison();
         let (_, next) = next.id();
         if last().is_some_and(|former| former != next) {
             wait::in_slices(py, TURN, |slice| match self.publisher.drain(slice) {
+                Err(Error::Timeout { .. }) if ending.is_over() => Ok(()),
                 // The publication that follows reports this error.
                 Err(Error::Gone(Gone::Timeline { .. })) => Ok(()),
                 drained => drained,
             })?;
+            ending.check(py)?;
         }
         *last() = Some(next);
         Ok(())
@@ -115,6 +129,7 @@ impl Publisher {
         stream: Option<u64>,
     ) -> PyResult<u64> {
         let sender = self.inner.get(py)?;
+        let ending = sender.closing.begin();
         let timeout = wait::timeout(timeout)?;
         let start = Instant::now();
         reaper::run_gil_jobs();
@@ -145,7 +160,8 @@ impl Publisher {
         }
         let on_stream = py.detach(|| fill(&mut loan, source, stream.as_ref())).or_raise(py)?;
         let stream = stream.filter(|_| on_stream);
-        sender.publish(py, loan.filled(), stream.as_ref(), timeout.saturating_sub(start.elapsed()))
+        let left = timeout.saturating_sub(start.elapsed());
+        sender.publish(py, loan.filled(), stream.as_ref(), left, &ending, |_| Ok(()))
     }
 
     /// Borrows a block, and waits for a free one.
@@ -188,8 +204,18 @@ impl Publisher {
         self.inner.is_closed()
     }
 
-    /// Removes the publisher from the topic once its loans are published or given back. Calling it again does nothing.
+    /// Raises if the topic cannot be found by its name any more, or if this publisher cannot publish.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        let sender = self.inner.get(py)?;
+        py.detach(|| sender.publisher.check()).or_raise(py)
+    }
+
+    /// Removes the publisher from the topic once its loans are published or given back, and ends its waits. Calling it
+    /// again does nothing.
     fn close(&self, py: Python<'_>) {
+        if let Some(sender) = &*self.inner.lock() {
+            sender.closing.close();
+        }
         self.inner.close(py);
     }
 }
@@ -255,7 +281,8 @@ impl Loan {
         let gpu = if by_cpu { None } else { sender.open.gpu(py)?.cloned() };
         let filled = self.take(py)?.filled();
         let stream = gpu.map(|gpu| Stream::of(gpu, stream));
-        let published = sender.publish(py, filled, stream.as_ref(), timeout);
+        let ending = sender.closing.begin();
+        let published = sender.publish(py, filled, stream.as_ref(), timeout, &ending, |py| self.sender.check(py));
         self.sender.close(py);
         published
     }

@@ -11,7 +11,7 @@ use crate::{
     build::named_place,
     domain::Domain,
     errors::{Raise, closed},
-    handle::Handle,
+    handle::{Closing, Handle},
     pool::{self, Block, Pool},
     segment::{self, Notice, Segment},
     stream::Stream,
@@ -36,6 +36,8 @@ type Stats = (u32, u32, u32, u32, u32, u32, u64, u64, u32, u32, u32);
 #[pyclass(frozen, module = "partywall._native")]
 pub(crate) struct Queue {
     inner: Handle<Arc<partywall::Queue>>,
+    /// Ends the waits of tickets, too.
+    closing: Closing,
     #[pyo3(get)]
     name: String,
     #[pyo3(get)]
@@ -93,7 +95,8 @@ impl Queue {
             error
         });
         let error = error.map(Err::<(), _>).and_then(|error| error.or_raise(py).err());
-        let tickets = submitted.into_iter().map(|ticket| Ticket::new(queue.clone(), ticket)).collect();
+        let tickets =
+            submitted.into_iter().map(|ticket| Ticket::new(queue.clone(), ticket, self.closing.clone())).collect();
         // A signal that ended the wait takes precedence: it is the reason why tasks were refused.
         (tickets, waited.err().or(error))
     }
@@ -177,11 +180,11 @@ impl Queue {
         shared: bool,
         timeout: Option<f64>,
     ) -> PyResult<Self> {
-        let domain = domain.get(py)?;
+        let connection = domain.get(py)?;
         let makes = tasks.is_some() || inputs.is_some() || outputs.is_some();
         let timeout = wait::creation(timeout, makes)?;
         let lease = lease.map(|lease| wait::timeout(Some(lease))).transpose()?;
-        let mut options = domain.queue(&name.0).kept(kept).shared(shared);
+        let mut options = connection.queue(&name.0).kept(kept).shared(shared);
         options = tasks.into_iter().fold(options, QueueOptions::tasks);
         options = inputs.into_iter().fold(options, |options, (blocks, bytes)| options.inputs(blocks, bytes));
         options = outputs.into_iter().fold(options, |options, (blocks, bytes)| options.outputs(blocks, bytes));
@@ -192,7 +195,7 @@ impl Queue {
             Some(place) => options.place(place),
             None => options,
         };
-        let queue = wait::in_slices(py, timeout, |slice| {
+        let queue = domain.in_slices(py, timeout, |slice| {
             let options = options.clone().timeout(slice);
             if makes { options.open_or_create() } else { options.open() }
         })?;
@@ -204,7 +207,8 @@ impl Queue {
         let lease = queue.lease().map(|lease| lease.as_secs_f64());
         let place = queue.place().to_string();
         let inner = Handle::new("queue", Arc::new(queue));
-        Ok(Self { inner, name, version, capacity, input_bytes, output_bytes, lease, place })
+        let closing = Closing::new("queue");
+        Ok(Self { inner, closing, name, version, capacity, input_bytes, output_bytes, lease, place })
     }
 
     /// The pool of input blocks.
@@ -234,7 +238,7 @@ impl Queue {
         {
             // With the GIL: the call takes less time than handing the GIL over.
             match queue.try_submit(task) {
-                Ok(ticket) => return Ok(Ticket::new(queue, ticket)),
+                Ok(ticket) => return Ok(Ticket::new(queue, ticket, self.closing.clone())),
                 // The next attempt reports the reason, or waits for a place.
                 Err(refused) => tasks.tasks = refused.tasks,
             }
@@ -298,7 +302,7 @@ impl Queue {
     fn ticket(&self, py: Python<'_>, task: &str) -> PyResult<Ticket> {
         let queue = self.inner.get(py)?;
         let ticket = task.parse().and_then(|task| queue.ticket(&task)).or_raise(py)?;
-        Ok(Ticket::new(queue, ticket))
+        Ok(Ticket::new(queue, ticket, self.closing.clone()))
     }
 
     /// Has the queue hold a segment, so that tasks can name parts of it.
@@ -385,8 +389,10 @@ impl Queue {
         self.inner.is_closed()
     }
 
-    /// Closes the handle. Tasks, tickets and blocks stay. Calling it again does nothing.
+    /// Closes the handle, and ends the waits for its tasks. Tasks, tickets and blocks stay. Calling it again does
+    /// nothing.
     fn close(&self, py: Python<'_>) {
+        self.closing.close();
         self.inner.close(py);
     }
 }

@@ -135,16 +135,24 @@ impl Sample {
         Ok(Some(Stream::of(gpu.clone(), Some(raw.0))))
     }
 
-    /// Waits until the sample is complete.
-    pub(crate) fn complete(&self, py: Python<'_>, timeout: Duration) -> PyResult<()> {
+    /// Waits until the sample is complete. Returns `None` if `is_over` says so before.
+    pub(crate) fn complete(
+        &self,
+        py: Python<'_>,
+        timeout: Duration,
+        is_over: impl Fn() -> bool + Sync,
+    ) -> PyResult<Option<()>> {
         let (owner, sample) = self.get(py)?;
         // Samples in host memory are complete. `wait` reports a failed sample that this one is made of.
         if self.held.get(py)?.open.topic.place() == Place::Host {
-            return sample.wait(Duration::ZERO).or_raise(py);
+            return sample.wait(Duration::ZERO).or_raise(py).map(Some);
         }
         wait::in_slices(py, timeout, |slice| {
+            if is_over() {
+                return Ok(None);
+            }
             sample.wait(slice)?;
-            self.find(&owner, &sample).map(|_| ())
+            self.find(&owner, &sample).map(|_| Some(()))
         })
     }
 }
@@ -217,7 +225,7 @@ impl Sample {
     #[pyo3(signature = (timeout = None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let (_owner, sample) = self.get(py)?;
-        wait::in_slices(py, wait::timeout(timeout)?, |slice| sample.wait(slice))
+        self.held.in_slices(py, wait::timeout(timeout)?, |slice| sample.wait(slice))
     }
 
     /// Has later work on a stream wait until the sample is complete. Returns at once.

@@ -88,7 +88,9 @@ impl Subscriber {
         if !complete {
             return Ok(received);
         }
-        let waited = received.get().complete(py, timeout.saturating_sub(start.elapsed()));
+        let left = timeout.saturating_sub(start.elapsed());
+        let waited = received.get().complete(py, left, || self.inner.is_closed());
+        let waited = waited.and_then(|complete| self.inner.unless_closed(py, complete));
         if waited.is_err() && received.get().may_come(py) {
             self.give_up(received.get());
         }

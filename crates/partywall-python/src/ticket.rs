@@ -7,6 +7,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
 
 use partywall::{Error, Place, Queue, Wait, error::InvalidData};
@@ -27,7 +28,7 @@ use crate::{
     enqueued::EnqueuedResult,
     errors::{Never, Raise, closed, exception, unclosed},
     exported::{Export, Exported},
-    handle::Handle,
+    handle::{Closing, Handle},
     hint::{Hint, Hinted},
     owner::Owner,
     pool::Block,
@@ -43,13 +44,26 @@ pub(crate) struct Ticket {
     /// Dropped before the queue.
     ticket: partywall::Ticket,
     queue: Late<Queue>,
+    /// Closing the queue's handle ends the waits of its tickets.
+    closing: Closing,
     /// True if the result was taken through this ticket.
     succeeded: AtomicBool,
 }
 
 impl Ticket {
-    pub(crate) fn new(queue: Arc<Queue>, ticket: partywall::Ticket) -> Self {
-        Self { ticket, queue: Late::new(queue), succeeded: AtomicBool::new(false) }
+    pub(crate) fn new(queue: Arc<Queue>, ticket: partywall::Ticket, closing: Closing) -> Self {
+        Self { ticket, queue: Late::new(queue), closing, succeeded: AtomicBool::new(false) }
+    }
+
+    /// Waits for the task, until a signal comes or the queue is closed.
+    fn wait<T: Send>(
+        &self,
+        py: Python<'_>,
+        timeout: Duration,
+        wait: impl FnOnce(Wait<'_>) -> partywall::Result<T> + Send,
+    ) -> PyResult<T> {
+        let ending = self.closing.begin();
+        wait::for_turn(py, timeout, |py| ending.check(py), wait)
     }
 }
 
@@ -76,7 +90,7 @@ impl Ticket {
         // With the GIL: the call takes less time than handing the GIL over.
         let result = match ticket.try_take().or_raise(py)? {
             Some(result) => result,
-            None => wait::for_turn(py, timeout, |_| Ok(()), |wait| ticket.wait(wait))?,
+            None => self.wait(py, timeout, |wait| ticket.wait(wait))?,
         };
         self.succeeded.store(true, Ordering::Relaxed);
         TaskResult::new(self.queue.clone(), result).into_object(py)
@@ -96,14 +110,14 @@ impl Ticket {
         device: Optional<'_, 'py>,
         timeout: Option<f64>,
     ) -> PyResult<Bound<'py, EnqueuedResult>> {
-        let Self { ticket, queue, .. } = self;
+        let Self { ticket, queue, closing, .. } = self;
         if queue.place() == Place::Host {
             return Err(PyValueError::new_err("results in host memory are waited for by hosts: result()"));
         }
         let timeout = wait::timeout(timeout)?;
         let stream = Stream::at(py, queue.domain(), stream, device)?;
-        let result = wait::for_turn(py, timeout, |_| Ok(()), |wait| ticket.wait_on(stream.borrow(), wait))?;
-        EnqueuedResult::new(queue, result, stream.id().1).into_object(py)
+        let result = self.wait(py, timeout, |wait| ticket.wait_on(stream.borrow(), wait))?;
+        EnqueuedResult::new(queue, result, stream.id().1, closing.clone()).into_object(py)
     }
 
     /// Waits until the task is done, and leaves its result. Returns `None` if the task has succeeded, and `TaskFailed`
@@ -119,7 +133,7 @@ impl Ticket {
             Err(failed @ Error::InvalidData(InvalidData::TaskFailed { .. })) => Ok(Some(failed)),
             done => done.map(|()| None),
         };
-        let done = wait::for_turn(py, timeout, |_| Ok(()), done)?;
+        let done = self.wait(py, timeout, done)?;
         Ok(done.map(|failed| Hinted::new(exception(py, &failed).into_value(py).into_bound(py))))
     }
 

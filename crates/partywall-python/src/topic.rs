@@ -103,12 +103,12 @@ impl Topic {
         stamps: bool,
         timeout: Option<f64>,
     ) -> PyResult<Self> {
-        let domain = domain.get(py)?;
+        let connection = domain.get(py)?;
         let (max_bytes, shape, dtype) = samples;
         let dtype = dtype.as_deref().map(parse_dtype).transpose()?;
         let makes = max_bytes.is_some() || shape.is_some();
         let timeout = wait::creation(timeout, makes)?;
-        let mut options = domain.topic(&name.0).kept(kept).shared(shared).allow_peer(allow_peer).stamps(stamps);
+        let mut options = connection.topic(&name.0).kept(kept).shared(shared).allow_peer(allow_peer).stamps(stamps);
         options = max_bytes.into_iter().fold(options, TopicOptions::max_bytes);
         options = dtype.into_iter().fold(options, TopicOptions::dtype);
         options = shape.iter().fold(options, |options, shape| options.varying_shape(shape));
@@ -126,7 +126,7 @@ impl Topic {
             Some(place) => options.place(place),
             None => options,
         };
-        let topic = wait::in_slices(py, timeout, |slice| {
+        let topic = domain.in_slices(py, timeout, |slice| {
             let options = options.clone().timeout(slice);
             if makes { options.open_or_create() } else { options.open() }
         })?;

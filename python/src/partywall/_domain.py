@@ -558,7 +558,8 @@ class Domain(Handle[_native.Domain]):
         return self._native.remove(name, deadline, then or "wait")[1]
 
     def close(self) -> None:
-        """Withdraws the names that were committed through this domain, except `kept` ones.
+        """Withdraws the names that were committed through this domain, except `kept` ones, and ends the waits of its
+        methods.
 
         The connection ends once no build or segment of it is open any more. Calling `close` again does nothing.
         """

@@ -109,7 +109,10 @@ class Queue(Named[_native.Queue]):
         self._inputs = Pool(domain, native.inputs())
 
     def close(self) -> None:
-        """Closes the handle. Tasks, tickets and blocks stay. Calling it again does nothing."""
+        """Closes the handle, and ends the waits of this process that use it, those of its tickets included.
+
+        Tasks, tickets and blocks stay, and a ticket can be waited for again. Calling it again does nothing.
+        """
         # An object whose construction failed has no pool.
         if hasattr(self, "_inputs"):
             self._inputs.close()
@@ -352,7 +355,9 @@ class _Deadline:
         """Returns the seconds that are left; `None` without a timeout."""
         if self._timeout is None:
             return None
-        # A negative timeout stays one, and is refused.
+        # A negative timeout stays one, and is refused. So is NaN, which `max` and `min` would lose.
+        if self._timeout != self._timeout:
+            return self._timeout
         return max(min(0.0, self._timeout), self._timeout - (time.monotonic() - self._begin))
 
 

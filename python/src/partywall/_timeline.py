@@ -7,7 +7,7 @@ from typing import Any, SupportsIndex, overload
 
 from partywall import _native, _streams
 from partywall._arrays import device_name
-from partywall._handle import Connected, Handle, readable
+from partywall._handle import Connected, Handle, checked_timeout, readable
 from partywall._native import LimitedWait
 
 
@@ -102,7 +102,7 @@ class Timeline(Connected[_native.Timeline]):
         """As `wait`, in an event loop."""
         with self.event(value) as event:
             try:
-                async with asyncio.timeout(timeout):
+                async with asyncio.timeout(checked_timeout(timeout)):
                     if not event.check():
                         await readable(event.fileno())
             except builtins.TimeoutError:

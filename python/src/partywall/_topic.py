@@ -11,7 +11,7 @@ from partywall import _arrays, _native, _streams
 from partywall._arrays import Shape
 from partywall._errors import Closed, TopicIdle
 from partywall._exchange import OneTensor
-from partywall._handle import Handle, Named, readable
+from partywall._handle import Handle, Named, checked_timeout, readable
 from partywall._native import Sample
 
 if TYPE_CHECKING:
@@ -266,8 +266,19 @@ class Publisher(Handle[_native.Publisher]):
             ordinal = self._native.ordinal()
         return None if ordinal is None else _streams.handle(stream, ordinal)
 
+    def check(self) -> None:
+        """Raises if the topic cannot be found by its name any more, or if this publisher cannot publish.
+
+        `NameNotFound` says who removed the name, if that was within the last minute; `VersionNotFound`, a kind of it,
+        that the name was used again. A publisher can go on then: subscribers that have the topic open receive its
+        samples. Asks the broker.
+        """
+        self._native.check()
+
     def close(self) -> None:
-        """Detaches the publisher. Samples that its streams still write are delivered. Calling it again does nothing."""
+        """Detaches the publisher, and ends the waits of `send` and of loans. Samples that its streams still write are
+        delivered. Calling it again does nothing.
+        """
         self._native.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -418,7 +429,7 @@ class Subscriber(Handle[_native.Subscriber], Iterator[Sample], AsyncIterator[Sam
     async def recv_async(self, timeout: float | None = None) -> Sample:
         """As `recv`, in an event loop."""
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(checked_timeout(timeout)):
                 return await self._received()
         except builtins.TimeoutError:
             if timeout is not None:

@@ -1,6 +1,8 @@
-"""Exceptions that another thread sets, as debuggers and test frameworks do, end a wait."""
+"""Exceptions that another thread sets, as debuggers and test frameworks do, end a wait. So does closing the object."""
 
+import asyncio
 import ctypes
+import gc
 import threading
 import time
 from collections.abc import Callable
@@ -27,6 +29,17 @@ def full(d: pw.Domain) -> tuple[pw.Publisher, pw.Subscriber]:
     return publisher, subscriber
 
 
+def loan(publisher: pw.Publisher) -> None:
+    with publisher.loan((1,), "uint8"):
+        """Its end waits for the subscriber."""
+
+
+def tasks(d: pw.Domain) -> pw.Queue:
+    queue = d.queue("tasks", tasks=1, inputs=(1, 8), device="host")
+    queue.submit("work")
+    return queue
+
+
 # Each with the objects that it needs, and the wait.
 WAITS: dict[str, tuple[Callable[[pw.Domain], object], Callable[[pw.Domain, object], object]]] = {
     "open": (lambda d: None, lambda d, _: d.open("never", None)),
@@ -42,6 +55,18 @@ WAITS: dict[str, tuple[Callable[[pw.Domain], object], Callable[[pw.Domain, objec
     "sample": (full, lambda d, ends: [ends[1].recv(), ends[1].recv()]),
     "loop": (full, lambda d, ends: list(ends[1])),
     "send": (full, lambda d, ends: ends[0].send(b"2")),
+    "loan": (full, lambda d, ends: loan(ends[0])),
+    "descriptors": (lambda d: None, lambda d, _: d.descriptors("never", None)),
+    "queue": (lambda d: None, lambda d, _: d.queue("never", timeout=WATCHDOG * 9)),
+    "claim": (tasks, lambda d, queue: [queue.claim(), queue.claim()]),
+    "claims": (tasks, lambda d, queue: [task.fail("") for task in queue.claims()]),
+    "claim_all": (tasks, lambda d, queue: [queue.claim(), queue.claim_all(2)]),
+    "submit": (tasks, lambda d, queue: queue.submit("more")),
+    "result": (tasks, lambda d, queue: queue.ticket(queue.tasks()[0].task).result()),
+    "outcome of a task": (tasks, lambda d, queue: queue.ticket(queue.tasks()[0].task).exception()),
+    "withdrawal of a queue": (tasks, lambda d, queue: queue.wait_withdrawn()),
+    "announcement": (lambda d: d.timeline("line"), lambda d, line: line.wait_announced(1)),
+    "newer version": (growing, lambda d, log: log._newer(7, None)),
     "growth": (growing, lambda d, log: log.wait_growth()),
     "withdrawal": (growing, lambda d, log: log.wait_withdrawn()),
     "withdrawal of a pool": (
@@ -79,6 +104,106 @@ def test_an_exception_of_another_thread_ends_a_wait(domain, wait):
         domain.close()
         pytest.fail("the exception was not seen")
     assert ended == [Stop]
+
+
+def closed_by(domain: pw.Domain, made: object) -> object:
+    """Returns the object whose wait it is."""
+    if isinstance(made, tuple):
+        return made[0]
+    return made if hasattr(made, "close") else domain
+
+
+@pytest.mark.parametrize("wait", WAITS)
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_closing_an_object_ends_a_wait_of_another_thread(domain, wait):
+    prepare, block = WAITS[wait]
+    made, ended = prepare(domain), []
+    thing = closed_by(domain, made)
+    if wait in ("sample", "loop"):
+        thing = made[1]
+    elif wait == "open_or_build":
+        thing = domain
+
+    def run() -> None:
+        try:
+            ended.append(block(domain, made))
+        except BaseException as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    # It most likely waits by now; if it does not, it finds the object closed.
+    time.sleep(0.2)
+    assert not ended
+    thing.close()
+    thread.join(WATCHDOG)
+    assert ended and (isinstance(ended[0], pw.Closed) or wait in ("loop",) and len(ended[0]) == 1), ended
+    del made, thing, ended[:]
+    gc.collect()
+
+
+def test_ticket_of_a_closed_queue_can_be_waited_for(domain):
+    queue = tasks(domain)
+    ticket = queue.ticket(queue.tasks()[0].task)
+    with domain.queue("tasks") as worker:
+        queue.close()
+        with pytest.raises(TimeoutError):
+            ticket.result(0.01)
+        worker.claim(WATCHDOG).complete()
+    ticket.result(WATCHDOG).release()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_loan_of_a_closed_publisher_can_be_published(domain):
+    publisher, subscriber = full(domain)
+    with publisher.loan((1,), "uint8") as out:
+        publisher.close()
+        subscriber.recv(WATCHDOG).close()
+        assert not out.closed
+    with subscriber.recv(WATCHDOG) as sample:
+        assert sample.sequence == 1
+    subscriber.close()
+    gc.collect()
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize("wait", sorted(TIMED := {
+    "open": lambda d: d.open("x", NAN),
+    "descriptors": lambda d: d.descriptors("x", NAN),
+    "open_or_build": lambda d: d.open_or_build("x", print, timeout=NAN),
+    "pool": lambda d: d.pool("x", timeout=NAN),
+    "topic": lambda d: d.topic("x", timeout=NAN),
+    "queue": lambda d: d.queue("x", timeout=NAN),
+    "remove": lambda d: d.rm("x", deadline=NAN),
+    "semaphore": lambda d: d.semaphore("s", 1).acquire(NAN),
+    "semaphore in an event loop": lambda d: asyncio.run(d.semaphore("s", 1).acquire_async(NAN)),
+    "timeline": lambda d: d.timeline("t").wait(1, NAN),
+    "announcement": lambda d: d.timeline("t").wait_announced(1, NAN),
+    "timeline in an event loop": lambda d: asyncio.run(d.timeline("t").wait_async(1, NAN)),
+    "lease": lambda d: d.queue("q", tasks=1, lease=NAN),
+    "submit": lambda d: tasks(d).submit("x", timeout=NAN),
+    "submit an array": lambda d: tasks(d).submit("x", [b"x"], timeout=NAN),
+    "submit_all": lambda d: tasks(d).submit_all([pw.Task("x", [b"x"])], timeout=NAN),
+    "claim": lambda d: tasks(d).claim(NAN),
+    "claim_all": lambda d: tasks(d).claim_all(1, NAN),
+    "claims": lambda d: next(iter(tasks(d).claims(NAN))),
+    "result": lambda d: (queue := tasks(d)).ticket(queue.tasks()[0].task).result(NAN),
+    "sample": lambda d: full(d)[1].recv(NAN),
+    "sample in an event loop": lambda d: asyncio.run(full(d)[1].recv_async(NAN)),
+    "send": lambda d: full(d)[0].send(b"x", timeout=NAN),
+    "loan": lambda d: full(d)[0].loan((1,), "uint8", timeout=NAN),
+    "growth": lambda d: growing(d).wait_growth(NAN),
+    "withdrawal": lambda d: growing(d).wait_withdrawn(NAN),
+    "event": lambda d: d.watch("x").next(NAN),
+    "flush": lambda d: pw._native.flush(NAN),
+}))
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_nan_is_no_timeout(domain, wait):
+    with pytest.raises(ValueError, match="nan|NaN"):
+        TIMED[wait](domain)
+    gc.collect()
 
 
 def test_a_waiter_that_is_looked_after_keeps_its_place(domain):

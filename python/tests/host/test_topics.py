@@ -736,3 +736,75 @@ def test_a_header_that_is_too_long_keeps_no_loan(frames):
                 publisher.loan((8,), "uint8", header=bytes(257))
             errors.append(error)
         assert frames.stats().held == 0
+
+
+def test_descriptor_is_readable_while_there_is_something_to_receive(domain):
+    frames = domain.topic("frames", max_bytes=8, device="host", held=2)
+    publisher, subscriber = frames.publisher(), frames.subscriber(until="idle")
+    other = subscriber._native.event()
+
+    def readable(wait=0.0):
+        assert len(ready := select.select([subscriber, other], [], [], wait)[0]) in (0, 2)
+        return bool(ready)
+
+    def taken_in_a_loop():
+        return next(iter(subscriber))
+
+    def taken_in_an_event_loop():
+        return asyncio.run(subscriber.recv_async(WATCHDOG))
+
+    assert not readable()
+    for take in (subscriber.recv, subscriber.try_recv, taken_in_a_loop, taken_in_an_event_loop):
+        for _ in range(2):
+            publisher.send(b"x")
+        eventually(lambda: readable(0.01))
+        take().close()
+        assert readable(), "there is another"
+        take().close()
+        assert not readable()
+        # Nor does the thread that polls say otherwise later.
+        assert not readable(0.02)
+    publisher.send(b"x")
+    sample = subscriber.recv()
+    assert not readable()
+    subscriber._native.give_up(sample)
+    assert readable(), "it was put back"
+    with subscriber.try_recv() as again:
+        assert again.sequence == 8 and not readable()
+    publisher.send(b"x")
+    publisher.send(b"x")
+    held = [subscriber.recv(), subscriber.recv()]
+    publisher.send(b"x")
+    eventually(lambda: readable(0.01))
+    with pytest.raises(pw.TooManyHeld):
+        subscriber.try_recv()
+    assert readable(), "the call raises"
+    for sample in held:
+        sample.close()
+    subscriber.recv().close()
+    publisher.close()
+    eventually(lambda: readable(0.01))
+    with pytest.raises(pw.TopicIdle):
+        subscriber.try_recv()
+    other.close()
+    subscriber.close()
+    frames.close()
+
+
+def test_publisher_of_a_removed_topic_is_told(domain, socket):
+    frames = domain.topic("frames", max_bytes=8, device="host")
+    publisher, subscriber = frames.publisher(), frames.subscriber()
+    publisher.check()
+    domain.rm("frames")
+    with pytest.raises(pw.NameNotFound, match="was removed by"):
+        publisher.check()
+    publisher.send(b"x", timeout=WATCHDOG)
+    subscriber.recv(WATCHDOG).close()
+    with domain.topic("frames", max_bytes=8, device="host"):
+        with pytest.raises(pw.VersionNotFound):
+            publisher.check()
+    publisher.close()
+    with pytest.raises(pw.Closed):
+        publisher.check()
+    subscriber.close()
+    frames.close()
