@@ -16,7 +16,9 @@ use partywall_os::{
 };
 use rustix::{
     fs::{self, Access, FileType},
+    io::{DupFlags, dup3},
     net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt},
+    process::{Resource, getrlimit},
 };
 use serde::{Deserialize, Serialize};
 
@@ -40,7 +42,7 @@ pub enum StartError {
         /// How long this process waited.
         waited: Duration,
     },
-    /// A broker listens already.
+    /// A broker listens already, perhaps at a socket whose file was removed.
     #[error("a broker{} listens already at {socket}", .pid.map_or_else(String::new, |pid| format!(" with pid {pid}")))]
     AlreadyRunning {
         /// The socket.
@@ -104,7 +106,7 @@ pub enum StartError {
         most: u64,
     },
     /// The kernel refused.
-    #[error("{what}: {errno}")]
+    #[error("{what}: {errno}{}", limit_behind(errno))]
     Errno {
         /// The action that failed.
         what: String,
@@ -127,6 +129,19 @@ impl StartError {
             errno => Self::errno(format!("{action} {}", path.display()))(errno),
         }
     }
+}
+
+/// Returns the limit of this process that most likely led to an error, as the end of a sentence; nothing if none did.
+fn limit_behind(error: &io::Error) -> String {
+    let errno = Errno::from_io_error(error);
+    let (resource, unit, name) = match errno {
+        Some(Errno::FBIG) => (Resource::Fsize, 1024, "ulimit -f"),
+        Some(Errno::NOMEM | Errno::AGAIN) => (Resource::As, 1024, "ulimit -v"),
+        Some(Errno::MFILE) => (Resource::Nofile, 1, "ulimit -n"),
+        _ => return String::new(),
+    };
+    let Some(limit) = getrlimit(resource).current else { return String::new() };
+    format!("; this process is limited by `{name} {}`", limit / unit)
 }
 
 /// A listening socket and its file.
@@ -157,9 +172,35 @@ impl Place {
         let directory = open_directory(&path, entry, true)?;
         let _lock = if starter_holds_lock { None } else { Some(lock(directory)?) };
         clear(&path)?;
+        // It binds the socket again as soon as it notices.
+        if let Some(pid) = socket::listener_of(&path) {
+            return Err(StartError::AlreadyRunning { socket: path, pid: Some(pid) });
+        }
         let listener = socket::listen_for(&path, connecting).map_err(StartError::at("listen at", &path))?;
         let file = SocketFile::of(path, false)?;
         Ok(Self { listener, file })
+    }
+
+    /// Listens at the same path again, under the same descriptor number, after the socket's file or its directory was
+    /// removed. Members that are connected stay so. Connections that nobody has accepted yet end. A socket of a service
+    /// manager, which no process can reach any more, is replaced by one of the broker.
+    ///
+    /// # Errors
+    /// [`StartError`], [`StartError::Locked`] while another process looks for a broker there. Nothing has changed then.
+    pub(crate) fn bind_again(&mut self, config: &Config) -> Result<(), StartError> {
+        let path = self.file.path.clone();
+        let directory = open_directory(&path, config.admission.entry(own_user()), true)?;
+        let at = directory.path().to_owned();
+        let locked = directory.lock(Instant::now() + BIND_AGAIN_TIMEOUT).map_err(StartError::at("lock", &at))?;
+        let Some(_lock) = locked else { return Err(StartError::Locked { path: at, waited: BIND_AGAIN_TIMEOUT }) };
+        let connecting = config.admission.connecting(own_user());
+        // Fails if another process was faster.
+        let listener = socket::listen_for(&path, connecting).map_err(StartError::at("listen at", &path))?;
+        let file = SocketFile::of(path.clone(), false)?;
+        // The worker has the same table of files, so it listens at the new socket, too.
+        dup3(&listener, &mut self.listener, DupFlags::CLOEXEC).map_err(StartError::at("listen at", &path))?;
+        self.file = file;
+        Ok(())
     }
 
     /// Serves a socket that a service manager has bound to `path`. Its mode is the manager's to choose.
@@ -244,6 +285,18 @@ impl SocketFile {
     fn of(path: PathBuf, inherited: bool) -> Result<Self, StartError> {
         let stat = fs::lstat(&path).map_err(StartError::at("stat", &path))?;
         Ok(Self { identity: (stat.st_dev, stat.st_ino), path, inherited })
+    }
+
+    /// Returns whether the file was removed.
+    pub(crate) fn is_missing(&self) -> bool {
+        matches!(fs::lstat(&self.path), Err(Errno::NOENT | Errno::NOTDIR))
+    }
+
+    /// Takes the file at the same path for the socket's, which another process of this broker has bound again.
+    pub(crate) fn follow(&mut self) {
+        if let Ok(file) = Self::of(self.path.clone(), false) {
+            *self = file;
+        }
     }
 
     /// Removes the file, unless another process has created or replaced it.
@@ -347,6 +400,9 @@ fn describe(found: FileType) -> String {
     }
     .into()
 }
+
+/// The supervisor, which has to notice the end of its worker, waits no longer for the lock. It tries again.
+const BIND_AGAIN_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Starting a broker takes milliseconds. A process that holds the lock for this long is stopped or hangs.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);

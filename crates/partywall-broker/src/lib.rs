@@ -14,6 +14,7 @@
 //! | [`supervisor`] | the process that restarts a broker which dies | one thread; allocates and opens nothing once the worker runs |
 //! | [`replacement`] | another program continues as the broker | refused before anything changes, or the former program can still go on |
 //! | [`memory_check`] | a child process finds out whether the memory of a GPU or of a NUMA node is lost | the only code of the broker's program that needs CUDA runs there |
+//! | `page` | words that the supervisor shares with its workers | each has one writer at a time |
 //! | `journal` | what a restarted broker continues with | knows neither the registry nor the server |
 //! | `bind` | the place where members look for the broker | replaces only what is provably dead |
 //! | [`log`] | a log file of bounded size | independent of the rest |
@@ -37,6 +38,7 @@ mod config;
 mod journal;
 pub mod log;
 pub mod memory_check;
+mod page;
 mod registry;
 pub mod replacement;
 mod server;

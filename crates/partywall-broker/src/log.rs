@@ -1,9 +1,9 @@
 //! A log file of bounded size.
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, DirBuilder, File, Metadata, OpenOptions},
     io::{self, Write},
-    os::unix::fs::OpenOptionsExt,
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::{Mutex, MutexGuard},
 };
@@ -12,6 +12,9 @@ use partywall_os::lock::IgnorePoison;
 
 /// A log file that is renamed to `<path>.1` when it is full, replacing the previous `<path>.1`. Both files together
 /// never exceed twice [`RotatingLog::FILE_BYTES`].
+///
+/// Another program may rename, remove or truncate the file, as logrotate does: the next line then begins a new file at
+/// the same path.
 ///
 /// `&RotatingLog` writes too, so an `Arc` of it is a writer for `tracing_subscriber`. One call of [`Write::write`] is
 /// one line. A line is never split between the files. A line longer than a file is cut off.
@@ -32,10 +35,10 @@ impl RotatingLog {
     /// The maximum length of one file, in bytes.
     pub const FILE_BYTES: u64 = 5 << 20;
 
-    /// Opens the log at `path` to append to it, and creates the file if needed. The directory must exist.
+    /// Opens the log at `path` to append to it. Creates the file and its directories if needed, for this user alone.
     ///
     /// # Errors
-    /// As open(2).
+    /// As mkdir(2) and open(2).
     pub fn open(path: impl Into<PathBuf>) -> io::Result<Self> {
         Self::with_limit(path.into(), Self::FILE_BYTES)
     }
@@ -60,6 +63,7 @@ impl Write for &RotatingLog {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let kept = &line[..line.len().min(usize::try_from(self.limit).unwrap_or(usize::MAX))];
         let mut state = self.state();
+        state.follow(&self.path);
         if state.bytes + kept.len() as u64 > self.limit {
             let mut aside = self.path.clone().into_os_string();
             aside.push(".1");
@@ -78,9 +82,28 @@ impl Write for &RotatingLog {
 
 impl State {
     fn open(path: &Path) -> io::Result<Self> {
+        let directory = path.parent().unwrap_or(Path::new("/"));
+        // The mode applies to the directories created here. The log may be in the socket's directory, which must be
+        // 0700.
+        DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
         let file = OpenOptions::new().append(true).create(true).mode(0o600).open(path)?;
         let bytes = file.metadata()?.len();
         Ok(Self { file, bytes })
+    }
+
+    /// Opens the log anew if another file, or none, is at its path by now. If that fails, the log goes on in the former
+    /// file.
+    fn follow(&mut self, path: &Path) {
+        let identity = |file: &Metadata| (file.dev(), file.ino());
+        match (fs::metadata(path), self.file.metadata()) {
+            // It may have been truncated.
+            (Ok(there), Ok(ours)) if identity(&there) == identity(&ours) => self.bytes = there.len(),
+            _ => {
+                if let Ok(state) = Self::open(path) {
+                    *self = state;
+                }
+            }
+        }
     }
 }
 
@@ -108,6 +131,38 @@ mod tests {
         log.write_all(&[b'd'; 1000]).unwrap();
         assert_eq!(sizes(&path), (100, Some(1)));
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn log_that_another_program_moves_or_removes_goes_on_at_its_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("state");
+        let path = folder.join("d.log");
+        let log = RotatingLog::with_limit(path.clone(), 100).unwrap();
+        let write = |line: &str| (&log).write_all(line.as_bytes()).unwrap();
+        write("1\n");
+        let moved = folder.join("d.log-20260101");
+        fs::rename(&path, &moved).unwrap();
+        write("2\n");
+        assert_eq!(
+            (fs::read_to_string(&moved).unwrap(), fs::read_to_string(&path).unwrap()),
+            ("1\n".into(), "2\n".into())
+        );
+        fs::remove_dir_all(&folder).unwrap();
+        write("3\n");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "3\n");
+        assert_eq!(fs::metadata(&folder).unwrap().mode() & 0o777, 0o700);
+        // A copy was made of it, and it was truncated: it does not count as full.
+        write(&"4".repeat(98));
+        File::options().write(true).truncate(true).open(&path).unwrap();
+        write("5\n");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "5\n");
+        assert!(!folder.join("d.log.1").exists());
+        // Where no new file can be made, lines are still written.
+        fs::rename(&path, &moved).unwrap();
+        fs::create_dir(&path).unwrap();
+        write("6\n");
+        assert_eq!(fs::read_to_string(&moved).unwrap(), "5\n6\n");
     }
 
     #[test]

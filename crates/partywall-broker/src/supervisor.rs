@@ -9,25 +9,27 @@
 //!
 //! The supervisor has one thread, because a copy of it is what the next worker begins as. While a worker runs, the
 //! supervisor keeps nothing open that it had not open before; only `ready` may open something for a moment, such as a
-//! socket of the service manager. It closes a descriptor only if the worker does not use that number. The supervisor is
-//! also the process in which another program continues ([`replacement`]).
+//! socket of the service manager, and so may the supervisor once a worker has served, because that worker takes no
+//! number any more for one that its predecessor has left. It closes a descriptor only if the worker does not use that
+//! number. The supervisor is also the process in which another program continues ([`replacement`]).
+//!
+//! Five workers in a row that die at once end the domain: what kills them would kill the next one, too. A worker that
+//! has served for two looks of its supervisor, or has answered a request, is not one of them, however it dies later.
+//!
+//! Signals that would end a process without a reason end neither: the supervisor passes them on to the worker, which
+//! notes them in the log.
 
 use std::{
     collections::BTreeSet,
     os::fd::{AsRawFd, OwnedFd, RawFd},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use partywall_os::{
     Errno,
-    map::{Part, SharedMap},
-    memfd::Draft,
     process::raise_fd_limit,
-    supervision::{LeftOpen, WaitedSignals, open_numbers},
+    supervision::{LeftOpen, WaitedSignals, open_numbers, pass_on, stray_signals},
 };
 use partywall_shm::crash::point;
 use rustix::{
@@ -41,6 +43,7 @@ use crate::{
     bind::Place,
     config::Resolved,
     journal::Journal,
+    page::Page,
     replacement::{self, Continuation, Handover},
     server::Supervised,
 };
@@ -53,7 +56,7 @@ pub struct Supervisor {
     page: Page,
     /// Wakes the worker's loop.
     poke: Arc<OwnedFd>,
-    signals: WaitedSignals,
+    signals: Signals,
     /// Whether this program continues for another one, which had a worker.
     continues: bool,
     /// The file of that program, until the first worker of this one serves.
@@ -98,11 +101,20 @@ pub enum SupervisorError {
     /// The worker ended before it served.
     #[error("the broker's worker {0} while it started")]
     NotStarted(Death),
+    /// The first worker could not begin to serve.
+    #[error("the broker cannot start: {why}")]
+    CannotStart {
+        /// What it said.
+        why: String,
+    },
     /// The worker could not wait for events, or could not continue what its predecessor did.
-    #[error("the broker's worker cannot continue; its log has the reason")]
-    CannotContinue,
-    /// Workers died again and again without serving any request.
-    #[error("{deaths} workers of the broker died in a row without answering a request; the last one {last}")]
+    #[error("the broker's worker cannot continue: {why}")]
+    CannotContinue {
+        /// What it said.
+        why: String,
+    },
+    /// Workers died again and again as soon as they were started.
+    #[error("{deaths} workers of the broker died in a row as soon as they were started; the last one {last}")]
     Deaths {
         /// How many.
         deaths: u64,
@@ -111,9 +123,30 @@ pub enum SupervisorError {
     },
 }
 
-/// Blocks the signals that a supervisor waits for.
-fn block_signals() -> Result<WaitedSignals, StartError> {
-    WaitedSignals::block(&[Signal::CHILD, Signal::TERM, Signal::INT]).map_err(StartError::errno("block signals"))
+/// The signals that a supervisor waits for.
+#[derive(Debug)]
+struct Signals {
+    all: WaitedSignals,
+    /// Those that a worker handles by itself, at once.
+    of_worker: WaitedSignals,
+    /// Those that it only notes in the log.
+    stray: WaitedSignals,
+    /// Their numbers.
+    strays: Vec<i32>,
+}
+
+impl Signals {
+    fn block() -> Result<Self, StartError> {
+        let block = |signals: &[i32]| WaitedSignals::block(signals).map_err(StartError::errno("block signals"));
+        let of_worker = [Signal::CHILD, Signal::TERM, Signal::INT].map(Signal::as_raw);
+        let strays = stray_signals();
+        Ok(Self {
+            all: block(&[&of_worker[..], &strays].concat())?,
+            of_worker: block(&of_worker)?,
+            stray: block(&strays)?,
+            strays,
+        })
+    }
 }
 
 /// How a worker ended.
@@ -147,9 +180,9 @@ impl Supervisor {
         let journal = Journal::create().map_err(failed("make the journal"))?;
         let poke = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed("make an eventfd"))?;
         let poke = Arc::new(poke);
-        let signals = block_signals()?;
+        let signals = Signals::block()?;
         let place = Place::for_broker(&config, listener)?;
-        let supervised = Supervised::new(journal, page.clone(), Arc::clone(&poke), std::process::id());
+        let supervised = Supervised::new(journal, page.clone(), Arc::clone(&poke), std::process::id(), signals.stray);
         let worker = Worker { config, limits, place, supervised, of_supervisor: BTreeSet::new() };
         Ok(Self { worker: Some(worker), page, poke, signals, continues: false, former: None })
     }
@@ -188,14 +221,15 @@ impl Supervisor {
             error
         };
         let limits = config.limits.resolve(raise_fd_limit()).map_err(&mut failed)?;
-        let signals = block_signals().map_err(&mut failed)?;
-        let page = match Page::of(&page) {
-            Ok(words) => Page { words, file: Arc::new(page) },
-            Err(errno) => return Err(failed(StartError::errno("map the page of the supervisor")(errno))),
+        let signals = Signals::block().map_err(&mut failed)?;
+        let page = match Page::open(page) {
+            Ok(page) => page,
+            // Open until the former program continues.
+            Err((_page, errno)) => return Err(failed(StartError::errno("map the page of the supervisor")(errno))),
         };
         let mut of_supervisor = of_supervisor.clone();
         of_supervisor.extend(former);
-        let supervised = Supervised::new(journal, page.clone(), Arc::clone(&poke), std::process::id());
+        let supervised = Supervised::new(journal, page.clone(), Arc::clone(&poke), std::process::id(), signals.stray);
         let worker = Worker { config, limits, place, supervised, of_supervisor };
         page.clear_ready();
         Ok(Self { worker: Some(worker), page, poke, signals, continues: true, former: former_file })
@@ -233,14 +267,16 @@ impl Supervisor {
             let worker = &mut self.worker;
             let signals = &self.signals;
             let started = fork(&mut || {
-                signals.unblock();
+                signals.of_worker.unblock();
                 // Only this copy takes it: the supervisor's memory is not this memory.
                 worker.take().map_or(CANNOT_CONTINUE, &mut serve)
             });
             let ended = match started {
                 Ok(pid) => self.watch(pid, &mut stop, &mut ready).map_err(failed("wait for the worker")),
-                Err(errno) => Ok(WorkerEnd::Lacked(failed("start the worker")(errno))),
+                Err(errno) => Ok(WorkerEnd::NotForked(errno)),
             };
+            // No names exist before the first worker has served.
+            let is_first = ready.is_some() && !self.continues;
             if self.page.is_ready() {
                 self.forget_former();
             }
@@ -252,28 +288,37 @@ impl Supervisor {
                     lacking = None;
                     continue;
                 }
-                Ok(WorkerEnd::Lacked(error)) => {
-                    let is_first = ready.is_some() && !self.continues;
+                Ok(lacked @ (WorkerEnd::Lacked | WorkerEnd::NotForked(_))) => {
                     if stop.is_some() {
                         break Ok(Exit::Signalled);
                     }
                     if is_first || lacking.get_or_insert_with(Instant::now).elapsed() >= LACKING {
                         self.go_back(&execute);
-                        break Err(error);
+                        break Err(match lacked {
+                            WorkerEnd::NotForked(errno) => {
+                                let why = StartError::errno("start the worker")(errno).to_string();
+                                if is_first {
+                                    SupervisorError::CannotStart { why }
+                                } else {
+                                    SupervisorError::CannotContinue { why }
+                                }
+                            }
+                            _ => self.cannot_continue(is_first),
+                        });
                     }
                     self.page.add_lack();
                     self.pause(&mut stop);
                     continue;
                 }
                 // It has removed the socket's file.
+                Ok(WorkerEnd::Exited(CANNOT_CONTINUE)) => {
+                    self.go_back(&execute);
+                    break Err(self.cannot_continue(is_first));
+                }
                 Ok(WorkerEnd::Exited(code)) => match decode(code) {
-                    Some(outcome @ Ok(_)) => {
+                    Some(exit) => {
                         std::mem::forget(self.worker);
-                        return outcome;
-                    }
-                    Some(outcome) => {
-                        self.go_back(&execute);
-                        break outcome;
+                        return Ok(exit);
                     }
                     None => Death::Code(code.into()),
                 },
@@ -292,7 +337,8 @@ impl Supervisor {
                 self.go_back(&execute);
             }
             if self.page.is_unrecorded() {
-                break Err(SupervisorError::CannotContinue);
+                let why = format!("the former one {death} while its journal could not be written");
+                break Err(SupervisorError::CannotContinue { why });
             }
             let deaths = self.page.add_death(death);
             if deaths >= MAX_DEATHS {
@@ -312,9 +358,15 @@ impl Supervisor {
         ended
     }
 
+    /// Returns why no worker continues, in the words of the last one.
+    fn cannot_continue(&self, is_first: bool) -> SupervisorError {
+        let why = self.page.reason().unwrap_or_else(|| "its log has the reason".into());
+        if is_first { SupervisorError::CannotStart { why } } else { SupervisorError::CannotContinue { why } }
+    }
+
     /// Waits for a moment before the next worker, or for a signal that ends the domain.
     fn pause(&self, stop: &mut Option<Signal>) {
-        if let Ok(Some(signal)) = self.signals.wait(PAUSE) {
+        if let Ok(Some(signal)) = self.signals.all.wait(PAUSE) {
             *stop = [Signal::TERM, Signal::INT].into_iter().find(|wanted| wanted.as_raw() == signal);
         }
     }
@@ -356,6 +408,18 @@ impl Supervisor {
         }
     }
 
+    /// Binds the socket again if its file was removed. The worker learns of it when it is poked.
+    fn restore_socket(&mut self) {
+        if let Some(worker) = &mut self.worker
+            && worker.place.file.is_missing()
+            // A worker that ends the domain says so before it removes the file.
+            && !self.page.is_ending()
+        {
+            // Tried again after the next pulse; meanwhile the worker says in the log that the file is missing.
+            let _ = worker.place.bind_again(&worker.config);
+        }
+    }
+
     /// Waits until the worker has ended. Passes signals on, and kills a worker that has been silent for too long.
     fn watch(
         &mut self,
@@ -363,13 +427,13 @@ impl Supervisor {
         stop: &mut Option<Signal>,
         ready: &mut Option<impl FnOnce(u32)>,
     ) -> Result<WorkerEnd, Errno> {
-        let mut silence = Silence::new(&self.page);
+        let mut signs = SignsOfLife::new(&self.page);
         if let Some(signal) = *stop {
             let _ = kill_process(pid, signal);
         }
         loop {
-            let pause = if ready.is_some() { STARTING } else { PULSE };
-            let signal = self.signals.wait(pause)?;
+            let pause = if ready.is_some() { STARTING } else { signs.pause() };
+            let signal = self.signals.all.wait(pause)?;
             // Before the worker's end is noticed: no other worker is started then.
             for wanted in [Signal::TERM, Signal::INT] {
                 if signal == Some(wanted.as_raw()) {
@@ -388,10 +452,22 @@ impl Supervisor {
                 self.forget_former();
                 ready(u32::try_from(pid.as_raw_nonzero().get()).unwrap_or_default());
             }
-            if ready.is_none() && signal.is_none() && silence.is_too_long(&self.page) {
-                let _ = kill_process(pid, Signal::KILL);
+            let is_stray = signal.is_some_and(|signal| self.signals.strays.contains(&signal));
+            if let Some(signal) = signal.filter(|_| is_stray) {
+                // It notes the signal when it is poked.
+                let _ = pass_on(signal, pid);
             }
-            if signal.is_none() && ready.is_none() {
+            if ready.is_none() && signal.is_none() {
+                signs.look(&self.page);
+                if signs.has_served() {
+                    self.page.forget_deaths();
+                    self.restore_socket();
+                }
+                if signs.is_silent_for_too_long() {
+                    let _ = kill_process(pid, Signal::KILL);
+                }
+            }
+            if ready.is_none() && (signal.is_none() || is_stray) {
                 // A full counter has the same effect.
                 let _ = io::write(&self.poke, &1_u64.to_ne_bytes());
             }
@@ -421,7 +497,8 @@ impl Worker {
     /// [`StartError`], [`StartError::Journal`] if the former worker's state cannot be restored.
     pub fn start(self, left: LeftOpen) -> Result<Broker, StartError> {
         let Self { config, limits, place, supervised, .. } = self;
-        Broker::of_worker(config, limits, place, supervised, left)
+        let page = supervised.page.clone();
+        Broker::of_worker(config, limits, place, supervised, left).inspect_err(|error| page.set_reason(error))
     }
 }
 
@@ -436,12 +513,11 @@ pub fn exit_code(exit: Option<Exit>) -> u8 {
     }
 }
 
-fn decode(code: u8) -> Option<Result<Exit, SupervisorError>> {
+fn decode(code: u8) -> Option<Exit> {
     Some(match code {
-        0 => Ok(Exit::Stopped),
-        1 => Ok(Exit::Signalled),
-        2 => Ok(Exit::Idle),
-        CANNOT_CONTINUE => Err(SupervisorError::CannotContinue),
+        0 => Exit::Stopped,
+        1 => Exit::Signalled,
+        2 => Exit::Idle,
         _ => return None,
     })
 }
@@ -450,244 +526,68 @@ fn decode(code: u8) -> Option<Result<Exit, SupervisorError>> {
 enum WorkerEnd {
     Exited(u8),
     Died(Death),
-    /// It could not be started, or could not continue, because the kernel lacked something. Everything is still open.
-    Lacked(SupervisorError),
+    /// It could not continue, because the kernel lacked something. Everything is still open.
+    Lacked,
+    /// It could not be started, for this reason.
+    NotForked(Errno),
 }
 
 impl WorkerEnd {
     fn of(status: WaitStatus) -> Self {
         match (status.exit_status(), status.terminating_signal()) {
-            (Some(LACKS), _) => Self::Lacked(SupervisorError::CannotContinue),
+            (Some(LACKS), _) => Self::Lacked,
             (Some(code), _) => u8::try_from(code).map_or(Self::Died(Death::Code(code)), Self::Exited),
             (None, signal) => Self::Died(Death::Signal(signal.unwrap_or_default())),
         }
     }
 }
 
-/// How long the worker has been silent, measured in turns of the supervisor: if both are stopped, as by Ctrl-Z, neither
-/// is silent.
-struct Silence {
+/// What the supervisor has seen of its worker. It looks for turns of the worker's loop, and pokes the worker after each
+/// look, so that an idle one turns, too.
+struct SignsOfLife {
     turns: u64,
-    pulses: u32,
+    /// How many looks have found turns, as far as that matters.
+    answers: u32,
+    /// How long looks have found none, measured in pauses of the supervisor: if both are stopped, as by Ctrl-Z, the
+    /// worker is not silent.
+    silent: Duration,
     last: Instant,
 }
 
-impl Silence {
+impl SignsOfLife {
     fn new(page: &Page) -> Self {
-        Self { turns: page.turns(), pulses: 0, last: Instant::now() }
+        Self { turns: page.turns(), answers: 0, silent: Duration::ZERO, last: Instant::now() }
     }
 
-    /// Notes that another pulse has passed.
-    fn is_too_long(&mut self, page: &Page) -> bool {
-        let turns = page.turns();
-        let was_stopped = self.last.elapsed() > 2 * PULSE;
+    /// Returns the pause before the next look.
+    fn pause(&self) -> Duration {
+        if self.has_served() { PULSE } else { FIRST_PULSE }
+    }
+
+    fn look(&mut self, page: &Page) {
+        let pause = self.pause();
+        let was_stopped = self.last.elapsed() > 2 * pause + PULSE;
         self.last = Instant::now();
-        if turns != self.turns || was_stopped {
+        let turns = page.turns();
+        if turns != self.turns {
             self.turns = turns;
-            self.pulses = 0;
-            return false;
-        }
-        self.pulses += 1;
-        self.pulses > MAX_SILENT_PULSES
-    }
-}
-
-/// A page that the supervisor shares with its workers. Each word has one writer at a time, and none guards other
-/// memory, so all accesses are relaxed: the next process sees them because fork(2) and waitpid(2) order them. Another
-/// program finds the same words ([`replacement::STATE_VERSION`]).
-#[derive(Debug, Clone)]
-pub(crate) struct Page {
-    words: Arc<Part<AtomicU64>>,
-    file: Arc<OwnedFd>,
-}
-
-/// The words of the page.
-#[derive(Debug, Clone, Copy)]
-enum Word {
-    /// Whether a worker serves.
-    Ready,
-    /// Turns of the worker's loop.
-    Turns,
-    /// Deaths since the last answered request.
-    Deaths,
-    Restarts,
-    /// How the last worker died: a signal, or 256 plus a code.
-    LastDeath,
-    /// The request that the worker handles: the member, or 0.
-    Member,
-    Request,
-    /// The request that was handled at the last death.
-    FormerMember,
-    FormerRequest,
-    /// Whether the domain ends.
-    Ending,
-    /// Whether something happened that the journal has no record of.
-    Unrecorded,
-    /// Workers that were started.
-    Workers,
-    /// The number of the program's file that the last worker has handed over to, plus one; 0 if it died.
-    Program,
-    /// Why that program was not executed, as an errno; `ECANCELED` if its worker ended before it served.
-    Refused,
-    /// Workers that could not be started, or could not continue, since one last served.
-    Lacks,
-}
-
-impl Page {
-    fn create() -> Result<Self, Errno> {
-        let file = Draft::create("partywall:supervisor", PAGE_BYTES as u64)?.share()?;
-        Ok(Self { words: Self::of(&file)?, file: Arc::new(file) })
-    }
-
-    /// Maps the words of a page.
-    fn of(file: &OwnedFd) -> Result<Arc<Part<AtomicU64>>, Errno> {
-        let map = Arc::new(SharedMap::writable(file)?);
-        map.part(0, PAGE_BYTES / size_of::<AtomicU64>()).map(Arc::new).ok_or(Errno::INVAL)
-    }
-
-    fn load(&self, word: Word) -> u64 {
-        self.words[word as usize].load(Ordering::Relaxed)
-    }
-
-    fn store(&self, word: Word, value: u64) {
-        self.words[word as usize].store(value, Ordering::Relaxed);
-    }
-
-    fn is_ready(&self) -> bool {
-        self.load(Word::Ready) != 0
-    }
-
-    pub(crate) fn set_ready(&self) {
-        self.store(Word::Ready, 1);
-    }
-
-    /// Notes that no worker of this program has served.
-    fn clear_ready(&self) {
-        self.store(Word::Ready, 0);
-    }
-
-    /// Notes that a worker is about to be started.
-    fn add_worker(&self) {
-        self.store(Word::Workers, self.load(Word::Workers) + 1);
-    }
-
-    pub(crate) fn former_workers(&self) -> u64 {
-        self.load(Word::Workers).saturating_sub(1)
-    }
-
-    /// Notes that a worker has lacked something.
-    fn add_lack(&self) {
-        self.store(Word::Lacks, self.load(Word::Lacks) + 1);
-    }
-
-    /// Returns how many workers have lacked something since one last served, and counts anew.
-    pub(crate) fn take_lacks(&self) -> u64 {
-        let lacks = self.load(Word::Lacks);
-        self.store(Word::Lacks, 0);
-        lacks
-    }
-
-    /// Notes the file of the program that the worker hands over to.
-    pub(crate) fn set_program(&self, number: RawFd) {
-        self.store(Word::Program, u64::try_from(number).map_or(0, |number| number + 1));
-    }
-
-    fn program(&self) -> Option<RawFd> {
-        self.load(Word::Program).checked_sub(1).and_then(|number| RawFd::try_from(number).ok())
-    }
-
-    fn clear_program(&self) {
-        self.store(Word::Program, 0);
-    }
-
-    fn set_refused(&self, errno: Errno) {
-        self.store(Word::Refused, u64::from(errno.raw_os_error().unsigned_abs()));
-    }
-
-    /// Returns whether the former worker has handed over, or else why the program that it handed over to does not
-    /// serve.
-    pub(crate) fn take_handover(&self) -> Option<Result<(), Errno>> {
-        let refused = i32::try_from(self.load(Word::Refused)).unwrap_or_default();
-        let handed_over = self.program().is_some();
-        self.store(Word::Refused, 0);
-        self.clear_program();
-        match refused {
-            0 => handed_over.then_some(Ok(())),
-            errno => Some(Err(Errno::from_raw_os_error(errno))),
+            self.answers = self.answers.saturating_add(1);
+            self.silent = Duration::ZERO;
+        } else if was_stopped {
+            self.silent = Duration::ZERO;
+        } else {
+            self.silent += pause;
         }
     }
 
-    fn turns(&self) -> u64 {
-        self.load(Word::Turns)
+    /// Returns whether the worker has served for at least the time between two looks.
+    fn has_served(&self) -> bool {
+        self.answers >= 2
     }
 
-    /// Notes that the worker's loop turns.
-    pub(crate) fn turn(&self) {
-        self.store(Word::Turns, self.turns().wrapping_add(1));
-    }
-
-    /// Records a death, and returns how many there were since the last answered request.
-    fn add_death(&self, death: Death) -> u64 {
-        let code = match death {
-            Death::Signal(signal) => u64::from(signal.unsigned_abs()),
-            Death::Code(code) => 256 + u64::from(code.unsigned_abs()),
-        };
-        self.store(Word::LastDeath, code);
-        self.store(Word::Restarts, self.load(Word::Restarts) + 1);
-        let deaths = self.load(Word::Deaths) + 1;
-        self.store(Word::Deaths, deaths);
-        deaths
-    }
-
-    pub(crate) fn restarts(&self) -> (u64, Option<Death>) {
-        let restarts = self.load(Word::Restarts);
-        let death = match self.load(Word::LastDeath) {
-            code @ 256.. => Death::Code(i32::try_from(code - 256).unwrap_or_default()),
-            signal => Death::Signal(i32::try_from(signal).unwrap_or_default()),
-        };
-        (restarts, (restarts > 0).then_some(death))
-    }
-
-    /// Notes which request the worker handles.
-    pub(crate) fn begin_request(&self, member: u64, request: u64) {
-        self.store(Word::Request, request);
-        self.store(Word::Member, member);
-    }
-
-    pub(crate) fn end_request(&self) {
-        self.store(Word::Member, 0);
-    }
-
-    /// Notes that a request was answered.
-    pub(crate) fn answered(&self) {
-        self.store(Word::Deaths, 0);
-    }
-
-    /// Returns the request that was handled at the last two deaths, if it was the same, and remembers the last one.
-    pub(crate) fn twice_fatal(&self) -> Option<(u64, u64)> {
-        let last = (self.load(Word::Member), self.load(Word::Request));
-        let former = (self.load(Word::FormerMember), self.load(Word::FormerRequest));
-        // First: if this worker is killed before it has stored the rest, one death does not count as two.
-        self.store(Word::Member, 0);
-        self.store(Word::FormerMember, last.0);
-        self.store(Word::FormerRequest, last.1);
-        (last.0 != 0 && last == former).then_some(last)
-    }
-
-    fn is_ending(&self) -> bool {
-        self.load(Word::Ending) != 0
-    }
-
-    pub(crate) fn set_ending(&self) {
-        self.store(Word::Ending, 1);
-    }
-
-    fn is_unrecorded(&self) -> bool {
-        self.load(Word::Unrecorded) != 0
-    }
-
-    pub(crate) fn set_unrecorded(&self, is_unrecorded: bool) {
-        self.store(Word::Unrecorded, u64::from(is_unrecorded));
+    /// The last sign of life may be as old as the look before the first one without.
+    fn is_silent_for_too_long(&self) -> bool {
+        self.silent + PULSE >= MAX_SILENCE
     }
 }
 
@@ -703,20 +603,20 @@ pub(crate) const LACKS: i32 = 5;
 /// How long workers that lack something are started again.
 const LACKING: Duration = Duration::from_secs(60);
 
-/// Bytes of the page.
-const PAGE_BYTES: usize = 4096;
-
-/// Deaths in a row, without an answered request, that end the domain.
+/// Deaths in a row, each soon after a start, that end the domain.
 const MAX_DEATHS: u64 = 5;
 
-/// Pause before another worker is started, if one has died without having answered a request, or has lacked something.
+/// Pause before another worker is started, if the former one has died soon after its start, or has lacked something.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// How often the supervisor looks after its worker.
-const PULSE: Duration = Duration::from_secs(5);
+const PULSE: Duration = Duration::from_secs(2);
 
-/// Pulses without a turn of the worker's loop after which it is killed: 30 s.
-const MAX_SILENT_PULSES: u32 = 6;
+/// How often it looks after a worker that was just started. Two looks decide whether the worker serves.
+const FIRST_PULSE: Duration = Duration::from_millis(200);
+
+/// How long a worker may be silent before it is killed.
+const MAX_SILENCE: Duration = Duration::from_secs(30);
 
 /// How often the supervisor checks whether the first worker serves.
 const STARTING: Duration = Duration::from_millis(1);

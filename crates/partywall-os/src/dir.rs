@@ -77,7 +77,8 @@ pub struct PrivateDir {
 }
 
 impl PrivateDir {
-    /// Opens `path`. If it does not exist and `create` is set, creates it with mode 0700, but not its parents.
+    /// Opens `path`. If it does not exist and `create` is set, creates it with mode 0700, whatever the umask is, but not
+    /// its parents.
     ///
     /// # Errors
     /// [`Unsafe::Errno`] with `ENOENT` if it does not exist; any other [`Unsafe`] if it must not be used.
@@ -92,9 +93,9 @@ impl PrivateDir {
     pub fn open_for(path: &Path, create: bool, entry: Entry) -> Result<Self, Unsafe> {
         if create {
             match fs::mkdir(path, Mode::RWXU) {
-                // The umask may have removed bits of another mode.
+                // The umask may have removed bits.
                 Ok(()) => fs::chmod(path, Mode::from(entry.mode())).map_err(Unsafe::Errno)?,
-                Err(Errno::EXIST) => {}
+                Err(Errno::EXIST) => complete_mode(path, entry)?,
                 Err(Errno::NOENT) => return Err(Unsafe::NoParent(path.parent().unwrap_or(path).to_owned())),
                 Err(e) => return Err(Unsafe::Errno(e)),
             }
@@ -143,6 +144,20 @@ impl PrivateDir {
     }
 }
 
+/// Gives this user the bits of its own directory that the umask of its creator has removed: that process was killed
+/// before it set the mode, or is about to set it.
+fn complete_mode(path: &Path, entry: Entry) -> Result<(), Unsafe> {
+    let Ok(stat) = fs::lstat(path) else { return Ok(()) };
+    let is_ours = FileType::from_raw_mode(stat.st_mode) == FileType::Directory
+        && stat.st_uid == rustix::process::geteuid().as_raw();
+    let mode = stat.st_mode & 0o777;
+    // A directory that lets others do more stays refused.
+    if is_ours && mode & 0o700 != 0o700 && mode & !entry.mode() == 0 {
+        fs::chmod(path, Mode::from(entry.mode())).map_err(Unsafe::Errno)?;
+    }
+    Ok(())
+}
+
 /// A lock on a directory, held until it is dropped, here and wherever it is [shared](DirLock::share).
 #[derive(Debug)]
 pub struct DirLock {
@@ -180,6 +195,13 @@ mod tests {
         let passable = dir.path().join("passable");
         PrivateDir::open_for(&passable, true, Entry::Passable).unwrap();
         assert_eq!(std::fs::metadata(&passable).unwrap().permissions().mode() & 0o777, 0o711);
+        // What a creator has left that was killed before it set the mode.
+        for mode in [0o300, 0o500, 0o600, 0o000] {
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+            PrivateDir::open(&path, true).unwrap();
+        }
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o640)).unwrap();
+        assert_eq!(PrivateDir::open(&path, true).unwrap_err(), Unsafe::Mode { found: 0o640, wanted: Entry::Private });
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o700)).unwrap();
         let link = dir.path().join("link");
         symlink(&path, &link).unwrap();

@@ -4,8 +4,11 @@ use std::{
     collections::VecDeque,
     io::{IoSlice, IoSliceMut},
     mem::MaybeUninit,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
-    path::Path,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
@@ -54,22 +57,95 @@ pub fn listen_for(path: &Path, connecting: Connecting) -> io::Result<OwnedFd> {
     // briefly.
     rustix::fs::fchmod(&socket, rustix::fs::Mode::from(0o600))?;
     net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-    let widen = |group, mode| {
+    let (group, mode) = match connecting {
+        Connecting::User => (None, 0o600),
+        Connecting::Group(group) => (Some(group), 0o660),
+        Connecting::Everybody => (None, 0o666),
+    };
+    let admit = || {
         if let Some(group) = group {
             rustix::fs::chown(path, None, Some(rustix::fs::Gid::from_raw(group)))?;
         }
+        // The umask may have taken bits away, even those of this user.
         rustix::fs::chmod(path, rustix::fs::Mode::from(mode))
     };
-    let widened = match connecting {
-        Connecting::User => Ok(()),
-        Connecting::Group(group) => widen(Some(group), 0o660),
-        Connecting::Everybody => widen(None, 0o666),
-    };
-    if let Err(errno) = widened.and_then(|()| net::listen(&socket, BACKLOG)) {
+    if let Err(errno) = admit().and_then(|()| net::listen(&socket, BACKLOG)) {
         let _ = rustix::fs::unlink(path);
         return Err(errno);
     }
     Ok(socket)
+}
+
+/// Returns whether it is certain that no process listens at `path`. A missing file alone is no proof.
+pub fn nobody_listens(path: &Path) -> bool {
+    let is_missing = || match connect_within(path, Duration::from_millis(20)) {
+        Err(Errno::NOENT | Errno::NOTDIR) => Some(true),
+        Err(Errno::CONNREFUSED) => Some(false),
+        _ => None,
+    };
+    match is_missing() {
+        // The process may have bound its socket again while it was looked for.
+        Some(true) => listener_of(path).is_none() && is_missing().is_some(),
+        Some(false) => true,
+        None => false,
+    }
+}
+
+/// Returns the process of this user that listens at `path`, whether or not the socket's file exists. `None` if there is
+/// none, or if the kernel does not say: without /proc, and across network namespaces.
+///
+/// A cleaner of temporary files may remove the file of a living process. The kernel still knows the address.
+pub fn listener_of(path: &Path) -> Option<u32> {
+    let sockets = std::fs::read("/proc/net/unix").ok()?;
+    let names: Vec<_> = sockets.split(|byte| *byte == b'\n').filter_map(|line| listening_at(line, path)).collect();
+    if names.is_empty() {
+        return None;
+    }
+    let ours = rustix::process::geteuid().as_raw();
+    let directory = path.parent().unwrap_or(Path::new("/"));
+    let pids = std::fs::read_dir("/proc").ok()?.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let listens = |pid: &u32| {
+        let process = Path::new("/proc").join(pid.to_string());
+        // A service manager that listens for a broker is none.
+        let is_manager = std::fs::read(process.join("comm")).is_ok_and(|name| name == b"systemd\n");
+        if is_manager || !rustix::fs::stat(&process).is_ok_and(|stat| stat.st_uid == ours) {
+            return false;
+        }
+        let Ok(files) = std::fs::read_dir(process.join("fd")) else { return false };
+        let is_it = |file: &Path| std::fs::read_link(file).is_ok_and(|link| names.iter().any(|name| link == *name));
+        files.flatten().any(|file| is_it(&file.path())) && sees_same(&process, directory)
+    };
+    // The one that has bound the socket has started the others that have it.
+    pids.filter(listens).min()
+}
+
+/// Returns the name under /proc/PID/fd of a socket that listens at `path`, from a line of /proc/net/unix (proc(5)).
+fn listening_at(line: &[u8], path: &Path) -> Option<PathBuf> {
+    const ACCEPTS: u32 = 1 << 16;
+    let mut rest = line;
+    let mut field = || {
+        rest = rest.trim_ascii_start();
+        let end = rest.iter().position(|byte| *byte == b' ')?;
+        let (field, after) = rest.split_at(end);
+        rest = after;
+        std::str::from_utf8(field).ok()
+    };
+    // Number, references, protocol, flags, type, state, inode, path.
+    let [_, _, _, flags, _, _, inode] = [field()?, field()?, field()?, field()?, field()?, field()?, field()?];
+    let accepts = u32::from_str_radix(flags, 16).is_ok_and(|flags| flags & ACCEPTS != 0);
+    let is_it = accepts && rest.strip_prefix(b" ") == Some(path.as_os_str().as_bytes());
+    is_it.then(|| PathBuf::from(format!("socket:[{inode}]")))
+}
+
+/// Returns whether a process finds the same directory under this path: in another mount namespace it may be another
+/// one, or not exist.
+fn sees_same(process: &Path, directory: &Path) -> bool {
+    let identity = |path: &Path| rustix::fs::stat(path).map(|stat| (stat.st_dev, stat.st_ino));
+    let theirs = process.join("root").join(directory.strip_prefix("/").unwrap_or(directory));
+    match (identity(directory), identity(&theirs)) {
+        (Ok(ours), Ok(theirs)) => ours == theirs,
+        _ => identity(&process.join("ns/mnt")) == identity(Path::new("/proc/self/ns/mnt")),
+    }
 }
 
 /// Connects to `path`.
@@ -378,6 +454,31 @@ mod tests {
             let groups: Vec<_> = groups.into_iter().map(|group| group.as_raw()).collect();
             assert_eq!(peer_groups(end).unwrap(), groups);
         }
+    }
+
+    #[test]
+    fn listener_is_found_after_its_file_was_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a name");
+        assert_eq!(listener_of(&path), None);
+        let listener = listen(&path).unwrap();
+        let client = connect(&path).unwrap();
+        let server = accept(&listener).unwrap().expect("a connection waits");
+        assert_eq!(listener_of(&path), Some(std::process::id()));
+        assert_eq!(listener_of(&dir.path().join("a")), None);
+        assert_eq!(listener_of(&dir.path().join("name")), None);
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(listener_of(&path), Some(std::process::id()));
+        std::fs::remove_dir(dir.path()).unwrap();
+        assert_eq!(listener_of(&path), Some(std::process::id()));
+        drop(listener);
+        // A child that another test has forked keeps the listener open, too, until it ends.
+        let watchdog = Instant::now() + Duration::from_secs(60);
+        while listener_of(&path).is_some() {
+            assert!(Instant::now() < watchdog, "connections are no listeners");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        drop((client, server));
     }
 
     #[test]

@@ -198,21 +198,18 @@ impl LeftOpen {
 }
 
 /// Signals that the calling thread blocks, in order to wait for them.
-#[derive(Debug)]
-pub struct WaitedSignals {
-    signals: libc::sigset_t,
-    /// The mask before.
-    mask: libc::sigset_t,
-}
+#[derive(Debug, Clone, Copy)]
+pub struct WaitedSignals(libc::sigset_t);
 
 impl WaitedSignals {
-    /// Blocks `signals` in the calling thread, and gives them their default action, so that the end of a child is
-    /// reported even if the parent of this process ignored `SIGCHLD`. Child processes inherit both; see
-    /// [`WaitedSignals::unblock`]. So does a program that this process executes: signals that are pending stay pending.
+    /// Blocks `signals`, given by their numbers, in the calling thread, and gives them their default action, so that
+    /// the end of a child is reported even if the parent of this process ignored `SIGCHLD`. Child processes inherit
+    /// both; see [`WaitedSignals::unblock`]. So does a program that this process executes: signals that are pending
+    /// stay pending.
     ///
     /// # Errors
     /// As pthread_sigmask(3).
-    pub fn block(signals: &[Signal]) -> io::Result<Self> {
+    pub fn block(signals: &[i32]) -> io::Result<Self> {
         let mut set = MaybeUninit::uninit();
         // SAFETY: `sigemptyset` initializes the set.
         let mut set = unsafe {
@@ -223,29 +220,21 @@ impl WaitedSignals {
             // SAFETY: the set is initialized, and the default action runs no code of ours. A number that is none only
             // makes the calls fail.
             unsafe {
-                libc::sigaddset(&raw mut set, signal.as_raw());
-                libc::signal(signal.as_raw(), libc::SIG_DFL);
+                libc::sigaddset(&raw mut set, *signal);
+                libc::signal(*signal, libc::SIG_DFL);
             }
         }
-        let mut mask = set;
-        // SAFETY: both sets are initialized, and outlive the call.
-        match unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, &raw mut mask) } {
-            0 => {}
-            errno => return Err(Errno::from_raw_os_error(errno)),
+        // SAFETY: the set is initialized and outlives the call.
+        match unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, ptr::null_mut()) } {
+            0 => Ok(Self(set)),
+            errno => Err(Errno::from_raw_os_error(errno)),
         }
-        for signal in signals {
-            // The program that this one replaces may have blocked them.
-            // SAFETY: the set is initialized.
-            unsafe { libc::sigdelset(&raw mut mask, signal.as_raw()) };
-        }
-        Ok(Self { signals: set, mask })
     }
 
-    /// Restores the mask that was in force before, without these signals, as a child process does that handles them
-    /// itself.
+    /// Lets the signals arrive in the calling thread, as a child process does that handles them itself.
     pub fn unblock(&self) {
         // SAFETY: the set is initialized and outlives the call, which fails only for an unknown action.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.mask, std::ptr::null_mut()) };
+        unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const self.0, ptr::null_mut()) };
     }
 
     /// Returns the next of the signals; `None` if none arrives within `timeout`.
@@ -261,7 +250,7 @@ impl WaitedSignals {
                 tv_nsec: libc::c_long::from(left.subsec_nanos()),
             };
             // SAFETY: the set and the time are initialized and outlive the call, which stores nothing.
-            match unsafe { libc::sigtimedwait(&raw const self.signals, std::ptr::null_mut(), &raw const left) } {
+            match unsafe { libc::sigtimedwait(&raw const self.0, ptr::null_mut(), &raw const left) } {
                 -1 => match last_errno() {
                     Errno::AGAIN => return Ok(None),
                     // The process was stopped and continues, for example.
@@ -271,6 +260,40 @@ impl WaitedSignals {
                 signal => return Ok(Some(signal)),
             }
         }
+    }
+}
+
+/// Returns the signals that end a process by default although nothing is wrong in it: those that people, shells,
+/// terminals, timers and service managers send, without `SIGTERM`, `SIGINT` and `SIGKILL`.
+///
+/// `SIGPIPE` and `SIGXFSZ` are not among them: they report what a system call returns as an error, too.
+pub fn stray_signals() -> Vec<i32> {
+    let named = [
+        Signal::HUP,
+        Signal::QUIT,
+        Signal::USR1,
+        Signal::USR2,
+        Signal::ALARM,
+        Signal::VTALARM,
+        Signal::PROF,
+        Signal::IO,
+        Signal::POWER,
+        Signal::STKFLT,
+        Signal::XCPU,
+    ];
+    // The C library keeps the first realtime signals for itself.
+    named.iter().map(|signal| signal.as_raw()).chain(libc::SIGRTMIN()..=libc::SIGRTMAX()).collect()
+}
+
+/// Sends a signal, given by its number, to a child.
+///
+/// # Errors
+/// As kill(2).
+pub fn pass_on(signal: i32, child: Pid) -> io::Result<()> {
+    // SAFETY: the call uses no memory of this process.
+    match unsafe { libc::kill(child.as_raw_nonzero().get(), signal) } {
+        0 => Ok(()),
+        _ => Err(last_errno()),
     }
 }
 
@@ -336,7 +359,7 @@ mod tests {
     #[test]
     fn wait_for_signals_goes_on_after_a_stop() {
         alone(|| {
-            let Ok(signals) = WaitedSignals::block(&[Signal::TERM]) else { return 1 };
+            let Ok(signals) = WaitedSignals::block(&[Signal::TERM.as_raw()]) else { return 1 };
             let us = process::getpid();
             // SAFETY: one thread; the child drops nothing.
             let child = unsafe {
@@ -360,7 +383,8 @@ mod tests {
     #[test]
     fn blocked_signals_are_waited_for() {
         alone(|| {
-            let Ok(signals) = WaitedSignals::block(&[Signal::TERM, Signal::CHILD]) else { return 1 };
+            let waited = [Signal::TERM, Signal::CHILD].map(Signal::as_raw);
+            let Ok(signals) = WaitedSignals::block(&waited) else { return 1 };
             // SAFETY: one thread; the child drops nothing.
             let Ok(child) = (unsafe { fork_sharing_files(&mut || 0) }) else { return 2 };
             if signals.wait(Duration::from_secs(60)) != Ok(Some(Signal::CHILD.as_raw())) || wait(child) != Some(0) {
@@ -373,6 +397,21 @@ mod tests {
                 return 5;
             }
             u8::from(signals.wait(Duration::ZERO) != Ok(None)) * 6
+        });
+    }
+
+    #[test]
+    fn stray_signals_end_no_process_that_waits_for_them() {
+        alone(|| {
+            let stray = stray_signals();
+            let Ok(signals) = WaitedSignals::block(&stray) else { return 1 };
+            for signal in &stray {
+                // SAFETY: the signal is blocked, so nothing is interrupted.
+                if unsafe { libc::raise(*signal) } != 0 || signals.wait(Duration::ZERO) != Ok(Some(*signal)) {
+                    return u8::try_from(*signal).unwrap_or(u8::MAX);
+                }
+            }
+            u8::from(!stray.contains(&libc::SIGRTMAX()) || stray.contains(&libc::SIGTERM)) * 2
         });
     }
 }

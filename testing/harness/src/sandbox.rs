@@ -7,10 +7,10 @@ use std::{
     os::unix::fs::{DirBuilderExt, PermissionsExt},
     path::{Path, PathBuf},
     process::Command,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
-use partywall::Domain;
+use partywall::{Domain, Location};
 use partywall_os::{process, socket};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -108,8 +108,12 @@ impl Sandbox {
     }
 
     /// Returns the log of its domain `default`.
+    ///
+    /// # Panics
+    /// If the path of the socket is none.
     pub fn log(&self) -> PathBuf {
-        self.path().join("state/partywall/default.log")
+        let location = Location::find(None, Some(&self.socket())).unwrap();
+        self.path().join("state/partywall").join(location.logs()[0].file_name().unwrap())
     }
 
     /// Returns the command of any program, in this sandbox.
@@ -222,6 +226,11 @@ impl Sandbox {
     /// Returns the files that remain after the broker was asked to end.
     fn leftovers(&self) -> Vec<String> {
         let mut left = Vec::new();
+        // A process that another test has forked has a listener of this one, too, until it ends.
+        let watchdog = Instant::now() + WATCHDOG;
+        while !self.socket().exists() && socket::listener_of(&self.socket()).is_some() && Instant::now() < watchdog {
+            std::thread::sleep(Duration::from_millis(5));
+        }
         let stopped = self.run(["stop", "--force"]);
         if stopped.code != Some(0) {
             left.push(format!("`partywall stop --force` fails: {stopped:?}"));

@@ -93,6 +93,18 @@ impl Acceptor {
         }
     }
 
+    /// Watches the listener if the supervisor has put another socket under its number, because the file of the former
+    /// one was removed. Returns whether it has.
+    pub(super) fn follow_listener(&mut self, reactor: &Reactor) -> bool {
+        // The kernel refuses to watch the same socket twice.
+        let is_new = reactor.watch(&self.place.listener, Source::Listener, EventFlags::IN).is_ok();
+        if is_new {
+            self.accepting = true;
+            self.place.file.follow();
+        }
+        is_new
+    }
+
     /// Stops accepting for a while. Otherwise the kernel would report a connection that cannot be accepted in every
     /// turn.
     fn pause(&mut self, reactor: &mut Reactor, pause: Duration) {

@@ -238,7 +238,7 @@ impl Server {
         let ours = self.runner.store.reclaimer().keep_socket(ours);
         connection.admit(member, ours, self.limits.given.message);
         if let Some(supervised) = &self.supervised {
-            supervised.page.answered();
+            supervised.page.forget_deaths();
         }
         self.acceptor.forget(id);
         let welcome =

@@ -267,6 +267,9 @@ impl Server {
             let effects = self.clear();
             self.carry_out(effects);
         };
+        if let (Err(error), Some(supervised)) = (&outcome, &self.supervised) {
+            supervised.page.set_reason(error);
+        }
         self.finish();
         outcome
     }
@@ -288,7 +291,7 @@ impl Server {
                 self.exit = Some(Exit::Signalled);
             }
             // The turn of the loop is the sign of life that the supervisor wants.
-            Source::Poke => {}
+            Source::Poke => self.on_poke(),
             Source::Answer => self.on_answer(),
             Source::MemoryCheck => self.on_memory_answer(),
             Source::Exit(member) => self.on_exit(member),

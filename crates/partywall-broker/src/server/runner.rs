@@ -105,7 +105,7 @@ impl Server {
                     let reply = Reply { id: request.0, outcome };
                     effects.extend(self.send(member, Channel::Call, &reply, &fds));
                     if let Some(supervised) = &self.supervised {
-                        supervised.page.answered();
+                        supervised.page.forget_deaths();
                     }
                 }
                 Effect::Notify { member, ticket, outcome, fds } => {

@@ -16,19 +16,21 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd},
+    path::Path,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use partywall_os::{Errno, process};
+use partywall_os::{Errno, process, supervision::WaitedSignals};
 use partywall_shm::crash::point;
 use partywall_wire::Refusal;
-use rustix::process::{Pid, getppid};
+use rustix::process::{Pid, Signal, getppid};
 use serde::{Deserialize, Serialize};
 
 use crate::{
     StartError,
     journal::Journal,
+    page::Page,
     registry::{
         Effect, Event, FdId, MemberId, Registry, RequestId,
         types::{CellAt, Millis},
@@ -39,7 +41,7 @@ use crate::{
         event_loop::{Server, now},
         membership::MemberFiles,
     },
-    supervisor::{LACKS, Page},
+    supervisor::LACKS,
 };
 
 /// The connection of a worker to its supervisor.
@@ -50,6 +52,10 @@ pub(crate) struct Supervised {
     /// Readable when the supervisor wants a sign of life.
     poke: Arc<OwnedFd>,
     supervisor: u32,
+    /// Signals that are only noted. This process blocks them, too.
+    stray: WaitedSignals,
+    /// Whether the log says that the socket's file is missing.
+    says_missing: bool,
     /// A request that was being handled at two deaths: it is not handled again.
     pub(super) fatal: Option<(MemberId, RequestId)>,
     /// Set while an event is missing in the journal, from which a restart would continue with a wrong state: when to
@@ -134,8 +140,21 @@ pub(super) fn encode(state: &impl Serialize) -> Result<Vec<u8>, postcard::Error>
 }
 
 impl Supervised {
-    pub(crate) fn new(journal: Journal, page: Page, poke: Arc<OwnedFd>, supervisor: u32) -> Self {
-        Self { journal, page, poke, supervisor, fatal: None, behind: None }
+    pub(crate) fn new(journal: Journal, page: Page, poke: Arc<OwnedFd>, supervisor: u32, stray: WaitedSignals) -> Self {
+        Self { journal, page, poke, supervisor, stray, says_missing: false, fatal: None, behind: None }
+    }
+
+    /// Notes the signals that have come to this process or to the supervisor.
+    fn note_signals(&self) {
+        while let Ok(Some(signal)) = self.stray.wait(Duration::ZERO) {
+            let name = Signal::from_named_raw(signal);
+            // A moved log is opened anew by each line.
+            if name == Some(Signal::HUP) {
+                tracing::info!("SIGHUP: the log goes on in this file");
+            } else {
+                tracing::warn!(signal, ?name, "ignored a signal; SIGTERM ends the broker");
+            }
+        }
     }
 
     pub(super) fn poke(&self) -> BorrowedFd<'_> {
@@ -182,6 +201,24 @@ impl Supervised {
 }
 
 impl Server {
+    /// Looks after what other processes may have changed, because the supervisor has asked for a sign of life.
+    pub(super) fn on_poke(&mut self) {
+        let is_new = self.acceptor.follow_listener(&self.reactor);
+        let is_missing = self.acceptor.place.file.is_missing();
+        let Some(supervised) = &mut self.supervised else { return };
+        supervised.note_signals();
+        if is_new {
+            tracing::warn!("the socket's file was removed; the socket is bound again");
+        } else if is_missing && !supervised.says_missing {
+            tracing::warn!("the socket's file was removed; no process can connect until the supervisor binds it again");
+        }
+        supervised.says_missing = is_missing && !is_new;
+        if self.about.log.as_ref().is_some_and(|log| !Path::new(log).exists()) {
+            // This line is the first one of the next file.
+            tracing::info!("the former log was renamed or removed");
+        }
+    }
+
     /// Applies an event to the registry and records it. Starts the cells that it needs; returns the other effects.
     pub(super) fn decide(&mut self, event: Event) -> Vec<Effect> {
         let at = now();

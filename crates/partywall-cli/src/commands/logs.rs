@@ -6,7 +6,7 @@
 
 use std::{
     fs::{self, File},
-    io::{self, ErrorKind as IoErrorKind, Read},
+    io::{self, ErrorKind as IoErrorKind, Read, Seek},
     os::{fd::OwnedFd, unix::fs::MetadataExt},
     path::{Path, PathBuf},
     time::{Duration, Instant},
@@ -20,7 +20,6 @@ use partywall_os::{
 };
 use serde_json::json;
 
-use super::stop::nobody_listens;
 use crate::{Context, failure::Failure, output::Output, repeat::pause, signals, text::parse_number};
 
 /// The arguments of the command.
@@ -86,7 +85,8 @@ fn find(context: &Context) -> Result<(PathBuf, Broker), Failure> {
     let location = options.location()?;
     // A broker that cannot be reached is itself a reason to read its log.
     let Some(status) = options.connect().and_then(|domain| domain.status()).ok() else {
-        let path = location.log();
+        let places = location.logs();
+        let path = places.iter().find(|path| path.exists() || predecessor(path).exists()).unwrap_or(&places[0]).clone();
         return Ok((path, Broker { pid: None, pidfd: None, location }));
     };
     let Some(path) = status.log.as_ref().map(PathBuf::from) else {
@@ -110,7 +110,7 @@ impl Broker {
     fn has_ended(&self) -> bool {
         match &self.pidfd {
             Some(pidfd) => socket::wait(pidfd, Ready::Read, Some(Instant::now())).unwrap_or(false),
-            None => nobody_listens(&self.location),
+            None => socket::nobody_listens(&self.location.socket),
         }
     }
 
@@ -122,25 +122,32 @@ impl Broker {
     }
 }
 
-/// A log, which the broker renames to `<path>.1` when it is full.
+/// A log, which the broker renames to `<path>.1` when it is full. Another program may do the same, or remove it.
 struct Log {
     path: PathBuf,
+    /// The log, or its predecessor if the broker has not begun the next one yet.
     file: File,
     /// The beginning of an incomplete line.
     rest: Vec<u8>,
 }
 
+/// Returns the path of the log before this one.
+fn predecessor(path: &Path) -> PathBuf {
+    let mut aside = path.to_owned().into_os_string();
+    aside.push(".1");
+    aside.into()
+}
+
 impl Log {
     fn open(path: &Path) -> io::Result<Self> {
-        Ok(Self { path: path.to_owned(), file: File::open(path)?, rest: Vec::new() })
+        let file = File::open(path).or_else(|error| File::open(predecessor(path)).map_err(|_| error))?;
+        Ok(Self { path: path.to_owned(), file, rest: Vec::new() })
     }
 
     /// Returns all lines, also those of `<path>.1`.
     fn all(&mut self) -> io::Result<Vec<String>> {
-        let mut aside = self.path.clone().into_os_string();
-        aside.push(".1");
         let mut lines = Vec::new();
-        if let Ok(mut older) = File::open(aside)
+        if let Ok(mut older) = File::open(predecessor(&self.path))
             // The log may have been renamed just now.
             && older.metadata()?.ino() != self.file.metadata()?.ino()
         {
@@ -156,6 +163,10 @@ impl Log {
         // Checked before the file is read to its end: once the log has been renamed, it no longer grows.
         let is_new =
             fs::metadata(&self.path).is_ok_and(|path| self.file.metadata().is_ok_and(|ours| ours.ino() != path.ino()));
+        if self.file.metadata()?.len() < self.file.stream_position()? {
+            // It was truncated, because a copy was made of it.
+            self.file.rewind()?;
+        }
         self.file.read_to_end(&mut self.rest)?;
         if is_new {
             self.file = File::open(&self.path)?;
@@ -194,8 +205,15 @@ mod tests {
         write("4\n").unwrap();
         fs::rename(&path, directory.path().join("d.log.1")).unwrap();
         assert_eq!(log.added().unwrap(), ["4"], "the new one is not there yet");
+        let mut alone = Log::open(&path).unwrap();
+        assert_eq!(alone.all().unwrap(), ["1", "2", "33", "4"]);
         write("5\n").unwrap();
         assert_eq!(log.added().unwrap(), ["5"]);
+        assert_eq!(alone.added().unwrap(), ["5"]);
         assert_eq!(Log::open(&path).unwrap().all().unwrap(), ["1", "2", "33", "4", "5"]);
+        File::options().write(true).truncate(true).open(&path).unwrap();
+        assert_eq!(log.added().unwrap(), [""; 0]);
+        write("8\n").unwrap();
+        assert_eq!(log.added().unwrap(), ["8"]);
     }
 }

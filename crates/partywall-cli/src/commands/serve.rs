@@ -17,10 +17,7 @@ mod manager;
 mod replace;
 
 use std::{
-    os::{
-        fd::{AsFd, AsRawFd, OwnedFd, RawFd},
-        unix::fs::DirBuilderExt,
-    },
+    os::fd::{AsFd, AsRawFd, OwnedFd, RawFd},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -33,13 +30,16 @@ use partywall_broker::{
     log::RotatingLog,
     memory_check::MemoryCheck,
     replacement::{Check, Purpose, execute},
-    supervisor::{Supervisor, Worker, exit_code},
+    supervisor::{Supervisor, SupervisorError, Worker, exit_code},
 };
 use partywall_os::{
     dir::{Entry, Unsafe},
     supervision::LeftOpen,
 };
-use rustix::process::{Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal};
+use rustix::{
+    fs::Mode,
+    process::{Pid, Resource, Signal, getpid, getppid, getrlimit, kill_process, set_parent_process_death_signal},
+};
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use tracing_subscriber::EnvFilter;
@@ -171,9 +171,9 @@ pub(super) fn parse_idle(text: &str) -> Result<Idle, String> {
 
 /// Runs the command.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
+    // What the broker creates has the mode that it asks for, also if the umask of its starter would take away more.
+    rustix::process::umask(Mode::RWXG | Mode::RWXO);
     let location = context.options().location()?;
-    // Absolute, because a daemon leaves its working directory.
-    let log = std::path::absolute(location.log()).unwrap_or_else(|_| location.log());
     if arguments.replace {
         return replace::run(context, &location);
     }
@@ -182,7 +182,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
         return answer(arguments, &location, check);
     }
     if arguments.check {
-        return check(context, arguments, &location, &log);
+        return check(context, arguments, &location);
     }
     if let Some(Purpose::CheckMemory(check)) = purpose {
         return check_memory(check);
@@ -193,7 +193,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     }
     if !arguments.background {
         let listener = if continues { None } else { manager::listener(context.output())? };
-        let served = serve(context, arguments, &location, log, listener, None, |ready| {
+        let served = serve(context, arguments, &location, listener, None, |ready| {
             context.output().announce(ready.text(), &ready.json());
             manager::notify(context.output(), &format!("READY=1\nSTATUS={}", ready.status()));
         });
@@ -202,7 +202,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     }
     let mut starter = if continues { None } else { Some(daemon::daemonize()?) };
     let pipe = starter.as_ref().map(|starter| starter.as_fd().as_raw_fd());
-    let served = serve(context, arguments, &location, log, None, pipe, |ready| {
+    let served = serve(context, arguments, &location, None, pipe, |ready| {
         if let Some(starter) = starter.take() {
             starter.ready(&context.output().announcement(ready.text(), &ready.json()));
         }
@@ -221,7 +221,6 @@ fn serve(
     context: &Context,
     arguments: &Arguments,
     location: &Location,
-    log: PathBuf,
     listener: Option<OwnedFd>,
     starter: Option<RawFd>,
     when_ready: impl FnOnce(&Ready<'_>),
@@ -232,7 +231,7 @@ fn serve(
         _ => None,
     };
     // The supervisor only makes sure that a log can be written. Each worker opens it for itself.
-    let log = if arguments.of_a_lab.is_some() { None } else { try_log(context, log) };
+    let log = if arguments.of_a_lab.is_some() { None } else { try_log(context, location) };
     let config = config(arguments, location, log.clone());
     let supervisor = match left {
         Some((continuation, left)) => Supervisor::resume(config, continuation, left, execute),
@@ -258,6 +257,10 @@ fn serve(
     if let Err(error) = served {
         if let Some(log) = &log {
             let _ = start_log(log);
+        }
+        if matches!(error, SupervisorError::CannotStart { .. } | SupervisorError::NotStarted(_)) {
+            tracing::error!(%error, "the broker has not started");
+            return Err(Failure::new(ErrorKind::Refused, error.to_string(), not_started()));
         }
         tracing::error!(%error, "the domain has ended");
         let advice =
@@ -332,23 +335,41 @@ fn check_memory(check: MemoryCheck) -> Result<(), Failure> {
 }
 
 /// Says whether a broker can start.
-fn check(context: &Context, arguments: &Arguments, location: &Location, log: &Path) -> Result<(), Failure> {
+fn check(context: &Context, arguments: &Arguments, location: &Location) -> Result<(), Failure> {
     Broker::check(&config(arguments, location, None)).map_err(failure)?;
     let Location { domain, socket, .. } = location;
+    let log = absolute_logs(location).into_iter().next().unwrap_or_default();
     let text = format!("a broker of domain {domain:?} can listen at {}; log in {}", socket.display(), log.display());
     let value = json!({ "socket": socket, "domain": domain, "version": partywall::VERSION, "log": log });
     context.output().announce(text, &value);
     Ok(())
 }
 
-/// Checks that the log can be written and returns its path, or `None` with a remark if no log can be written.
-fn try_log(context: &Context, log: PathBuf) -> Option<PathBuf> {
-    // The broker starts without a log too: many containers have a read-only home directory.
-    if let Err(error) = open_log(&log) {
-        context.output().remark(format!("no log is written: {}: {error}", log.display()));
-        return None;
+/// Returns where the log may be. Absolute, because a daemon leaves its working directory.
+fn absolute_logs(location: &Location) -> Vec<PathBuf> {
+    location.logs().into_iter().map(|log| std::path::absolute(&log).unwrap_or(log)).collect()
+}
+
+/// Returns the first path at which a log can be written, with a remark if that is not the usual place; `None` with a
+/// remark if there is none.
+fn try_log(context: &Context, location: &Location) -> Option<PathBuf> {
+    let mut failed: Vec<String> = Vec::new();
+    let found = absolute_logs(location).into_iter().find(|log| match RotatingLog::open(log) {
+        Ok(_) => true,
+        Err(error) => {
+            failed.push(format!("{}: {error}", log.display()));
+            false
+        }
+    });
+    // The broker starts without a log too.
+    if !failed.is_empty() {
+        let failed = failed.join("; ");
+        context.output().remark(match &found {
+            Some(log) => format!("the log is in {}, because another place cannot be used: {failed}", log.display()),
+            None => format!("no log is written: {failed}"),
+        });
     }
-    Some(log)
+    found
 }
 
 /// The message of a broker that is ready.
@@ -437,16 +458,9 @@ fn config(arguments: &Arguments, location: &Location, log: Option<PathBuf>) -> C
     }
 }
 
-fn open_log(path: &Path) -> std::io::Result<RotatingLog> {
-    let directory = path.parent().unwrap_or(Path::new("/"));
-    // The mode applies to the directories created here. The log may be in the socket's directory, which must be 0700.
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
-    RotatingLog::open(path)
-}
-
 /// Writes the events of `tracing` to the log.
 fn start_log(path: &Path) -> std::io::Result<()> {
-    let log = open_log(path)?;
+    let log = RotatingLog::open(path)?;
     let level = std::env::var("PARTYWALL_LOG").ok().filter(|level| !level.is_empty());
     let filter = level.as_deref().map(EnvFilter::try_new);
     let refused = matches!(filter, Some(Err(_)));
@@ -457,6 +471,22 @@ fn start_log(path: &Path) -> std::io::Result<()> {
         tracing::warn!(level, "PARTYWALL_LOG is not a level (error, warn, info, debug, trace): using info");
     }
     Ok(())
+}
+
+/// Returns the advice for a broker that has not begun to serve.
+fn not_started() -> String {
+    // A limit of the shell or the unit is a frequent reason, and an unusual setting.
+    let limits = [(Resource::As, "ulimit -v"), (Resource::Fsize, "ulimit -f"), (Resource::Data, "ulimit -d")];
+    let in_force = limits.iter().filter_map(|(resource, name)| {
+        let limit = getrlimit(*resource).current?;
+        Some(format!("`{name}` ({} KiB)", limit / 1024))
+    });
+    let in_force: Vec<_> = in_force.collect();
+    let limits = match &in_force[..] {
+        [] => "`partywall doctor` checks the limits of this machine".to_owned(),
+        in_force => format!("raise what limits this process: {}", in_force.join(", ")),
+    };
+    format!("{limits}; then start the broker again: it had not begun to serve, so nothing is lost")
 }
 
 fn failure(error: StartError) -> Failure {
@@ -496,7 +526,7 @@ fn failure(error: StartError) -> Failure {
             let derived = "shorten $XDG_RUNTIME_DIR (else $TMPDIR), where the default socket is";
             format!("name a shorter --socket, or {derived}")
         }
-        _ => "`partywall doctor` checks the limits of this machine".into(),
+        _ => not_started(),
     };
     Failure::new(kind, error.to_string(), advice)
 }

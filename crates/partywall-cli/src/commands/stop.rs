@@ -45,7 +45,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     let location = options.location()?;
     let Ended { pid, how } = match options.connect() {
         Ok(domain) => ask(context, &location, &domain, arguments.force)?,
-        Err(_) if nobody_listens(&location) => Ended { pid: None, how: "nothing" },
+        Err(_) if socket::nobody_listens(&location.socket) => Ended { pid: None, how: "nothing" },
         Err(Error::Unreachable(Unreachable::Version { .. })) if arguments.force => signal(context, &location)?,
         Err(
             error @ Error::Unreachable(
@@ -154,7 +154,7 @@ fn wait(pidfd: Option<&OwnedFd>, location: &Location, timeout: Duration) -> bool
         return socket::wait(pidfd, Ready::Read, Some(deadline)).unwrap_or(false);
     }
     while Instant::now() < deadline {
-        if nobody_listens(location) {
+        if socket::nobody_listens(&location.socket) {
             return true;
         }
         std::thread::sleep(Duration::from_millis(20));
@@ -224,11 +224,6 @@ fn signal(context: &Context, location: &Location) -> Result<Ended, Failure> {
 fn broker(pid: Option<u32>, location: &Location) -> String {
     let who = pid.map_or_else(String::new, |pid| format!(" with pid {pid}"));
     format!("the broker{who} at {}", location.socket.display())
-}
-
-/// Returns whether the socket is missing or has no listener. Returns false if that cannot be determined.
-pub(super) fn nobody_listens(location: &Location) -> bool {
-    matches!(socket::connect(&location.socket), Err(Errno::NOENT | Errno::NOTDIR | Errno::CONNREFUSED))
 }
 
 /// Removes a socket file without a listener, and nothing else.

@@ -23,6 +23,7 @@ mod serve;
 mod service;
 mod simulated;
 mod soak;
+mod surroundings;
 mod symbols;
 mod top;
 mod topics;

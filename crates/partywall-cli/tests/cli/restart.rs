@@ -365,7 +365,8 @@ fn five_deaths_in_a_row_end_the_domain() {
             None => break,
         }
     }
-    assert_eq!(killed.len(), 5);
+    // A slow machine may have let one of them serve.
+    assert!(killed.len() >= 5, "{killed:?}");
     let ended = serve.wait().expect(5);
     assert!(ended.text().contains("5 workers of the broker died in a row"), "{ended:?}");
     let log = fs::read_to_string(sandbox.log()).unwrap();

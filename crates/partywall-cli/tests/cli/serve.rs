@@ -21,7 +21,7 @@ fn foreground_broker_prints_its_socket_and_ends_at_sigterm() {
         let line = serve.line();
         let socket = sandbox.socket();
         assert!(line.contains(&format!("pid {}", serve.pid())), "{line}");
-        assert!(line.contains(socket.to_str().unwrap()) && line.contains("default.log"), "{line}");
+        assert!(line.contains(socket.to_str().unwrap()) && line.contains(sandbox.log().to_str().unwrap()), "{line}");
         assert_eq!(fs::symlink_metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(fs::metadata(socket.parent().unwrap()).unwrap().permissions().mode() & 0o777, 0o700);
 
@@ -142,15 +142,30 @@ fn unsafe_directory_is_named() {
 }
 
 #[test]
-fn broker_without_a_log_directory_reports_it_and_serves() {
+fn broker_that_cannot_log_in_one_place_logs_beside_its_socket_or_serves_without_a_log() {
     let sandbox = Sandbox::new();
+    let directory = sandbox.socket().parent().unwrap().to_owned();
+    fs::DirBuilder::new().mode(0o700).create(&directory).unwrap();
+    let beside = directory.join(sandbox.log().file_name().unwrap());
     let blocked = sandbox.file("blocked", "");
+    let mut serve = Running::spawn(sandbox.command(["serve"]).env("XDG_STATE_HOME", &blocked));
+    assert!(serve.line().contains(&format!("log in {}", beside.display())));
+    assert_eq!(sandbox.json(["status"])["log"], beside.to_str().unwrap());
+    serve.signal(Signal::TERM);
+    let said = serve.wait().expect(0).stderr;
+    assert!(said.contains(&format!("the log is in {}", beside.display())), "{said}");
+    let log = Running::spawn(sandbox.command(["logs"]).env("XDG_STATE_HOME", &blocked)).wait().expect(0);
+    assert!(log.text().contains("listening"), "{log:?}");
+
+    fs::remove_file(&beside).unwrap();
+    fs::create_dir(&beside).unwrap();
     let mut serve = Running::spawn(sandbox.command(["serve"]).env("XDG_STATE_HOME", blocked));
     assert!(serve.line().contains("no log"));
     assert_eq!(sandbox.json(["status"])["log"], Value::Null);
     assert!(sandbox.run(["status"]).expect(0).text().contains("log      none"));
     serve.signal(Signal::TERM);
     assert!(serve.wait().expect(0).stderr.contains("no log is written"));
+    fs::remove_dir(beside).unwrap();
 }
 
 #[test]
@@ -190,8 +205,13 @@ fn brokers_at_two_sockets_write_two_logs_and_name_them() {
 fn daemon_without_a_place_for_its_log_names_none() {
     let sandbox = Sandbox::new();
     fs::create_dir_all(sandbox.log()).unwrap(); // a directory where the file would be
+    let directory = sandbox.socket().parent().unwrap().to_owned();
+    fs::DirBuilder::new().mode(0o700).create(&directory).unwrap();
+    let beside = directory.join(sandbox.log().file_name().unwrap());
+    fs::create_dir(&beside).unwrap();
     let ready = sandbox.json(["serve", "--background"]);
     assert_eq!((&ready["log"], &sandbox.json(["status"])["log"]), (&Value::Null, &Value::Null));
+    fs::remove_dir(beside).unwrap();
 }
 
 #[test]
@@ -498,7 +518,7 @@ fn domains_do_not_meet() {
     sandbox.run(["ls"]).expect(4);
     let status = sandbox.json(["--domain", "other", "status"]);
     assert!(status["socket"].as_str().unwrap().ends_with("other.sock"), "{status}");
-    assert!(status["log"].as_str().unwrap().ends_with("other.log"), "{status}");
+    assert!(status["log"].as_str().unwrap().contains("other.sock@"), "{status}");
     sandbox.run(["--domain", "other", "stop", "--force"]).expect(0);
 }
 

@@ -3,7 +3,7 @@
 use std::{
     fs,
     os::{
-        fd::{AsRawFd, OwnedFd},
+        fd::{AsFd, OwnedFd},
         linux::net::SocketAddrExt,
         unix::{
             fs::{DirBuilderExt, PermissionsExt},
@@ -15,11 +15,9 @@ use std::{
     time::Duration,
 };
 
-use partywall_harness::{Output, Running, Sandbox, Signal, binary};
-use rustix::{
-    io::{FdFlags, fcntl_setfd},
-    net::{AddressFamily, SocketType},
-};
+use partywall_harness::{Output, Running, Sandbox, Signal, binary, eventually};
+use partywall_os::process;
+use rustix::net::{AddressFamily, SocketType};
 use serde_json::json;
 
 /// A socket on which a test listens as systemd does. Its file is removed at the end.
@@ -32,7 +30,6 @@ impl Socket {
     fn listen(path: PathBuf) -> Self {
         create_directory(path.parent().unwrap());
         let listener = UnixListener::bind(&path).unwrap().into();
-        fcntl_setfd(&listener, FdFlags::empty()).unwrap();
         Self { listener, path }
     }
 }
@@ -50,8 +47,10 @@ fn create_directory(path: &Path) {
 /// Returns the command that serves with `file` as descriptor 3, as systemd starts it.
 fn activated(sandbox: &Sandbox, file: &OwnedFd, pid: &str, count: &str) -> Command {
     // The shell keeps its pid when it becomes the broker.
-    let script = format!("exec 3<&{}; export LISTEN_PID={pid} LISTEN_FDS={count}; exec \"$0\" serve", file.as_raw_fd());
     let mut command = sandbox.program("bash");
+    // By this command alone: while another test starts a process, that must not have the socket, too.
+    let number = process::inherit(&mut command, &[file.as_fd()]).unwrap()[0];
+    let script = format!("exec 3<&{number}; export LISTEN_PID={pid} LISTEN_FDS={count}; exec \"$0\" serve");
     command.args(["-c", &script]).arg(binary());
     command
 }
@@ -85,17 +84,29 @@ fn activated_brokers_serve_the_managers_socket_and_leave_it() {
 }
 
 #[test]
+fn socket_of_the_manager_whose_file_is_removed_is_replaced_by_one_of_the_broker() {
+    let sandbox = Sandbox::new();
+    let socket = Socket::listen(sandbox.socket());
+    let mut serve = Running::spawn(&mut activated(&sandbox, &socket.listener, "$$", "1"));
+    serve.line();
+    fs::remove_file(&socket.path).unwrap();
+    eventually("it is bound again", || socket.path.exists());
+    let status = sandbox.json(["status"]);
+    assert_eq!((&status["supervisor"], &status["restarts"]), (&json!(serve.pid()), &json!(0)));
+    serve.signal(Signal::TERM);
+    serve.wait().expect(0);
+    assert!(!socket.path.exists(), "this file is the broker's");
+    fs::write(&socket.path, "for the end of the test").unwrap();
+}
+
+#[test]
 fn sockets_that_cannot_be_served_are_refused_with_the_reason() {
     let sandbox = Sandbox::new();
-    let inheritable = |file: OwnedFd| {
-        fcntl_setfd(&file, FdFlags::empty()).unwrap();
-        file
-    };
     let socket = Socket::listen(sandbox.socket());
     let other = Socket::listen(sandbox.path().join("other/s.sock"));
-    let file = inheritable(fs::File::open("/dev/null").unwrap().into());
-    let datagram = inheritable(UnixDatagram::unbound().unwrap().into());
-    let silent = inheritable(rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap());
+    let file = OwnedFd::from(fs::File::open("/dev/null").unwrap());
+    let datagram = OwnedFd::from(UnixDatagram::unbound().unwrap());
+    let silent = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
     let cases = [
         (&socket.listener, "some", "1", "LISTEN_PID is \"some\""),
         (&socket.listener, "$$", "two", "LISTEN_FDS is \"two\""),

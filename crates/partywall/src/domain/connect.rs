@@ -33,6 +33,9 @@ pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// How long a broker may take to answer the handshake, and to start.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How often to look for a broker that has to bind its socket again.
+const REBIND_RETRY: Duration = Duration::from_millis(50);
+
 /// How long to wait for processes of this user to read file descriptors, and how often to retry.
 const IN_FLIGHT: Duration = Duration::from_secs(1);
 const IN_FLIGHT_RETRY: Duration = Duration::from_millis(2);
@@ -274,17 +277,39 @@ fn command_line() -> String {
 fn start_broker(location: &Location, program: Option<&Path>) -> Result<OwnedFd> {
     let binary = broker_binary(program)?;
     let path = location.directory();
-    let directory = PrivateDir::open(path, true).map_err(|why| Error::directory(path, why))?;
-    let lock =
-        directory.lock(Instant::now() + TIMEOUT).map_err(|e| Error::system("locking the socket's directory", e))?;
-    let Some(lock) = lock else {
-        let why = "another process has been starting one for too long".into();
-        return Err(Unreachable::NotStarted { why, advice: None }.into());
+    let deadline = Instant::now() + TIMEOUT;
+    let lock = loop {
+        match open(location) {
+            Err(error) if is_absent(&error) => {}
+            other => return other,
+        }
+        // The file of a living broker's socket may have been removed. The broker binds the socket again, which takes
+        // the lock; a second broker would hide the names of the first.
+        if let Some(pid) = socket::listener_of(&location.socket) {
+            if Instant::now() >= deadline {
+                let why =
+                    format!("process {pid} serves this socket, whose file was removed, and does not bind it again");
+                let advice = format!("see `partywall logs`; `kill {pid}` ends that broker, which loses all its names");
+                return Err(Unreachable::NotStarted { why, advice: Some(advice) }.into());
+            }
+            std::thread::sleep(REBIND_RETRY);
+            continue;
+        }
+        let directory = PrivateDir::open(path, true).map_err(|why| Error::directory(path, why))?;
+        let lock = directory.lock(deadline).map_err(|e| Error::system("locking the socket's directory", e))?;
+        let Some(lock) = lock else {
+            let why = "another process has been starting one for too long".into();
+            return Err(Unreachable::NotStarted { why, advice: None }.into());
+        };
+        match open(location) {
+            Err(error) if is_absent(&error) => {}
+            other => return other,
+        }
+        // Under the lock no broker starts or binds again.
+        if socket::listener_of(&location.socket).is_none() {
+            break lock;
+        }
     };
-    match open(location) {
-        Err(error) if is_absent(&error) => {}
-        other => return other,
-    }
     // The started process holds the lock as its standard input until its daemon is ready. If this process is killed
     // meanwhile, the next starter then does not take the socket away from that broker.
     let shared = lock.share().map_err(|e| Error::system("sharing the lock on the socket's directory", e))?;

@@ -61,22 +61,39 @@ impl Location {
         self.socket.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
     }
 
-    /// Returns the path of the broker's log. The file is named after the domain. If a socket was given, it is named
-    /// after the socket's path, with `+` for `/`, because several such sockets may serve domains of one name.
-    pub fn log(&self) -> PathBuf {
-        let state = environment::directory("XDG_STATE_HOME")
-            .or_else(|| environment::directory("HOME").map(|home| home.join(".local/state")))
-            .map_or_else(|| self.directory().to_owned(), |state| state.join("partywall"));
-        let mut name = if self.is_given { file_name_of(&self.socket) } else { OsString::from(&self.domain) };
-        name.push(".log");
-        state.join(name)
+    /// Returns where the broker's log may be, the best place first: in this user's folder for state, unless the home
+    /// directory does not exist, and else beside the socket. The file is named after the socket's path, with `+` for
+    /// `/`, and after the host: several hosts may share a home directory.
+    pub fn logs(&self) -> Vec<PathBuf> {
+        let state = state_directory(environment::directory("XDG_STATE_HOME"), environment::directory("HOME"));
+        let directories = state.into_iter().chain([self.directory().to_owned()]);
+        let name = log_name(&self.socket, rustix::system::uname().nodename().to_bytes());
+        directories.map(|directory| directory.join(&name)).collect()
     }
 }
 
-/// Returns a file name that no other path and no domain has.
-fn file_name_of(path: &Path) -> OsString {
+/// Returns the directory of the logs in a user's folder for state. `None` if that is in a home directory which does not
+/// exist: it is not for this library to create one.
+fn state_directory(state: Option<PathBuf>, home: Option<PathBuf>) -> Option<PathBuf> {
+    let missing_home = home.as_ref().filter(|home| !home.is_dir());
+    let state = state.or_else(|| home.as_ref().map(|home| home.join(".local/state")))?;
+    let is_usable = missing_home.is_none_or(|home| !state.starts_with(home));
+    is_usable.then(|| state.join("partywall"))
+}
+
+/// Returns the file name of the log of a broker, which no other one has.
+fn log_name(socket: &Path, host: &[u8]) -> OsString {
+    let mut name = file_name_of(socket.as_os_str().as_bytes());
+    name.push("@");
+    name.push(file_name_of(host));
+    name.push(".log");
+    name
+}
+
+/// Returns a file name that no other path has.
+fn file_name_of(path: &[u8]) -> OsString {
     let mut name = Vec::new();
-    for byte in path.as_os_str().as_bytes() {
+    for byte in path {
         match byte {
             b'/' => name.push(b'+'),
             b'+' => name.extend_from_slice(b"%2B"),
@@ -152,12 +169,35 @@ mod tests {
 
     #[test]
     fn brokers_at_different_sockets_have_different_logs() {
-        let log = |socket: &str| Location::find(None, Some(Path::new(socket))).unwrap().log();
+        let log = |socket: &str| log_name(Path::new(socket), b"here");
         let sockets = ["/run/a/x.sock", "/run/b/x.sock", "/run/a+x.sock", "/run/a%2Bx.sock", "/run/a_x.sock"];
         let logs: BTreeSet<_> = sockets.into_iter().map(log).collect();
         assert_eq!(logs.len(), sockets.len(), "{logs:?}");
-        assert_eq!(log("/run/a/x.sock").file_name().unwrap(), "+run+a+x.sock.log");
-        assert_eq!(Location::find(Some("d"), None).unwrap().log().file_name().unwrap(), "d.log");
+        assert_eq!(log("/run/a/x.sock"), "+run+a+x.sock@here.log");
+        // Machines of a cluster have one home directory, and sockets of the same path.
+        assert_ne!(log_name(Path::new("/run/a"), b"one"), log_name(Path::new("/run/a"), b"two"));
+        // The socket of a domain depends on the environment, so its name alone would not do.
+        let derived = Location::find(Some("d"), None).unwrap();
+        let given = Location::find(None, Some(&derived.socket)).unwrap();
+        assert_eq!(derived.logs(), given.logs());
+    }
+
+    #[test]
+    fn log_is_beside_the_socket_if_there_is_no_home() {
+        let home = tempfile::tempdir().unwrap();
+        let exists = Some(home.path().to_owned());
+        let missing = Some(home.path().join("missing"));
+        let folder = home.path().join(".local/state/partywall");
+        assert_eq!(state_directory(None, exists.clone()), Some(folder.clone()));
+        assert_eq!(state_directory(None, missing.clone()), None);
+        assert_eq!(state_directory(None, None), None);
+        let state = |path: &Path| Some(path.join("state"));
+        let of = |state: Option<PathBuf>| state.map(|state| state.join("partywall"));
+        let elsewhere = state(home.path());
+        assert_eq!(state_directory(elsewhere.clone(), missing.clone()), of(elsewhere));
+        assert_eq!(state_directory(state(missing.as_ref().unwrap()), missing.clone()), None);
+        let location = Location::find(None, Some(&home.path().join("x.sock"))).unwrap();
+        assert_eq!(location.logs().last().unwrap().parent(), Some(home.path()));
     }
 
     #[test]

@@ -119,7 +119,7 @@ fn supervise(supervisor: Supervisor) -> u8 {
             crash::arm();
         }
         if lacks(MEMORY) {
-            WaitedSignals::block(&[Signal::XFSZ]).unwrap();
+            WaitedSignals::block(&[Signal::XFSZ.as_raw()]).unwrap();
         }
         if number > 0 && lacks(DESCRIPTORS) {
             limit_descriptors(Some(number));

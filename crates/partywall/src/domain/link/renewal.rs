@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use partywall_os::{Errno, lock::IgnorePoison, socket};
+use partywall_os::{lock::IgnorePoison, socket};
 use partywall_wire::Call;
 
 use super::{
@@ -62,7 +62,7 @@ impl Link {
         let gone = Some(NoBroker { gone: true });
         let answered = match connect::open(&self.location) {
             Ok(call) => connect::greet(call, self.socket_path(), Role::Resumed(self.resume.clone())),
-            Err(_) if self.nobody_listens() => return Err(gone),
+            Err(_) if socket::nobody_listens(self.socket_path()) => return Err(gone),
             Err(error) => Err(error),
         };
         match answered {
@@ -164,12 +164,6 @@ impl Link {
     /// Returns whether a request has to be sent again before any other.
     fn is_repeating(&self) -> bool {
         self.queue.lock().ignore_poison().repeating
-    }
-
-    /// Returns whether it is certain that no process listens where the broker did.
-    fn nobody_listens(&self) -> bool {
-        let connected = socket::connect_within(self.socket_path(), RETRY);
-        matches!(connected, Err(Errno::NOENT | Errno::NOTDIR | Errno::CONNREFUSED))
     }
 }
 
