@@ -6,6 +6,7 @@
 //! | [`memfd`] | anonymous files with seals: creation, sealing, checking |
 //! | [`map`] | mappings of memfds: private while building, sealed for readers, shared for `mutable` memory |
 //! | [`borrow`] | blocks of mappings as plain bytes: one writer or many readers |
+//! | [`clock`] | a clock that processes in all time namespaces share |
 //! | [`cpu`] | hints to the processor |
 //! | [`futex`] | sleeping on a word of shared memory, and waking its sleepers |
 //! | [`lock`] | locks whose data stays valid when a thread panics |
@@ -24,6 +25,7 @@
 //! it. Every file descriptor is close-on-exec, and every interrupted call is repeated.
 
 pub mod borrow;
+pub mod clock;
 pub mod cpu;
 pub mod dir;
 pub mod environment;

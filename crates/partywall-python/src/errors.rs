@@ -239,6 +239,8 @@ fn class(error: &Error) -> &'static str {
             Unreachable::NoProgram { .. }
             | Unreachable::NotStarted { .. }
             | Unreachable::NoAnswer { .. }
+            | Unreachable::NoPidfd(_)
+            | Unreachable::Clock { .. }
             | Unreachable::NoDirectory { .. },
         ) => "BrokerUnreachable",
         Error::Unreachable(Unreachable::Version { .. }) => "VersionMismatch",

@@ -3,7 +3,7 @@
 //!
 //! | offset | field | written by |
 //! |---|---|---|
-//! | 0 | `heartbeat: u64`, milliseconds of `CLOCK_MONOTONIC` | its member; the broker, before it assigns the row |
+//! | 0 | `heartbeat: u64`, milliseconds, as [`now`] counts | its member; the broker, before it assigns the row |
 //! | 8 | `lease: u64`, the member's lease on the timeline that it waits for; 0 without a wait | its member |
 //! | 16 | `value: u64`, for which it waits | its member |
 //! | 24 | `since: u64`, when the wait began, as `heartbeat` | its member |
@@ -22,7 +22,7 @@ use std::{
 #[cfg(not(loom))]
 use crate::trace;
 use partywall_os::{
-    Errno,
+    Errno, clock,
     map::{SharedMap, SharedSlice},
     memfd::{self, Draft},
 };
@@ -141,18 +141,14 @@ const VALUE: usize = 2;
 const SINCE: usize = 3;
 const WORDS: usize = 4;
 
-/// Returns `CLOCK_MONOTONIC` in milliseconds, which is the same in all processes of a machine.
+/// Returns the [clock of the machine](clock) in milliseconds, which is the same in all processes.
 pub fn now() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    // The clock starts when the machine starts, so neither value is negative.
-    now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
+    now_ns() / 1_000_000
 }
 
-/// Returns `CLOCK_MONOTONIC` in nanoseconds, as [`now`].
+/// Returns the [clock of the machine](clock) in nanoseconds, as [`now`].
 pub fn now_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    // 2⁶⁴ ns are 584 years.
-    (now.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(now.tv_nsec as u64)
+    clock::monotonic_ns()
 }
 
 #[cfg(test)]

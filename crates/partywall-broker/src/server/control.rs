@@ -184,7 +184,7 @@ impl Control {
         }
     }
 
-    /// Returns the last heartbeat of a user's member in a row, in milliseconds of `CLOCK_MONOTONIC`.
+    /// Returns the last heartbeat of a user's member in a row, in milliseconds, as [`members::now`] counts.
     pub(super) fn heartbeat(&self, uid: u32, row: u16) -> Option<u64> {
         self.rows.get(&uid)?.members.heartbeat(row)
     }

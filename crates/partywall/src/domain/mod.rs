@@ -24,6 +24,7 @@ use std::{
 
 use partywall_cuda::DeviceUuid;
 use partywall_os::{process, socket};
+use partywall_shm::members::now;
 use partywall_wire::{Access, Answer, Call, Deadline, Then, limits};
 
 #[cfg(test)]
@@ -173,7 +174,7 @@ impl DomainOptions {
     /// # Errors
     /// [`Unreachable::NoAnswer`] if no broker runs and none may be started, [`Unreachable::NoProgram`] or
     /// [`Unreachable::NotStarted`] if none can be started, [`Unreachable::Version`], [`Unreachable::User`],
-    /// [`Unreachable::Barred`], [`Unreachable::UnsafeDirectory`],
+    /// [`Unreachable::Barred`], [`Unreachable::UnsafeDirectory`], [`Unreachable::Clock`],
     /// [`LimitReached::Broker`](crate::error::LimitReached::Broker);
     /// [`MpsFault::NoDaemon`](crate::error::MpsFault::NoDaemon) and [`MpsFault::User`](crate::error::MpsFault::User)
     /// with [`mps`](Self::mps).
@@ -182,12 +183,13 @@ impl DomainOptions {
             crate::mps::check(&crate::mps::pipes())?;
         }
         let location = self.location()?;
+        let begun = now();
         let (instance, mut greeted) = connect::connect(&location, self.start, self.program.as_deref(), self.operator)?;
         let processes = std::mem::take(&mut greeted.processes);
         let (link, events, members) = Link::new(location, instance, greeted);
         let link = Arc::new(link);
         let lost: Arc<OnceLock<Lost>> = Arc::default();
-        let service = Service::start(link.clone(), events, &members, lost.clone()).inspect_err(|_| {
+        let service = Service::start(link.clone(), events, &members, begun, lost.clone()).inspect_err(|_| {
             // Otherwise the broker would keep a member without a connection until this process ends.
             let _ = link.leave();
         })?;

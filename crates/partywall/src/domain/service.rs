@@ -35,7 +35,7 @@ use super::{
 };
 use crate::{
     completion::{Completions, Workers},
-    error::{Error, Result},
+    error::{Error, Result, Unreachable},
     trace::Recorder,
 };
 
@@ -74,14 +74,19 @@ pub(super) struct Shared {
 }
 
 impl Service {
-    /// Starts the thread. `lost` is set when a CUDA context is lost.
+    /// Starts the thread. `lost` is set when a CUDA context is lost. `begun` is when this process began to connect.
+    ///
+    /// # Errors
+    /// [`Unreachable::Clock`] if the broker's clock does not agree with this process's.
     pub(super) fn start(
         link: Arc<Link>,
         events: OwnedFd,
         members: &OwnedFd,
+        begun: u64,
         lost: Arc<OnceLock<Lost>>,
     ) -> Result<Self> {
         let members = Members::map(members).map_err(|e| Error::system("mapping the members' rows", e))?;
+        check_clock(&link, &members, begun)?;
         let recorder = Recorder::new(Arc::new(members.traces()), link.row());
         let poll_tasks = Arc::new(PollTasks::new()?);
         let workers = Workers::new();
@@ -177,6 +182,18 @@ impl Service {
         std::mem::forget(self.thread.take());
         self.shared.workers.forget();
     }
+}
+
+/// Refuses a process whose clock does not agree with the broker's: leases and heartbeats compare the two. The broker has
+/// written its time into the row of this process between the first call of [`members::now`] and this one.
+fn check_clock(link: &Link, members: &Members, begun: u64) -> Result<()> {
+    let Some(theirs) = members.heartbeat(link.row()) else { return Ok(()) };
+    let ours = members::now();
+    if (begun..=ours).contains(&theirs) {
+        return Ok(());
+    }
+    let (socket, ahead) = (link.socket_path().to_owned(), ours > theirs);
+    Err(Unreachable::Clock { socket, ahead, by: Duration::from_millis(ours.abs_diff(theirs)) }.into())
 }
 
 struct Reader {

@@ -1,12 +1,12 @@
 //! Brokers that cannot be used.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use partywall_wire::FdFault;
 
 use super::{
     Error, ErrorKind, Help,
-    text::{driver_name, fd_fault},
+    text::{driver_name, fd_fault, seconds},
 };
 
 /// There is no broker, or none that this process can use.
@@ -107,6 +107,23 @@ pub enum Unreachable {
         /// True if the domain is the simulated one.
         simulated: bool,
     },
+    /// The broker cannot tell which process has connected.
+    #[error("the broker cannot identify this process: {0}")]
+    NoPidfd(String),
+    /// The clock of this process does not agree with the broker's, so leases would end at the wrong time. One of the two
+    /// is in a time namespace, and the kernel could not be asked for its offset.
+    #[error(
+        "the clock of this process is {} {} that of the broker at {}",
+        seconds(*by), if *ahead { "ahead of" } else { "behind" }, socket.display()
+    )]
+    Clock {
+        /// The broker's socket.
+        socket: PathBuf,
+        /// True if this process's clock is ahead of the broker's.
+        ahead: bool,
+        /// The difference.
+        by: Duration,
+    },
     /// The broker refused a file descriptor of a commit.
     #[error("the broker refused file descriptor {index} of the commit: {}", fd_fault(fault))]
     FileDescriptor {
@@ -185,6 +202,8 @@ impl Unreachable {
             Self::Driver { .. } => ErrorKind::Refused.help("simulated-driver", "choose another --domain, or run without PARTYWALL_LIBCUDA and --simulated"),
             Self::FileDescriptor { fault: FdFault::Missing, .. } => ErrorKind::Refused.help("bad-fd", "the broker has no free file descriptor: remove names, or raise its limit"),
             Self::FileDescriptor { .. } => ErrorKind::Refused.help("bad-fd", BUG),
+            Self::NoPidfd(_) => ErrorKind::Unreachable.help("not-identified", "mount /proc where the broker runs (`mount -t proc proc /proc`), and start the broker again"),
+            Self::Clock { .. } => ErrorKind::Unreachable.help("other-clock", "mount /proc in both containers (`mount -t proc proc /proc`), or run both without a time namespace; a process that has made one for its children (`unshare -T`) connects in a child"),
             Self::Protocol(_) => ErrorKind::Unreachable.help("broken-protocol", BUG),
             Self::Refused(_) => ErrorKind::Refused.help("refused", BUG),
             Self::Forked { .. } => ErrorKind::Unreachable.help("forked", "connect in the child, or start it with exec (Python: the spawn start method)"),

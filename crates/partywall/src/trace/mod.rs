@@ -117,7 +117,7 @@ pub struct Tracer {
 /// What a process did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TraceEvent {
-    /// When it began: `CLOCK_MONOTONIC` in nanoseconds.
+    /// When it began: `CLOCK_MONOTONIC` in nanoseconds, as the host has it.
     pub since: u64,
     /// When it was over. The same as `since` for an event of one moment.
     pub at: u64,

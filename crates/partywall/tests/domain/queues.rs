@@ -52,6 +52,14 @@ pub(crate) fn play(role: &str) {
             println!("ready");
             let _ = std::io::stdin().read(&mut [0]);
         }
+        "queue other clock" => {
+            while let Ok(task) = queue.claim(Duration::from_millis(50)) {
+                println!("claimed {}", task.kind());
+                task.complete().unwrap();
+            }
+            println!("ready");
+            let _ = std::io::stdin().read(&mut [0]);
+        }
         _ => panic!("{role}"),
     }
 }
@@ -107,6 +115,27 @@ fn needs_namespaces_dead_letter_is_retried_from_another_user_namespace() {
     // The user has another number there.
     let _keeper = world.play_through("queue keeper", &["unshare", "--user", "--map-user=1234"]);
     assert_idle(&queue);
+}
+
+/// A container that was moved between machines has a clock of its own.
+#[test]
+fn needs_namespaces_lease_holds_against_workers_in_other_time_namespaces() {
+    for ahead in ["86400", "-5"] {
+        let world = World::new();
+        let domain = world.connect();
+        let queue = options(&domain).lease(Duration::from_secs(3600)).create().unwrap();
+        let ticket = queue.submit(Task::new("ours"), TIMEOUT).unwrap();
+        let claimed = queue.claim(TIMEOUT).unwrap();
+        let launcher =
+            ["unshare", "--user", "--map-root-user", "--time", "--monotonic", ahead, "--fork", "--kill-child"];
+        let _worker = world.play_through("queue other clock", &launcher);
+        assert_eq!((queue.stats().returned, ticket.status()), (0, TaskStatus::Claimed { attempt: 1 }), "{ahead}");
+        let others = domain.members().unwrap().into_iter().filter(|member| member.member != domain.member());
+        let quiet: Vec<_> = others.map(|member| member.quiet.unwrap()).collect();
+        assert!(quiet.len() == 1 && quiet[0] < 3_600_000, "its heartbeats are on the same clock: {quiet:?}");
+        claimed.complete().unwrap();
+        assert_eq!(queue.stats().completed, 1);
+    }
 }
 
 /// Another thread of the submitter does the task before `submit` has returned.
