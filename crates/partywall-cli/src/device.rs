@@ -10,7 +10,7 @@ pub(crate) fn place(output: Output, choice: DeviceChoice) -> partywall::Result<P
     let (place, why) = gpu::resolve(choice)?;
     if why.is_some() {
         output.remark(
-            "no GPU was found, so the memory is on the host: choose --device host, or run `partywall doctor` to see what is missing",
+            "no GPU was found, so the memory is on the host, as with --device host; `partywall doctor` says what is missing",
         );
     }
     Ok(place)

@@ -126,6 +126,8 @@ enum Command {
     Trace(commands::trace::Arguments),
     /// Print the broker's log
     Logs(commands::logs::Arguments),
+    /// Print what an error means and how to fix it, as its last line names it
+    Explain(commands::explain::Arguments),
     /// Test what works on this machine, and say how to fix the rest
     Doctor(commands::doctor::Arguments),
     /// Measure what sharing costs on this machine, beside the same without sharing
@@ -173,6 +175,7 @@ fn main() -> ExitCode {
         Command::Top(arguments) => commands::top::run(&context, &arguments),
         Command::Metrics(arguments) => commands::metrics::run(&context, &arguments),
         Command::Trace(arguments) => commands::trace::run(&context, &arguments),
+        Command::Explain(arguments) => commands::explain::run(&context, &arguments),
         Command::Doctor(arguments) => commands::doctor::run(&context, &arguments),
         Command::Bench(arguments) => commands::bench::run(&context, &arguments),
         Command::Lab(arguments) => commands::lab::run(&context, &arguments),

@@ -153,7 +153,7 @@ impl Output {
             let _ = writeln!(stderr, "  → {advice}");
         }
         if let Some(entry) = entry {
-            let _ = writeln!(stderr, "  more: docs/troubleshooting.md#{entry}");
+            let _ = writeln!(stderr, "  more: partywall explain {entry}");
         }
     }
 }
@@ -210,6 +210,8 @@ pub(crate) struct Columns<'a> {
     headings: &'a [&'a str],
     shown: Vec<usize>,
     widths: Vec<usize>,
+    /// The last column that is shown.
+    last: usize,
     is_cut: bool,
 }
 
@@ -217,22 +219,23 @@ impl<'a> Columns<'a> {
     /// Chooses from columns of these widths the ones that fit into `limit` characters.
     pub(crate) fn fit(headings: &'a [&'a str], mut widths: Vec<usize>, spare: &[&str], limit: usize) -> Self {
         let mut shown: Vec<usize> = (0..headings.len()).collect();
-        let last = headings.len() - 1;
+        let mut last = headings.len() - 1;
         let total = |shown: &[usize], widths: &[usize]| {
             shown.iter().map(|column| widths[*column] + GAP.len()).sum::<usize>() - GAP.len()
         };
-        let shortest = widths[last].min(SHORT);
         let mut spare = spare.iter();
         // Even if the last column is cut off, the others have to fit.
-        while total(&shown, &widths) > limit.saturating_add(widths[last] - shortest) {
+        while total(&shown, &widths) > limit.saturating_add(widths[last] - widths[last].min(SHORT)) {
             let Some(next) = spare.next() else { break };
             shown.retain(|column| title(headings[*column]).trim_start() != *next);
+            last = shown.last().copied().unwrap_or(last);
         }
+        let shortest = widths[last].min(SHORT);
         let excess = total(&shown, &widths).saturating_sub(limit);
         let cut = widths[last].saturating_sub(excess).max(shortest);
         let is_cut = cut < widths[last];
         widths[last] = cut;
-        Self { headings, shown, widths, is_cut }
+        Self { headings, shown, widths, last, is_cut }
     }
 
     /// Returns the line of the headings.
@@ -242,9 +245,8 @@ impl<'a> Columns<'a> {
 
     /// Returns the line of a row.
     pub(crate) fn line<C: AsRef<str>>(&self, row: &[C]) -> String {
-        let last = self.headings.len() - 1;
         self.join(|column| match row[column].as_ref() {
-            cell if column == last && self.is_cut => shorten(cell, self.widths[last] - 1),
+            cell if column == self.last && self.is_cut => shorten(cell, self.widths[self.last] - 1),
             cell => cell.to_owned(),
         })
     }
@@ -315,6 +317,17 @@ mod tests {
             lines[1], "   7  python train.py --b…",
             "the remaining columns are shown, however narrow the terminal is"
         );
+    }
+
+    #[test]
+    fn column_that_has_become_the_last_is_cut_off() {
+        let lines = table(
+            &["NAME", "SAMPLES", "PLACE"],
+            &[["x", "a sample of a very long type", "host"].map(str::to_owned).to_vec()],
+            &["PLACE"],
+            26,
+        );
+        assert_eq!(lines, ["NAME  SAMPLES", "x     a sample of a very …"]);
     }
 
     #[test]

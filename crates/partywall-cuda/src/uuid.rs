@@ -11,11 +11,18 @@ use std::str::FromStr;
 pub struct DeviceUuid(pub [u8; 16]);
 
 /// The error that a text is not the UUID of a device.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not a device UUID: expected GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx in hexadecimal")]
 pub struct ParseUuidError {
     /// The text that was given.
     pub text: String,
+}
+
+/// As `Display`, for a `main` that returns the error.
+impl fmt::Debug for ParseUuidError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl fmt::Display for DeviceUuid {

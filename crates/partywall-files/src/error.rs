@@ -10,7 +10,6 @@ pub type SinkError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Why a file could not be read or written. After a failed read, the sink may contain a part of the bytes. After a
 /// failed write, an existing file of the name is unchanged.
-#[derive(Debug)]
 pub struct FileError {
     /// The file, folder, index or shard; `-` for a stream.
     pub file: PathBuf,
@@ -327,6 +326,16 @@ impl FileProblem {
 impl fmt::Display for FileError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.file.display(), self.problem)
+    }
+}
+
+/// The message and the advice, for a `main` that returns the error; `{:#?}` shows the fields.
+impl fmt::Debug for FileError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if f.alternate() {
+            return f.debug_struct("FileError").field("file", &self.file).field("problem", &self.problem).finish();
+        }
+        write!(f, "{self}\n  → {}", self.problem.advice())
     }
 }
 

@@ -21,7 +21,10 @@ use crate::{
 pub(super) fn parse_gpu(text: &str) -> Result<DeviceChoice, String> {
     let number = text.strip_prefix("cuda:").unwrap_or(text);
     number.parse().map(DeviceChoice::Cuda).or_else(|_| text.parse().map(DeviceChoice::Uuid)).map_err(|_| {
-        "use the number of a GPU in this process (0), or its UUID (GPU-…): labs run on GPUs only".to_owned()
+        format!(
+            "{text:?} is not a GPU, and labs run on GPUs only: use the number of one in this process (0) or its UUID \
+             (GPU-…), or --simulated for GPUs that are simulated in software"
+        )
     })
 }
 

@@ -2,6 +2,8 @@
 
 use std::{fmt, str::FromStr};
 
+use partywall_wire::near::did_you_mean;
+
 macro_rules! dtypes {
     ($($(#[$doc:meta])* $variant:ident = $code:literal, $bits:literal, $name:literal $(, $alias:literal)*;)*) => {
         /// The type of a tensor's elements.
@@ -100,9 +102,28 @@ dtypes! {
 }
 
 /// No element type has this name.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown dtype {0:?}; known are {known}", known = DType::ALL.iter().map(|d| d.name()).collect::<Vec<_>>().join(", "))]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
+#[error("unknown dtype {0:?}{near} known are {known}", near = near(.0), known = names().collect::<Vec<_>>().join(", "))]
 pub struct UnknownDType(pub String);
+
+/// As `Display`, for a `main` that returns the error.
+impl fmt::Debug for UnknownDType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+fn names() -> impl Iterator<Item = &'static str> {
+    DType::ALL.iter().map(|dtype| dtype.name())
+}
+
+/// Returns which dtype may be meant, up to the list of all.
+fn near(text: &str) -> String {
+    match did_you_mean(names(), text) {
+        near if near.is_empty() => ";".to_owned(),
+        near => near,
+    }
+}
 
 impl DType {
     /// Returns the bytes that `elements` elements take without gaps, or `None` if they do not fill whole bytes or the

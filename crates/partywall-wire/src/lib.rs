@@ -17,6 +17,7 @@
 //! | [`withdrawal`] | the deadlines of withdrawals |
 //! | [`refusal`] | every reason for which a broker refuses a request |
 //! | [`pattern`] | patterns of names |
+//! | [`near`] | names that look like one that was not found |
 //! | [`limits`] | limits that both sides enforce |
 //!
 //! A connection is a Unix stream socket. After the handshake the member's *call* socket carries one request and its
@@ -45,6 +46,7 @@ pub mod handshake;
 pub mod limits;
 pub mod member;
 pub mod message;
+pub mod near;
 pub mod object;
 pub mod pattern;
 pub mod refusal;

@@ -73,6 +73,8 @@ pub enum Refusal {
         name: String,
         /// Its latest version.
         version: u64,
+        /// What it is.
+        is: Named,
     },
     /// A read-write open of a version that was not made mutable.
     ReadOnly {

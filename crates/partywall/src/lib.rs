@@ -154,6 +154,8 @@ pub use partywall_shm::{
     DType, TableBuilder,
     topic::{PublisherState, SubscriberState},
 };
+#[doc(hidden)]
+pub use partywall_wire::near; // for the command and the Python package
 pub use partywall_wire::{Ending, FdFault, Limit, NoGrowth, NoReplacement, OtherUsers, Pattern, Then, TimelineEnding};
 
 pub use self::{

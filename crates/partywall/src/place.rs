@@ -3,6 +3,7 @@
 use std::{fmt, str::FromStr};
 
 use partywall_cuda::DeviceUuid;
+use partywall_wire::near::did_you_mean;
 
 /// Where memory is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -90,9 +91,20 @@ pub enum DeviceChoice {
 }
 
 /// The error that a text does not name a place.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a device: use auto, host, pinned, pinned:N, cuda, cuda:N or a GPU's UUID (GPU-…)")]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a device: use auto, host, pinned, pinned:N, cuda, cuda:N or a GPU's UUID (GPU-…){near}", near = near(.0))]
 pub struct UnknownDevice(String);
+
+/// As `Display`, for a `main` that returns the error.
+impl fmt::Debug for UnknownDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+fn near(text: &str) -> String {
+    did_you_mean(["auto", "host", "pinned", "cuda"], text.split(':').next().unwrap_or_default())
+}
 
 impl FromStr for DeviceChoice {
     type Err = UnknownDevice;
@@ -138,6 +150,16 @@ mod tests {
         for text in ["", "pinned:", "pinned:x", "pinned:-1", "pinned 1", "cuda:", "cpu:0"] {
             assert_eq!(text.parse::<DeviceChoice>(), Err(UnknownDevice(text.to_owned())));
         }
+    }
+
+    #[test]
+    fn misspelt_device_is_suggested() {
+        for (text, meant) in [("hots", "host"), ("Cuda", "cuda"), ("pined:1", "pinned"), ("cuba:0", "cuda")] {
+            let said = text.parse::<DeviceChoice>().unwrap_err();
+            assert!(said.to_string().ends_with(&format!("; did you mean {meant:?}?")), "{said}");
+            assert_eq!(format!("{said:?}"), said.to_string());
+        }
+        assert!(!"disk".parse::<DeviceChoice>().unwrap_err().to_string().contains("mean"));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::{
 
 use partywall_cuda::DeviceUuid;
 use partywall_shm::TableBuilder;
+use partywall_wire::Named;
 
 use crate::{
     domain::{self, Domain},
@@ -157,7 +158,8 @@ impl<'a> Put<'a> {
         }
         match self.domain.inspect(&self.name) {
             Ok(found) if found.is_latest => {
-                Err(Denied::NameExists { name: found.name, version: found.version.version }.into())
+                let is = Named::of(found.version.control.as_ref());
+                Err(Denied::NameExists { name: found.name, version: found.version.version, is }.into())
             }
             // Removed, but still held by readers.
             Ok(_) | Err(Error::NotFound(NotFound::Name { .. })) => Ok(()),

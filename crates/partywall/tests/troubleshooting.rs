@@ -73,7 +73,9 @@ fn every_error() -> Vec<Error> {
         Error::Gone(Gone::OwnerDied { name: name.clone(), pid: 7, ago: Duration::from_secs(1) }),
         Error::Gone(Gone::Withdrawn { name: name.clone(), pid: 7, ago: Duration::from_secs(1) }),
         Error::NotFound(NotFound::Tensor { segment: name.clone(), tensor: name.clone(), near: vec![] }),
-        Error::Denied(Denied::NameExists { name: name.clone(), version: 1 }),
+        Error::Denied(Denied::NameExists { name: name.clone(), version: 1, is: Named::Segment }),
+        Error::Denied(Denied::NameExists { name: name.clone(), version: 1, is: Named::Topic }),
+        Error::InvalidArgument(InvalidArgument::Header { topic: name.clone(), bytes: 257 }),
         Error::Denied(Denied::ReadOnly { name: name.clone(), version: 1 }),
         Error::Denied(Denied::Growth { name: name.clone(), version: 1, why: partywall::NoGrowth::Fixed }),
         Error::NotFound(NotFound::Object {
@@ -402,6 +404,52 @@ fn each_entry_belongs_to_an_error() {
     for heading in DOCUMENT.lines().filter_map(|line| line.strip_prefix("### ")) {
         assert!(anchors.contains(&heading) || elsewhere.contains(&heading), "{heading} belongs to nothing");
     }
+}
+
+/// A `main` that returns an error prints its `{:?}`.
+#[test]
+fn main_prints_the_message_and_the_advice() {
+    for error in every_error() {
+        let printed = format!("{error:?}");
+        let expected = format!("{error}\n  → {}\n  more: partywall explain {}", error.advice(), error.anchor());
+        assert_eq!(printed, expected);
+        let boxed: Box<dyn std::error::Error> = error.into();
+        assert_eq!(format!("{boxed:?}"), expected);
+    }
+    let timeout = Error::Timeout { what: "x".into(), after: Duration::from_secs(3) };
+    assert_eq!(format!("{timeout:#?}"), "Timeout {\n    what: \"x\",\n    after: 3s,\n}");
+    for (error, begins) in every_error().iter().map(|error| (error, format!("{error:#?}"))) {
+        assert!(begins.starts_with(char::is_uppercase) && !begins.contains(&error.advice()), "{begins}");
+    }
+    for (printed, begins) in [
+        (
+            format!("{:?}", "flaot32".parse::<DType>().unwrap_err()),
+            "unknown dtype \"flaot32\"; did you mean \"float32\"?",
+        ),
+        (format!("{:?}", "GPU-1".parse::<DeviceUuid>().unwrap_err()), "`GPU-1` is not a device UUID"),
+        (format!("{:?}", "hots".parse::<partywall::doctor::Scope>().unwrap_err()), "\"hots\" is no GPU"),
+        (format!("{:?}", FileProblem::ClosedPipe(std::io::ErrorKind::BrokenPipe.into()).of("x.npy")), "x.npy "),
+    ] {
+        assert!(printed.starts_with(begins), "{printed}");
+    }
+}
+
+/// Errors that give a value back are errors as any other: `?` takes them in a function that returns a boxed one.
+#[test]
+fn errors_that_give_a_value_back_print_their_advice() {
+    fn is_error<T: std::error::Error + Into<Error> + 'static>() {}
+    is_error::<partywall::UnpublishedSample>();
+    is_error::<partywall::UnreleasedSample>();
+    is_error::<partywall::UnreleasedBlock>();
+    is_error::<partywall::Unreleased>();
+    is_error::<partywall::Uncommitted>();
+    let error = || Error::Busy(Busy::Writer { name: "x".into(), pid: 7 });
+    let failed = partywall::Unsubmitted { error: error(), tasks: vec![partywall::Task::new("k")], submitted: vec![] };
+    let printed = format!("{failed:?}");
+    assert_eq!(printed, format!("1 of 1 tasks were not submitted: {:?}", error()));
+    assert!(format!("{failed:#?}").starts_with("Unsubmitted {\n    error: Busy(\n"), "{failed:#?}");
+    let boxed: Error = Box::new(failed).into();
+    assert_eq!(boxed.anchor(), error().anchor());
 }
 
 #[test]

@@ -242,6 +242,7 @@ pub(crate) enum Refused {
     NameExists {
         name: Name,
         version: u64,
+        is: Named,
     },
     ReadOnly {
         name: Name,

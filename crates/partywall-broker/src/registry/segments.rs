@@ -111,7 +111,7 @@ impl Registry {
         if let Some((version, found)) = latest
             && (alone || found.memory.control.is_some())
         {
-            return Err(Refused::NameExists { name: name.clone(), version });
+            return Err(Refused::NameExists { name: name.clone(), version, is: found.memory.named() });
         }
         if memory.control.is_some() {
             self.check_names_below(member, name)?;

@@ -499,7 +499,7 @@ pub(super) fn refusal(refused: Refused) -> Refusal {
         Refused::Withdrawing { name, notice } => Refusal::Withdrawing { name: name.to_string(), notice },
         Refused::DeviceLost { name, version, place } => Refusal::DeviceLost { name: name.to_string(), version, place },
         Refused::Withdrawn { name, version, notice } => Refusal::Withdrawn { name: name.to_string(), version, notice },
-        Refused::NameExists { name, version } => Refusal::NameExists { name: name.to_string(), version },
+        Refused::NameExists { name, version, is } => Refusal::NameExists { name: name.to_string(), version, is },
         Refused::ReadOnly { name, version } => Refusal::ReadOnly { name: name.to_string(), version },
         Refused::CannotGrow { name, version, why } => Refusal::CannotGrow { name: name.to_string(), version, why },
         Refused::NotAttached { queue, attachment } => Refusal::NotAttached { queue: queue.to_string(), attachment },

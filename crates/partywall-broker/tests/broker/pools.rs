@@ -9,8 +9,8 @@ use partywall_shm::{
     topic::{Message, PublisherPlace, Received, Status, TimelineCell, Topic, Unpublished},
 };
 use partywall_wire::{
-    Access, Answer, BlockCounts, Call, Commit, Control, ControlInfo, Lifetime, Limit, MemberState, NoGrowth, Open,
-    Opened, OpenedTimeline, Place, Refusal, SegmentInfo, TopicShape, TopicUsage, Usage, Whom, limits::MAX_BLOCKS,
+    Access, Answer, BlockCounts, Call, Commit, Control, ControlInfo, Lifetime, Limit, MemberState, Named, NoGrowth,
+    Open, Opened, OpenedTimeline, Place, Refusal, SegmentInfo, TopicShape, TopicUsage, Usage, Whom, limits::MAX_BLOCKS,
 };
 
 use crate::{
@@ -92,11 +92,14 @@ fn name_of_a_pool_ends_with_its_last_user() {
     let mut two = broker.client();
     let (first, _) = create(&mut one, "p", POOL).unwrap();
     let (opened, _) = open(&mut two, "p").unwrap();
-    let taken = Refusal::NameExists { name: "p".into(), version: 1 };
+    let taken = Refusal::NameExists { name: "p".into(), version: 1, is: Named::Pool };
     assert_eq!(create(&mut two, "p", POOL).err(), Some(taken.clone()));
     assert_eq!(send(&mut one, host_commit_of_256("p")).err(), Some(taken), "nor does a segment follow it");
     two.commit("s", b"x", false);
-    assert_eq!(create(&mut two, "s", POOL).err(), Some(Refusal::NameExists { name: "s".into(), version: 1 }));
+    assert_eq!(
+        create(&mut two, "s", POOL).err(),
+        Some(Refusal::NameExists { name: "s".into(), version: 1, is: Named::Segment })
+    );
 
     assert_eq!(one.ask(Call::Release { lease: first }), Ok(Answer::Done));
     open(&mut one, "p").unwrap();

@@ -60,7 +60,7 @@ fn show(output: Output, domain: &Domain, pattern: Option<&Pattern>) -> Result<()
         "semaphores": semaphores,
     }));
     if names.is_empty() && timelines.is_empty() && semaphores.is_empty() {
-        let which = if pattern.is_some() { "no name matches the pattern" } else { "there are no names" };
+        let which = if pattern.is_some() { "no name matches the pattern" } else { "nothing is shared yet" };
         output.note(format!("{which} in the domain at {}", domain.socket().display()));
         return Ok(());
     }
@@ -77,7 +77,7 @@ fn show(output: Output, domain: &Domain, pattern: Option<&Pattern>) -> Result<()
     let mut tables = Tables { output, has_users, is_first: true };
     tables.add(&SEGMENTS, of(Named::Segment), &["OLDER", "LEASES", "KIND", "TENSORS", "AGE", "LIFETIME", "PLACE"]);
     tables.add(&POOLS, pools, &["KIND", "LEASES", "AGE", "LIFETIME", "PLACE"]);
-    tables.add(&TOPICS, topics, &["KIND", "LIFETIME", "DEPTH", "AGE", "DTYPE", "PLACE", "BYTES EACH"]);
+    tables.add(&TOPICS, topics, &["KIND", "LIFETIME", "DEPTH", "AGE", "PLACE", "BYTES EACH", "PUBLISHERS"]);
     tables.add(&QUEUES, queues, &["KIND", "LIFETIME", "AGE", "PLACE", "COMPLETED"]);
     tables.add(&TIMELINES, &timelines, &["LEASES", "PROMISED"]);
     tables.add(&SEMAPHORES, &semaphores, &["LEASES", "WAITING"]);

@@ -7,6 +7,7 @@ pub(crate) mod cp;
 pub(crate) mod demo;
 pub(crate) mod doctor;
 pub(crate) mod evict;
+pub(crate) mod explain;
 pub(crate) mod get;
 pub(crate) mod lab;
 pub(crate) mod logs;

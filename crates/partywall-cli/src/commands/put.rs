@@ -109,7 +109,7 @@ pub(super) fn bad_name(command: &str, name: &str, error: Error) -> Failure {
 /// Handles a name that already exists, for `--if-absent`. Returns every other error.
 pub(super) fn exists(context: &Context, if_absent: bool, error: Error) -> Result<(), Failure> {
     match error {
-        Error::Denied(Denied::NameExists { name, version }) if if_absent => {
+        Error::Denied(Denied::NameExists { name, version, .. }) if if_absent => {
             let text = format!("{name}@{version} already exists; nothing was done");
             context.output().announce(text, &json!({ "name": name, "version": version, "existed": true }));
             Ok(())

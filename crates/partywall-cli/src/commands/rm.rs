@@ -14,6 +14,7 @@ use partywall::{
     Domain, Error, ErrorKind, Pattern, Then, bytes,
     error::{InvalidArgument, NotFound},
     info::Freed,
+    near::did_you_mean,
 };
 use serde_json::json;
 
@@ -93,8 +94,9 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
 }
 
 fn parse_then(text: &str) -> Result<Then, String> {
-    let then = [Then::Wait, Then::Stale, Then::Evict].into_iter().find(|then| then.name() == text);
-    then.ok_or_else(|| format!("{text:?} is not wait, stale or evict"))
+    let all = [Then::Wait, Then::Stale, Then::Evict];
+    let then = all.into_iter().find(|then| then.name() == text);
+    then.ok_or_else(|| format!("{text:?} is not wait, stale or evict{}", did_you_mean(all.map(Then::name), text)))
 }
 
 /// Returns the given names and the matches of the patterns, each once.

@@ -9,6 +9,7 @@ mod common;
 mod cp;
 mod demo;
 mod doctor;
+mod explain;
 mod kinds;
 mod lab;
 mod losses;

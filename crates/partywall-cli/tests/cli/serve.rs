@@ -232,6 +232,7 @@ fn readers_start_no_broker_and_name_the_socket() {
     for arguments in [&["status"][..], &["ls"], &["show", "x"], &["rm", "x"], &["abandon", "x"], &["get", "x", "out"]] {
         let refused = sandbox.run(arguments).expect(4);
         assert!(refused.stderr.contains(&socket) && refused.stderr.contains("partywall serve"), "{refused:?}");
+        assert!(refused.stderr.contains("nothing is shared there yet"), "{refused:?}");
         assert_eq!(refused.text(), "");
         let refused = sandbox.run([arguments, &["--json"]].concat()).expect(4).json();
         assert_eq!(refused["error"]["code"], 4);

@@ -240,6 +240,17 @@ fn numbers_are_published_listed_shown_and_measured() {
     let text = narrow.wait().expect(0).text();
     assert!(text.contains("float32 [2, 3]") && text.lines().all(|line| line.chars().count() <= 80), "{text}");
 
+    let wide = domain.topic("a-longer-name").dtype(DType::U8).shape(&[480, 640, 3]).place(place()).create().unwrap();
+    for command in [&["topic", "ls"][..], &["ls"], &["ps"]] {
+        let narrow = Running::spawn(sandbox.command(command).env("COLUMNS", "60"));
+        let text = narrow.wait().expect(0).text();
+        assert!(text.lines().all(|line| line.chars().count() <= 60), "{text}");
+        if command != ["ps"] {
+            assert!(text.contains("uint8 [480, 640, 3]") && text.contains("SUBSCRIBERS"), "{text}");
+        }
+    }
+    drop(wide);
+
     let shown = sandbox.json(["topic", "info", "camera"]);
     assert_eq!((&shown["name"], &shown["detail"]["publishers"][0]["pid"]), (&json!("camera"), &json!(publisher.pid())));
     for command in [&["topic", "info", "camera"][..], &["show", "camera"]] {

@@ -22,7 +22,7 @@ fn ls_lists_all_or_matching_names() {
     let sandbox = Sandbox::new();
     sandbox.broker();
     let nothing = sandbox.run(["ls"]).expect(0);
-    assert!(nothing.stdout.is_empty() && nothing.stderr.contains("no names"), "{nothing:?}");
+    assert!(nothing.stdout.is_empty() && nothing.stderr.contains("nothing is shared yet"), "{nothing:?}");
     assert_eq!(sandbox.json(["ls"])["names"], json!([]));
 
     let domain = sandbox.domain();

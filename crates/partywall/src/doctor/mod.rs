@@ -37,9 +37,16 @@ pub enum Scope {
 }
 
 /// The error that a text names no GPU to examine.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no GPU: use auto, all, cuda, cuda:N or a GPU's UUID (GPU-…)")]
 pub struct UnknownScope(String);
+
+/// As `Display`, for a `main` that returns the error.
+impl fmt::Debug for UnknownScope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
 
 impl FromStr for Scope {
     type Err = UnknownScope;
@@ -157,9 +164,16 @@ probes! {
 }
 
 /// The error that a text is not the title of a probe.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no probe")]
 pub struct UnknownProbe(String);
+
+/// As `Display`, for a `main` that returns the error.
+impl fmt::Debug for UnknownProbe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
 
 impl FromStr for Probe {
     type Err = UnknownProbe;

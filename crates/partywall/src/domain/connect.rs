@@ -25,7 +25,7 @@ use super::{
     inbox::Inbox,
     locate::{Location, broker_binary},
 };
-use crate::error::{Error, ForeignBroker, InvalidArgument, LimitReached, Result, Unreachable};
+use crate::error::{Error, ForeignBroker, InvalidArgument, LimitReached, NO_SOCKET, Result, Unreachable};
 
 /// The release of this library, sent in the handshake.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -127,7 +127,7 @@ pub(super) fn open(location: &Location) -> Result<OwnedFd> {
     let call = socket::connect_within(path, TIMEOUT).map_err(|errno| match errno {
         Errno::AGAIN => unreachable("it does not accept connections; is it stopped?".into()),
         Errno::MFILE | Errno::NFILE => Error::system("connecting to the broker", errno),
-        Errno::NOENT => unreachable("there is no socket".into()),
+        Errno::NOENT => unreachable(NO_SOCKET.into()),
         Errno::ACCESS => match deepest_visible(path) {
             Some((path, owner)) if owner != ours => Unreachable::Barred { path, owner, ours }.into(),
             _ => unreachable(errno.to_string()),

@@ -76,10 +76,10 @@ impl Error {
 
     fn help(&self, language: Language) -> Help {
         match self {
-            Self::InvalidArgument(error) => error.help(),
+            Self::InvalidArgument(error) => error.help(language),
             Self::NotFound(error) => error.help(language),
             Self::Mismatch(error) => error.help(language),
-            Self::Denied(error) => error.help(),
+            Self::Denied(error) => error.help(language),
             Self::LimitReached(error) => error.help(language),
             Self::Busy(error) => error.help(),
             Self::Timeout { .. } => ErrorKind::TimedOut.help("timeout", "wait longer, or check the process that should have done it: `partywall ps` lists members, `partywall ls` names"),
@@ -87,7 +87,7 @@ impl Error {
             Self::Gone(error) => error.help(language),
             Self::InvalidData(error) => error.help(),
             Self::Unreachable(error) => error.help(),
-            Self::DeviceFault(error) => error.help(),
+            Self::DeviceFault(error) => error.help(language),
             Self::Mps(error) => error.help(),
             // Not an error of the kernel: mapping control memory of another layout returns it.
             Self::System { source, .. } if source.kind() == io::ErrorKind::InvalidData => ErrorKind::Refused.help("system-call", "run the same Partywall release on both sides"),

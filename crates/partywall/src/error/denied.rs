@@ -1,9 +1,10 @@
 //! Operations that are not allowed.
 
-use partywall_wire::{MemberState, NoGrowth, NoReplacement, OtherUsers};
+use partywall_wire::{MemberState, Named, NoGrowth, NoReplacement, OtherUsers};
 
 use super::{
-    ErrorKind, Help,
+    ErrorKind, Help, Language,
+    advice::use_as_it_is,
     text::{member_state, no_growth, no_replacement, other_users},
 };
 
@@ -12,12 +13,14 @@ use super::{
 #[non_exhaustive]
 pub enum Denied {
     /// The name exists, and the call was to create it only if it did not.
-    #[error("{name:?} already exists (version {version})")]
+    #[error("{name:?} already exists{} (version {version})", unless_segment(*is))]
     NameExists {
         /// The name.
         name: String,
         /// Its latest version.
         version: u64,
+        /// What it is. Only a segment gets a new version from a commit.
+        is: Named,
     },
     /// The version is frozen and was opened for writing, or was opened for reading and written.
     #[error("{name:?} version {version} is read-only")]
@@ -94,9 +97,10 @@ pub enum Denied {
 
 impl Denied {
     /// Returns the class of the error, its entry of the documentation, and what to do about it.
-    pub(super) fn help(&self) -> Help {
+    pub(super) fn help(&self, language: Language) -> Help {
         match self {
-            Self::NameExists { name, .. } => ErrorKind::Refused.help("name-exists", format!("`partywall rm {name}` removes it; without if-absent a segment gets a new version, a pool or topic does not")),
+            Self::NameExists { name, is: Named::Segment, .. } => ErrorKind::Refused.help("name-exists", format!("`partywall rm {name}` removes it; without if-absent it gets a new version")),
+            Self::NameExists { name, is, .. } => ErrorKind::Refused.help("name-exists", format!("choose another name, or {}; `partywall rm {name}` removes it", use_as_it_is(name, *is, language))),
             Self::ReadOnly { .. } => ErrorKind::Refused.help("read-only", "commit a new version, or create the segment as mutable and open it for writing"),
             Self::Growth { why: NoGrowth::Behind, .. } => ErrorKind::Refused.help("cannot-grow", "refresh() the segment, then grow it"),
             Self::Growth { why: NoGrowth::Reserved { .. }, .. } => ErrorKind::Refused.help("cannot-grow", "create it with a larger reserve(), or commit a new version"),
@@ -122,4 +126,9 @@ impl Denied {
             Self::NotUnproven { pid, .. } => ErrorKind::Refused.help("not-unproven", format!("`partywall evict {pid} --kill` ends it; its memory is freed once it is dead")),
         }
     }
+}
+
+/// Says what a name is that a commit cannot replace.
+fn unless_segment(is: Named) -> String {
+    if is == Named::Segment { String::new() } else { format!(": it is a {}", is.name()) }
 }

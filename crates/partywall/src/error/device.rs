@@ -3,7 +3,7 @@
 use partywall_cuda::{CudaError, PointerKind};
 
 use super::{
-    ErrorKind, Help,
+    ErrorKind, Help, Language,
     advice::cuda_anchor,
     text::{for_name, lost_text, named, pointer_kind},
 };
@@ -106,7 +106,7 @@ pub enum DeviceFault {
 
 impl DeviceFault {
     /// Returns the class of the error, its entry of the documentation, and what to do about it.
-    pub(super) fn help(&self) -> Help {
+    pub(super) fn help(&self, language: Language) -> Help {
         match self {
             Self::LaunchBlocking { .. } => {
                 ErrorKind::Refused.help("launch-blocking", "unset CUDA_LAUNCH_BLOCKING, or wait on the host")
@@ -114,11 +114,14 @@ impl DeviceFault {
             Self::NotShareable { kind, .. } => not_shareable(*kind),
             Self::NoDevice { .. } => ErrorKind::Device.help(
                 "no-device",
-                "`partywall doctor` says what is missing; host memory works without one (device `host`)",
+                format!("`partywall doctor` says what is missing; host memory works without one ({})", on_host(language)),
             ),
             Self::NoPinned { .. } => ErrorKind::Device.help(
                 "no-pinned-memory",
-                "name a node that exists, if you named one; `partywall doctor` says what else is missing; host memory works without it (device `host`, and pin() where a GPU reads it)",
+                format!(
+                    "name a node that exists, if you named one; `partywall doctor` says what else is missing; host memory works without it ({}, and pin() where a GPU reads it)",
+                    on_host(language)
+                ),
             ),
             Self::Remote { .. } => ErrorKind::Device.help(
                 "remote-device",
@@ -152,6 +155,15 @@ impl DeviceFault {
     }
 }
 
+/// Names host memory as a call or an option does.
+fn on_host(language: Language) -> &'static str {
+    match language {
+        Language::Rust => "Place::Host",
+        Language::Python => "device=\"host\"",
+        Language::Shell => "--device host",
+    }
+}
+
 fn not_shareable(kind: PointerKind) -> Help {
     let (anchor, advice) = match kind {
         PointerKind::Device => (
@@ -181,8 +193,9 @@ fn not_shareable(kind: PointerKind) -> Help {
     ErrorKind::Refused.help(anchor, advice)
 }
 
-const UNKNOWN_POINTER: (&str, &str) =
-    ("unknown-pointer", "check the address: the memory must be on a GPU and not yet freed");
+const UNKNOWN_POINTER: (&str, &str) = (
+    "unknown-pointer",
+    "use put() for an array in host memory; to publish one on a GPU check its address, and that it is not yet freed",
+);
 
-const IN_HOST_MEMORY: &str =
-    "build a segment in host memory (create() at Place::Host, device `host`), or copy it to the GPU first";
+const IN_HOST_MEMORY: &str = "use put(), which copies it; or build a segment in host memory with create()";

@@ -19,7 +19,11 @@ mod refusal;
 mod text;
 mod unreachable;
 
-use std::{path::Path, time::Duration};
+use std::{
+    fmt::{self, Debug, Display},
+    path::Path,
+    time::Duration,
+};
 
 use partywall_os::{Errno, dir::Unsafe};
 use partywall_wire::Ending;
@@ -44,10 +48,12 @@ pub use self::{
 pub(crate) use self::{
     refusal::ago,
     text::{nothing_came, seconds},
+    unreachable::NO_SOCKET,
 };
 use crate::{
     files::FileError,
     pool::UnreleasedBlock,
+    queue::Unsubmitted,
     segment::Uncommitted,
     semaphore::Unreleased,
     topic::{UnpublishedSample, UnreleasedSample},
@@ -92,7 +98,10 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// # broker.join().expect("the broker does not panic")?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug, thiserror::Error)]
+///
+/// `{:?}` is the message with the advice, so that a `main` that returns the error prints both; `{:#?}` is the variant with
+/// its fields.
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// An argument that no call accepts: a name, a number, a range. The caller's mistake.
@@ -155,18 +164,68 @@ pub enum Error {
     File(#[from] FileError),
 }
 
-/// Converts an error that gives a value back, for `?`: the value is dropped.
-macro_rules! from_what_gives_something_back {
-    ($($type:ty),+ $(,)?) => {$(
+impl Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !f.alternate() {
+            return with_advice(f, self, self);
+        }
+        match self {
+            Self::InvalidArgument(error) => f.debug_tuple("InvalidArgument").field(error).finish(),
+            Self::NotFound(error) => f.debug_tuple("NotFound").field(error).finish(),
+            Self::Mismatch(error) => f.debug_tuple("Mismatch").field(error).finish(),
+            Self::Denied(error) => f.debug_tuple("Denied").field(error).finish(),
+            Self::LimitReached(error) => f.debug_tuple("LimitReached").field(error).finish(),
+            Self::Busy(error) => f.debug_tuple("Busy").field(error).finish(),
+            Self::Timeout { what, after } => {
+                f.debug_struct("Timeout").field("what", what).field("after", after).finish()
+            }
+            Self::Cancelled { what } => f.debug_struct("Cancelled").field("what", what).finish(),
+            Self::Gone(error) => f.debug_tuple("Gone").field(error).finish(),
+            Self::InvalidData(error) => f.debug_tuple("InvalidData").field(error).finish(),
+            Self::Unreachable(error) => f.debug_tuple("Unreachable").field(error).finish(),
+            Self::DeviceFault(error) => f.debug_tuple("DeviceFault").field(error).finish(),
+            Self::Mps(error) => f.debug_tuple("Mps").field(error).finish(),
+            Self::System { what, source } => {
+                f.debug_struct("System").field("what", what).field("source", source).finish()
+            }
+            Self::File(error) => f.debug_tuple("File").field(error).finish(),
+        }
+    }
+}
+
+/// Writes a message, what to do, and where to read more.
+fn with_advice(f: &mut fmt::Formatter<'_>, message: &dyn Display, error: &Error) -> fmt::Result {
+    write!(f, "{message}\n  → {}\n  more: partywall explain {}", error.advice(), error.anchor())
+}
+
+/// Converts an error that gives a value back, for `?`: the value is dropped. Its `{:?}` is for `main`, as that of
+/// [`Error`].
+macro_rules! gives_something_back {
+    ($($type:ident),+ $(,)?) => {$(
         impl From<$type> for Error {
             fn from(failed: $type) -> Self {
                 failed.error
             }
         }
+
+        impl Debug for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                if f.alternate() {
+                    return f.debug_struct(stringify!($type)).field("error", &self.error).finish_non_exhaustive();
+                }
+                with_advice(f, self, &self.error)
+            }
+        }
     )+};
 }
 
-from_what_gives_something_back!(UnpublishedSample, UnreleasedSample, UnreleasedBlock, Unreleased, Uncommitted);
+gives_something_back!(UnpublishedSample, UnreleasedSample, UnreleasedBlock, Unreleased, Uncommitted, Unsubmitted);
+
+impl From<Box<Unsubmitted>> for Error {
+    fn from(failed: Box<Unsubmitted>) -> Self {
+        failed.error
+    }
+}
 
 /// How a name ended that existed less than a minute ago.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -92,6 +92,10 @@ impl NotFound {
             Self::Version { name, .. } => {
                 ErrorKind::NotFound.help("version-not-found", format!("`partywall show {name}` lists its versions"))
             }
+            Self::Tensor { segment, near, .. } if !near.is_empty() => ErrorKind::NotFound.help(
+                "no-such-tensor",
+                format!("did you mean {:?}? `partywall show {segment}` lists its tensors", near[0]),
+            ),
             Self::Tensor { segment, .. } => {
                 ErrorKind::NotFound.help("no-such-tensor", format!("`partywall show {segment}` lists its tensors"))
             }

@@ -39,7 +39,7 @@ impl Error {
             }
             Refusal::Withdrawn { name, version, notice } => withdrawn(&with_version(&name, Some(version)), &notice),
             Refusal::DeviceLost { name, version, place } => device_lost(&with_version(&name, Some(version)), place),
-            Refusal::NameExists { name, version } => Denied::NameExists { name, version }.into(),
+            Refusal::NameExists { name, version, is } => Denied::NameExists { name, version, is }.into(),
             Refusal::ReadOnly { name, version } => Denied::ReadOnly { name, version }.into(),
             Refusal::CannotGrow { name, version, why } => Denied::Growth { name, version, why }.into(),
             Refusal::ObjectNotFound { kind, name, near, is } => {

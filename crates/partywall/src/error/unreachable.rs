@@ -190,6 +190,7 @@ impl Unreachable {
             Self::NoProgram { .. } => ErrorKind::Unreachable.help("broker-not-found", "set PARTYWALL_BIN to the partywall binary, or put it on PATH (cargo install --locked --path crates/partywall-cli)"),
             Self::NotStarted { advice: Some(advice), .. } => ErrorKind::Unreachable.help("broker-not-started", advice.clone()),
             Self::NotStarted { .. } => ErrorKind::Unreachable.help("broker-not-started", "run `partywall serve` to see why, and `partywall doctor`"),
+            Self::NoAnswer { why, .. } if why == NO_SOCKET => ErrorKind::Unreachable.help("connection-refused", "nothing is shared there yet: `partywall put` and `partywall serve` start a broker; if one should run, check --domain and PARTYWALL_SOCKET"),
             Self::NoAnswer { .. } => ErrorKind::Unreachable.help("connection-refused", "start one with `partywall serve`, or check --domain and PARTYWALL_SOCKET"),
             Self::Gone { .. } => ErrorKind::Unreachable.help("broker-gone", "connect again; the owners of names must create them again"),
             Self::Version { .. } => ErrorKind::Unreachable.help("version-mismatch", "run `partywall stop --force` (it drops all names), then try again"),
@@ -212,3 +213,6 @@ impl Unreachable {
 }
 
 const BUG: &str = "this is a bug of Partywall, or a foreign program at its socket: please report it with the broker's log (`partywall status`)";
+
+/// Why no broker answers in a domain where none was started.
+pub(crate) const NO_SOCKET: &str = "there is no socket";

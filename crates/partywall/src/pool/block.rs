@@ -49,9 +49,11 @@ pub struct Block {
 type Release = Box<dyn FnOnce(&Held) -> bool + Send + Sync>;
 
 /// A block that could not be released on a stream.
-#[derive(Debug)]
+#[derive(thiserror::Error)]
+#[error("a block was not released: {error}")]
 pub struct UnreleasedBlock {
     /// The reason.
+    #[source]
     pub error: Error,
     /// The block, still held.
     pub block: Box<Block>,

@@ -38,7 +38,7 @@ enum NamedInput {
 }
 
 /// A task that could not be submitted.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[error("{} of {} tasks were not submitted: {error}", tasks.len(), tasks.len() + submitted.len())]
 pub struct Unsubmitted {
     /// The reason.

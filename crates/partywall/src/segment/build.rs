@@ -540,9 +540,11 @@ struct Committed {
 }
 
 /// A commit that failed.
-#[derive(Debug)]
+#[derive(thiserror::Error)]
+#[error("{error}")]
 pub struct Uncommitted {
     /// The reason.
+    #[source]
     pub error: Error,
     /// The build with all its contents, frozen or not. It can be committed again.
     pub build: Box<Build>,

@@ -22,7 +22,10 @@ use std::{
 
 use partywall_cuda::CudaError;
 use partywall_shm::Table;
-use partywall_wire::{Call, Control, Kind as WireKind, Lifetime, Notice};
+use partywall_wire::{
+    Call, Control, Kind as WireKind, Lifetime, Notice,
+    near::{NEAR, nearest},
+};
 
 use self::growth::Stage;
 pub use self::{
@@ -358,12 +361,13 @@ fn named(error: Error, name: &str) -> Error {
     }
 }
 
-/// Returns the error for an unknown tensor, with the names of tensors that contain this name or begin like it.
+/// Returns the error for an unknown tensor, with the names of tensors that look like it or contain it.
 fn no_such_tensor(segment: &str, tensor: &str, table: &Table<TableBytes>) -> Error {
-    let near = table.iter().map(|t| t.name()).filter(|name| {
-        let stem: String = tensor.chars().take(4).collect();
-        name.contains(tensor) || tensor.contains(name) || name.starts_with(&stem)
-    });
-    let near = near.take(3).map(str::to_owned).collect();
+    let names = || table.iter().map(|entry| entry.name());
+    let mut near = nearest(names(), tensor);
+    if near.is_empty() {
+        near = names().filter(|name| name.contains(tensor) || tensor.contains(name)).take(NEAR).collect();
+    }
+    let near = near.into_iter().map(str::to_owned).collect();
     Error::NotFound(NotFound::Tensor { segment: segment.to_owned(), tensor: tensor.to_owned(), near })
 }

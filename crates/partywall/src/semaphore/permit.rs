@@ -22,9 +22,11 @@ pub struct Permit {
 }
 
 /// A permit that could not be given to a stream.
-#[derive(Debug)]
+#[derive(thiserror::Error)]
+#[error("a permit was not released: {error}")]
 pub struct Unreleased {
     /// The reason.
+    #[source]
     pub error: Error,
     /// The permit. Dropping it releases it immediately, even if work still runs.
     pub permit: Box<Permit>,

@@ -84,7 +84,7 @@ pub struct Published {
 }
 
 /// A sample that could not be published.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[error("a sample was not published: {error}")]
 pub struct UnpublishedSample {
     /// The reason.
@@ -179,13 +179,11 @@ impl Loan {
     /// Adds a header of up to [`MAX_HEADER`] bytes to the sample.
     ///
     /// # Errors
-    /// [`InvalidArgument::Range`] for a longer header.
+    /// [`InvalidArgument::Header`] for a longer header.
     pub fn header(&mut self, header: &[u8]) -> Result<()> {
         if header.len() > MAX_HEADER {
-            return Err(InvalidArgument::range(
-                format!("a header of {:?}", self.joined.open.name()),
-                format!("it has at most {MAX_HEADER} bytes, not {}", header.len()),
-            ));
+            let topic = self.joined.open.name().to_owned();
+            return Err(InvalidArgument::Header { topic, bytes: header.len() }.into());
         }
         self.header = header.to_vec();
         Ok(())

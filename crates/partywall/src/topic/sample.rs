@@ -60,9 +60,11 @@ pub struct Sample {
 }
 
 /// A sample that could not be released on a stream.
-#[derive(Debug)]
+#[derive(thiserror::Error)]
+#[error("a sample was not released: {error}")]
 pub struct UnreleasedSample {
     /// The reason.
+    #[source]
     pub error: Error,
     /// The sample.
     pub sample: Box<Sample>,

@@ -36,7 +36,7 @@ impl Model {
         if let Some(latest) = self.latest(name)
             && (*if_absent || memory.control.is_some() || latest.memory.control.is_some())
         {
-            return Err(Refused::NameExists { name: name.clone(), version: latest.number });
+            return Err(Refused::NameExists { name: name.clone(), version: latest.number, is: latest.memory.named() });
         }
         if memory.control.is_some()
             && let Some((name, owner)) = self.foreign_timeline_under(uid, name)

@@ -117,15 +117,19 @@ fn resources_of_unproven_members_stay_in_quarantine_and_keep_the_name() {
 fn pools_and_segments_share_one_namespace() {
     let (mut w, [a, b]) = Watched::with_members();
     let lease = create(&mut w, a, "p", pool());
-    let taken = |name| Err(Refused::NameExists { name: Name::new(name), version: 1 });
+    let taken = |name, is| Err(Refused::NameExists { name: Name::new(name), version: 1, is });
     let call = commit_call(&mut w, "p", topic(), Lifetime::Shared);
     let (_, outcome, effects) = w.ask(b, call);
-    assert_eq!((outcome, closed(&effects).len()), (taken("p"), 3), "its memory and its control memory are dropped");
+    assert_eq!(
+        (outcome, closed(&effects).len()),
+        (taken("p", Named::Pool), 3),
+        "its memory and its control memory are dropped"
+    );
     let segment = w.commit_call("p", false, true);
-    assert_eq!(w.ask(b, Call::Commit(segment)).1, taken("p"));
+    assert_eq!(w.ask(b, Call::Commit(segment)).1, taken("p", Named::Pool));
     w.commit(b, "s", true);
     let call = commit_call(&mut w, "s", pool(), Lifetime::Shared);
-    assert_eq!(w.ask(a, call).1, taken("s"));
+    assert_eq!(w.ask(a, call).1, taken("s", Named::Segment));
 
     let fixed = Refused::CannotGrow { name: Name::new("p"), version: 1, why: NoGrowth::Fixed };
     assert_eq!(w.grow(a, lease, 0, &[1]).0, Err(fixed));

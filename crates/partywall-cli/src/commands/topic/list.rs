@@ -63,7 +63,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
         ]
     };
     let headings = ["TOPIC", "SAMPLES", ">PUBLISHERS", ">SUBSCRIBERS", ">RATE", ">MEMORY", "PLACE"];
-    output.table(&headings, &now.iter().map(row).collect::<Vec<_>>(), &["PLACE", "MEMORY"]);
+    output.table(&headings, &now.iter().map(row).collect::<Vec<_>>(), &["PLACE", "MEMORY", "PUBLISHERS"]);
     Ok(())
 }
 

@@ -189,7 +189,7 @@ fn if_absent_refuses_an_existing_name() {
     let commit = Commit { if_absent: true, ..w.commit_call("x", false, false) };
     let fds = commit.memory.fds();
     let (_, outcome, effects) = w.ask(b, Call::Commit(commit));
-    assert_eq!(outcome, Err(Refused::NameExists { name: name("x"), version: 1 }));
+    assert_eq!(outcome, Err(Refused::NameExists { name: name("x"), version: 1, is: Named::Segment }));
     assert_eq!(closed(&effects), fds);
     w.apply(Event::Died { member: a });
     let commit = Commit { if_absent: true, ..w.commit_call("x", false, false) };
