@@ -1,7 +1,7 @@
 """One process sends frames, another receives them in place. When the receiver is killed, the sender continues.
 
-    python camera.py                   # on a GPU with torch
-    python camera.py --device host     # the same with NumPy
+    python camera.py                   # on a GPU with torch, or without a GPU in host memory with NumPy
+    python camera.py --device host     # in host memory at any rate
 
 The viewer receives only the latest frame, and counts the frames that it misses. When it is killed, its blocks return to
 the topic, and the next viewer begins with the next frame.
@@ -57,7 +57,7 @@ def array(tensor: pw.Loan | pw.Sample) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("role", nargs="?", choices=["send", "view"], default="send")
-    parser.add_argument("--device", choices=["cuda", "host"], default="cuda")
+    parser.add_argument("--device", choices=["auto", "cuda", "host"], default="auto")
     given = parser.parse_args()
     with pw.connect() as domain:
         send(domain, given.device) if given.role == "send" else view(domain)

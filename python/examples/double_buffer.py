@@ -1,7 +1,7 @@
 """Two processes and two buffers: one process fills a buffer while the other uses the buffer filled before.
 
     python double_buffer.py                   # on a GPU with torch: streams wait for each other, and no host does
-    python double_buffer.py --device host     # the same with NumPy: hosts wait
+    python double_buffer.py --device host     # in host memory with NumPy: hosts wait. Without a GPU it is the default
 
 Two timelines count the rounds, so that neither process overtakes the other: `filled` reaches n when the n-th contents
 are complete, and `used` reaches n when they may be overwritten.
@@ -29,8 +29,9 @@ def produce(domain: pw.Domain, device: str) -> None:
         domain.timeline(NAME + "/used") as used,
     ):
         arrays = views(buffers)
-        wait, signal = (used.wait, filled.signal) if device == "host" else (used.wait_on, filled.signal_on)
-        consumer = subprocess.Popen([sys.executable, __file__, "consume", "--device", device])
+        on_host = buffers.place == "host"
+        wait, signal = (used.wait, filled.signal) if on_host else (used.wait_on, filled.signal_on)
+        consumer = subprocess.Popen([sys.executable, __file__, "consume"])
         for n in range(1, ROUNDS + 1):
             wait(max(n - 2, 0))
             arrays[n % 2][:] = n
@@ -40,7 +41,7 @@ def produce(domain: pw.Domain, device: str) -> None:
         assert consumer.wait() == 0
 
 
-def consume(domain: pw.Domain, device: str) -> None:
+def consume(domain: pw.Domain) -> None:
     with (
         domain.open(NAME, timeout=60, write=True) as buffers,
         domain.timeline(NAME + "/filled") as filled,
@@ -49,7 +50,8 @@ def consume(domain: pw.Domain, device: str) -> None:
         arrays = views(buffers)
         # If the producer fails, the sums are invalid, and waiters of `used` learn it.
         used.rests_on(filled)
-        wait, signal = (filled.wait, used.signal) if device == "host" else (filled.wait_on, used.signal_on)
+        on_host = buffers.place == "host"
+        wait, signal = (filled.wait, used.signal) if on_host else (filled.wait_on, used.signal_on)
         # Runs each kernel once and allocates memory before a stream waits: after that, CUDA could block these calls.
         sums = [arrays[0].sum() for _ in range(ROUNDS + 1)]
         for n in range(1, ROUNDS + 1):
@@ -72,10 +74,10 @@ def views(buffers: pw.Segment) -> list[Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("role", nargs="?", choices=["produce", "consume"], default="produce")
-    parser.add_argument("--device", choices=["cuda", "host"], default="cuda")
+    parser.add_argument("--device", choices=["auto", "cuda", "host"], default="auto")
     given = parser.parse_args()
     with pw.connect() as domain:
-        {"produce": produce, "consume": consume}[given.role](domain, given.device)
+        produce(domain, given.device) if given.role == "produce" else consume(domain)
 
 
 if __name__ == "__main__":

@@ -164,6 +164,11 @@ impl Publisher {
         sender.publish(py, loan.filled(), stream.as_ref(), left, &ending, |_| Ok(()))
     }
 
+    /// Waits until the topic has at least so many subscribers.
+    fn wait_for_subscribers(&self, py: Python<'_>, least: u32, timeout: Option<f64>) -> PyResult<()> {
+        self.inner.wait(py, timeout, |sender, slice| sender.publisher.wait_for_subscribers(least, slice))
+    }
+
     /// Borrows a block, and waits for a free one.
     fn loan(
         &self,

@@ -160,7 +160,8 @@ class Topic(Named[_native.Topic]):
 
         A subscriber waits for further publishers for ever. With `until="idle"` its loop ends, and `recv` and `try_recv`
         raise `TopicIdle`, once the last publisher has left and all samples are received. A topic that has never had a
-        publisher is not idle, so the subscriber may start first.
+        publisher is not idle, so a subscriber that has joined waits for the first one.
+        `Publisher.wait_for_subscribers` keeps a publisher from starting before its subscribers have joined.
         """
         if until not in (None, "idle"):
             raise ValueError(f"{until!r} is not a value of until: use until='idle', or leave it out")
@@ -221,6 +222,15 @@ class Publisher(Handle[_native.Publisher]):
     def published(self) -> int:
         """How many samples it has published."""
         return self._native.published()
+
+    def wait_for_subscribers(self, least: SupportsIndex = 1, *, timeout: float | None = None) -> None:
+        """Waits until the topic has at least `least` subscribers, so that each of them receives what is sent next.
+
+        A subscriber begins with the next sample unless it asks for history, so a publisher that starts first and does
+        not wait sends for nobody. Waits up to `timeout` seconds, or for ever; then raises `TimeoutError`. More than the
+        topic has room for raise `LimitReached`.
+        """
+        self._native.wait_for_subscribers(number(least), timeout)
 
     def send(self, tensor: Any, header: bytes = b"", *, timeout: float | None = None, stream: Any = None) -> int:
         """Publishes a copy of a tensor and a header of up to 256 bytes. Returns how many samples it had published

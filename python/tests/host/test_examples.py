@@ -15,11 +15,11 @@ from ..conftest import WATCHDOG
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def ran(tmp_path, monkeypatch, name: str, *arguments: str, device: str = "host", by: Sequence[str] = ()) -> list[str]:
+def ran(tmp_path, monkeypatch, name: str, *arguments: str, device: str | None = "host", by: Sequence[str] = ()) -> list[str]:
     """Runs an example, `by` a launcher if one is given, and returns the lines that it prints."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    command = [*by, sys.executable, EXAMPLES / name, "--device", device, *arguments]
+    command = [*by, sys.executable, EXAMPLES / name, *(["--device", device] if device else []), *arguments]
     try:
         example = subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG, check=False)
     finally:
@@ -35,8 +35,10 @@ def test_weights_survive_their_server(tmp_path, monkeypatch):
     assert removed.startswith("removed")
 
 
-def test_two_processes_fill_and_use_two_buffers(tmp_path, monkeypatch):
-    assert ran(tmp_path, monkeypatch, "double_buffer.py")[0].endswith("as it should be: True")
+@pytest.mark.parametrize("device", ["host", None])
+def test_two_processes_fill_and_use_two_buffers(tmp_path, monkeypatch, device):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert ran(tmp_path, monkeypatch, "double_buffer.py", device=device)[0].endswith("as it should be: True")
 
 
 def test_queue_outlives_its_worker(tmp_path, monkeypatch):
@@ -81,8 +83,10 @@ def test_server_that_cannot_start_is_reported(tmp_path, monkeypatch):
     assert example.stderr.splitlines()[-1] == "the server has ended with exit code 1: above it says why"
 
 
-def test_a_viewer_that_is_killed_is_replaced(tmp_path, monkeypatch):
-    lines = ran(tmp_path, monkeypatch, "camera.py")
+@pytest.mark.parametrize("device", ["host", None])
+def test_a_viewer_that_is_killed_is_replaced(tmp_path, monkeypatch, device):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    lines = ran(tmp_path, monkeypatch, "camera.py", device=device)
     for line, viewer in zip(lines, ("first", "second"), strict=True):
         assert line.startswith(f"the {viewer} viewer: 20 frames seen, 20 of them as they were sent;")
 

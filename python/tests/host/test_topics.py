@@ -283,6 +283,27 @@ def test_a_subscriber_that_may_miss_samples_keeps_no_publisher_waiting(frames, p
         assert [(sample.sequence, sample.missed) for sample in rest] == [(n, 0) for n in range(first.sequence + 1, 10)]
 
 
+def test_publisher_waits_for_subscribers(frames):
+    with frames.publisher() as publisher:
+        publisher.wait_for_subscribers(0)
+        with pytest.raises(TimeoutError, match="cannot wait for subscribers of topic .*: 0 of 1 joined within"):
+            publisher.wait_for_subscribers(timeout=0.01)
+
+        def send_to_both():
+            publisher.wait_for_subscribers(2, timeout=WATCHDOG)
+            publisher.send(np.full((2, 3), 7, np.int32))
+
+        sender = threading.Thread(target=send_to_both)
+        sender.start()
+        with frames.subscriber() as one, frames.subscriber("latest") as other:
+            sender.join()
+            assert [int(np.asarray(each.recv(timeout=WATCHDOG))[0, 0]) for each in (one, other)] == [7, 7]
+        with pytest.raises(pw.LimitReached):
+            publisher.wait_for_subscribers(1000)
+    with pytest.raises(pw.Closed):
+        publisher.wait_for_subscribers()
+
+
 def test_queue_and_history(frames):
     with frames.publisher() as publisher:
         for n in range(10):
