@@ -138,7 +138,8 @@ def _is_carried(tensor: Any) -> bool:
         and tensor.layout is torch.strided
         and not tensor.is_nested
         and (tensor.is_leaf or not tensor.requires_grad)
-        and not tensor.has_names()
+        # torch 2.15 has no named tensors any more.
+        and not getattr(tensor, "has_names", bool)()
     )
 
 
