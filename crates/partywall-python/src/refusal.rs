@@ -69,12 +69,12 @@ pub(crate) fn not_given(object: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
     {
         return error;
     }
-    let (why, advice) = AddedType::of(object)
-        .filter(|added| added.known().is_none())
-        .map(|added| not_taken(&added.name))
-        .or_else(|| not_numbers(object))
-        .or_else(|| not_strided(object))
-        .unwrap_or_else(|| (format!("its library does not give it away: {}", said(py, &error)), NOT_GIVEN));
+    let reason = match AddedType::of(object) {
+        Some(added) => added.known().is_none().then(|| not_taken(&added.name)),
+        None => not_numbers(object).or_else(|| not_strided(object)),
+    };
+    let (why, advice) =
+        reason.unwrap_or_else(|| (format!("its library does not give it away: {}", said(py, &error)), NOT_GIVEN));
     let refused = bad_source(py, &why, advice);
     refused.set_cause(py, Some(error));
     refused
