@@ -339,7 +339,7 @@ pub(crate) fn run_starter(command: &mut Command, timeout: Duration) -> Result<()
     let command = command.stdout(Stdio::null()).stderr(Stdio::piped());
     let mut child = process::spawn(command).map_err(|source| {
         let error = Error::starting("it", source);
-        StarterFailed { why: error.to_string(), advice: Some(error.advice().into()), code: None }
+        StarterFailed { why: error.to_string(), advice: Some(error.advice()), code: None }
     })?;
     let deadline = Instant::now() + timeout;
     let status = loop {

@@ -16,6 +16,7 @@ use partywall::{DeviceChoice, Error, OpenOptions};
 use partywall_os::{
     process,
     socket::{self, Ready},
+    thread::spawn,
 };
 use serde_json::{Value, json};
 
@@ -70,13 +71,13 @@ impl<'a> Supervisor<'a> {
             command.arg("--json");
         }
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().map_err(system("starting"))?;
+        let starting = |source| Error::starting(format!("the {role}"), source);
+        let mut child = command.spawn().map_err(starting)?;
         let relay = Relay { output: self.context.output(), role };
-        let relays = [
-            child.stdout.take().map(|stdout| std::thread::spawn(move || relay.lines(stdout, Relay::say))),
-            child.stderr.take().map(|stderr| std::thread::spawn(move || relay.lines(stderr, Relay::remark))),
-        ];
-        let relays = relays.into_iter().flatten().collect();
+        let stdout = child.stdout.take().map(|stdout| spawn("relay", move || relay.lines(stdout, Relay::say)));
+        let stderr = child.stderr.take().map(|stderr| spawn("relay", move || relay.lines(stderr, Relay::remark)));
+        // Without a thread that reads its output, the child ends when it writes.
+        let relays = stdout.into_iter().chain(stderr).collect::<Result<_, _>>().map_err(starting)?;
         // A child that has not been waited for keeps its pid, even if it is dead. Without a pidfd the child ends by
         // itself.
         let pidfd = process::pidfd(child.id()).map_err(|errno| system("watching")(errno.into()))?;

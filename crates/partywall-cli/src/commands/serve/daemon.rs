@@ -82,7 +82,7 @@ pub(super) fn start() -> Result<(), Failure> {
     let mut command = Command::new(program);
     command.args(std::env::args_os().skip(1)).arg("--detach");
     let child = command.stdin(Stdio::null()).stdout(Stdio::inherit()).stderr(Stdio::piped()).output();
-    let child = child.map_err(failed)?;
+    let child = child.map_err(|source| partywall::Error::starting("the broker", source))?;
     if child.status.success() {
         return Ok(());
     }

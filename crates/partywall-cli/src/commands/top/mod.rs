@@ -168,7 +168,7 @@ fn live(observer: Observer, first: Snapshot, location: Location, every: Duration
     let (sender, reports) = mpsc::channel();
     let worker = std::thread::Builder::new().name("top".into());
     let worker = worker.spawn(move || worker::run(observer, every, &asked, &sender));
-    let worker = worker.map_err(|error| Failure::system("starting a thread", error))?;
+    let worker = worker.map_err(|source| partywall::Error::starting("a thread", source))?;
     let mut app = App::new(Picture::new(first, &Rates::default()), location, every, ask);
     let failed = |error| Failure::system("using the terminal", error);
     let mut screen = Screen::enter().map_err(failed)?;
