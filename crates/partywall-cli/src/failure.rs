@@ -3,6 +3,7 @@
 use std::{fmt::Display, process::ExitCode};
 
 use partywall::{Error, ErrorKind, Language};
+use partywall_os::process;
 use serde_json::{Value, json};
 
 use crate::Context;
@@ -30,7 +31,11 @@ impl Failure {
 
     /// Returns the failure of an operation that the operating system refused.
     pub(crate) fn system(what: &str, error: impl Display) -> Self {
-        Self::new(ErrorKind::Refused, format!("{what}: {error}"), "check the system error")
+        let advice = match process::has_proc() {
+            true => "check the system error",
+            false => "mount /proc (`mount -t proc proc /proc`), which Partywall needs, then try again",
+        };
+        Self::new(ErrorKind::Refused, format!("{what}: {error}"), advice)
     }
 
     /// Returns a failure that the command's output has shown already.

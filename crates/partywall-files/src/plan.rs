@@ -20,6 +20,7 @@ use crate::{
     safetensors::{self, Header},
     shards::{Folder, Index, has_suffix, is_index, is_safetensors},
     tensor::{Order, TensorInfo},
+    write::check_size,
 };
 
 /// The tensors of one or more files, and the places of their bytes.
@@ -106,7 +107,7 @@ impl Plan {
     ///
     /// # Errors
     /// [`FileProblem::TooLong`] as soon as there are more than `limit` bytes; [`FileProblem::Read`];
-    /// [`FileProblem::Full`] and [`FileProblem::Write`] if the memfd cannot take them.
+    /// [`FileProblem::Full`], [`FileProblem::SizeLimit`] and [`FileProblem::Write`] if the memfd cannot take them.
     pub fn from_reader(mut reader: impl Read, limit: u64) -> Result<Self, FileError> {
         let path = Path::new("-");
         let spool = memfd_create("partywall:-", MemfdFlags::CLOEXEC);
@@ -124,6 +125,7 @@ impl Plan {
             if length > limit {
                 return Err(FileProblem::TooLong { limit }.of(path));
             }
+            check_size(length).map_err(|problem| problem.of(path))?;
             spool.write_all(&buffer[..read]).map_err(|e| FileProblem::write(e).of(path))?;
         }
         Ok(Self::single(path, Bytes::Spool(spool), raw(path, length)?, 0))

@@ -7,9 +7,11 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
+use partywall_os::{Errno, process::file_size_limit};
+
 use crate::{
     copy::BUFFER_BYTES,
-    draft::Draft,
+    draft::{Draft, is_in_place},
     error::{FileError, FileProblem, SinkError},
     npy, safetensors,
     shards::{has_suffix, is_safetensors},
@@ -104,6 +106,9 @@ pub fn write_to_path(
 ) -> Result<u64, FileError> {
     let failed = |error| FileProblem::write(error).of(path);
     let job = Job::new(path, content, selection, Format::from_path(path))?;
+    if !is_in_place(path) {
+        check_size(job.bytes()).map_err(|problem| problem.of(path))?;
+    }
     let mut draft = Draft::create(path, replace).map_err(failed)?;
     let written = job.run(&mut draft, progress, cancel)?;
     draft.publish().map_err(failed)?;
@@ -148,6 +153,11 @@ impl<'a> Job<'a> {
         Ok(Self { path, content, header, tensors })
     }
 
+    /// Returns the length of the file.
+    fn bytes(&self) -> u64 {
+        self.tensors.iter().fold(self.header.len() as u64, |sum, (_, tensor)| sum.saturating_add(tensor.bytes))
+    }
+
     /// Writes the file, small tensors together.
     fn run(&self, out: &mut dyn Write, progress: &dyn Fn(u64), cancel: &AtomicBool) -> Result<u64, FileError> {
         let mut out = Output { path: self.path, out, progress, cancel, written: 0 };
@@ -171,6 +181,15 @@ impl<'a> Job<'a> {
         out.write(&buffer[..filled])?;
         out.out.flush().map_err(|e| FileProblem::write(e).of(self.path))?;
         Ok(out.written)
+    }
+}
+
+/// Refuses a regular file of this length if it exceeds the limit of the process. The kernel would also send SIGXFSZ,
+/// which ends a process that does not ignore it.
+pub(crate) fn check_size(bytes: u64) -> Result<(), FileProblem> {
+    match file_size_limit() {
+        Some(limit) if bytes > limit => Err(FileProblem::SizeLimit(Errno::FBIG.into())),
+        _ => Ok(()),
     }
 }
 

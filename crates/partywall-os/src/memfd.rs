@@ -15,7 +15,10 @@ use rustix::{
     io,
 };
 
-use crate::map::{PrivateMap, SealedMap};
+use crate::{
+    map::{PrivateMap, SealedMap},
+    process,
+};
 
 /// Seals that every memfd of Partywall carries.
 const FIXED_LENGTH: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
@@ -41,11 +44,15 @@ impl Draft {
     /// shortened to the kernel's limit.
     ///
     /// # Errors
-    /// `ENOMEM`, `EMFILE`; `EINVAL` or `EFBIG` if `bytes` exceeds the maximum length of a file.
+    /// `ENOMEM`, `EMFILE`; `EINVAL` or `EFBIG` if `bytes` exceeds the maximum length of a file; `EFBIG` beyond the
+    /// process's [limit](process::file_size_limit), without the signal that the kernel would send.
     pub fn create(name: &str, bytes: u64) -> io::Result<Self> {
         let mut end = name.len().min(MAX_NAME);
         while !name.is_char_boundary(end) {
             end -= 1;
+        }
+        if process::file_size_limit().is_some_and(|limit| bytes > limit) {
+            return Err(io::Errno::FBIG);
         }
         let fd = fs::memfd_create(&name[..end], MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)?;

@@ -219,6 +219,18 @@ pub fn inherit(command: &mut Command, fds: &[BorrowedFd<'_>]) -> io::Result<Vec<
     Ok(numbers)
 }
 
+/// Returns the most bytes that a file of this process may have (`RLIMIT_FSIZE`), if that is limited. Memory files count.
+/// Where a write or a change of length exceeds it, the kernel also sends SIGXFSZ, which ends a process that does not
+/// ignore it.
+pub fn file_size_limit() -> Option<u64> {
+    process::getrlimit(Resource::Fsize).current
+}
+
+/// Returns whether /proc is mounted, and shows this process.
+pub fn has_proc() -> bool {
+    fs::stat("/proc/self/fd").is_ok()
+}
+
 /// Returns a duplicate of a file descriptor that this process has inherited, and makes both close-on-exec.
 ///
 /// # Errors

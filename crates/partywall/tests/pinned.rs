@@ -542,7 +542,7 @@ fn bytes_on_a_node_are_counted_and_limited() {
         assert_eq!(held(NODE), Some(2 << 20));
         let four = |place| domain.create("four", place).tensor("x", DType::U8, &[4 << 20]).allocate();
         let over = |refused: &Error| match refused {
-            Error::LimitReached(LimitReached::Broker { limit: Limit::Pinned(Some(0)), allowed, needed }) => {
+            Error::LimitReached(LimitReached::Broker { limit: Limit::Pinned(Some(0)), allowed, needed, .. }) => {
                 assert_eq!((*allowed, *needed), (5 << 20, 6 << 20));
             }
             other => panic!("{other}"),
@@ -570,7 +570,14 @@ fn share_of_a_user_is_refused_before_anything_is_allocated() {
         let two = domain.create("two", NODE).tensor("x", DType::U8, &[1]).mutable(true).reserve(64 << 20);
         let two = two.allocate().unwrap().commit().unwrap();
         let over = |refused: &Error, bytes| match refused {
-            Error::LimitReached(LimitReached::User { uid, limit: Limit::Pinned(Some(0)), allowed, held, needed }) => {
+            Error::LimitReached(LimitReached::User {
+                uid,
+                limit: Limit::Pinned(Some(0)),
+                allowed,
+                held,
+                needed,
+                ..
+            }) => {
                 assert_eq!((*uid, *allowed, *held, *needed), (domain.uid(), 5 << 20, 2 << 20, bytes));
             }
             other => panic!("{other}"),

@@ -7,8 +7,8 @@ use partywall::{
     DType, Domain, Ended, Ending, Error, ErrorKind, MemoryLimit, OtherUsers, Place,
     cuda::{CuResult, CudaError, DeviceUuid, PointerKind},
     error::{
-        Busy, Denied, DeviceFault, ForeignBroker, Gone, InvalidArgument, InvalidData, LimitReached, Mismatch, MpsFault,
-        NotFound, TopicLimit, Unreachable,
+        Busy, Denied, DeviceFault, ForeignBroker, Gone, Holder, InvalidArgument, InvalidData, LimitReached, Mismatch,
+        MpsFault, NotFound, TopicLimit, Unreachable,
     },
     files::FileProblem,
     info::Named,
@@ -263,6 +263,10 @@ fn every_error() -> Vec<Error> {
         }),
         Error::LimitReached(LimitReached::SystemMemory {
             what: "committing \"x\"".into(),
+            limit: MemoryLimit::FileSize(1 << 30),
+        }),
+        Error::LimitReached(LimitReached::SystemMemory {
+            what: "committing \"x\"".into(),
             limit: MemoryLimit::Unknown,
         }),
         Error::Unreachable(Unreachable::User {
@@ -283,9 +287,16 @@ fn every_error() -> Vec<Error> {
         Error::Denied(Denied::OtherUser { what: OtherUsers::Evict { pid: 7 }, owner: 0, uid: 1000 }),
         Error::Denied(Denied::OtherUser { what: OtherUsers::Create { name: "x".into() }, owner: 0, uid: 1000 }),
         Error::Denied(Denied::Sharing { name: "x".into() }),
-        Error::LimitReached(LimitReached::User { uid: 1000, limit: Limit::Names, allowed: 1, held: 1, needed: 2 }),
+        Error::LimitReached(LimitReached::User {
+            uid: 1000,
+            limit: Limit::Names,
+            allowed: 1,
+            held: 1,
+            needed: 2,
+            holders: vec![Holder { pid: 7, uid: 1000, held: 1 }],
+        }),
         Error::Unreachable(Unreachable::Driver { socket: "/run/pw.sock".into(), simulated: true }),
-        Error::LimitReached(LimitReached::Broker { limit: Limit::Names, allowed: 1, needed: 2 }),
+        Error::LimitReached(LimitReached::Broker { limit: Limit::Names, allowed: 1, needed: 2, holders: Vec::new() }),
         Error::Unreachable(Unreachable::FileDescriptor { index: 0, fault: FdFault::Missing }),
         Error::NotFound(NotFound::Member { whom: Whom::Pid(7), near: vec![70] }),
         Error::Denied(Denied::NotMember),
@@ -323,6 +334,12 @@ fn every_error() -> Vec<Error> {
         Error::InvalidArgument(InvalidArgument::Deadline { after: Duration::from_secs(1 << 40) }),
         Error::Busy(Busy::BrokerInUse { names: 1, members: 2 }),
         Error::Unreachable(Unreachable::Forked { parent: 7 }),
+        Error::Unreachable(Unreachable::NoPidfd("no".into())),
+        Error::Unreachable(Unreachable::Clock {
+            socket: "/run/pw.sock".into(),
+            ahead: true,
+            by: Duration::from_secs(86_400),
+        }),
         Error::Unreachable(Unreachable::Protocol("nonsense".into())),
         Error::Unreachable(Unreachable::Refused("nonsense".into())),
         Error::System { what: "a call".into(), source: io() },
@@ -360,10 +377,11 @@ fn reader_is_not_blamed_for_a_damaged_table() {
 #[test]
 fn each_entry_belongs_to_an_error() {
     let anchors: Vec<_> = every_error().iter().map(|error| error.anchor()).collect();
-    // Entries for errors that need a driver, or that other programs than the library report, such as the Python
+    // Entries for errors that need a driver or lack /proc, or that other programs than the library report: the Python
     // package.
     let elsewhere = [
         "socket-exists",
+        "no-proc",
         "too-few-files",
         "bad-limit",
         "socket-not-taken",

@@ -366,6 +366,9 @@ pub(super) fn identify(call: BorrowedFd<'_>, speaker: &Speaker, sent: Option<Own
     let peer = socket::peer(call)
         .map_err(|errno| no_pidfd(format!("the kernel does not report which process connected: {errno}")))?;
     match sent.as_ref().map(|sent| (process::pidfd_info(sent), peer.pid)) {
+        Some((None, _)) if !process::has_proc() => {
+            return Err(no_pidfd("/proc, which says whose a pidfd is, is not mounted where the broker runs".into()));
+        }
         Some((None, _)) => return Err(no_pidfd("the received file descriptor is not a pidfd".into())),
         Some((Some(PidfdInfo::Gone), _)) => {
             return Err(no_pidfd("the received pidfd belongs to a process that has ended".into()));

@@ -316,3 +316,49 @@ fn needs_namespaces_process_in_a_user_namespace_owns_its_names() {
     assert!(!headings.contains("USER"), "{headings}");
     assert_eq!(listed(inside(&["ls"])), headings, "no name belongs to another user");
 }
+
+/// Runs the program in this sandbox where /proc is not mounted, perhaps on a clock that is a day ahead.
+fn without_proc(sandbox: &Sandbox, kinds: &[&str], arguments: &[&str]) -> Output {
+    let mut command = sandbox.program("unshare");
+    command.args(["--user", "--map-root-user", "--mount"]).args(kinds);
+    command.args(["sh", "-ec", "mount -t tmpfs none /proc; exec \"$PARTYWALL_BIN\" \"$@\"", "sh"]).args(arguments);
+    Running::spawn(&mut command).wait()
+}
+
+#[test]
+fn needs_namespaces_missing_proc_is_named() {
+    let sandbox = Sandbox::new();
+    sandbox.file("f", "hello");
+    // The broker that this starts has none either.
+    let put = ["put", "f", "x", "--device", "host"];
+    let refused = without_proc(&sandbox, &[], &put);
+    assert_ne!(refused.code, Some(0), "{refused:?}");
+    assert!(refused.stderr.contains("mount /proc") && !refused.stderr.contains("bug"), "{refused:?}");
+    // `stop` cannot reach it either.
+    eventually("its end", || {
+        for pidfd in sandbox.processes().into_iter().filter_map(|pid| partywall_os::process::pidfd(pid).ok()) {
+            let _ = partywall_os::process::kill(&pidfd, Signal::KILL);
+        }
+        sandbox.processes().is_empty()
+    });
+
+    let sandbox = Sandbox::new();
+    sandbox.file("f", "hello");
+    sandbox.broker();
+    let refused = without_proc(&sandbox, &[], &put).expect(5);
+    assert!(refused.stderr.contains("mount /proc"), "{refused:?}");
+    let refused = without_proc(&sandbox, &[], &["serve", "--background"]);
+    assert!(refused.stderr.contains("mount /proc") || refused.stderr.contains("listens already"), "{refused:?}");
+}
+
+#[test]
+fn needs_namespaces_member_on_an_unknown_clock_is_refused() {
+    let sandbox = Sandbox::new();
+    sandbox.file("f", "hello");
+    sandbox.run(["put", "f", "x", "--device", "host"]).expect(0);
+    let day = ["--time", "--monotonic", "86400", "--fork", "--kill-child"];
+    let refused = without_proc(&sandbox, &day, &["get", "x", "-"]).expect(4);
+    assert!(refused.stderr.contains("the clock of this process is 86400."), "{refused:?}");
+    assert!(refused.stderr.contains("s ahead of that of the broker"), "{refused:?}");
+    assert_eq!(without_proc(&sandbox, &[], &["get", "x", "-"]).expect(0).stdout, b"hello", "its clock is the host's");
+}

@@ -18,7 +18,10 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let path = match &order.check {
         Some(path) => path.clone(),
         None => {
-            let default = || partywall_os::environment::temporary_directory().join(format!("partywall-chaos-{}.jsonl", std::process::id()));
+            let default = || {
+                partywall_os::environment::temporary_directory()
+                    .join(format!("partywall-chaos-{}.jsonl", std::process::id()))
+            };
             let path = order.history.clone().unwrap_or_else(default);
             let history = History::create(&path)?;
             // A reader of the report may have another working directory.

@@ -17,7 +17,8 @@ impl Cached {
     /// Writes the weights to a file beside other temporary files.
     pub(super) fn write(session: &Session) -> Result<Self, Failure> {
         let segment = session.domain().open(NAME, TIMEOUT)?;
-        let path = partywall_os::environment::temporary_directory().join(format!("partywall-lab-weights-{}", std::process::id()));
+        let path = partywall_os::environment::temporary_directory()
+            .join(format!("partywall-lab-weights-{}", std::process::id()));
         let writing = format!("writing {}", path.display());
         let mut file = File::options().read(true).write(true).create_new(true).open(&path).doing(&writing)?;
         fs::remove_file(&path).doing(&writing)?;

@@ -6,6 +6,7 @@
 use std::{borrow::Cow, fmt, fs, io};
 
 use partywall_cuda::{CuResult, CudaError};
+use partywall_os::process;
 use partywall_wire::{Ending, Named};
 
 use rustix::process::{Resource, getrlimit};
@@ -91,6 +92,7 @@ impl Error {
             Self::Mps(error) => error.help(),
             // Not an error of the kernel: mapping control memory of another layout returns it.
             Self::System { source, .. } if source.kind() == io::ErrorKind::InvalidData => ErrorKind::Refused.help("system-call", "run the same Partywall release on both sides"),
+            Self::System { source, .. } if source.kind() == io::ErrorKind::NotFound && !process::has_proc() => ErrorKind::Refused.help("no-proc", "mount /proc (`mount -t proc proc /proc`): Partywall opens its own descriptors there"),
             Self::System { .. } => ErrorKind::Refused.help("system-call", "see the kernel's error"),
             Self::File(error) => file_help(&error.problem),
         }

@@ -5,7 +5,7 @@ use partywall_wire::Limit;
 use super::{
     Error, ErrorKind, Held, Help, Language, MemoryLimit,
     advice::open_files,
-    text::{bytes, free_text, held_text, limit_name, unread_text, user_option},
+    text::{bytes, free_text, held_text, holders_text, limit_name, unread_text, user_option},
 };
 use crate::place::Place;
 
@@ -61,7 +61,7 @@ pub enum LimitReached {
     #[error("cannot start {0}: no further thread or process is allowed here")]
     Processes(String),
     /// A limit of the broker is reached.
-    #[error("the broker's limit on {} is {allowed}, this needs {needed}", limit_name(*limit))]
+    #[error("the broker's limit on {} is {allowed}, this needs {needed}{}", limit_name(*limit), holders_text(*limit, holders))]
     Broker {
         /// Which.
         limit: Limit,
@@ -69,9 +69,15 @@ pub enum LimitReached {
         allowed: u64,
         /// What would be needed.
         needed: u64,
+        /// The processes that hold most of it, as far as this one may see them; the largest first. Empty for limits that
+        /// are not shared.
+        holders: Vec<Holder>,
     },
     /// This user's share of a limit of the broker is reached.
-    #[error("user {uid} has a share of {allowed} of the broker's {}, and {held} in use; this needs {needed}", limit_name(*limit))]
+    #[error(
+        "user {uid} has a share of {allowed} of the broker's {}, and {held} in use; this needs {needed}{}",
+        limit_name(*limit), holders_text(*limit, holders)
+    )]
     User {
         /// The user.
         uid: u32,
@@ -83,6 +89,9 @@ pub enum LimitReached {
         held: u64,
         /// What would be needed.
         needed: u64,
+        /// The processes that hold most of it, as far as this one may see them; the largest first. Empty for limits that
+        /// are not shared.
+        holders: Vec<Holder>,
     },
     /// This process or others have not read file descriptors that the broker has sent. If it is others, the call has
     /// waited for them. Unread descriptors count against the limit of the user.
@@ -112,6 +121,17 @@ pub enum LimitReached {
     },
 }
 
+/// A process that holds part of what fills a limit of the broker.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holder {
+    /// The process: the one that has the leases, or that created the names.
+    pub pid: u32,
+    /// Its user.
+    pub uid: u32,
+    /// How much it holds: leases, bytes or names. Descriptors are counted by names.
+    pub held: u64,
+}
+
 /// A limit of a topic, as its options name it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -139,6 +159,7 @@ impl LimitReached {
         match self {
             Self::Topic { topic, limit, most } => limit.help(topic, *most, language),
             Self::SystemMemory { limit: MemoryLimit::AddressSpace(_), .. } => ErrorKind::Refused.help("no-memory", "raise the limit (`ulimit -v`, RLIMIT_AS), or share less at a time"),
+            Self::SystemMemory { limit: MemoryLimit::FileSize(_), .. } => ErrorKind::Refused.help("no-memory", "raise the limit in the shell that starts this (`ulimit -f unlimited`, RLIMIT_FSIZE): host memory is files in memory"),
             Self::SystemMemory { limit: MemoryLimit::Container(_), .. } => ErrorKind::Refused.help("no-memory", "raise the container's memory limit, or remove names (`partywall ls`): host memory counts against the container that wrote it, for as long as the name is there"),
             Self::SystemMemory { .. } => ErrorKind::Refused.help("no-memory", "free memory or addresses, or check the container's limits"),
             Self::Memory { place, .. } => {
@@ -158,6 +179,8 @@ impl LimitReached {
             Self::Broker { limit: Limit::HungUp, .. } => ErrorKind::Refused.help("limit-reached", "close connections with a good-bye (drop the Domain, in Python close()); restart the process to forget the others"),
             Self::Broker { limit: Limit::Operators, .. } => ErrorKind::Refused.help("limit-reached", "try again in a second; `partywall logs` shows which process connects so often"),
             Self::Broker { limit: Limit::Clients, .. } => ErrorKind::Refused.help("limit-reached", "`partywall ps` lists them; `partywall rm --unproven` forgets those that are dead without proof; or start the broker with a higher --max-clients"),
+            Self::Broker { limit: Limit::Leases, .. } => ErrorKind::Refused.help("limit-reached", "drop segments, timelines and semaphores that are open and not used (`partywall ps` shows the leases of each process), or start the broker with a higher --max-leases"),
+            Self::Broker { limit: Limit::LeasesOfMember, .. } => ErrorKind::Refused.help("limit-reached", "drop segments, timelines and semaphores that this process has open and does not use"),
             Self::Broker { limit: Limit::Attachments, .. } => ErrorKind::Refused.help("limit-reached", "detach segments that no task names, or put more tensors into one segment"),
             Self::Broker { limit: Limit::Pinned(_), .. } => ErrorKind::Refused.help("limit-reached", "remove names there (`partywall ls`), take another node (device `pinned:N`), or start the broker with a higher --max-pinned-bytes"),
             Self::Broker { .. } => ErrorKind::Refused.help("limit-reached", "remove something, or start the broker with a higher limit (`partywall serve --help`)"),

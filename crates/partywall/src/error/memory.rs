@@ -12,6 +12,8 @@ use super::bytes;
 pub enum MemoryLimit {
     /// The process's address space is limited to this many bytes (`RLIMIT_AS`).
     AddressSpace(u64),
+    /// The files of the process, which host memory consists of, are limited to this many bytes (`RLIMIT_FSIZE`).
+    FileSize(u64),
     /// The memory of the process's container is limited to this many bytes, and nearly all are in use.
     Container(u64),
     /// Neither is known to be the reason.
@@ -61,6 +63,9 @@ impl fmt::Display for MemoryLimit {
         match self {
             Self::AddressSpace(limit) => {
                 write!(f, "the address space of this process is limited to {}", bytes(*limit))
+            }
+            Self::FileSize(limit) => {
+                write!(f, "the size of this process's files, and so of host memory, is limited to {}", bytes(*limit))
             }
             Self::Container(limit) => {
                 write!(f, "the memory of this container is limited to {}, and nearly all is in use", bytes(*limit))

@@ -25,7 +25,7 @@ use std::{
     time::Duration,
 };
 
-use partywall_os::{Errno, dir::Unsafe};
+use partywall_os::{Errno, dir::Unsafe, process};
 use partywall_wire::Ending;
 
 use self::advice::Help;
@@ -37,7 +37,7 @@ pub use self::{
     denied::Denied,
     device::DeviceFault,
     gone::Gone,
-    limit::{LimitReached, TopicLimit},
+    limit::{Holder, LimitReached, TopicLimit},
     memory::MemoryLimit,
     mismatch::Mismatch,
     mps::MpsFault,
@@ -280,6 +280,13 @@ impl Error {
             Errno::NOMEM => {
                 Self::LimitReached(LimitReached::SystemMemory { what: what.into(), limit: MemoryLimit::reached() })
             }
+            Errno::FBIG => match process::file_size_limit() {
+                Some(limit) => {
+                    let limit = MemoryLimit::FileSize(limit);
+                    Self::LimitReached(LimitReached::SystemMemory { what: what.into(), limit })
+                }
+                None => Self::System { what: what.into(), source: errno.into() },
+            },
             _ => Self::System { what: what.into(), source: errno.into() },
         }
     }

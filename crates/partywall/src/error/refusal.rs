@@ -59,9 +59,12 @@ impl Error {
             Refusal::NoSuchNode { node, highest } => {
                 no_pinned(format!("this machine has no NUMA node {node}: its nodes have numbers up to {highest}"))
             }
-            Refusal::Limit { limit, allowed, needed } => LimitReached::Broker { limit, allowed, needed }.into(),
+            Refusal::NoPidfd { why } => Unreachable::NoPidfd(why).into(),
+            Refusal::Limit { limit, allowed, needed } => {
+                LimitReached::Broker { limit, allowed, needed, holders: Vec::new() }.into()
+            }
             Refusal::Quota { uid, limit, allowed, held, needed } => {
-                LimitReached::User { uid, limit, allowed, held, needed }.into()
+                LimitReached::User { uid, limit, allowed, held, needed, holders: Vec::new() }.into()
             }
             Refusal::OtherUser { what, owner, uid } => Denied::OtherUser { what, owner, uid }.into(),
             Refusal::Unread { unread, allowed, pids } => {

@@ -7,7 +7,7 @@ use partywall_wire::{
     Ending, FdFault, Limit, MemberState, Named, NoGrowth, NoReplacement, ObjectKind, OtherUsers, TimelineEnding, Whom,
 };
 
-use super::{Ended, Error, Held, NotFound};
+use super::{Ended, Error, Held, Holder, NotFound};
 use crate::place::Place;
 
 pub(super) fn near_names(near: &[String]) -> String {
@@ -156,7 +156,8 @@ pub(super) fn limit_name(limit: Limit) -> Cow<'static, str> {
         Limit::Handshakes => "new connections of other users",
         Limit::Message => "message bytes",
         Limit::Waits => "waiting requests of one member",
-        Limit::Leases => "leases of one member",
+        Limit::Leases => "leases",
+        Limit::LeasesOfMember => "leases of one member",
         Limit::Chunks => "chunks of one version",
         Limit::Growths => "growths of one version",
         Limit::Timelines => "timelines",
@@ -165,6 +166,20 @@ pub(super) fn limit_name(limit: Limit) -> Cow<'static, str> {
         _ => "something newer than this library",
     };
     name.into()
+}
+
+/// Says which processes hold most of what a limit counts.
+pub(super) fn holders_text(limit: Limit, holders: &[Holder]) -> String {
+    let amount = |held: u64| match limit {
+        Limit::Bytes | Limit::Pinned(_) => bytes(held),
+        Limit::Leases => counted(held, "lease"),
+        _ => counted(held, "name"),
+    };
+    let holders: Vec<_> = holders
+        .iter()
+        .map(|Holder { pid, uid, held }| format!("pid {pid} of user {uid} ({})", amount(*held)))
+        .collect();
+    if holders.is_empty() { String::new() } else { format!("; most of it is held by {}", holders.join(", ")) }
 }
 
 /// Returns what cannot be done, and what belongs to another user.
@@ -191,6 +206,7 @@ pub(super) fn user_option(limit: Limit) -> &'static str {
         Limit::Pinned(_) => "--max-pinned-bytes-per-uid",
         Limit::Names => "--max-names-per-uid",
         Limit::Fds => "--max-fds-per-uid",
+        Limit::Leases => "--max-leases-per-uid",
         Limit::Operators => "--max-seats-per-uid",
         _ => "--max-clients-per-uid",
     }

@@ -14,7 +14,7 @@ use partywall_os::{
     borrow::BlockBorrows,
     lock::IgnorePoison,
     map::{self, SealedMap, SharedMap},
-    memfd,
+    memfd, process,
 };
 use partywall_wire::Kind as WireKind;
 
@@ -79,6 +79,9 @@ impl Kind for Host {
 
 fn draft(name: &str, bytes: u64) -> Result<memfd::Draft> {
     memfd::Draft::create(&format!("partywall:{name}"), bytes).map_err(|errno| match errno {
+        Errno::FBIG if process::file_size_limit().is_some_and(|limit| bytes > limit) => {
+            Error::system(format!("cannot allocate {} for {name:?} on host", crate::bytes(bytes)), errno)
+        }
         Errno::NOMEM | Errno::INVAL | Errno::FBIG | Errno::OVERFLOW => out_of_memory(name, bytes),
         errno => Error::system(format!("making a memfd of {bytes} bytes for {name:?}"), errno),
     })
@@ -147,7 +150,7 @@ impl Draft for HostDraft {
                 Errno::BUSY => Error::Unreachable(Unreachable::Refused(
                     "the memory cannot be frozen while other code has it mapped for writing (through /proc?)".into(),
                 )),
-                Errno::NOENT => Error::system("opening the memory for reading through /proc (is it mounted?)", errno),
+                Errno::NOENT => Error::system("opening the memory for reading through /proc", errno),
                 errno => Error::system(format!("committing {:?}", self.name), errno),
             })?;
         }

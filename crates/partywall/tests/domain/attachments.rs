@@ -251,7 +251,7 @@ fn invalid_parts_and_attachments_are_refused() {
     let many: Vec<_> = (1..32).map(|i| commit(&domain, &format!("many/{i}"), i, true)).collect();
     let all: Vec<Attachment> = many.iter().map(|segment| queue.attach(segment).unwrap()).collect();
     let full = queue.attach(&other).unwrap_err();
-    let limit = LimitReached::Broker { limit: Limit::Attachments, allowed: 32, needed: 33 };
+    let limit = LimitReached::Broker { limit: Limit::Attachments, allowed: 32, needed: 33, holders: Vec::new() };
     assert_eq!(full.to_string(), Error::from(limit).to_string());
     queue.detach(&all[3], Duration::ZERO).unwrap();
     queue.attach(&other).unwrap();

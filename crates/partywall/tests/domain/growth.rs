@@ -224,7 +224,7 @@ fn chunks_of_a_version_are_limited() {
     assert!(
         matches!(
             full,
-            Err(Error::LimitReached(LimitReached::Broker { limit: Limit::Chunks, allowed: 128, needed: 129 }))
+            Err(Error::LimitReached(LimitReached::Broker { limit: Limit::Chunks, allowed: 128, needed: 129, .. }))
         ),
         "{full:?}"
     );

@@ -266,6 +266,7 @@ fn needs_root_quota_of_a_user_binds_it_and_no_other_in_host_memory() {
     assert_eq!(order(&mut guest, "signal b"), "done");
     let refused = order(&mut guest, "commit c");
     assert!(refused.contains("user 65533 has a share of 2 of the broker's names"), "{refused}");
+    assert!(refused.contains(&format!("held by pid {} of user 65533 (1 name)", guest.pid())), "{refused}");
     let _own = (commit(&domain, "d", false), commit(&domain, "e", false));
     let failed = domain.semaphore("f", 1).unwrap_err();
     let Error::LimitReached(LimitReached::User { uid: 0, allowed: 2, needed: 3, .. }) = failed else {
@@ -274,4 +275,20 @@ fn needs_root_quota_of_a_user_binds_it_and_no_other_in_host_memory() {
     assert!(failed.advice().contains("--max-names-per-uid"), "{}", failed.advice());
     let status = domain.status().unwrap();
     assert_eq!(status.users.iter().map(|user| (user.uid, user.names)).collect::<Vec<_>>(), [(0, 2), (GUEST, 2)]);
+}
+
+#[test]
+fn needs_root_share_of_leases_binds_a_user_and_its_error_names_who_has_them_in_host_memory() {
+    let users = TwoUsers::with(UserLimits { leases: Some(2), ..UserLimits::default() });
+    let domain = users.world.connect();
+    let _shared = commit(&domain, "shared", true);
+    let (mut first, mut second) = (users.guest(), users.guest());
+    assert_eq!(order(&mut first, "open shared"), "5 of 0");
+    assert_eq!(order(&mut first, "open shared"), "5 of 0");
+    let refused = order(&mut second, "open shared");
+    assert!(refused.contains("user 65533 has a share of 2 of the broker's leases, and 2 in use"), "{refused}");
+    assert!(refused.contains(&format!("held by pid {} of user 65533 (2 leases)", first.pid())), "{refused}");
+    drop(domain.open("shared", Duration::ZERO).unwrap());
+    let status = domain.status().unwrap();
+    assert_eq!(status.users.iter().map(|user| (user.uid, user.leases)).collect::<Vec<_>>(), [(0, 1), (GUEST, 2)]);
 }

@@ -1,10 +1,11 @@
 //! Processes that have run out of a resource.
 
-use std::time::Duration;
+use std::{io::Read, sync::atomic::AtomicBool, time::Duration};
 
 use partywall::{
     DType, Domain, Error, MemoryLimit, Place as At,
     error::{LimitReached, Unreachable},
+    files::Plan,
 };
 use rustix::process::{Resource, Rlimit};
 
@@ -85,6 +86,33 @@ pub(crate) fn play(words: &[&str]) {
             assert_eq!(domain.status().unwrap().leases, 2, "what could not be mapped is given back");
             say("good");
         }
+        "sizes" => {
+            let file = std::env::temp_dir().join(format!("sizes-{}", std::process::id()));
+            let grows = domain.create("grows", At::Host).tensor("x", DType::U8, &[1]).mutable(true).reserve(8 << 20);
+            let grows = grows.allocate().unwrap().commit().unwrap();
+            let limit = Rlimit { current: Some(1 << 20), maximum: Some(1 << 20) };
+            rustix::process::setrlimit(Resource::Fsize, limit).unwrap();
+            let limited = |error: Error| {
+                assert!(error.to_string().contains("size of this process's files"), "{error}");
+                assert!(error.to_string().contains("limited to 1 MiB"), "{error}");
+                assert!(error.advice().contains("ulimit -f"), "{}", error.advice());
+            };
+            limited(domain.create("large", At::Host).tensor("x", DType::U8, &[2 << 20]).allocate().unwrap_err());
+            limited(domain.pool("p").blocks(2).block_bytes(1 << 20).place(At::Host).create().unwrap_err());
+            limited(domain.topic("t").max_bytes(1 << 20).place(At::Host).create().unwrap_err());
+            limited(domain.queue("q").tasks(8).inputs(2, 1 << 20).place(At::Host).create().unwrap_err());
+            limited(grows.grow().extend("x", 2 << 20).commit().unwrap_err());
+            let cancel = AtomicBool::new(false);
+            let huge = domain.open("huge", Duration::ZERO).unwrap();
+            let refused = huge.write_to_path(None, &file, &|_| (), &cancel).unwrap_err();
+            assert!(refused.to_string().contains("file size limit"), "{refused}");
+            assert!(refused.advice().contains("ulimit -f"), "{}", refused.advice());
+            assert!(!file.exists());
+            let refused = Plan::from_reader(std::io::repeat(0).take(2 << 20), u64::MAX).unwrap_err();
+            assert!(refused.to_string().contains("file size limit"), "{refused}");
+            drop(commit(&domain, "small", 1, false).unwrap());
+            say("good");
+        }
         other => panic!("{other}"),
     }
 }
@@ -110,6 +138,17 @@ fn client_without_address_space_for_host_memory_reports_it_and_recovers() {
     let huge = domain.create("huge", At::Host).tensor("x", DType::U8, &[1 << 30]).allocate().unwrap();
     let _huge = huge.commit().unwrap();
     let mut poor = place.start("poor memory");
+    within(WATCHDOG, "a poor client", move || poor.expect("good"));
+}
+
+/// Its runtime does not ignore SIGXFSZ.
+#[test]
+fn client_with_a_limit_on_files_reports_it_and_is_not_killed() {
+    let place = Place::new();
+    let domain = place.connect();
+    let huge = domain.create("huge", At::Host).tensor("x", DType::U8, &[2 << 20]).allocate().unwrap();
+    let _huge = huge.commit().unwrap();
+    let mut poor = place.start("poor sizes");
     within(WATCHDOG, "a poor client", move || poor.expect("good"));
 }
 

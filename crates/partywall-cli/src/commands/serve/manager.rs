@@ -13,7 +13,7 @@ use std::{
 };
 
 use partywall::ErrorKind;
-use partywall_os::process;
+use partywall_os::{environment, process};
 
 use crate::{failure::Failure, output::Output};
 
@@ -45,7 +45,7 @@ pub(super) fn listener(output: Output) -> Result<Option<OwnedFd>, Failure> {
 
 /// Tells the service manager the state of this process, if there is one that wants to know.
 pub(super) fn notify(output: Output, state: &str) {
-    let Some(path) = env::var_os("NOTIFY_SOCKET") else { return };
+    let Some(path) = environment::place("NOTIFY_SOCKET") else { return };
     let send = || -> io::Result<()> {
         let address = match path.as_bytes().strip_prefix(b"@") {
             Some(name) => SocketAddr::from_abstract_name(name)?,

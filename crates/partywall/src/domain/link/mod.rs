@@ -10,8 +10,10 @@
 //! | `socket` | one request and its reply |
 //! | `waits` | calls that wait for a completion |
 //! | `stale` | leases that allow no new views |
+//! | `holders` | who holds most of what fills a limit |
 //! | `renewal` | the renewal of a lost connection |
 
+mod holders;
 mod renewal;
 mod socket;
 mod stale;
@@ -267,7 +269,7 @@ impl Link {
     fn accept(&self, (outcome, fds): Outcome) -> Result<Answered> {
         match outcome {
             Ok(answer) => Ok((answer, fds)),
-            Err(refusal) => Err(Error::refused(refusal, self.socket_path())),
+            Err(refusal) => Err(self.with_holders(Error::refused(refusal, self.socket_path()))),
         }
     }
 
