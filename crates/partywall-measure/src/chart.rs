@@ -520,9 +520,9 @@ mod tests {
     fn legend_is_dashed_as_its_lines_are() {
         let svg = with_ranges();
         let keys = f64::from(SIZE.0 - LEGEND);
-        for index in 0..3 {
+        for (index, colour) in COLOURS.into_iter().take(3).enumerate() {
             let (key, drawn): (Vec<_>, Vec<_>) =
-                lines(&svg, COLOURS[index], 2).into_iter().partition(|line| line[0][0] >= keys);
+                lines(&svg, colour, 2).into_iter().partition(|line| line[0][0] >= keys);
             let length = |line: &Vec<[f64; 2]>| line[line.len() - 1][0] - line[0][0];
             let (in_key, in_plot) = (length(&key[0]), length(&drawn[0]));
             match index {
