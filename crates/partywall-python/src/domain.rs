@@ -17,6 +17,7 @@ use partywall::{
     info::Lifetime,
     kind_name,
     mps::{self, MpsDaemon},
+    near::did_you_mean,
 };
 use partywall_os::thread::spawn_scoped;
 use pyo3::{exceptions::PyValueError, prelude::*};
@@ -338,8 +339,11 @@ impl Domain {
     /// the bytes that stay until their holders drop them.
     fn remove(&self, py: Python<'_>, name: Name, deadline: Option<f64>, then: &str) -> PyResult<(u64, u64)> {
         let domain = self.get(py)?;
-        let then = [Then::Wait, Then::Stale, Then::Evict].into_iter().find(|known| known.name() == then);
-        let then = then.ok_or_else(|| PyValueError::new_err("then is \"wait\", \"stale\" or \"evict\""))?;
+        let all = [Then::Wait, Then::Stale, Then::Evict];
+        let then = all.into_iter().find(|known| known.name() == then).ok_or_else(|| {
+            let meant = did_you_mean(all.map(Then::name), then);
+            PyValueError::new_err(format!("then is \"wait\", \"stale\" or \"evict\", not {then:?}{meant}"))
+        })?;
         let deadline = deadline.map(|seconds| {
             let bad = |_| PyValueError::new_err(format!("a deadline is a number of seconds from 0, not {seconds}"));
             Duration::try_from_secs_f64(seconds).map_err(bad)

@@ -214,7 +214,9 @@ fn class(error: &Error) -> &'static str {
             InvalidArgument::Name { .. } | InvalidArgument::Version { .. } | InvalidArgument::SocketPath { .. },
         ) => "BadName",
         Error::InvalidArgument(InvalidArgument::Pattern { .. }) => "BadPattern",
-        Error::InvalidArgument(InvalidArgument::Table { .. } | InvalidArgument::Range { .. }) => "BadTensor",
+        Error::InvalidArgument(
+            InvalidArgument::Table { .. } | InvalidArgument::Range { .. } | InvalidArgument::Header { .. },
+        ) => "BadTensor",
         Error::Mismatch(
             Mismatch::DType { .. } | Mismatch::Kind { .. } | Mismatch::HostTarget { .. } | Mismatch::Tensors { .. },
         ) => "WrongKind",

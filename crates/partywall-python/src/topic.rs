@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use partywall::{Gpu, Place, Policy, TopicOptions};
+use partywall::{Gpu, Place, Policy, TopicOptions, near::did_you_mean};
 use pyo3::{exceptions::PyValueError, prelude::*};
 
 use crate::{
@@ -166,7 +166,8 @@ impl Topic {
             "drop-oldest" => Policy::DropOldest,
             "latest" => Policy::Latest,
             other => {
-                let why = format!("{other:?} is no policy: say \"block\", \"drop-oldest\" or \"latest\"");
+                let meant = did_you_mean(["block", "drop-oldest", "latest"], other);
+                let why = format!("{other:?} is no policy: say \"block\", \"drop-oldest\" or \"latest\"{meant}");
                 return Err(PyValueError::new_err(why));
             }
         };

@@ -10,7 +10,7 @@ from partywall import _arrays, _native
 from partywall._arrays import Access, Shape
 from partywall._build import Build, fill
 from partywall._descriptors import Descriptors
-from partywall._errors import BrokerGone, Closed, VersionNotFound
+from partywall._errors import BrokerGone, Closed, VersionNotFound, WrongQueue
 from partywall._handle import Handle
 from partywall._members import EvictedMember, Member, MemberWait
 from partywall._pool import Pool, count
@@ -424,8 +424,8 @@ class Domain(Handle[_native.Domain]):
             self._native,
             name,
             None if tasks is None else count(tasks),
-            None if inputs is None else (count(inputs[0]), _arrays.count(inputs[1])),
-            None if outputs is None else (count(outputs[0]), _arrays.count(outputs[1])),
+            _blocks(name, "inputs", inputs),
+            _blocks(name, "outputs", outputs),
             lease,
             None if device is None else _arrays.device_name(device),
             access,
@@ -763,3 +763,12 @@ def connections() -> list[Domain]:
 
 
 _open: "dict[int, weakref.ref[Domain]]" = {}
+
+
+def _blocks(queue: str, what: str, blocks: Any) -> tuple[int, int] | None:
+    if blocks is None:
+        return None
+    if not isinstance(blocks, (tuple, list)) or len(blocks) != 2:
+        message = f"cannot create queue {queue!r}: {what}={blocks!r} is not the number of blocks and the bytes of one"
+        raise WrongQueue(message, f"give both: {what}=(16, 4096) is 16 blocks of 4096 bytes each", "bad-queue")
+    return count(blocks[0]), _arrays.count(blocks[1])

@@ -1,18 +1,20 @@
 """Exceptions. Each class also derives from the built-in exception that users expect to catch."""
 
 import builtins
+import sys
 from typing import Any
 
 
 class Error(Exception):
-    """The base of all exceptions of Partywall. The text says what happened and what to do."""
+    """The base of all exceptions of Partywall. The text says what happened and what to do, and a note below it in
+    tracebacks where to read more."""
 
     cuda_error: int | None
     """The CUDA driver's code, if the driver refused a call."""
     advice: str
     """What to do about it."""
     anchor: str
-    """The anchor of its entry in docs/troubleshooting.md."""
+    """Its entry in docs/troubleshooting.md, which `partywall explain ENTRY` prints."""
 
     def __init__(self, message: str, advice: str = "", anchor: str = "", cuda_error: int | None = None) -> None:
         super().__init__(message)
@@ -20,6 +22,9 @@ class Error(Exception):
         self.advice = advice
         self.anchor = anchor
         self.cuda_error = cuda_error
+        # Tracebacks print notes below the text; Python 3.10 has none.
+        if anchor and sys.version_info >= (3, 11):
+            self.add_note(f"more: partywall explain {anchor}")
 
     def __str__(self) -> str:
         return f"{self._message}; {self.advice}" if self.advice else self._message

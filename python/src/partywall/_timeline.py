@@ -7,6 +7,7 @@ from typing import Any, SupportsIndex, overload
 
 from partywall import _native, _streams
 from partywall._arrays import device_name
+from partywall._errors import NoDevice
 from partywall._handle import Connected, Handle, checked_timeout, readable
 from partywall._native import LimitedWait
 
@@ -64,14 +65,20 @@ class Timeline(Connected[_native.Timeline]):
 
         If another stream has not yet stored a promised value, first waits for that stream, for at most 10 seconds.
         """
-        self._native.signal_on(timeline_value(value), *_streams.place(stream, device))
+        try:
+            self._native.signal_on(timeline_value(value), *_streams.place(stream, device))
+        except NoDevice as error:
+            raise _streams.without_gpu(error, f"signal({value})") from None
 
     def signal_on_and_wake(self, value: SupportsIndex, stream: Any = None, *, device: Any = None) -> None:
         """As `signal_on`, but wakes sleeping hosts as soon as the value is reached, not up to a millisecond later.
 
         A host function that is enqueued after the signal wakes them; it occupies the stream for tens of microseconds.
         """
-        self._native.signal_on_and_wake(timeline_value(value), *_streams.place(stream, device))
+        try:
+            self._native.signal_on_and_wake(timeline_value(value), *_streams.place(stream, device))
+        except NoDevice as error:
+            raise _streams.without_gpu(error, f"signal({value})") from None
 
     def promise_on(self, value: SupportsIndex, stream: Any = None, *, device: Any = None) -> None:
         """Declares that your kernel, which is already on a stream, will store `value` at `device_ptr`, and no value
@@ -135,9 +142,12 @@ class Timeline(Connected[_native.Timeline]):
         millisecond later than a wait without a limit.
         """
         place, value = _streams.place(stream, device), timeline_value(value)
-        if limit is not None:
-            return self._native.wait_on_for(value, *place, limit)
-        self._native.wait_on(value, *place)
+        try:
+            if limit is not None:
+                return self._native.wait_on_for(value, *place, limit)
+            self._native.wait_on(value, *place)
+        except NoDevice as error:
+            raise _streams.without_gpu(error, f"wait({value})") from None
         return None
 
     def capture_wait(self, stream: Any = None, *, device: Any = None) -> "GraphNode":

@@ -70,6 +70,48 @@ def test_arrays_of_no_numbers_say_what_to_give_instead(domain, array, what, advi
     assert advice in raised.value.advice and "DLPack" not in str(raised.value)
 
 
+def test_advice_fits_the_call(domain):
+    frames = domain.topic("frames", dtype="uint8", shape=(3,), device="host")
+    with pytest.raises(pw.NameExists, match="it is a topic") as raised:
+        domain.put("frames", np.zeros(3), device="host")
+    assert 'choose another name, or open it with d.topic("frames")' in raised.value.advice
+    with frames.publisher() as publisher, publisher.loan((3,)) as loan:
+        with pytest.raises(ValueError, match="a header of 300 bytes is too long.*the limit is 256 bytes"):
+            loan.header = bytes(300)
+    for wrong in (3, (1,), (1, 2, 3), "ab", {0: 1, 1: 2}):
+        with pytest.raises(pw.WrongQueue, match="is not the number of blocks and the bytes of one") as raised:
+            domain.queue("work", inputs=wrong)
+        assert "inputs=(16, 4096)" in raised.value.advice
+    with pytest.raises(pw.WrongQueue, match="outputs="):
+        domain.queue("work", outputs=3)
+    with pytest.raises(pw.WrongTopic) as raised:
+        domain.topic("new", max_bytes=0, device="host")
+    assert "dtype= and shape=, or max_bytes=" in raised.value.advice
+    frames.close()
+
+
+def test_misspelt_words_are_suggested(domain):
+    with domain.topic("frames", dtype="uint8", shape=(3,), device="host") as frames:
+        with pytest.raises(ValueError, match='did you mean "latest"'):
+            frames.subscriber("lates")
+    with pytest.raises(ValueError, match='did you mean "float32"'):
+        domain.create("x", 1, "flaot32", device="host")
+    with pytest.raises(ValueError, match='did you mean "host"'):
+        domain.create("x", 1, "float32", device="hots")
+    with domain.put("weights", {"bias": np.zeros(3)}, device="host") as weights:
+        with pytest.raises(pw.TensorNotFound) as raised:
+            weights["bais"]
+        assert 'did you mean "bias"?' in raised.value.advice
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes")
+def test_traceback_names_the_entry(domain):
+    with pytest.raises(pw.NameNotFound) as raised:
+        domain.open("nothing")
+    assert raised.value.__notes__ == ["more: partywall explain not-found"]
+    assert pickle.loads(pickle.dumps(raised.value)).__notes__ == raised.value.__notes__
+
+
 def test_every_error_class_goes_through_a_pickle():
     classes = [value for value in vars(pw).values() if isinstance(value, type) and issubclass(value, pw.Error)]
     assert len(classes) > 20

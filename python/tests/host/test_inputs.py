@@ -545,6 +545,30 @@ def test_without_a_gpu_memory_is_on_the_host_and_no_message_mentions_cuda(domain
         assert started.end() == 0
 
 
+def test_streams_without_a_gpu_say_which_calls_are_for_hosts(domain, child):
+    started = child(
+        """
+        import numpy as np
+        with pw.connect(socket=sys.argv[1]) as d, d.timeline("steps", writer=True) as steps:
+            for call in (steps.signal_on, steps.signal_on_and_wake, steps.wait_on):
+                try:
+                    call(7, 0)
+                except pw.NoDevice as error:
+                    say(error.advice.split(";")[0])
+            try:
+                d.publish("x", np.zeros(3))
+            except pw.NotShareable as error:
+                say(error.advice.split(";")[0])
+        """,
+        domain.socket,
+        PARTYWALL_LIBCUDA="/nonexistent/libcuda.so",
+    )
+    signal = "without a GPU use signal(7)"
+    said = [signal, signal, "without a GPU use wait(7)", "use put() for an array in host memory"]
+    assert [started.says() for _ in said] == said
+    assert started.end() == 0
+
+
 def test_device_auto_opens_a_segment_wherever_it_is(domain):
     with domain.put("x", b"1") as put, domain.open("x", device="auto") as opened:
         assert opened.place == put.place == "host"

@@ -52,3 +52,49 @@ fn misspelt_words_are_suggested() {
         assert!(said.contains(meant), "{said}");
     }
 }
+
+#[test]
+fn advice_fits_the_case() {
+    let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    let _topic = domain.topic("frames").max_bytes(64).place(Place::Host).create().unwrap();
+    sandbox.file("x", "x");
+    let long = "a".repeat(300);
+    for (arguments, code, parts) in [
+        (
+            &["put", "x", "frames", "--device", "host"][..],
+            5,
+            &["\"frames\" already exists: it is a topic", "choose another name", "partywall topic echo frames"][..],
+        ),
+        (
+            &["topic", "pub", "new", "--device", "host"],
+            2,
+            &["give --dtype and --shape, or --max-bytes if samples vary, or a file"],
+        ),
+        (
+            &["topic", "pub", "frames", "--header", &long, "--count", "1"],
+            2,
+            &[
+                "a header of 300 bytes is too long for a sample of topic \"frames\": the limit is 256 bytes",
+                "shorten it",
+            ],
+        ),
+        (&["lab", "vmm", "--device", "host"], 2, &["labs run on GPUs only", "--simulated"]),
+        (&["show", "fraems"], 3, &["did you mean \"frames\"?"]),
+    ] {
+        let said = sandbox.run(arguments).expect(code).stderr;
+        for part in parts {
+            assert!(said.contains(part), "{part:?} is not in {said}");
+        }
+    }
+}
+
+#[test]
+fn needs_no_gpu_whose_error_names_the_option_for_host_memory_once() {
+    let sandbox = Sandbox::new();
+    sandbox.file("x", "x");
+    let said = sandbox.run(["put", "x", "x", "--device", "cuda"]).expect(6).stderr;
+    assert_eq!(said.matches("--device host").count(), 1, "{said}");
+    let said = sandbox.run(["put", "x", "x"]).expect(0).stderr;
+    assert_eq!(said.matches("--device host").count(), 1, "{said}");
+}
