@@ -71,7 +71,7 @@ impl Receiver for Cat {
             Err(error) => return Err(error.into()),
         }
         // A slow reader keeps no block from the publishers.
-        sample.release().map_err(partywall::Error::from)?;
+        sample.release()?;
         self.stdout.write_all(&self.bytes).map_err(|error| not_written(&error))
     }
 
