@@ -19,7 +19,7 @@ use partywall_os::map::SharedMap;
 use partywall_shm::{
     members::Members,
     pool::{Attempt, Held, Pool, Slots},
-    queue::{self, Claimed, NewInput, NewTask, Part, Pools, Queue, Reason, StreamPoint, TaskId, Views},
+    queue::{self, Claimed, Contents, NewInput, NewOutput, NewTask, Part, Pools, Queue, Reason, StreamPoint, TaskId, Views},
     timeline::{MAX_VALUE, Slab, TimelineEnding},
     topic::{self, MAX_HEADER, Message, PublisherPlace, Received, Status, SubscriberPlace, Taken, TimelineCell, Topic},
     trace,
@@ -240,14 +240,14 @@ fn queue(input: &mut Unstructured<'_>) -> Result<()> {
                         kind: b"kind",
                         arguments: b"arguments",
                         ready,
-                        output: 8,
+                        output: Some(Contents::of_bytes(8)),
                         max_attempts: input.arbitrary::<u8>()? % 4 + 1,
                         cancel: input.arbitrary()?,
                         now: 7,
                     };
-                    let part = Part { attachment: 3, offset: 1, bytes: 2 };
+                    let part = Part { attachment: 3, offset: 1, contents: Contents::of_bytes(2) };
                     let block = inputs.try_take(OURS);
-                    let named = block.iter().map(NewInput::Block).chain([NewInput::Part(part)]);
+                    let named = block.iter().map(|block| NewInput::Block(block, 0, Contents::of_bytes(1))).chain([NewInput::Part(part)]);
                     let named: Vec<_> = named.take(input.arbitrary::<u8>()?.into()).collect();
                     tasks.extend(queue.submit(&inputs, reserved, &new, &named));
                     queue.notify_workers(1);
@@ -262,8 +262,8 @@ fn queue(input: &mut Unstructured<'_>) -> Result<()> {
             5..=6 => {
                 if let Some((claimed, output)) = claims.pop() {
                     let _ = match input.arbitrary::<u8>()? % 5 {
-                        0 => queue.complete(pools, &claimed, output.as_ref(), Views::None),
-                        1 => queue.enqueue(&claimed, output.as_ref(), point(input.arbitrary()?)),
+                        0 => queue.complete(pools, &claimed, output.as_ref().map(output_of), Views::None),
+                        1 => queue.enqueue(&claimed, output.as_ref().map(output_of), point(input.arbitrary()?)),
                         2 => queue.finish(pools, &claimed, output.as_ref(), Views::None),
                         3 => queue.fail(pools, &claimed, Reason::Failed, "text", input.arbitrary()?),
                         _ => queue.extend(&claimed, input.arbitrary()?),
@@ -380,4 +380,8 @@ fn traces(input: &mut Unstructured<'_>) -> Result<()> {
     }
     traces.stop();
     Ok(())
+}
+
+fn output_of(held: &Held) -> NewOutput<'_> {
+    NewOutput { held, contents: Contents::of_bytes(8) }
 }

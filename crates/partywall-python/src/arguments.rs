@@ -10,7 +10,7 @@ use pyo3::{
     prelude::*,
     pybacked::PyBackedStr,
     type_hint_identifier, type_hint_subscript, type_hint_union,
-    types::{PyBytes, PyString},
+    types::{PyBytes, PyString, PyTuple},
 };
 
 use crate::errors::{not_utf8, parse_dtype};
@@ -21,6 +21,12 @@ pub(crate) struct ElementType(pub(crate) DType);
 
 /// Elements along each dimension. For one dimension Python may pass a number.
 pub(crate) struct Shape(pub(crate) Vec<u64>);
+
+/// The output of a task: a number of bytes, or a shape and a type.
+pub(crate) enum Room {
+    Bytes(u64),
+    Tensor(Vec<u64>, DType),
+}
 
 /// A number of bytes or elements.
 pub(crate) struct Count(pub(crate) u64);
@@ -88,6 +94,20 @@ impl ElementType {
     /// The type of bytes.
     pub(crate) const BYTES: Self = Self(DType::U8);
 
+    /// Returns type and shape of a view of what another process has described: each is that of the description if there
+    /// is none. With another type and no shape, of as many elements as fit into its bytes.
+    pub(crate) fn view(
+        dtype: Option<Self>,
+        shape: Option<Shape>,
+        (of, lengths, bytes): (DType, &[u64], u64),
+    ) -> (Self, Vec<u64>) {
+        let dtype = dtype.unwrap_or(Self(of));
+        match shape {
+            None if dtype.0 == of => (dtype, lengths.to_vec()),
+            shape => (dtype, dtype.shape_within(shape, bytes)),
+        }
+    }
+
     /// Returns the shape; if there is none, that of as many elements as fit into a number of bytes, or for elements
     /// smaller than a byte that of all bytes.
     pub(crate) fn shape_within(self, shape: Option<Shape>, bytes: u64) -> Vec<u64> {
@@ -142,6 +162,23 @@ impl<'py> FromPyObject<'_, 'py> for Count {
             counted.extract()
         });
         number.map(Self)
+    }
+}
+
+impl<'py> FromPyObject<'_, 'py> for Room {
+    type Error = PyErr;
+
+    const INPUT_TYPE: PyStaticExpr = type_hint_identifier!("typing", "Any");
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let Ok(pair) = object.cast::<PyTuple>() else {
+            return object.extract::<Count>().map(|Count(bytes)| Self::Bytes(bytes));
+        };
+        match pair.extract::<(Shape, ElementType)>() {
+            Ok((Shape(shape), ElementType(dtype))) => Ok(Self::Tensor(shape, dtype)),
+            Err(error) if pair.len() == 2 => Err(error),
+            Err(_) => Err(PyTypeError::new_err(format!("output is a number of bytes or (shape, dtype), not {pair:?}"))),
+        }
     }
 }
 

@@ -3,16 +3,17 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use partywall::{Error, error::NotFound};
+use partywall::{DType, Error, error::NotFound};
 use pyo3::{
     exceptions::{PyTypeError, PyValueError},
     inspect::PyStaticExpr,
     prelude::*,
-    type_hint_union,
-    types::PySlice,
+    type_hint_identifier, type_hint_union,
+    types::{PySlice, PyTuple},
 };
 
 use crate::{
+    arguments::{Count, ElementType, Shape},
     errors::{Never, Raise},
     handle::Handle,
     pool::Block,
@@ -138,19 +139,24 @@ impl<'py> FromPyObject<'_, 'py> for Key<'py> {
 /// An input of a task to submit.
 pub(crate) enum Given<'py> {
     Block(Bound<'py, Block>),
+    /// A block, where a tensor begins in it, and the tensor's type and shape.
+    Tensor(Bound<'py, Block>, u64, DType, Vec<u64>),
     Part(Bound<'py, SegmentPart>),
 }
 
 impl<'py> FromPyObject<'_, 'py> for Given<'py> {
     type Error = PyErr;
 
-    const INPUT_TYPE: PyStaticExpr =
-        type_hint_union!(<Block as pyo3::PyTypeInfo>::TYPE_HINT, <SegmentPart as pyo3::PyTypeInfo>::TYPE_HINT);
+    const INPUT_TYPE: PyStaticExpr = type_hint_identifier!("typing", "Any");
 
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        match object.cast::<Block>() {
-            Ok(block) => Ok(Self::Block(block.to_owned())),
-            Err(_) => Ok(Self::Part(object.cast::<SegmentPart>()?.to_owned())),
+        if let Ok(block) = object.cast::<Block>() {
+            return Ok(Self::Block(block.to_owned()));
         }
+        if let Ok(part) = object.cast::<PyTuple>() {
+            let (block, Count(offset), ElementType(dtype), Shape(shape)) = part.extract()?;
+            return Ok(Self::Tensor(block, offset, dtype, shape));
+        }
+        Ok(Self::Part(object.cast::<SegmentPart>()?.to_owned()))
     }
 }

@@ -27,8 +27,8 @@ use crate::{
 ///     print(total.item())
 /// ```
 ///
-/// `from_dlpack` and the like take the bytes; `tensor` gives them another shape and type. A stream that takes them by DLPack
-/// waits for the worker's stream, too. Until `take`, this object and its tensors keep only the mapping: if the attempt
+/// It has type and shape as a `TaskResult`; `tensor` gives its beginning others. A stream that takes it by DLPack waits
+///  for the worker's stream, too. Until `take`, this object and its tensors keep only the mapping: if the attempt
 /// fails, the memory may be written again. Dropping the object leaves the result in the queue.
 #[pyclass(frozen, extends = Exported, module = "partywall", weakref)]
 pub(crate) struct EnqueuedResult {
@@ -39,7 +39,7 @@ pub(crate) struct EnqueuedResult {
     /// The task, for other processes.
     #[pyo3(get)]
     task: String,
-    /// Bytes of the output that the submitter asked for.
+    /// Bytes of the output: as many as the submitter asked for, unless the worker writes less.
     #[pyo3(get)]
     nbytes: u64,
     /// The number of the attempt whose output it is, from 1.
@@ -84,22 +84,23 @@ impl EnqueuedResult {
 
 impl Export for EnqueuedResult {
     fn exported(&self, py: Python<'_>) -> PyResult<Tensor> {
-        self.tensor(py, None, ElementType::BYTES)
+        self.tensor(py, None, None)
     }
 }
 
 #[pymethods]
 impl EnqueuedResult {
-    /// Returns the beginning of the output as a tensor; without a shape, of as many elements as fit into `nbytes`.
+    /// Returns the output as a tensor: with its type and shape, unless others are given. With another type and no shape,
+    /// of as many elements as fit.
     ///
     /// The tensor is read-only until `take`. From then on it belongs to the result, and keeps the output block.
-    #[pyo3(signature = (shape = None, dtype = ElementType::BYTES))]
-    fn tensor(&self, py: Python<'_>, shape: Option<Shape>, dtype: ElementType) -> PyResult<Tensor> {
+    #[pyo3(signature = (shape = None, dtype = None))]
+    fn tensor(&self, py: Python<'_>, shape: Option<Shape>, dtype: Option<ElementType>) -> PyResult<Tensor> {
         let Held { owner, result, queue } = self.held(py)?;
         if self.nbytes == 0 {
             return Err(without_output());
         }
-        let shape = dtype.shape_within(shape, self.nbytes);
+        let (dtype, shape) = ElementType::view(dtype, shape, (result.dtype(), &result.shape(), self.nbytes));
         let address = py.detach(|| {
             let range = result.device()?;
             owner.note_gpu(range.gpu());

@@ -22,7 +22,7 @@ use crate::{
     owner::Owner,
     reaper::Late,
     task::{Claim, ClaimedTask},
-    tensor::Tensor,
+    tensor::{Lengths, Tensor, signed},
 };
 
 /// The memory of an input or the output of a claimed task.
@@ -104,7 +104,8 @@ impl Memory for Part {
 
 /// An input or the output of a claimed task, used in place.
 ///
-/// `from_dlpack`, `np.asarray` and the like take its bytes; `tensor` gives them another shape and type.
+/// It has the type and the shape that the submitter gave it, and `from_dlpack`, `np.asarray` and the like take it so;
+/// `tensor` gives its beginning others.
 #[pyclass(frozen, extends = Exported, module = "partywall", weakref)]
 pub(crate) struct TaskBytes {
     task: Py<ClaimedTask>,
@@ -120,22 +121,35 @@ impl TaskBytes {
 
 impl Export for TaskBytes {
     fn exported(&self, py: Python<'_>) -> PyResult<Tensor> {
-        self.tensor(py, None, ElementType::BYTES)
+        self.tensor(py, None, None)
     }
 }
 
 #[pymethods]
 impl TaskBytes {
-    /// Returns the beginning of the memory as a tensor; without a shape, of as many elements as fit.
-    #[pyo3(signature = (shape = None, dtype = ElementType::BYTES))]
-    fn tensor(&self, py: Python<'_>, shape: Option<Shape>, dtype: ElementType) -> PyResult<Tensor> {
+    /// Returns it as a tensor: with the type and the shape that it was submitted with, unless others are given. With
+    /// another type and no shape, of as many elements as fit.
+    #[pyo3(signature = (shape = None, dtype = None))]
+    fn tensor(&self, py: Python<'_>, shape: Option<Shape>, dtype: Option<ElementType>) -> PyResult<Tensor> {
         self.task.get().tensor(py, self.input, shape, dtype)
     }
 
-    /// Bytes of an input's block, or bytes that were requested for the output.
+    /// Bytes that were submitted, or that were requested for the output.
     #[getter]
     fn nbytes(&self) -> u64 {
-        self.task.get().bytes_of(self.input)
+        self.task.get().described(self.input).2
+    }
+
+    /// The type of the elements: `uint8` unless the submitter gave another one.
+    #[getter]
+    fn dtype(&self) -> &'static str {
+        self.task.get().described(self.input).0.name()
+    }
+
+    /// Elements along each dimension.
+    #[getter]
+    fn shape(&self) -> Lengths {
+        Lengths(signed(self.task.get().described(self.input).1))
     }
 
     fn __repr__(&self) -> String {

@@ -229,7 +229,9 @@ impl Block {
     }
 
     /// Puts back a block that its new owner refused.
-    pub(crate) fn put_block_back(&self, pool: &partywall::Pool, block: partywall::Block) {
+    pub(crate) fn put_block_back(&self, pool: &partywall::Pool, mut block: partywall::Block) {
+        // It may have been limited to what the task was to get. Every block has this range.
+        _ = block.set_range(..);
         self.put_back(Held { owner: owner(pool, block), domain: pool.domain().clone(), place: pool.place() });
     }
 

@@ -6,7 +6,7 @@ use partywall::{Error, Place, QueueOptions, TaskStatus, Unsubmitted, Wait};
 use pyo3::prelude::*;
 
 use crate::{
-    arguments::{Attempts, Bytes, Cancels, Count, Kind, Name, Needs},
+    arguments::{Attempts, Bytes, Cancels, Kind, Name, Needs, Room},
     attachment::{Attachment, Given},
     build::named_place,
     domain::Domain,
@@ -20,9 +20,9 @@ use crate::{
     wait,
 };
 
-/// A task to be submitted: kind, inputs if there are any, bytes of output, arguments, attempts, and whether it ends
+/// A task to be submitted: kind, inputs if there are any, output, arguments, attempts, and whether it ends
 /// with its submitter.
-type Request<'py> = (Kind, Option<Vec<Given<'py>>>, Count, Bytes<'py>, Attempts, Cancels);
+type Request<'py> = (Kind, Option<Vec<Given<'py>>>, Room, Bytes<'py>, Attempts, Cancels);
 
 /// A listed task: task, status, kind, attempts, maximum of attempts, age in seconds, failures, and the text of the last
 /// worker.
@@ -117,9 +117,13 @@ impl<'py> Tasks<'py> {
         requests: impl IntoIterator<Item = Request<'py>>,
     ) -> PyResult<Self> {
         let mut all = Self { tasks: Vec::new(), handles: Vec::new() };
-        for (Kind(kind), inputs, Count(output), Bytes(arguments), Attempts(attempts), Cancels(cancels)) in requests {
+        for (Kind(kind), inputs, output, Bytes(arguments), Attempts(attempts), Cancels(cancels)) in requests {
             let arguments = arguments.as_bytes();
-            let task = partywall::Task::new(&kind).arguments(arguments).output(output).max_attempts(attempts);
+            let task = partywall::Task::new(&kind).arguments(arguments).max_attempts(attempts);
+            let task = match &output {
+                Room::Bytes(bytes) => task.output(*bytes),
+                Room::Tensor(shape, dtype) => task.output_tensor(*dtype, shape),
+            };
             let mut task = task.cancel_with_submitter(cancels);
             let mut failed = None;
             for input in inputs.into_iter().flatten() {
@@ -128,6 +132,18 @@ impl<'py> Tasks<'py> {
                         Ok(part) => {
                             task = task.part(part);
                             continue;
+                        }
+                        Err(error) => error,
+                    },
+                    Given::Tensor(handle, offset, dtype, shape) => match handle.get().take_block(py) {
+                        Ok(mut block) => {
+                            let limited = block.set_range(offset..).and_then(|()| block.set_tensor(dtype, &shape));
+                            task = task.input(block);
+                            all.handles.push(handle);
+                            match limited.or_raise(py) {
+                                Ok(()) => continue,
+                                Err(error) => error,
+                            }
                         }
                         Err(error) => error,
                     },
@@ -222,7 +238,7 @@ impl Queue {
         py: Python<'_>,
         kind: Kind,
         inputs: Option<Vec<Given<'_>>>,
-        output: Count,
+        output: Room,
         args: Bytes<'_>,
         max_attempts: Attempts,
         on_death: Cancels,

@@ -7,7 +7,7 @@ use std::{
 };
 
 use partywall::{
-    Error, Place, Queue, Result, TaskMemory, TaskRef,
+    DType, Error, Place, Queue, Result, TaskMemory, TaskRef,
     cuda::RawStream,
     error::{Busy, Gone},
 };
@@ -43,9 +43,10 @@ pub(crate) struct ClaimedTask {
     task: TaskRef,
     kind: String,
     arguments: Vec<u8>,
-    /// Bytes of each input.
-    inputs: Vec<u64>,
-    output_bytes: u64,
+    /// Type, shape and bytes of each input.
+    inputs: Vec<Described>,
+    /// Those of the output, if there is one.
+    room: Option<Described>,
     /// The number of the attempt, from 1.
     #[pyo3(get)]
     attempt: u8,
@@ -55,6 +56,9 @@ pub(crate) struct ClaimedTask {
     /// The fork generation of the claim: in a forked child, the task belongs to the parent.
     generation: u64,
 }
+
+/// Type, shape and bytes.
+type Described = (DType, Vec<u64>, u64);
 
 /// What a task and its tensors share. The queue stays mapped for tensors that outlive the task.
 pub(crate) struct Claim {
@@ -88,8 +92,8 @@ impl ClaimedTask {
             task: task.task(),
             kind: task.kind(),
             arguments: task.arguments().to_vec(),
-            inputs: task.inputs().iter().map(partywall::TaskInput::len).collect(),
-            output_bytes: task.output_bytes(),
+            inputs: task.inputs().iter().map(|input| (input.dtype(), input.shape().to_vec(), input.len())).collect(),
+            room: task.output().ok().map(|output| (output.dtype(), output.shape().to_vec(), output.len())),
             attempt: task.attempt(),
             max_attempts: task.max_attempts(),
             generation: fork_generation(),
@@ -97,18 +101,22 @@ impl ClaimedTask {
         }
     }
 
-    /// Returns the bytes of an input, or of the room for the output.
-    pub(crate) fn bytes_of(&self, input: Option<usize>) -> u64 {
-        input.map_or(self.output_bytes, |input| self.inputs[input])
+    /// Returns type, shape and bytes of an input, or of the room for the output.
+    pub(crate) fn described(&self, input: Option<usize>) -> (DType, &[u64], u64) {
+        let described = match input {
+            Some(input) => self.inputs.get(input),
+            None => self.room.as_ref(),
+        };
+        described.map_or((DType::U8, &[0], 0), |(dtype, shape, bytes)| (*dtype, shape, *bytes))
     }
 
-    /// Returns the beginning of an input or the output as a tensor.
+    /// Returns an input or the output as a tensor, or its beginning as one of another type or shape.
     pub(crate) fn tensor(
         &self,
         py: Python<'_>,
         input: Option<usize>,
         shape: Option<Shape>,
-        dtype: ElementType,
+        dtype: Option<ElementType>,
     ) -> PyResult<Tensor> {
         let place = self.claim.queue.place();
         let on_stream = self.claim.stream().is_some();
@@ -138,8 +146,9 @@ impl ClaimedTask {
             Ok((address, segment, task.inputs_memory()))
         });
         let (address, segment, memory) = found.or_raise(py)?;
-        let has = self.bytes_of(input);
-        let shape = dtype.shape_within(shape, has);
+        let described = self.described(input);
+        let has = described.2;
+        let (dtype, shape) = ElementType::view(dtype, shape, described);
         let of = (self.claim.queue.name(), part::name(input), has);
         let tensor = match input {
             Some(_) => Tensor::of_part(&Part::owner(memory, &self.claim, input, segment), of, address, dtype.0, &shape),
@@ -178,6 +187,15 @@ impl ClaimedTask {
     fn give_up(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
         let task = self.take(py)?;
         py.detach(|| task.fail(reason)).or_raise(py)
+    }
+
+    /// Sets what the result is to be, if the worker says so: not more than there is room for.
+    fn set_output(&self, py: Python<'_>, shape: Option<Shape>, dtype: Option<ElementType>) -> PyResult<()> {
+        if shape.is_none() && dtype.is_none() {
+            return Ok(());
+        }
+        let (dtype, shape) = ElementType::view(dtype, shape, self.described(None));
+        self.with(|task| task.output_mut()?.set_tensor(dtype.0, &shape)).or_raise(py)
     }
 
     /// Returns whether this process uses the queue's blocks by the CPU alone.
@@ -246,7 +264,7 @@ impl ClaimedTask {
     #[getter]
     fn output<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, TaskBytes>> {
         let this = slf.get();
-        if this.output_bytes == 0 {
+        if this.room.is_none() {
             let why = format!("task {} was submitted without room for an output", this.task);
             return Err(PyTypeError::new_err(why));
         }
@@ -272,17 +290,31 @@ impl ClaimedTask {
     }
 
     /// Completes the task: its output is the result. On a GPU, waits for all work of this process there.
-    fn complete(&self, py: Python<'_>) -> PyResult<()> {
+    ///
+    /// A worker that wrote less than it was asked for passes the shape of what it wrote, and its type if that is another
+    /// one.
+    #[pyo3(signature = (shape = None, dtype = None))]
+    fn complete(&self, py: Python<'_>, shape: Option<Shape>, dtype: Option<ElementType>) -> PyResult<()> {
+        self.set_output(py, shape, dtype)?;
         let task = self.take(py)?;
         // Without a GPU there is nothing to wait for.
         let completed = if self.no_gpu() { task.complete() } else { py.detach(|| task.complete()) };
         completed.or_raise(py)
     }
 
-    /// Completes the task when all work that is on a stream now is done. Returns at once.
-    #[pyo3(signature = (stream = None, *, device = None))]
-    fn complete_on(&self, py: Python<'_>, stream: Optional<'_, '_>, device: Optional<'_, '_>) -> PyResult<()> {
+    /// Completes the task when all work that is on a stream now is done. Returns at once. `shape` and `dtype` as for
+    /// `complete`.
+    #[pyo3(signature = (stream = None, *, device = None, shape = None, dtype = None))]
+    fn complete_on(
+        &self,
+        py: Python<'_>,
+        stream: Optional<'_, '_>,
+        device: Optional<'_, '_>,
+        shape: Option<Shape>,
+        dtype: Option<ElementType>,
+    ) -> PyResult<()> {
         let stream = self.stream(py, stream, device, "complete()")?;
+        self.set_output(py, shape, dtype)?;
         let task = self.take(py)?;
         let completed = py.detach(|| task.complete_on(stream.borrow()));
         completed
@@ -339,7 +371,7 @@ impl ClaimedTask {
         match raised {
             // In a forked child it belongs to the parent.
             _ if self.closed() || self.generation != fork_generation() => Ok(()),
-            None => self.complete(py),
+            None => self.complete(py, None, None),
             Some(error) => self.fail_for(py, error),
         }
     }
@@ -416,7 +448,7 @@ impl Claims {
 
     fn next(&self, py: Python<'_>, before: Option<Py<ClaimedTask>>) -> PyResult<Option<Py<ClaimedTask>>> {
         if let Some(task) = before.as_ref().map(Py::get).filter(|task| !task.closed()) {
-            task.complete(py)?;
+            task.complete(py, None, None)?;
         }
         let claimed = self.queue.get().claim_within(py, self.timeout)?;
         claimed.map(|task| Py::new(py, task)).transpose()

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use partywall::{Error, Place, Queue, Wait, error::InvalidData};
+use partywall::{DType, Error, Place, Queue, Wait, error::InvalidData};
 use partywall_os::{lock::IgnorePoison, process::fork_generation};
 use pyo3::{
     PyTypeInfo,
@@ -34,7 +34,7 @@ use crate::{
     pool::Block,
     reaper::Late,
     stream::Stream,
-    tensor::Tensor,
+    tensor::{Lengths, Tensor, signed},
     wait,
 };
 
@@ -200,7 +200,8 @@ impl QueueEvent {
 
 /// A result that was taken. The end of its `with`, or `release`, gives the output block back.
 ///
-/// `from_dlpack`, `np.asarray` and the like take its bytes; `tensor` gives them another shape and type.
+/// It has the type and the shape that the submitter or the worker gave it, and `from_dlpack`, `np.asarray` and the like
+/// take it so; `tensor` gives its beginning others.
 #[pyclass(frozen, extends = Exported, module = "partywall", weakref)]
 pub(crate) struct TaskResult {
     /// The output, until it is released or becomes a Python object.
@@ -209,7 +210,9 @@ pub(crate) struct TaskResult {
     block: PyOnceLock<Py<PyAny>>,
     queue: Late<Queue>,
     has_output: bool,
-    /// Bytes of the output that the submitter asked for.
+    /// The type of the elements, and how many along each dimension.
+    described: (DType, Vec<u64>),
+    /// Bytes of the output: as many as the submitter asked for, unless the worker wrote less.
     #[pyo3(get)]
     nbytes: u64,
     /// The number of the attempt that succeeded, from 1.
@@ -226,6 +229,7 @@ impl TaskResult {
         let output = result.into_output();
         Self {
             has_output: output.is_some(),
+            described: output.as_ref().map_or((DType::U8, vec![0]), |output| (output.dtype(), output.shape().to_vec())),
             taken: Mutex::new(output),
             block: PyOnceLock::new(),
             queue: Late::new(queue),
@@ -266,7 +270,7 @@ impl TaskResult {
 
 impl Export for TaskResult {
     fn exported(&self, py: Python<'_>) -> PyResult<Tensor> {
-        self.tensor(py, None, ElementType::BYTES)
+        self.tensor(py, None, None)
     }
 }
 
@@ -278,15 +282,28 @@ impl TaskResult {
         self.has_output.then(|| Ok(Hinted::new(self.block(py)?.clone()))).transpose()
     }
 
-    /// Returns the beginning of the output as a tensor; without a shape, of as many elements as fit into `nbytes`.
-    #[pyo3(signature = (shape = None, dtype = ElementType::BYTES))]
-    fn tensor(&self, py: Python<'_>, shape: Option<Shape>, dtype: ElementType) -> PyResult<Tensor> {
+    /// The type of the elements: `uint8` unless the submitter or the worker gave another one.
+    #[getter]
+    fn dtype(&self) -> &'static str {
+        self.described.0.name()
+    }
+
+    /// Elements along each dimension.
+    #[getter]
+    fn shape(&self) -> Lengths {
+        Lengths(signed(&self.described.1))
+    }
+
+    /// Returns the output as a tensor: with its type and shape, unless others are given. With another type and no shape,
+    /// of as many elements as fit.
+    #[pyo3(signature = (shape = None, dtype = None))]
+    fn tensor(&self, py: Python<'_>, shape: Option<Shape>, dtype: Option<ElementType>) -> PyResult<Tensor> {
         if !self.has_output {
             return Err(without_output());
         }
-        let shape = Shape(dtype.shape_within(shape, self.nbytes));
+        let (dtype, shape) = ElementType::view(dtype, shape, (self.described.0, &self.described.1, self.nbytes));
         let block = self.block(py)?.getattr(intern!(py, "_native"))?.cast_into::<Block>()?;
-        block.get().tensor(py, Some(shape), dtype)
+        block.get().tensor(py, Some(Shape(shape)), dtype)
     }
 
     /// Returns a copy of the bytes, as `Tensor.tobytes`.

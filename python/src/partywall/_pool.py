@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
 from partywall import _native, _streams
-from partywall._arrays import Shape
+from partywall._arrays import Shape, dimensions, dtype_name
 from partywall._exchange import Exported
 from partywall._handle import Handle, Named
 
@@ -129,6 +129,20 @@ def count(number: SupportsIndex) -> int:
     return number
 
 
+@dataclass(frozen=True)
+class BlockPart:
+    """A tensor in a block of a queue's `inputs`, as the input of a task; `Block.part` returns one."""
+
+    block: "Block"
+    """The block, which belongs to the task once that is submitted."""
+    shape: tuple[int, ...]
+    """Elements along each dimension."""
+    dtype: str
+    """The type of the elements."""
+    offset: int
+    """Bytes before the first one."""
+
+
 class Block(Handle[_native.Block], Exported):
     """A block of a pool. Give it back with `release`, `release_on` or the end of its `with`, or `offer` it.
 
@@ -160,6 +174,12 @@ class Block(Handle[_native.Block], Exported):
     def tensor(self, shape: Shape | None = None, dtype: Any = "uint8") -> _native.Tensor:
         """Returns the beginning of the block as a tensor. Without a shape, the tensor has as many elements as fit."""
         return self._native.tensor(shape, dtype)
+
+    def part(self, shape: Shape, dtype: Any = "uint8", *, offset: SupportsIndex = 0) -> "BlockPart":
+        """Names a tensor in the block, `offset` bytes from its beginning, as the input of a task: `Queue.submit` takes
+        it. The worker gets exactly that, with this type and shape.
+        """
+        return BlockPart(self, tuple(dimensions(shape)), dtype_name(dtype), operator.index(offset))
 
     def zero(self, stream: Any = None) -> None:
         """Sets all bytes to zero: immediately in host memory, on a GPU after the work on `stream`.

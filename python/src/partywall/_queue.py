@@ -13,7 +13,7 @@ from partywall._arrays import Shape
 from partywall._errors import BadTask, Error, TimeoutError
 from partywall._handle import Named
 from partywall._native import Attachment, ClaimedTask, SegmentPart, TaskResult, Ticket
-from partywall._pool import Block, Pool
+from partywall._pool import Block, BlockPart, Pool
 from partywall._segment import Segment
 
 if TYPE_CHECKING:
@@ -70,6 +70,9 @@ class TaskInfo:
     """The reason that the last worker that failed the task gave: at most 127 bytes; `…` ends one that was cut."""
 
 
+Output: TypeAlias = SupportsIndex | tuple[Shape, Any]
+"""What a worker is asked for: a number of bytes, or `(shape, dtype)`."""
+
 OnDeath: TypeAlias = Literal["keep", "cancel"]
 
 
@@ -81,9 +84,10 @@ class Task:
     kind: str
     """The kind of work, at most 32 bytes."""
     inputs: Sequence[Any] = ()
-    """Blocks of the queue's `inputs`, parts of attached segments, or arrays, which are copied; at most 8."""
-    output: SupportsIndex = field(default=0, kw_only=True)
-    """Bytes of the output."""
+    """Blocks of the queue's `inputs` or parts of them, parts of attached segments, or arrays, which are copied; at most
+    8."""
+    output: Output = field(default=0, kw_only=True)
+    """Bytes of the output, or its shape and type."""
     args: bytes = field(default=b"", kw_only=True)
     """Arguments for the worker, at most 512 bytes."""
     max_attempts: int = field(default=3, kw_only=True)
@@ -95,10 +99,9 @@ class Task:
 class Queue(Named[_native.Queue]):
     """A named queue of tasks; `Domain.queue` returns one.
 
-        ticket = queue.submit("sqrt", [numbers], output=numbers.nbytes)     # one process
+        ticket = queue.submit("sqrt", [numbers], output=(numbers.shape, numbers.dtype))   # one process
         for task in queue.claims():                                         # another one
-            numbers = np.asarray(task.inputs[0].tensor(dtype="float32"))
-            np.sqrt(numbers, out=np.asarray(task.output.tensor(dtype="float32")))
+            np.sqrt(np.asarray(task.inputs[0]), out=np.asarray(task.output))
 
     A task belongs to one worker at a time. If the worker dies, fails the task or drops it, the task goes to another
     worker. Each task has one result, which is taken once. Threads may share a handle.
@@ -153,7 +156,7 @@ class Queue(Named[_native.Queue]):
         kind: str,
         inputs: Sequence[Any] = (),
         *,
-        output: SupportsIndex = 0,
+        output: Output = 0,
         args: bytes = b"",
         max_attempts: int = 3,
         on_death: OnDeath = "keep",
@@ -163,9 +166,10 @@ class Queue(Named[_native.Queue]):
         """Submits a task. Waits for a free place up to `timeout` seconds, or for ever; then raises `QueueFull`, which
         counts the results that were not taken.
 
-        `inputs` are blocks of the queue's `inputs`, which then belong to the task; parts of segments that were attached
-        (`attach`); or arrays as `Domain.put` takes them, which are copied into such blocks. `output` is the number of
-        bytes for the result. With `on_death="cancel"` the task and its result are removed when this process dies.
+        `inputs` are blocks of the queue's `inputs`, which then belong to the task, or parts of them (`Block.part`); parts
+        of segments that were attached (`attach`); or arrays as `Domain.put` takes them, which are copied into such
+        blocks. The worker gets each with its length, type and shape; a whole block is bytes. `output` is what the worker
+        is asked for: a number of bytes, or `(shape, dtype)`, which the result has, too. With `on_death="cancel"` the task and its result are removed when this process dies.
 
         On a GPU the task is submitted in the order of `stream`, by default torch's or cupy's current one: a worker's
         stream waits until that stream has written the inputs. In pinned memory the inputs are complete, unless you give
@@ -327,16 +331,18 @@ class _Inputs:
             self.release()
             raise
 
-    def _input(self, item: Any, stream: Any, alloc: Callable[[], Block]) -> _native.Block | SegmentPart:
+    def _input(self, item: Any, stream: Any, alloc: Callable[[], Block]) -> Any:
         if isinstance(item, SegmentPart):
             return item
         if isinstance(item, Block):
             return item._native
+        if isinstance(item, BlockPart):
+            return item.block._native, item.offset, item.dtype, item.shape
         source = _arrays.dense(item, stream)
         block = alloc()
         self._copies.append(block)
         block.tensor(source.shape, source.dtype).write(source, stream)
-        return block._native
+        return block._native, 0, source.dtype, source.shape
 
     def release(self) -> None:
         """Gives back the blocks that were not submitted."""

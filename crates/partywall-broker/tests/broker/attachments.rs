@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use partywall_os::map::SealedMap;
 use partywall_shm::{
     pool::Pool,
-    queue::{MAX_ATTACHMENTS, NewInput, NewTask, NotSubmitted, Part, Pools, Queue, TaskId, TaskState},
+    queue::{Contents, MAX_ATTACHMENTS, NewInput, NewTask, NotSubmitted, Part, Pools, Queue, TaskId, TaskState},
 };
 use partywall_wire::{Answer, Call, Control, Limit, QueueHolder, QueueShape, Refusal};
 
@@ -46,8 +46,8 @@ impl Opened {
     /// Submits a task that names an attachment.
     fn submit(&self, row: u16, attachment: u32) -> Result<TaskId, NotSubmitted> {
         let task =
-            NewTask { kind: b"", arguments: b"", ready: None, output: 0, max_attempts: 1, cancel: false, now: 0 };
-        let part = NewInput::Part(Part { attachment, offset: 0, bytes: 1 });
+            NewTask { kind: b"", arguments: b"", ready: None, output: None, max_attempts: 1, cancel: false, now: 0 };
+        let part = NewInput::Part(Part { attachment, offset: 0, contents: Contents::of_bytes(1) });
         self.queue.submit(&self.inputs, self.queue.reserve(row).unwrap(), &task, &[part])
     }
 

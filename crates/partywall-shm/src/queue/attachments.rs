@@ -93,7 +93,7 @@ impl Queue {
     pub fn all_uses(&self) -> BTreeMap<u32, u32> {
         let mut uses = BTreeMap::new();
         for (_, body) in self.readers() {
-            let named: BTreeSet<_> = body.parts().map(|part| part.attachment).collect();
+            let named: BTreeSet<_> = body.attachments().collect();
             named.into_iter().for_each(|attachment| *uses.entry(attachment).or_default() += 1);
         }
         uses
@@ -105,7 +105,7 @@ impl Queue {
     }
 
     fn uses(&self, attachment: u32) -> Option<InUse> {
-        let names = |body: &Body| body.parts().any(|part| part.attachment == attachment);
+        let names = |body: &Body| body.attachments().any(|named| named == attachment);
         let mut named_by = self.readers().filter(|(_, body)| names(body)).map(|(task, _)| task);
         let first = named_by.next()?;
         Some(InUse { tasks: 1 + named_by.count() as u32, first })

@@ -3,17 +3,17 @@
 //! | offset | field | written by |
 //! |---|---|---|
 //! | 0 | length of the kind `u8`, inputs `u8`, length of the arguments `u16`, most attempts `u8`, flags `u8`, row of the submitter `u16` | the submitter; the broker, one flag |
-//! | 8 | bytes of the output; 0: none | the submitter |
-//! | 16 | when it was submitted, in ms of `CLOCK_MONOTONIC` 0–39; the attempt before the last retry 40–47; generation 48–63 | the submitter; a member that retries it |
-//! | 24 | lease: attempt 8, generation 16, end 40 bits in ms; see `claim` | the worker, any member that finds no lease |
-//! | 32 | value of the submitter's timeline that completes the inputs | the submitter |
-//! | 40 | cell of that timeline | the submitter |
-//! | 48 | lane 40–47, the cell's incarnation + 1; 0: the inputs are complete | the submitter |
-//! | 56 | records of the attempts: 4 of 40 bytes, attempt `a` at `a` modulo 4 | see below |
-//! | 216 | kind: 32 bytes | the submitter |
-//! | 248 | inputs: 8 pairs of words; see below | the submitter |
-//! | 376 | text of the last failure: 128 bytes, the first one its length | the worker that says so |
-//! | 504 | arguments: 512 bytes | the submitter |
+//! | 8 | when it was submitted, in ms of `CLOCK_MONOTONIC` 0–39; the attempt before the last retry 40–47; generation 48–63 | the submitter; a member that retries it |
+//! | 16 | lease: attempt 8, generation 16, end 40 bits in ms; see `claim` | the worker, any member that finds no lease |
+//! | 24 | value of the submitter's timeline that completes the inputs | the submitter |
+//! | 32 | cell of that timeline | the submitter |
+//! | 40 | lane 40–47, the cell's incarnation + 1; 0: the inputs are complete | the submitter |
+//! | 48 | the output that is asked for: 72 bytes; see `contents` | the submitter |
+//! | 120 | records of the attempts: 4 of 112 bytes, attempt `a` at `a` modulo 4 | see below |
+//! | 568 | kind: 32 bytes | the submitter |
+//! | 600 | inputs: 8 of 88 bytes; see below | the submitter |
+//! | 1304 | text of the last failure: 128 bytes, the first one its length | the worker that says so |
+//! | 1432 | arguments: 512 bytes | the submitter |
 //!
 //! The submitter writes its words while the place is *writing*, and no process writes them later, except for one flag
 //! and the attempt before the last retry. A process that is not the submitter or the worker believes what it reads only
@@ -25,10 +25,10 @@
 //! | 2 | the submitter has gone, and its stream had written the inputs | the broker |
 //! | 4 | the submitter has gone, and the inputs are never complete | the broker |
 //!
-//! | input | first word | second word |
-//! |---|---|---|
-//! | block | index 0–15, generation of the block 16–61, 0 in bit 63 | 0 |
-//! | part of an attached segment | offset 0–46, low half of the attachment's number 47–62, 1 in bit 63 | bytes 0–46, high half of the number 47–62 |
+//! | input | first word | second word | at 16 |
+//! |---|---|---|---|
+//! | part of a block | index 0–15, generation of the block 16–61, 0 in bit 63 | offset 0–46 | 72 bytes; see `contents` |
+//! | part of an attached segment | number of the attachment 0–31, 1 in bit 63 | the same | the same |
 //!
 //! No more than 2⁴⁷ bytes can be mapped into a process.
 //!
@@ -38,7 +38,8 @@
 //! | output | 8 | 1 + index 17, generation of the block 46 bits; 0: none | the worker; the reader of the result, while the record is open |
 //! | value | 16 | of the worker's timeline that completes the output | the worker |
 //! | cell | 24 | of that timeline | the worker |
-//! | incarnation | 32 | as at 48; of that timeline | the worker |
+//! | incarnation | 32 | as at 40; of that timeline | the worker |
+//! | contents | 40 | of the output: 72 bytes; see `contents` | the worker |
 //!
 //! A record is **open** while an attempt that is over may still read the inputs or write its own output: a fenced one,
 //! or one whose worker has views of them. It opens before the task is taken back, so that the place cannot go to another
@@ -51,7 +52,11 @@
 
 use std::fmt;
 
-use super::{Row, word::Word};
+use super::{
+    Row,
+    contents::{Contents, ContentsWords},
+    word::Word,
+};
 use crate::{
     slots::Held,
     sync::{AtomicU64, Ordering, fence},
@@ -65,7 +70,7 @@ pub const MAX_KIND: usize = 32;
 pub const MAX_INPUTS: usize = 8;
 
 /// Offsets and lengths of parts are less than this.
-pub const MAX_PART: u64 = 1 << PART_NUMBER;
+pub const MAX_PART: u64 = 1 << 47;
 
 /// The most bytes of a task's arguments.
 pub const MAX_ARGUMENTS: usize = 512;
@@ -81,15 +86,15 @@ pub const RECORDS: usize = if cfg!(loom) { 2 } else { 4 };
 #[repr(C)]
 pub(super) struct Body {
     head: AtomicU64,
-    output: AtomicU64,
     origin: AtomicU64,
     pub(super) lease: AtomicU64,
     value: AtomicU64,
     cell: AtomicU64,
     incarnation: AtomicU64,
+    output: ContentsWords,
     records: [Record; RECORDS],
     kind: [AtomicU64; KIND_WORDS],
-    inputs: [[AtomicU64; 2]; INPUTS],
+    inputs: [InputWords; INPUTS],
     text: [AtomicU64; TEXT_WORDS],
     arguments: [AtomicU64; ARGUMENT_WORDS],
 }
@@ -103,6 +108,16 @@ pub(super) struct Record {
     value: AtomicU64,
     cell: AtomicU64,
     incarnation: AtomicU64,
+    contents: ContentsWords,
+}
+
+/// An input.
+#[derive(Debug)]
+#[repr(C)]
+struct InputWords {
+    source: AtomicU64,
+    offset: AtomicU64,
+    contents: ContentsWords,
 }
 
 /// A block of a pool, of a certain generation.
@@ -115,30 +130,51 @@ pub struct BlockId {
 }
 
 /// A part of a segment that is attached to the queue.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
     /// The number of the attachment.
     pub attachment: u32,
     /// Where the part begins, in bytes.
     pub offset: u64,
-    /// Its length.
-    pub bytes: u64,
+    /// What it contains.
+    pub contents: Contents,
 }
 
 /// An input of a task that is to be submitted.
 #[derive(Debug, Clone, Copy)]
 pub enum NewInput<'a> {
-    /// A block of the pool of inputs.
-    Block(&'a Held),
+    /// A part of a block of the pool of inputs: the block, where the part begins, and what it contains.
+    Block(&'a Held, u64, Contents),
     /// A part of an attached segment.
     Part(Part),
+}
+
+/// What an input is a part of.
+enum Source {
+    Block(BlockId),
+    Attachment(u32),
+}
+
+/// The output of an attempt that ends with a result.
+#[derive(Debug, Clone, Copy)]
+pub struct NewOutput<'a> {
+    /// The block.
+    pub held: &'a Held,
+    /// What it contains.
+    pub contents: Contents,
+}
+
+impl NewOutput<'_> {
+    pub(super) fn block(&self) -> BlockId {
+        BlockId { index: self.held.index(), generation: self.held.generation() }
+    }
 }
 
 /// An input of a task as it was read. Whether there is such a block or part is not known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Input {
-    /// A block of the pool of inputs.
-    Block(BlockId),
+    /// A part of a block of the pool of inputs: the block, where the part begins, and what it contains.
+    Block(BlockId, u64, Contents),
     /// A part of an attached segment.
     Part(Part),
 }
@@ -163,8 +199,8 @@ pub struct NewTask<'a> {
     pub arguments: &'a [u8],
     /// What completes the inputs, if a stream still writes them.
     pub ready: Option<StreamPoint>,
-    /// Bytes of the output; 0: none.
-    pub output: u64,
+    /// The output, if there is one.
+    pub output: Option<Contents>,
     /// How often the task may be attempted, at least once.
     pub max_attempts: u8,
     /// Whether the task ends with its submitter.
@@ -184,8 +220,8 @@ pub struct Description {
     pub inputs: Vec<Input>,
     /// What completes the inputs, if a stream wrote them.
     pub ready: Option<StreamPoint>,
-    /// Bytes of the output; 0: none.
-    pub output: u64,
+    /// The output, if there is one.
+    pub output: Option<Contents>,
     /// The number of the last attempt that the task may have.
     pub max_attempts: u8,
     /// Whether the task ends with its submitter.
@@ -321,12 +357,13 @@ impl Record {
     }
 
     /// Names the output of the attempt, and what completes it.
-    pub(super) fn set_output(&self, output: Option<BlockId>, point: Option<StreamPoint>) {
+    pub(super) fn set_output(&self, output: Option<NewOutput<'_>>, point: Option<StreamPoint>) {
         // Pairs with the fence in `Queue::output`: a member that sees these stores sees that the former attempt is
         // over.
         fence(Ordering::Release);
         // The change of the place's word that shows these stores orders them.
-        self.output.store(output.map_or(0, output_word), Ordering::Relaxed);
+        self.output.store(output.map_or(0, |output| output_word(output.block())), Ordering::Relaxed);
+        self.contents.write(output.as_ref().map(|output| &output.contents));
         set_point(point, &self.value, &self.cell, &self.incarnation);
     }
 
@@ -339,6 +376,10 @@ impl Record {
         let word = self.output.load(Ordering::Relaxed);
         let index = (word as u32 & ((1 << BLOCK_GENERATION) - 1)).checked_sub(1)?;
         Some(BlockId { index, generation: word >> BLOCK_GENERATION })
+    }
+
+    pub(super) fn contents(&self) -> Option<Contents> {
+        self.contents.read()
     }
 
     pub(super) fn point(&self) -> Option<StreamPoint> {
@@ -389,37 +430,57 @@ impl Origin {
 impl NewInput<'_> {
     /// Returns whether the words of an input have room for it.
     pub(super) fn is_possible(&self) -> bool {
-        self.part().is_none_or(|part| part.offset < MAX_PART && part.bytes < MAX_PART)
+        let (offset, contents) = self.span();
+        offset < MAX_PART && contents.bytes() < MAX_PART
     }
 
     pub(super) fn block(&self) -> Option<&Held> {
-        if let Self::Block(block) = self { Some(block) } else { None }
+        if let Self::Block(block, ..) = self { Some(block) } else { None }
+    }
+
+    fn span(&self) -> (u64, &Contents) {
+        match self {
+            Self::Block(_, offset, contents) => (*offset, contents),
+            Self::Part(part) => (part.offset, &part.contents),
+        }
     }
 
     pub(super) fn part(&self) -> Option<Part> {
         if let Self::Part(part) = self { Some(*part) } else { None }
     }
 
-    fn words(&self) -> [u64; 2] {
+    fn source(&self) -> u64 {
         match self {
-            Self::Block(held) => [u64::from(held.index()) | held.generation() << INPUT_GENERATION, 0],
-            Self::Part(Part { attachment, offset, bytes }) => {
-                let low = u64::from(attachment & 0xffff);
-                let high = u64::from(attachment >> 16);
-                [PART | offset | low << PART_NUMBER, bytes | high << PART_NUMBER]
-            }
+            Self::Block(held, ..) => u64::from(held.index()) | held.generation() << INPUT_GENERATION,
+            Self::Part(part) => PART | u64::from(part.attachment),
         }
     }
 }
 
-impl Input {
-    fn of([first, second]: [u64; 2]) -> Self {
-        if first & PART == 0 {
-            return Self::Block(BlockId { index: u32::from(first as u16), generation: first >> INPUT_GENERATION });
+impl InputWords {
+    fn write(&self, input: &NewInput<'_>) {
+        let (offset, contents) = input.span();
+        self.source.store(input.source(), Ordering::Relaxed);
+        self.offset.store(offset, Ordering::Relaxed);
+        self.contents.write(Some(contents));
+    }
+
+    fn source(&self) -> Source {
+        let source = self.source.load(Ordering::Relaxed);
+        match source & PART {
+            0 => Source::Block(BlockId { index: u32::from(source as u16), generation: source >> INPUT_GENERATION }),
+            _ => Source::Attachment(source as u32),
         }
-        let half = |word: u64| u32::from((word >> PART_NUMBER) as u16);
-        let attachment = half(first) | half(second) << 16;
-        Self::Part(Part { attachment, offset: first & (MAX_PART - 1), bytes: second & (MAX_PART - 1) })
+    }
+
+    fn read(&self) -> Input {
+        let offset = self.offset.load(Ordering::Relaxed) & (MAX_PART - 1);
+        // A process that breaks the rules may leave it out.
+        let contents = self.contents.read().unwrap_or_else(|| Contents::of_bytes(0));
+        match self.source() {
+            Source::Block(block) => Input::Block(block, offset, contents),
+            Source::Attachment(attachment) => Input::Part(Part { attachment, offset, contents }),
+        }
     }
 }
 
@@ -437,15 +498,13 @@ impl Body {
             | u64::from(task.cancel) << 40
             | u64::from(place.row()) << 48;
         set(&self.head, head);
-        set(&self.output, task.output);
+        self.output.write(task.output.as_ref());
         set(&self.origin, Origin::new(place, task.now).0);
         set_point(task.ready, &self.value, &self.cell, &self.incarnation);
         write_bytes(&self.kind, task.kind);
         write_bytes(&self.arguments, task.arguments);
-        for ([first, second], input) in self.inputs.iter().zip(inputs) {
-            let words = input.words();
-            set(first, words[0]);
-            set(second, words[1]);
+        for (words, input) in self.inputs.iter().zip(inputs) {
+            words.write(input);
         }
     }
 }
@@ -460,8 +519,8 @@ impl Body {
         &self.records
     }
 
-    pub(super) fn output(&self) -> u64 {
-        self.output.load(Ordering::Relaxed)
+    pub(super) fn has_output(&self) -> bool {
+        self.output.is_there()
     }
 
     pub(super) fn origin(&self) -> Origin {
@@ -513,20 +572,20 @@ impl Body {
         let _ = self.head.compare_exchange(seen, decided, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    pub(super) fn inputs(&self) -> impl Iterator<Item = Input> {
+    fn inputs(&self) -> impl Iterator<Item = &InputWords> {
         let count = (self.head.load(Ordering::Relaxed) >> 8) as u8;
-        let words = self.inputs.iter().take(count.into());
-        words.map(|[first, second]| Input::of([first.load(Ordering::Relaxed), second.load(Ordering::Relaxed)]))
+        self.inputs.iter().take(count.into())
     }
 
     /// Returns the blocks among the inputs.
     pub(super) fn blocks(&self) -> impl Iterator<Item = BlockId> {
-        self.inputs().filter_map(|input| if let Input::Block(block) = input { Some(block) } else { None })
+        self.inputs().filter_map(|input| if let Source::Block(block) = input.source() { Some(block) } else { None })
     }
 
-    /// Returns the parts of segments among the inputs.
-    pub(super) fn parts(&self) -> impl Iterator<Item = Part> {
-        self.inputs().filter_map(|input| if let Input::Part(part) = input { Some(part) } else { None })
+    /// Returns the attachments of the parts among the inputs.
+    pub(super) fn attachments(&self) -> impl Iterator<Item = u32> {
+        self.inputs()
+            .filter_map(|input| if let Source::Attachment(number) = input.source() { Some(number) } else { None })
     }
 
     pub(super) fn describe(&self) -> Description {
@@ -534,9 +593,9 @@ impl Body {
         Description {
             kind: read_bytes(&self.kind, head as u8 as usize),
             arguments: read_bytes(&self.arguments, (head >> 16) as u16 as usize),
-            inputs: self.inputs().collect(),
+            inputs: self.inputs().map(InputWords::read).collect(),
             ready: self.ready(),
-            output: self.output(),
+            output: self.output.read(),
             max_attempts: self.last_attempt(),
             cancel: self.ends_with_submitter(),
             submitter: self.submitter(),
@@ -584,10 +643,18 @@ fn read_bytes(words: &[AtomicU64], len: usize) -> Vec<u8> {
 impl Body {
     pub(super) fn new() -> Self {
         let zero = || AtomicU64::new(0);
-        let record = || Record { state: zero(), output: zero(), value: zero(), cell: zero(), incarnation: zero() };
+        let record = || Record {
+            state: zero(),
+            output: zero(),
+            value: zero(),
+            cell: zero(),
+            incarnation: zero(),
+            contents: ContentsWords::new(),
+        };
+        let input = || InputWords { source: zero(), offset: zero(), contents: ContentsWords::new() };
         Self {
             head: zero(),
-            output: zero(),
+            output: ContentsWords::new(),
             origin: zero(),
             lease: zero(),
             value: zero(),
@@ -595,7 +662,7 @@ impl Body {
             incarnation: zero(),
             records: std::array::from_fn(|_| record()),
             kind: std::array::from_fn(|_| zero()),
-            inputs: std::array::from_fn(|_| [zero(), zero()]),
+            inputs: std::array::from_fn(|_| input()),
             text: std::array::from_fn(|_| zero()),
             arguments: std::array::from_fn(|_| zero()),
         }
@@ -606,10 +673,10 @@ impl Body {
 mod layout {
     #![allow(unsafe_code)]
 
-    const _: () = assert!(size_of::<super::Body>() == 1016);
+    const _: () = assert!(size_of::<super::Body>() == 1944);
 
-    // SAFETY: `repr(C)`, its fields are atomics of 8 bytes, arrays of them, of pairs and of structs of five of them,
-    // and lie without gaps: their sizes add up to 1016.
+    // SAFETY: `repr(C)`, as the structs in it: records, inputs and contents. All fields are atomics of 8 bytes or arrays
+    // of them, and lie without gaps: their sizes add up to 1944.
     unsafe impl partywall_os::map::Atomics for super::Body {}
 }
 
@@ -641,10 +708,8 @@ const LANE: u32 = 40;
 const BLOCK_GENERATION: u32 = 17;
 /// The first bit of the generation of an input.
 const INPUT_GENERATION: u32 = 16;
-/// The mark of a part in its first word.
+/// The mark of a part of a segment in its first word.
 const PART: u64 = 1 << 63;
-/// The first bit of a half of the attachment's number in the words of a part.
-const PART_NUMBER: u32 = 47;
 // A model does without texts, and has one input.
 const KIND_WORDS: usize = if cfg!(loom) { 0 } else { MAX_KIND / 8 };
 const INPUTS: usize = if cfg!(loom) { 1 } else { MAX_INPUTS };

@@ -38,8 +38,8 @@ use crate::{
 pub struct Candidate {
     index: usize,
     word: Word,
-    /// Bytes of the output that an attempt needs; 0: none.
-    pub output: u64,
+    /// Whether an attempt needs a block for an output.
+    pub needs_output: bool,
 }
 
 /// An attempt of ours.
@@ -80,7 +80,7 @@ impl Queue {
         let places = (0..self.places.len() as u64).map(|ahead| self.place_of(tail.wrapping_add(ahead)));
         let seen = places.map(|index| (index, self.places[index].load()));
         let pending = seen.filter(|(_, seen)| seen.state() == State::Pending).take(MOST_PASSED);
-        pending.filter_map(|(index, seen)| self.candidate(index, seen)).find(|candidate| candidate.output == 0)
+        pending.filter_map(|(index, seen)| self.candidate(index, seen)).find(|candidate| !candidate.needs_output)
     }
 
     /// Claims a task that was seen pending. Returns `None` if another worker was faster.
@@ -317,7 +317,7 @@ impl Queue {
                 return None;
             }
         }
-        Some(Candidate { index, word, output: self.bodies[index].output() })
+        Some(Candidate { index, word, needs_output: self.bodies[index].has_output() })
     }
 }
 

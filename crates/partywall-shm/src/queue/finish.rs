@@ -26,7 +26,7 @@
 //! after step 2, the result is lost with it, as if it had died a moment later; the broker frees its block.
 
 use super::{
-    BlockId, Claimed, Description, Fenced, Pools, Queue, Row, StreamPoint, TaskId,
+    BlockId, Claimed, Contents, Description, Fenced, NewOutput, Pools, Queue, Row, StreamPoint, TaskId,
     body::{RECORDS, Reason, RecordWord},
     claim::is_attempt,
     word::{MAX_ATTEMPTS, State, Word},
@@ -74,8 +74,8 @@ pub struct Output {
     pub attempt: u8,
     /// The block; `None` if the task has no output.
     pub block: Option<BlockId>,
-    /// Bytes of the output.
-    pub bytes: u64,
+    /// What the output contains.
+    pub contents: Option<Contents>,
     /// The value that completes it, and the row of the member that signals it; `None` if it is complete.
     pub pending: Option<(Row, StreamPoint)>,
 }
@@ -85,8 +85,8 @@ pub struct Output {
 pub struct Taken {
     /// The output block, which is held; `None` if the task has no output.
     pub output: Option<Held>,
-    /// Bytes of the output.
-    pub bytes: u64,
+    /// What the output contains.
+    pub contents: Option<Contents>,
     /// The attempt that succeeded.
     pub attempt: u8,
     /// Whether the worker may still use the output: then [`Queue::release_output`] has to give it back.
@@ -125,18 +125,18 @@ impl Queue {
         &self,
         pools: Pools<'_>,
         claimed: &Claimed,
-        output: Option<&Held>,
+        output: Option<NewOutput<'_>>,
         views: Views,
     ) -> Result<(), Fenced> {
         self.name_output(claimed, output, None);
-        self.publish_result(pools, claimed, output.map(block), views)
+        self.publish_result(pools, claimed, output.map(|output| output.block()), views)
     }
 
     /// Has a task be complete once the worker's timeline comes to a value. [`finish`](Self::finish) has to follow.
     ///
     /// # Errors
     /// [`Fenced`] if the attempt has been taken back. Its stream may still use the blocks.
-    pub fn enqueue(&self, claimed: &Claimed, output: Option<&Held>, at: StreamPoint) -> Result<(), Fenced> {
+    pub fn enqueue(&self, claimed: &Claimed, output: Option<NewOutput<'_>>, at: StreamPoint) -> Result<(), Fenced> {
         self.name_output(claimed, output, Some(at));
         point("queue: output named, not enqueued");
         let enqueued = |seen: Word| (seen.state() == State::Claimed).then(|| seen.with(State::Enqueued, seen.row()));
@@ -267,11 +267,11 @@ impl Queue {
             };
             let attempt = seen.attempts();
             let block = record.output();
-            let bytes = body.output();
+            let contents = record.contents();
             // Pairs with the fence in `set_output`: what was read of a later attempt shows that attempt here.
             fence(Ordering::Acquire);
             if place.load() == seen {
-                return Ok(Output { task: id, attempt, block, bytes, pending });
+                return Ok(Output { task: id, attempt, block, contents, pending });
             }
         }
         Err(self.state(id))
@@ -301,6 +301,7 @@ impl Queue {
                 return Err(task_state(seen));
             }
             let found = body.record(seen.attempts()).output();
+            let contents = body.record(seen.attempts()).contents();
             let ending = seen.with(State::Ending, row);
             // The record that was read belongs to the result if this change succeeds.
             if !place.change(seen, ending) {
@@ -313,7 +314,7 @@ impl Queue {
                 point("queue: viewed output taken, not named");
                 body.record(seen.attempts()).name(block(held));
             }
-            let taken = Taken { output, bytes: body.output(), attempt: seen.attempts(), viewed };
+            let taken = Taken { output, contents, attempt: seen.attempts(), viewed };
             self.end(pools, id.index as usize, ending, None);
             return Ok(taken);
         }
@@ -430,9 +431,9 @@ impl Queue {
     }
 
     /// Names the output of an attempt in its record, unless the attempt is over: then the record may tell of a result.
-    fn name_output(&self, claimed: &Claimed, output: Option<&Held>, at: Option<StreamPoint>) {
+    fn name_output(&self, claimed: &Claimed, output: Option<NewOutput<'_>>, at: Option<StreamPoint>) {
         if self.is_claimed(claimed) {
-            self.bodies[claimed.index].record(claimed.attempt()).set_output(output.map(block), at);
+            self.bodies[claimed.index].record(claimed.attempt()).set_output(output, at);
         }
     }
 

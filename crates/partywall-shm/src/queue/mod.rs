@@ -19,7 +19,7 @@
 //! | 240 | `detached: u64` attachments that have ended, ever | 8 | the broker |
 //! | 256 | attachments: 32 words | 8 each | the broker; see `attachments` |
 //! | 512 | places: one word for each of the `tasks`, filled up to whole 64 bytes | 8 each | see `word` |
-//! | *B* | bodies: one for each of the `tasks` | 1016 each | see `body` |
+//! | *B* | bodies: one for each of the `tasks` | 1944 each | see `body` |
 //!
 //! *B* = 512 + 64 · ⌈`tasks` / 8⌉. All other bytes are 0.
 //!
@@ -48,6 +48,7 @@ mod attachments;
 mod audit;
 mod body;
 mod claim;
+mod contents;
 mod finish;
 #[cfg(not(loom))]
 pub(crate) mod mapped;
@@ -77,10 +78,11 @@ use crate::{
 pub use attachments::{InUse, MAX_ATTACHMENTS, attachment_number};
 pub use audit::{Audit, TaskInfo};
 pub use body::{
-    BlockId, Description, Input, MAX_ARGUMENTS, MAX_INPUTS, MAX_KIND, MAX_PART, MAX_REASON, NewInput, NewTask, Part,
-    RECORDS, Reason, StreamPoint,
+    BlockId, Description, Input, MAX_ARGUMENTS, MAX_INPUTS, MAX_KIND, MAX_PART, MAX_REASON, NewInput, NewOutput,
+    NewTask, Part, RECORDS, Reason, StreamPoint,
 };
 pub use claim::{Candidate, Claimed, Fenced};
+pub use contents::Contents;
 pub use finish::{NotRetried, Output, Taken, TaskState, Views};
 pub use submit::{NotSubmitted, Reserved};
 pub use word::MAX_ATTEMPTS;

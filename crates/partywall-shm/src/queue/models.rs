@@ -12,12 +12,16 @@ use loom::{
 };
 
 use super::*;
-use crate::MAX_SLEEP;
+use crate::{MAX_SLEEP, slots::Held};
 
 fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = Builder::new();
     builder.preemption_bound = Some(preemptions);
     builder.check(model);
+}
+
+fn output_of(held: &Held) -> NewOutput<'_> {
+    NewOutput { held, contents: Contents::of_bytes(8) }
 }
 
 const WORKER: Row = 1;
@@ -79,7 +83,7 @@ impl World {
     fn submit(&self, row: Row, inputs: &[NewInput<'_>]) -> Option<TaskId> {
         let reserved = self.queue.reserve(row)?;
         let task =
-            NewTask { kind: b"", arguments: b"", ready: None, output: 0, max_attempts: 9, cancel: false, now: 0 };
+            NewTask { kind: b"", arguments: b"", ready: None, output: None, max_attempts: 9, cancel: false, now: 0 };
         let id = self.queue.submit(&self.inputs, reserved, &task, inputs).ok()?;
         self.queue.notify_workers(1);
         Some(id)
@@ -178,7 +182,7 @@ fn submitter_that_head_passes_loses_no_task() {
             thread::spawn(move || [world.claim(WORKER).id(), world.claim(WORKER).id()])
         };
         let task =
-            NewTask { kind: b"", arguments: b"", ready: None, output: 0, max_attempts: 9, cancel: false, now: 0 };
+            NewTask { kind: b"", arguments: b"", ready: None, output: None, max_attempts: 9, cancel: false, now: 0 };
         let id = world.queue.submit(&world.inputs, slow, &task, &[]).unwrap();
         world.queue.notify_workers(1);
         assert!(worker.join().unwrap().contains(&id));
@@ -191,7 +195,7 @@ fn input_is_not_written_while_a_fenced_attempt_reads_it() {
         let world = World::new(1);
         let block = world.inputs.try_take(READER).unwrap();
         world.write_input(7);
-        let id = world.submit(READER, &[NewInput::Block(&block)]).unwrap();
+        let id = world.submit(READER, &[NewInput::Block(&block, 0, Contents::of_bytes(1))]).unwrap();
         let claimed = world.claim(WORKER);
         let old = {
             let world = world.clone();
@@ -229,7 +233,7 @@ fn result_is_seen_with_its_output_by_one_reader() {
             thread::spawn(move || {
                 let output = world.outputs.try_take(WORKER).unwrap();
                 world.write_output(49);
-                world.queue.complete(world.pools(), &claimed, Some(&output), Views::None).unwrap();
+                world.queue.complete(world.pools(), &claimed, Some(output_of(&output)), Views::None).unwrap();
             })
         };
         let read = move |world: &World, row| {
@@ -259,7 +263,7 @@ fn viewed_output_is_not_written_before_the_worker_has_drained() {
         let claimed = world.claim(WORKER);
         let output = world.outputs.try_take(WORKER).unwrap();
         world.write_output(49);
-        world.queue.complete(world.pools(), &claimed, Some(&output), Views::Output).unwrap();
+        world.queue.complete(world.pools(), &claimed, Some(output_of(&output)), Views::Output).unwrap();
         let worker = {
             let world = world.clone();
             thread::spawn(move || {
@@ -331,7 +335,7 @@ fn attachment_ends_or_a_task_names_it() {
         world.queue.attach(0);
         let submitter = {
             let world = world.clone();
-            let part = Part { attachment: 0, offset: 0, bytes: 1 };
+            let part = Part { attachment: 0, offset: 0, contents: Contents::of_bytes(1) };
             thread::spawn(move || world.submit(READER, &[NewInput::Part(part)]))
         };
         let in_use = world.queue.begin_detach(0);

@@ -2,6 +2,7 @@
 
 use std::{
     fmt,
+    ops::{Bound, RangeBounds},
     sync::{
         Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
@@ -11,7 +12,7 @@ use std::{
 use bytemuck::PodCastError;
 use partywall_cuda::{AccessError, StreamRef};
 use partywall_os::borrow::BorrowedBlockMut;
-use partywall_shm::pool::Held;
+use partywall_shm::{DType, pool::Held, queue::Contents};
 
 use super::{BlockRef, Blocks};
 use crate::{
@@ -43,6 +44,12 @@ pub struct Block {
     exposed: AtomicBool,
     /// Gives the block back instead of freeing it, if others may still use it.
     release: Option<Release>,
+    /// Where the part begins that is used.
+    offset: u64,
+    /// What is in that part.
+    contents: Contents,
+    /// The bytes that may be used: those of the block, or of a task's output.
+    room: u64,
 }
 
 /// Gives a block back. Returns false if it was not held.
@@ -66,7 +73,90 @@ impl Block {
 
     /// Returns a block whose GPU address may have been handed out.
     pub(crate) fn exposed(blocks: Arc<Blocks>, held: Held, exposed: bool) -> Self {
-        Self { blocks, held: Some(held), bytes: OnceLock::new(), exposed: AtomicBool::new(exposed), release: None }
+        let room = blocks.shape().block_bytes;
+        let bytes = OnceLock::new();
+        let exposed = AtomicBool::new(exposed);
+        let contents = Contents::of_bytes(room);
+        Self { blocks, held: Some(held), bytes, exposed, release: None, offset: 0, contents, room }
+    }
+
+    /// Limits the block to what another process says that it contains.
+    pub(crate) fn limited(mut self, contents: Option<Contents>) -> Self {
+        let bytes = contents.map_or(0, |contents| contents.bytes()).min(self.room);
+        self.contents = contents.filter(|contents| contents.bytes() == bytes).unwrap_or(Contents::of_bytes(bytes));
+        self.room = bytes;
+        self
+    }
+
+    /// Has this be the bytes of a range of the block: all methods use that range, and a task that it is an input of gets
+    /// that range. The whole block is `..`; of a task's output, the bytes that the submitter asked for. Changes no byte.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use partywall::{DType, Task};
+    /// # const SECOND: Duration = Duration::from_secs(1);
+    /// # fn submit(queue: &partywall::Queue) -> partywall::Result<()> {
+    /// let mut input = queue.inputs().alloc(SECOND)?;
+    /// input.set_range(64..)?;
+    /// input.set_tensor(DType::F32, &[2, 3])?; // 24 bytes, from byte 64 on
+    /// input.as_mut_slice::<f32>()?.copy_from_slice(&[1.0; 6]);
+    /// queue.submit(Task::new("sum").input(input), SECOND).map_err(|refused| refused.error)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`InvalidArgument::Range`] for a range that the block does not have.
+    pub fn set_range(&mut self, range: impl RangeBounds<u64>) -> Result<()> {
+        let start = match range.start_bound() {
+            Bound::Included(start) => *start,
+            Bound::Excluded(before) => before.saturating_add(1),
+            Bound::Unbounded => 0,
+        };
+        let end = match range.end_bound() {
+            Bound::Included(last) => last.saturating_add(1),
+            Bound::Excluded(end) => *end,
+            Bound::Unbounded => self.room,
+        };
+        if start > end || end > self.room {
+            let why = format!("bytes {start} to {end} are not among the {} of the block", self.room);
+            return Err(InvalidArgument::range(self.pool(), why));
+        }
+        self.offset = start;
+        self.contents = Contents::of_bytes(end - start);
+        Ok(())
+    }
+
+    /// Has this be a tensor at the beginning of the [range](Self::set_range). A task that it is an input of, or the
+    /// output of, carries type and shape. A worker that writes less than it was asked for says so in this way. Changes
+    /// no byte.
+    ///
+    /// # Errors
+    /// [`Mismatch::BlockSize`] for a larger tensor than there is room for; [`InvalidArgument::Range`] for one of more
+    /// than 8 dimensions, or that does not fill whole bytes.
+    pub fn set_tensor(&mut self, dtype: DType, shape: &[u64]) -> Result<()> {
+        let contents = tensor(self.pool(), dtype, shape)?;
+        let has = self.room - self.offset;
+        if contents.bytes() > has {
+            let needed = contents.bytes();
+            return Err(Mismatch::BlockSize { name: self.pool().to_owned(), of: Named::Pool, has, needed }.into());
+        }
+        self.contents = contents;
+        Ok(())
+    }
+
+    /// Returns the type of the elements: bytes unless a [tensor](Self::set_tensor) was set.
+    pub fn dtype(&self) -> DType {
+        self.contents.dtype()
+    }
+
+    /// Returns the elements along each dimension.
+    pub fn shape(&self) -> &[u64] {
+        self.contents.shape()
+    }
+
+    pub(crate) fn contents(&self) -> (u64, Contents) {
+        (self.offset, self.contents)
     }
 
     /// Has `release` give the block back.
@@ -88,7 +178,10 @@ impl Block {
         self.borrow()?;
         self.finish_work()?;
         match self.bytes.get_mut() {
-            Some(Some(borrowed)) => Ok(self.blocks.bytes()?.bytes_mut(borrowed)),
+            Some(Some(borrowed)) => {
+                let all = self.blocks.bytes()?.bytes_mut(borrowed);
+                Ok(&mut all[self.offset as usize..][..self.contents.bytes() as usize])
+            }
             _ => Err(Gone::HeldBlock { pool: self.blocks.name().to_owned() }.into()),
         }
     }
@@ -100,7 +193,8 @@ impl Block {
     pub fn bytes(&self) -> Result<&[u8]> {
         let borrowed = self.borrow()?;
         self.finish_work()?;
-        Ok(self.blocks.bytes()?.bytes_of_mut(borrowed))
+        let all = self.blocks.bytes()?.bytes_of_mut(borrowed);
+        Ok(&all[self.offset as usize..][..self.contents.bytes() as usize])
     }
 
     /// Returns the bytes as elements of type `T`, as many as fit, for writing by the CPU; see
@@ -130,7 +224,7 @@ impl Block {
     /// # Errors
     /// As [`bytes_mut`](Self::bytes_mut).
     pub fn as_ptr(&self) -> Result<*mut u8> {
-        Ok(self.blocks.bytes()?.as_ptr(self.borrow()?))
+        Ok(self.blocks.bytes()?.as_ptr(self.borrow()?).wrapping_add(self.offset as usize))
     }
 
     /// Returns the block's range on its GPU, or on the GPU that uses pinned memory, for the caller's kernels and
@@ -276,14 +370,15 @@ impl Block {
         self.held.as_ref().map_or(0, Held::generation)
     }
 
-    /// Returns the length in bytes.
+    /// Returns the length in bytes: that of the block, unless a [range](Self::set_range) or a
+    /// [tensor](Self::set_tensor) was set, or it is the output of a task.
     pub fn len(&self) -> u64 {
-        self.blocks.shape().block_bytes
+        self.contents.bytes()
     }
 
-    /// Returns false: a block has at least one byte.
+    /// Returns whether it has no bytes.
     pub fn is_empty(&self) -> bool {
-        false
+        self.len() == 0
     }
 
     /// Returns the pool's name.
@@ -300,7 +395,7 @@ impl Block {
     fn range(&self) -> Result<DeviceRange<'_>> {
         let range = self.blocks.device(self.index())?;
         self.exposed.store(true, Ordering::Relaxed);
-        Ok(range)
+        range.slice(self.offset, self.len())
     }
 
     fn reference(&self) -> BlockRef {
@@ -322,10 +417,10 @@ impl Block {
     fn elements<T: Element>(&self) -> Result<usize> {
         let has = self.len();
         let needed = size_of::<T>() as u64;
-        if has < needed {
+        if 0 < has && has < needed {
             return Err(Mismatch::BlockSize { name: self.pool().to_owned(), of: Named::Pool, has, needed }.into());
         }
-        Ok((has - has % needed) as usize)
+        Ok((has - has % needed.max(1)) as usize)
     }
 
     pub(crate) fn memory(&self) -> &Arc<Blocks> {
@@ -413,6 +508,12 @@ impl fmt::Debug for Block {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Block({}: {} bytes)", self.reference(), self.len())
     }
+}
+
+/// Returns contents that are a tensor, for a block of a pool or a task of a queue.
+pub(crate) fn tensor(name: &str, dtype: DType, shape: &[u64]) -> Result<Contents> {
+    let why = || format!("a tensor of {shape:?} {dtype} does not fill whole bytes, or has more than 8 dimensions");
+    Contents::of_tensor(dtype, shape).ok_or_else(|| InvalidArgument::range(name, why()))
 }
 
 fn not_elements(blocks: &Blocks, error: PodCastError) -> Error {

@@ -13,6 +13,7 @@ use partywall_cuda::StreamRef;
 use partywall_shm::pool::{Held, MAX_BLOCKS as MOST};
 use partywall_wire::{Named, Notice};
 
+pub(crate) use self::block::tensor;
 pub use self::{
     block::{Block, UnreleasedBlock},
     options::PoolOptions,

@@ -15,7 +15,7 @@ use std::{
 };
 
 use partywall_os::lock::IgnorePoison;
-use partywall_shm::queue as shm;
+use partywall_shm::queue::{self as shm, Contents};
 use partywall_wire::{Answer, Call, Named};
 
 use super::{Event, Open, Queue};
@@ -51,7 +51,7 @@ struct Attached {
 pub struct SegmentPart {
     of: Attachment,
     offset: u64,
-    bytes: u64,
+    contents: Contents,
 }
 
 /// The attached segments that this process has open. All handles of the queue share them.
@@ -160,11 +160,11 @@ impl Attachment {
             Bound::Excluded(end) => *end,
             Bound::Unbounded => self.bytes(),
         };
-        self.part_at(start, end.saturating_sub(start))
+        self.part_at(start, Contents::of_bytes(end.saturating_sub(start)))
     }
 
-    /// Returns a tensor of the segment as a part. The worker gets its bytes, and has to know their type and shape from
-    /// the arguments.
+    /// Returns a tensor of the segment as a part. The worker gets its type and shape, too; of a tensor with gaps, which
+    /// is not dense, the bytes alone.
     ///
     /// # Errors
     /// As [`part`](Self::part); [`Mismatch::Options`] for a tensor of another segment.
@@ -175,12 +175,15 @@ impl Attachment {
             return Err(Mismatch::Options { of: Named::Queue, name: self.0.inputs.name().to_owned(), why }.into());
         }
         let (offset, bytes) = tensor.place()?;
-        self.part_at(offset, bytes)
+        let dense = Contents::of_tensor(tensor.dtype(), &tensor.shape()).filter(|dense| dense.bytes() == bytes);
+        let dense = dense.filter(|_| tensor.is_contiguous());
+        self.part_at(offset, dense.unwrap_or(Contents::of_bytes(bytes)))
     }
 
-    fn part_at(&self, offset: u64, bytes: u64) -> Result<SegmentPart> {
+    fn part_at(&self, offset: u64, contents: Contents) -> Result<SegmentPart> {
+        let bytes = contents.bytes();
         match PartPlace::find(&self.0.ranges, offset, bytes) {
-            Some(_) => Ok(SegmentPart { of: self.clone(), offset, bytes }),
+            Some(_) => Ok(SegmentPart { of: self.clone(), offset, contents }),
             None => Err(no_part(self.name(), offset, bytes, self.bytes())),
         }
     }
@@ -216,11 +219,11 @@ impl SegmentPart {
 
     /// Returns the number of bytes.
     pub fn bytes(&self) -> u64 {
-        self.bytes
+        self.contents.bytes()
     }
 
     pub(super) fn named(&self) -> shm::Part {
-        shm::Part { attachment: self.of.0.number, offset: self.offset, bytes: self.bytes }
+        shm::Part { attachment: self.of.0.number, offset: self.offset, contents: self.contents }
     }
 }
 

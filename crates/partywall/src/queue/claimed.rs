@@ -13,9 +13,9 @@ use bytemuck::PodCastError;
 use partywall_cuda::StreamRef;
 use partywall_os::borrow::BorrowedBlock;
 use partywall_shm::{
-    members,
+    DType, members,
     pool::Held,
-    queue::{BlockId, Claimed, Description, Event, Input, Part, Reason, StreamPoint, Views},
+    queue::{BlockId, Claimed, Contents, Description, Event, Input, NewOutput, Part, Reason, StreamPoint, Views},
     timeline::Progress,
 };
 
@@ -56,6 +56,7 @@ pub struct ClaimedTask {
 /// An input of a claimed task, read in place: a block of the queue, or a part of an attached segment.
 pub struct TaskInput {
     source: Source,
+    contents: Contents,
     /// Whether its GPU address was handed out, so that enqueued work of this process may use it.
     exposed: AtomicBool,
 }
@@ -64,6 +65,7 @@ enum Source {
     Block {
         blocks: Arc<Blocks>,
         index: u32,
+        offset: u64,
         bytes: OnceLock<Option<BorrowedBlock>>,
     },
     Part {
@@ -140,7 +142,7 @@ impl Queue {
         let outputs = &self.open.outputs;
         while let Some(mut candidate) = self.open.queue().next() {
             // The block is taken first: otherwise a task that was claimed without room would have to be given back.
-            if candidate.output > 0 && room.is_none() {
+            if candidate.needs_output && room.is_none() {
                 if let Some(held) = slots::try_take(&**outputs.control(), self.domain())? {
                     *room = Some(Block::new(outputs.clone(), held));
                 } else if let Some(without) = self.open.queue().next_without_output() {
@@ -153,7 +155,7 @@ impl Queue {
             let since = control.recorder.begin();
             let Some(claimed) = control.queue.claim(row, &candidate) else { continue };
             control.record(Action::Claim, claimed.id(), claimed.attempt(), since);
-            let output = room.take_if(|_| candidate.output > 0);
+            let output = room.take_if(|_| candidate.needs_output);
             if let Some(task) = ClaimedTask::new(self.open.clone(), claimed, output) {
                 return Ok(Found::Task(Box::new(task)));
             }
@@ -248,6 +250,7 @@ impl ClaimedTask {
             return None;
         };
         let inputs = description.inputs.iter().filter_map(|input| TaskInput::new(&open, *input)).collect();
+        let output = output.map(|block| block.limited(description.output));
         let submitter = OnceLock::new();
         let kept = OnceLock::new();
         Some(Self { open, claimed: Some(claimed), description, inputs, output, submitter, kept })
@@ -268,7 +271,10 @@ impl ClaimedTask {
         &self.inputs
     }
 
-    /// Returns the block for the output, which only this attempt uses. It contains the bytes of its last user.
+    /// Returns the block for the output, which only this attempt uses: as many bytes as the submitter asked for, with the
+    /// type and shape that it gave. They are the bytes of the block's last user. A worker that writes less says so with
+    /// [`Block::set_tensor`] or [`Block::set_range`], and the result has that type, shape and length; a range has to begin
+    /// at 0.
     ///
     /// # Errors
     /// [`InvalidArgument::Task`] for a task without output.
@@ -319,7 +325,7 @@ impl ClaimedTask {
 
     /// Returns the bytes of output that the submitter asked for.
     pub fn output_bytes(&self) -> u64 {
-        self.description.output
+        self.description.output.map_or(0, |output| output.bytes())
     }
 
     /// Returns the number of the attempt, from 1.
@@ -408,10 +414,12 @@ impl ClaimedTask {
             self.inputs.iter().try_for_each(TaskInput::wait_idle)?;
         }
         let is_exposed = self.is_exposed();
+        let contents = self.contents()?;
         let (claimed, held, kept) = self.end();
         let control = &self.open.control;
         let since = control.recorder.begin();
-        let completed = control.queue.complete(control.pools(), &claimed, held.as_ref(), views(kept.as_ref()));
+        let output = held.as_ref().map(|held| NewOutput { held, contents });
+        let completed = control.queue.complete(control.pools(), &claimed, output, views(kept.as_ref()));
         control.after(completed.is_ok(), claimed, held, kept.map(|kept| (kept, is_exposed)));
         completed.map_err(|_| self.open.fenced(&claimed))?;
         control.record(Action::Complete, claimed.id(), claimed.attempt(), since);
@@ -425,8 +433,11 @@ impl ClaimedTask {
     /// Returns the task with the error, which is as for [`complete`](Self::complete) and
     /// [`TimelineWriter::signal_on`](crate::TimelineWriter::signal_on).
     pub fn complete_on(mut self, stream: StreamRef<'_>) -> Result<(), Box<(Error, Self)>> {
-        let prepared = self.open.require_ours().and_then(|()| Ok((self.inputs_order()?, self.open.signal_on(stream)?)));
-        let (inputs, (order, point)) = match prepared {
+        let prepared = || {
+            self.open.require_ours()?;
+            Ok((self.contents()?, self.inputs_order()?, self.open.signal_on(stream)?))
+        };
+        let (contents, inputs, (order, point)) = match prepared() {
             Ok(prepared) => prepared,
             Err(error) => return Err(Box::new((error, self))),
         };
@@ -436,7 +447,8 @@ impl ClaimedTask {
         let claimed = *self.claimed();
         let held = self.output.as_ref().map(Block::held).transpose();
         let since = self.open.control.recorder.begin();
-        let enqueued = held.map(|held| self.open.queue().enqueue(&claimed, held, point));
+        let enqueued =
+            held.map(|held| self.open.queue().enqueue(&claimed, held.map(|held| NewOutput { held, contents }), point));
         match enqueued {
             Ok(Ok(())) => {}
             Ok(Err(_)) => {
@@ -538,6 +550,18 @@ impl ClaimedTask {
             || self.inputs.iter().any(|input| input.exposed.load(Ordering::Relaxed))
     }
 
+    /// Returns what the output contains, which has to begin where the block does.
+    fn contents(&self) -> Result<Contents> {
+        match self.output.as_ref().map(Block::contents) {
+            None => Ok(Contents::of_bytes(0)),
+            Some((0, contents)) => Ok(contents),
+            Some((offset, _)) => {
+                let why = format!("its output begins at byte {offset} of the block: set a range from 0");
+                Err(InvalidArgument::task(format!("task {}", self.task()), why))
+            }
+        }
+    }
+
     /// Ends the use of the inputs, and returns the output block, which the caller must free or hand on, and what the
     /// views of the task share, if there are any.
     fn end(&mut self) -> (Claimed, Option<Held>, Option<Kept>) {
@@ -596,16 +620,20 @@ impl fmt::Debug for ClaimedTask {
 }
 
 impl TaskInput {
-    /// Returns `None` for a block that the queue does not have.
+    /// Returns `None` for a block, or a part of one, that the queue does not have.
     fn new(open: &Arc<Open>, input: Input) -> Option<Self> {
-        let source = match input {
-            Input::Block(BlockId { index, .. }) => {
+        let (source, contents) = match input {
+            Input::Block(BlockId { index, .. }, offset, contents) => {
                 let blocks = open.inputs.clone();
-                (index < blocks.shape().blocks).then_some(Source::Block { blocks, index, bytes: OnceLock::new() })?
+                let shape = blocks.shape();
+                let end = offset.checked_add(contents.bytes());
+                let is_there = index < shape.blocks && end.is_some_and(|end| end <= shape.block_bytes);
+                let source = Source::Block { blocks, index, offset, bytes: OnceLock::new() };
+                (is_there.then_some(source)?, contents)
             }
-            Input::Part(part) => Source::Part { open: open.clone(), part, found: OnceLock::new() },
+            Input::Part(part) => (Source::Part { open: open.clone(), part, found: OnceLock::new() }, part.contents),
         };
-        Some(Self { source, exposed: AtomicBool::new(false) })
+        Some(Self { source, contents, exposed: AtomicBool::new(false) })
     }
 
     /// Returns the bytes. Host and pinned memory only. A submitter's stream may still write them:
@@ -617,10 +645,10 @@ impl TaskInput {
     /// [`segment`](Self::segment).
     pub fn bytes(&self) -> Result<&[u8]> {
         match &self.source {
-            Source::Block { blocks, index, bytes } => {
+            Source::Block { blocks, index, offset, bytes } => {
                 let lender = blocks.bytes()?;
                 match bytes.get_or_init(|| blocks.borrow(*index)) {
-                    Some(borrowed) => Ok(lender.bytes(borrowed)),
+                    Some(borrowed) => Ok(&lender.bytes(borrowed)[*offset as usize..][..self.len() as usize]),
                     None => Err(Gone::HeldBlock { pool: blocks.name().to_owned() }.into()),
                 }
             }
@@ -667,7 +695,7 @@ impl TaskInput {
     /// [`segment`](Self::segment).
     pub fn device(&self) -> Result<DeviceRange<'_>> {
         let range = match &self.source {
-            Source::Block { blocks, index, .. } => blocks.device(*index)?,
+            Source::Block { blocks, index, offset, .. } => blocks.device(*index)?.slice(*offset, self.len())?,
             Source::Part { open, part, found } => {
                 let (segment, place) = find(open, *part, found)?;
                 segment.part_device(*place)?
@@ -690,8 +718,8 @@ impl TaskInput {
             return Err(InvalidArgument::range(self.name(), why));
         }
         match &self.source {
-            Source::Block { blocks, index, .. } if blocks.gpu().is_some() => {
-                let range = blocks.device(*index)?.slice(offset, bytes)?;
+            Source::Block { blocks, index, offset: start, .. } if blocks.gpu().is_some() => {
+                let range = blocks.device(*index)?.slice(start + offset, bytes)?;
                 range.copy_to_host(range.gpu().stream(), out)
             }
             Source::Block { .. } => {
@@ -729,18 +757,25 @@ impl TaskInput {
         }
     }
 
-    /// Returns the bytes of the block, or of the part. For a part this is what the submitter has written, until another
-    /// method has checked it against the segment.
+    /// Returns the bytes that were submitted. For a part of a segment this is what the submitter has written, until
+    /// another method has checked it against the segment.
     pub fn len(&self) -> u64 {
-        match &self.source {
-            Source::Block { blocks, .. } => blocks.shape().block_bytes,
-            Source::Part { part, .. } => part.bytes,
-        }
+        self.contents.bytes()
     }
 
-    /// Returns false: a block or part has at least one byte.
+    /// Returns whether no bytes were submitted.
     pub fn is_empty(&self) -> bool {
-        false
+        self.len() == 0
+    }
+
+    /// Returns the type of the elements that were submitted: bytes if the submitter gave none.
+    pub fn dtype(&self) -> DType {
+        self.contents.dtype()
+    }
+
+    /// Returns the elements along each dimension.
+    pub fn shape(&self) -> &[u64] {
+        self.contents.shape()
     }
 
     /// Waits for the GPU of a segment whose address was handed out.
@@ -777,7 +812,7 @@ fn find<'a>(
         return Ok(found);
     }
     let segment = open.attached(part.attachment)?;
-    let place = segment.part(part.offset, part.bytes)?;
+    let place = segment.part(part.offset, part.contents.bytes())?;
     Ok(found.get_or_init(|| (segment, place)))
 }
 
@@ -791,8 +826,8 @@ impl fmt::Debug for TaskInput {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.source {
             Source::Block { blocks, .. } => write!(f, "TaskInput({}: {} bytes)", blocks.name(), self.len()),
-            Source::Part { part: Part { attachment, offset, bytes }, .. } => {
-                write!(f, "TaskInput({}: attachment {attachment}, bytes {offset} + {bytes})", self.name())
+            Source::Part { part: Part { attachment, offset, .. }, .. } => {
+                write!(f, "TaskInput({}: attachment {attachment}, bytes {offset} + {})", self.name(), self.len())
             }
         }
     }

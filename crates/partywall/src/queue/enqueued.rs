@@ -12,7 +12,10 @@ use std::{
 };
 
 use partywall_cuda::StreamRef;
-use partywall_shm::queue as shm;
+use partywall_shm::{
+    DType,
+    queue::{self as shm, Contents},
+};
 
 use super::{Open, TaskRef, TaskResult, Ticket};
 use crate::{
@@ -95,8 +98,7 @@ impl Open {
 }
 
 impl EnqueuedResult {
-    /// Returns the range of the output on its GPU, for streams that wait for it. The range may be longer than the
-    /// output. In pinned memory it is for reading, because it may outlive [`take`](Self::take), after which the CPU may
+    /// Returns the range of the output on its GPU, for streams that wait for it. In pinned memory it is for reading, because it may outlive [`take`](Self::take), after which the CPU may
     /// have the bytes.
     ///
     /// # Errors
@@ -106,7 +108,7 @@ impl EnqueuedResult {
         let outputs = &self.ticket.open.outputs;
         let block = self.output.block.filter(|block| block.index < outputs.shape().blocks);
         let without = || InvalidArgument::task(format!("task {}", self.task()), "it was submitted without an output");
-        let range = outputs.device(block.ok_or_else(without)?.index)?;
+        let range = outputs.device(block.ok_or_else(without)?.index)?.slice(0, self.bytes())?;
         if self.uses.fetch_or(EXPOSED, Ordering::AcqRel) & TAKEN != 0 {
             return Err(self.ticket.open.gone(self.ticket.id));
         }
@@ -168,9 +170,26 @@ impl EnqueuedResult {
         InvalidData::TaskAttempt { task: self.task().to_string(), attempt: self.output.attempt }.into()
     }
 
-    /// Returns the bytes of output that the submitter asked for.
+    /// Returns the bytes of the output: as many as the submitter asked for, unless the worker writes less.
     pub fn bytes(&self) -> u64 {
-        self.output.bytes
+        self.contents().bytes()
+    }
+
+    /// Returns the type of the elements.
+    pub fn dtype(&self) -> DType {
+        self.contents().dtype()
+    }
+
+    /// Returns the elements along each dimension.
+    pub fn shape(&self) -> Vec<u64> {
+        self.contents().shape().to_vec()
+    }
+
+    /// Returns what the worker says that the output contains, unless no block has room for it.
+    fn contents(&self) -> Contents {
+        let room = self.ticket.open.outputs.shape().block_bytes;
+        let contents = self.output.contents.unwrap_or(Contents::of_bytes(0));
+        if contents.bytes() > room { Contents::of_bytes(room) } else { contents }
     }
 
     /// Returns the number of the attempt whose output this is, from 1.

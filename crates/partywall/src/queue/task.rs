@@ -2,9 +2,9 @@
 
 use partywall_cuda::StreamRef;
 use partywall_shm::{
-    members,
+    DType, members,
     queue::{
-        Event, MAX_ARGUMENTS, MAX_ATTEMPTS, MAX_INPUTS, MAX_KIND, NewInput, NewTask, NotSubmitted, Reserved,
+        Contents, Event, MAX_ARGUMENTS, MAX_ATTEMPTS, MAX_INPUTS, MAX_KIND, NewInput, NewTask, NotSubmitted, Reserved,
         StreamPoint,
     },
 };
@@ -13,7 +13,7 @@ use partywall_wire::Named;
 use super::{Open, Queue, SegmentPart, Ticket};
 use crate::{
     error::{Busy, Error, Gone, InvalidArgument, Mismatch, Result},
-    pool::Block,
+    pool::{self, Block},
     trace::Action,
     wait::{Wait, Waiting},
 };
@@ -25,7 +25,7 @@ pub struct Task {
     kind: String,
     arguments: Vec<u8>,
     inputs: Vec<NamedInput>,
-    output: u64,
+    output: Option<Output>,
     max_attempts: u8,
     cancel: bool,
 }
@@ -35,6 +35,13 @@ pub struct Task {
 enum NamedInput {
     Block(Block),
     Part(SegmentPart),
+}
+
+/// The output of a task to submit.
+#[derive(Debug)]
+enum Output {
+    Bytes(u64),
+    Tensor(DType, Vec<u64>),
 }
 
 /// A task that could not be submitted.
@@ -56,11 +63,12 @@ impl Task {
     /// no output, and may be attempted 3 times.
     pub fn new(kind: &str) -> Self {
         let kind = kind.to_owned();
-        Self { kind, arguments: Vec::new(), inputs: Vec::new(), output: 0, max_attempts: ATTEMPTS, cancel: false }
+        Self { kind, arguments: Vec::new(), inputs: Vec::new(), output: None, max_attempts: ATTEMPTS, cancel: false }
     }
 
-    /// Adds an input: a block of the queue's [inputs](Queue::inputs). A task has at most 8 inputs. Workers read the
-    /// block in place. It is free again once the task is done and no attempt may read it any more.
+    /// Adds an input: a block of the queue's [inputs](Queue::inputs), or the [range](Block::set_range) or the
+    /// [tensor](Block::set_tensor) in it that was set. A task has at most 8 inputs. Workers read it
+    /// in place. It is free again once the task is done and no attempt may read it any more.
     pub fn input(mut self, block: Block) -> Self {
         self.inputs.push(NamedInput::Block(block));
         self
@@ -81,7 +89,13 @@ impl Task {
 
     /// Sets the bytes of output that each attempt gets room for; 0 means no output.
     pub fn output(mut self, bytes: u64) -> Self {
-        self.output = bytes;
+        self.output = (bytes > 0).then_some(Output::Bytes(bytes));
+        self
+    }
+
+    /// Has each attempt get room for an output of this type and shape, which the result has, too.
+    pub fn output_tensor(mut self, dtype: DType, shape: &[u64]) -> Self {
+        self.output = Some(Output::Tensor(dtype, shape.to_vec()));
         self
     }
 
@@ -103,9 +117,18 @@ impl Task {
         self.inputs.into_iter().filter_map(NamedInput::into_block).collect()
     }
 
+    /// Returns what the output contains.
+    fn contents(&self, open: &Open) -> Result<Option<Contents>> {
+        Ok(match &self.output {
+            None => None,
+            Some(Output::Bytes(bytes)) => Some(Contents::of_bytes(*bytes)),
+            Some(Output::Tensor(dtype, shape)) => Some(pool::tensor(open.name(), *dtype, shape)?),
+        })
+    }
+
     /// Refuses a task that is invalid, or that does not fit this queue.
     fn check(&self, open: &Open) -> Result<()> {
-        let Self { kind, arguments, inputs, output, .. } = self;
+        let Self { kind, arguments, inputs, .. } = self;
         let name = || format!("task {kind:?} for queue {:?}", open.name());
         let limits = [
             ("a kind of", kind.len(), MAX_KIND, "bytes"),
@@ -122,9 +145,10 @@ impl Task {
             return Err(InvalidArgument::task(name(), "a task is attempted at least once"));
         }
         let has = open.outputs.shape().block_bytes;
-        if *output > has {
+        let needed = self.contents(open)?.map_or(0, |output| output.bytes());
+        if needed > has {
             let name = open.name().to_owned();
-            return Err(Mismatch::BlockSize { name, of: Named::Queue, has, needed: *output }.into());
+            return Err(Mismatch::BlockSize { name, of: Named::Queue, has, needed }.into());
         }
         inputs.iter().try_for_each(|input| match input {
             NamedInput::Block(block) if !block.is_of(&open.inputs) => {
@@ -291,19 +315,19 @@ impl Queue {
         // Once the task is pending, other threads of this process may read the blocks or own them.
         task.inputs.iter_mut().for_each(NamedInput::end_use);
         let held = task.inputs.iter().map(NamedInput::as_new).collect::<Result<Vec<_>>>();
-        let held = match held {
-            Ok(held) => held,
+        let (held, output) = match held.and_then(|held| Ok((held, task.contents(&self.open)?))) {
+            Ok(found) => found,
             Err(error) => {
                 self.open.queue().give_back(place);
                 return Err(error);
             }
         };
-        let Task { kind, arguments, output, max_attempts, cancel, .. } = task;
+        let Task { kind, arguments, max_attempts, cancel, .. } = task;
         let described = NewTask {
             kind: kind.as_bytes(),
             arguments,
             ready,
-            output: *output,
+            output,
             max_attempts: *max_attempts,
             cancel: *cancel,
             now: members::now(),
@@ -349,7 +373,10 @@ impl NamedInput {
 
     fn as_new(&self) -> Result<NewInput<'_>> {
         match self {
-            Self::Block(block) => block.held().map(NewInput::Block),
+            Self::Block(block) => {
+                let (offset, contents) = block.contents();
+                block.held().map(|held| NewInput::Block(held, offset, contents))
+            }
             Self::Part(part) => Ok(NewInput::Part(part.named())),
         }
     }

@@ -41,7 +41,6 @@ pub struct TaskRef {
 #[derive(Debug)]
 pub struct TaskResult {
     output: Option<Block>,
-    bytes: u64,
     attempt: u8,
 }
 
@@ -203,7 +202,7 @@ impl Ticket {
     /// Returns how far the task is, and the reason if no worker can claim it.
     fn not_done(&self) -> String {
         let status = self.status();
-        let needs_output = || self.open.queue().describe(self.id).is_some_and(|task| task.output > 0);
+        let needs_output = || self.open.queue().describe(self.id).is_some_and(|task| task.output.is_some());
         let blocked = if status != TaskStatus::Pending {
             ""
         } else if self.open.queue().is_held_back(self.id) {
@@ -272,7 +271,7 @@ impl Open {
     pub(super) fn result(&self, id: TaskId, taken: shm::Taken, is_exposed: bool) -> TaskResult {
         let attempt = taken.attempt;
         let block = |held| {
-            let block = Block::exposed(self.outputs.clone(), held, is_exposed);
+            let block = Block::exposed(self.outputs.clone(), held, is_exposed).limited(taken.contents);
             if !taken.viewed {
                 return block;
             }
@@ -280,13 +279,12 @@ impl Open {
             let release = move |held: &_| control.queue.release_output(control.pools(), id, attempt, held);
             block.released_by(Box::new(release))
         };
-        TaskResult { output: taken.output.map(block), bytes: taken.bytes, attempt }
+        TaskResult { output: taken.output.map(block), attempt }
     }
 }
 
 impl TaskResult {
-    /// Returns the block that the worker has written; `None` if the task has no output. It may be longer than the
-    /// output.
+    /// Returns the output that the worker has written, with its length, type and shape; `None` if the task has none.
     pub fn output(&self) -> Option<&Block> {
         self.output.as_ref()
     }
@@ -296,9 +294,9 @@ impl TaskResult {
         self.output
     }
 
-    /// Returns the bytes of output that the submitter asked for.
+    /// Returns the bytes of the output: as many as the submitter asked for, unless the worker wrote less.
     pub fn bytes(&self) -> u64 {
-        self.bytes
+        self.output.as_ref().map_or(0, Block::len)
     }
 
     /// Returns the number of the attempt that succeeded, from 1.

@@ -19,8 +19,8 @@ use partywall_shm::{
     crash as points,
     pool::{Held, Pool},
     queue::{
-        Audit, Claimed, Event, NewInput, NewTask, Part, Pools, Queue, Reason, Shape, StreamPoint, TaskId, TaskState,
-        Views,
+        Audit, Claimed, Contents, Event, NewInput, NewOutput, NewTask, Part, Pools, Queue, Reason, Shape, StreamPoint,
+        TaskId, TaskState, Views,
     },
     topic::TimelineCell,
 };
@@ -40,10 +40,14 @@ const OURS: u16 = 20;
 const SHAPE: Shape = Shape { tasks: 8, inputs: 12, outputs: 12, lease: 0 };
 
 /// The part that each task names.
-const PART: Part = Part { attachment: 0, offset: 0, bytes: 1 };
+const PART: Part = Part { attachment: 0, offset: 0, contents: Contents::of_bytes(1) };
 
 /// Tasks that the test submits before a crash.
 const TASKS: u64 = 3;
+
+fn output_of(held: &Held) -> NewOutput<'_> {
+    NewOutput { held, contents: Contents::of_bytes(8) }
+}
 
 /// A queue and its pools.
 struct World {
@@ -62,9 +66,16 @@ impl World {
         let reserved = self.queue.reserve(row)?;
         let block = self.inputs.try_take(row).expect("there are blocks enough");
         let arguments = number.to_le_bytes();
-        let task =
-            NewTask { kind: b"count", arguments: &arguments, ready: None, output: 8, max_attempts: 5, cancel, now: 0 };
-        let inputs = [NewInput::Block(&block), NewInput::Part(PART)];
+        let task = NewTask {
+            kind: b"count",
+            arguments: &arguments,
+            ready: None,
+            output: Some(Contents::of_bytes(8)),
+            max_attempts: 5,
+            cancel,
+            now: 0,
+        };
+        let inputs = [NewInput::Block(&block, 0, Contents::of_bytes(1)), NewInput::Part(PART)];
         let id = self.queue.submit(&self.inputs, reserved, &task, &inputs).ok()?;
         self.queue.notify_workers(1);
         Some(id)
@@ -82,7 +93,7 @@ impl World {
     /// Claims and completes all pending tasks.
     fn work(&self, row: u16) {
         while let Some((claimed, output)) = self.claim(row) {
-            if self.queue.complete(self.pools(), &claimed, Some(&output), Views::None).is_err() {
+            if self.queue.complete(self.pools(), &claimed, Some(output_of(&output)), Views::None).is_err() {
                 assert!(self.outputs.free(&output));
             }
         }
@@ -92,7 +103,7 @@ impl World {
     fn work_viewed(&self, row: u16) -> Vec<Claimed> {
         let mut completed = Vec::new();
         while let Some((claimed, output)) = self.claim(row) {
-            match self.queue.complete(self.pools(), &claimed, Some(&output), Views::Output) {
+            match self.queue.complete(self.pools(), &claimed, Some(output_of(&output)), Views::Output) {
                 Ok(()) => completed.push(claimed),
                 Err(_) => {
                     self.queue.drain(self.pools(), &claimed);
@@ -153,7 +164,7 @@ pub(crate) fn play(role: &str, queue: File) {
                 kind: b"",
                 arguments: &999_u64.to_le_bytes(),
                 ready: None,
-                output: 0,
+                output: None,
                 max_attempts: 5,
                 cancel: false,
                 now: 0,
@@ -183,7 +194,8 @@ pub(crate) fn play(role: &str, queue: File) {
             crash::arm();
             while let Some((claimed, output)) = world.claim(CRASHING) {
                 let cell = TimelineCell { slab: 0, cell: 0, incarnation: 0 };
-                let enqueued = queue.enqueue(&claimed, Some(&output), StreamPoint { lane: 0, cell, value: 1 });
+                let enqueued =
+                    queue.enqueue(&claimed, Some(output_of(&output)), StreamPoint { lane: 0, cell, value: 1 });
                 if enqueued.and_then(|()| queue.finish(pools, &claimed, Some(&output), Views::None)).is_err() {
                     assert!(world.outputs.free(&output));
                 }
@@ -520,7 +532,15 @@ fn claim_at_once(point: &'static str) {
 fn late_worker_does_not_end_a_retried_attempt() {
     let shape = Shape { lease: 3_600_000, ..SHAPE };
     let World { queue, inputs, outputs } = &RETRIED.get_or_init(|| Others::start("works", shape, |_| {}).1).world;
-    let task = NewTask { kind: b"", arguments: b"", ready: None, output: 8, max_attempts: 1, cancel: false, now: 0 };
+    let task = NewTask {
+        kind: b"",
+        arguments: b"",
+        ready: None,
+        output: Some(Contents::of_bytes(8)),
+        max_attempts: 1,
+        cancel: false,
+        now: 0,
+    };
     let id = queue.submit(inputs, queue.reserve(OURS).unwrap(), &task, &[]).unwrap();
     let pools = Pools { inputs, outputs };
     let late = queue.claim(OURS, &queue.next().unwrap()).unwrap();
@@ -529,7 +549,7 @@ fn late_worker_does_not_end_a_retried_attempt() {
     queue.retry(id).unwrap();
     points::arm(0, claim_at_once);
     let output = outputs.try_take(OURS).unwrap();
-    assert!(queue.complete(pools, &late, Some(&output), Views::None).is_err());
+    assert!(queue.complete(pools, &late, Some(output_of(&output)), Views::None).is_err());
     assert_eq!(points::disarm(), None);
     assert_eq!(queue.state(id), TaskState::Claimed { row: OURS, attempt: 2 });
 }

@@ -11,7 +11,7 @@ use partywall::{
 use partywall_harness::{device, place, wire::Client};
 use partywall_shm::{
     pool::Pool,
-    queue::{MAX_PART, NewInput, NewTask, Part, Queue as Words},
+    queue::{Contents, MAX_PART, NewInput, NewTask, Part, Queue as Words},
 };
 use partywall_wire::{Access, Answer, Call, Limit, Open};
 
@@ -267,13 +267,13 @@ fn peer_that_makes_up_parts_gets_an_error_for_the_worker() {
     let open = Open { name: "work".into(), version: None, access: Access::Write, wait: false };
     let (Ok(Answer::Opened(_)), fds) = peer.ask_with(Call::Open(open), &[]) else { panic!("it is there") };
     let (inputs, words) = (Pool::map(&fds[1]).unwrap(), Words::map(&fds[3]).unwrap());
-    let task = NewTask { kind: b"", arguments: b"", ready: None, output: 0, max_attempts: 1, cancel: false, now: 0 };
+    let task = NewTask { kind: b"", arguments: b"", ready: None, output: None, max_attempts: 1, cancel: false, now: 0 };
     for (attachment, offset, bytes) in
         [(77, 0, 1), (u32::MAX, 0, 1), (0, 0, MAX_PART - 1), (0, MAX_PART - 1, 1), (0, 1, 0)]
     {
         // The control memory says that the segment is attached, the broker that it is not.
         words.attach(attachment);
-        let part = NewInput::Part(Part { attachment, offset, bytes });
+        let part = NewInput::Part(Part { attachment, offset, contents: Contents::of_bytes(bytes) });
         words.submit(&inputs, words.reserve(peer.welcome.row).unwrap(), &task, &[part]).unwrap();
         let task = queue.claim(TIMEOUT).unwrap();
         let error = read(&task.inputs()[0]).unwrap_err();

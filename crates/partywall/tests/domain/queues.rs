@@ -3,7 +3,7 @@
 use std::{io::Read, sync::OnceLock, time::Duration};
 
 use partywall::{
-    ClaimedTask, Domain, Error, Place, Queue, QueueOptions, Task, TaskFailure, TaskStatus, Ticket, Wait,
+    ClaimedTask, DType, Domain, Error, Place, Queue, QueueOptions, Task, TaskFailure, TaskStatus, Ticket, Wait,
     error::{Busy, Gone, InvalidArgument, InvalidData, Mismatch, Unreachable},
     info::Named,
 };
@@ -91,6 +91,47 @@ fn assert_idle(queue: &Queue) {
         let tasks = stats.pending + stats.claimed + stats.enqueued + stats.done + stats.dead;
         (tasks, stats.free, stats.free_inputs, stats.free_outputs) == (0, 8, 8, 4)
     });
+}
+
+#[test]
+fn task_carries_lengths_types_and_shapes() {
+    let world = World::new();
+    let domain = world.connect();
+    let queue = options(&domain).open_or_create().unwrap();
+    let mut long = queue.inputs().alloc(TIMEOUT).unwrap();
+    long.as_mut_slice::<f32>().unwrap().fill(7.0);
+    long.release().unwrap();
+    for _ in 0..9 {
+        let mut input = queue.inputs().alloc(TIMEOUT).unwrap();
+        input.set_range(8..).unwrap();
+        input.set_tensor(DType::F32, &[1, 2]).unwrap();
+        input.as_mut_slice::<f32>().unwrap().copy_from_slice(&[4.0, 9.0]);
+        assert!(matches!(input.set_range(..65), Err(Error::InvalidArgument(InvalidArgument::Range { .. }))));
+        assert!(matches!(input.set_tensor(DType::F32, &[15]), Err(Error::Mismatch(Mismatch::BlockSize { .. }))));
+        let task = Task::new("sqrt").input(input).output_tensor(DType::F32, &[2, 2]);
+        let ticket = queue.submit(task, TIMEOUT).unwrap();
+        let mut task = queue.claim(TIMEOUT).unwrap();
+        assert_eq!(task.output_bytes(), 16);
+        let (inputs, output) = task.inputs_and_output().unwrap();
+        let input = &inputs[0];
+        assert_eq!((input.len(), input.dtype(), input.shape()), (8, DType::F32, &[1, 2][..]));
+        assert_eq!(input.as_slice::<f32>().unwrap(), [4.0, 9.0]);
+        let mut bytes = [0; 8];
+        input.read_at(0, &mut bytes).unwrap();
+        assert_eq!(bytes, *input.bytes().unwrap());
+        assert!(input.read_at(1, &mut bytes).is_err(), "beyond the input");
+        assert_eq!((output.len(), output.shape()), (16, &[2, 2][..]));
+        assert_eq!(output.as_mut_slice::<f32>().unwrap().len(), 4);
+        assert!(matches!(output.set_tensor(DType::F32, &[5]), Err(Error::Mismatch(Mismatch::BlockSize { .. }))));
+        task.output_mut().unwrap().set_tensor(DType::F32, &[2]).unwrap();
+        task.output_mut().unwrap().as_mut_slice::<f32>().unwrap().copy_from_slice(&[2.0, 3.0]);
+        task.complete().unwrap();
+        let result = ticket.wait(TIMEOUT).unwrap();
+        assert_eq!(result.bytes(), 8);
+        let output = result.into_output().unwrap();
+        assert_eq!((output.dtype(), output.shape()), (DType::F32, &[2][..]));
+        assert_eq!(output.as_slice::<f32>().unwrap(), [2.0, 3.0]);
+    }
 }
 
 #[test]

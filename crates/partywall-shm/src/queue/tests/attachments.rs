@@ -6,7 +6,11 @@ use super::*;
 fn submit_part(world: &World) -> Result<TaskId, NotSubmitted> {
     let reserved = world.queue.reserve(SUBMITTER).unwrap();
     let blocks = [(); 2].map(|()| world.inputs.try_take(SUBMITTER).unwrap());
-    let inputs = [NewInput::Block(&blocks[0]), NewInput::Part(PART), NewInput::Block(&blocks[1])];
+    let inputs = [
+        NewInput::Block(&blocks[0], 0, Contents::of_bytes(1)),
+        NewInput::Part(PART),
+        NewInput::Block(&blocks[1], 0, Contents::of_bytes(1)),
+    ];
     let submitted = world.queue.submit(&world.inputs, reserved, &TASK, &inputs);
     if submitted.is_err() {
         blocks.iter().for_each(|block| assert!(world.inputs.free(block)));
@@ -21,7 +25,7 @@ fn task_names_parts_of_attached_segments_only() {
     world.assert_left(NOTHING, 0, 0);
     world.queue.attach(PART.attachment);
     let id = submit_part(&world).unwrap();
-    let [Input::Block(_), Input::Part(part), Input::Block(_)] = world.queue.describe(id).unwrap().inputs[..] else {
+    let [Input::Block(..), Input::Part(part), Input::Block(..)] = world.queue.describe(id).unwrap().inputs[..] else {
         panic!("the inputs come in their order")
     };
     assert_eq!(part, PART);

@@ -212,7 +212,7 @@ fn output_of_a_dead_reader_and_a_slow_worker_is_not_lost() {
     let claimed = world.claim(WORKER).unwrap();
     let output = world.outputs.try_take(WORKER).unwrap();
     let body = &world.queue.bodies[claimed.index];
-    body.record(1).set_output(Some(BlockId { index: output.index(), generation: output.generation() }), None);
+    body.record(1).set_output(Some(output_of(&output)), None);
     world.queue.record(claimed.index, claimed.word, body::RecordWord::drained(None, claimed.word));
     let place = &world.queue.places[claimed.index];
     assert!(place.change(claimed.word, claimed.word.with(State::Ending, OTHER)));

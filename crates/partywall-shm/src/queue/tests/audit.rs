@@ -5,7 +5,7 @@ use super::*;
 /// Frees the input of a task behind its back. Returns false if there is none.
 fn steal(world: &World, id: TaskId) -> bool {
     let inputs = world.queue.describe(id).unwrap().inputs;
-    let [Input::Block(block)] = inputs[..] else { panic!("{inputs:?}") };
+    let [Input::Block(block, ..)] = inputs[..] else { panic!("{inputs:?}") };
     let seen = world.inputs.seen(block.index).unwrap();
     seen.ticket() == block.generation && world.inputs.free_seen(block.index, seen)
 }

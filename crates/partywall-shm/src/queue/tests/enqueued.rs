@@ -12,7 +12,7 @@ fn enqueued_task_is_decided_by_its_timeline() {
         let id = world.submit().unwrap();
         let claimed = world.claim(WORKER).unwrap();
         let output = world.outputs.try_take(WORKER).unwrap();
-        world.queue.enqueue(&claimed, Some(&output), StreamPoint { lane: 0, cell, value: 7 }).unwrap();
+        world.queue.enqueue(&claimed, Some(output_of(&output)), StreamPoint { lane: 0, cell, value: 7 }).unwrap();
         assert_eq!(world.queue.state(id), TaskState::Enqueued { row: WORKER, attempt: 1 });
         world.queue.detach(world.pools(), |row| row == WORKER, Reason::Died, |of| reached.filter(|_| of == cell));
         assert_eq!(world.queue.state(id), state);
@@ -29,9 +29,12 @@ fn enqueued_task_is_finished_by_its_worker() {
     let claimed = world.claim(WORKER).unwrap();
     let output = world.outputs.try_take(WORKER).unwrap();
     let cell = TimelineCell { slab: 0, cell: 0, incarnation: 0 };
-    world.queue.enqueue(&claimed, Some(&output), StreamPoint { lane: 0, cell, value: 1 }).unwrap();
+    world.queue.enqueue(&claimed, Some(output_of(&output)), StreamPoint { lane: 0, cell, value: 1 }).unwrap();
     assert!(world.queue.is_claimed(&claimed));
-    assert_eq!(world.queue.enqueue(&claimed, Some(&output), StreamPoint { lane: 0, cell, value: 1 }), Err(Fenced));
+    assert_eq!(
+        world.queue.enqueue(&claimed, Some(output_of(&output)), StreamPoint { lane: 0, cell, value: 1 }),
+        Err(Fenced)
+    );
     world.queue.finish(world.pools(), &claimed, Some(&output), Views::None).unwrap();
     assert_eq!(world.take(SUBMITTER, id), Ok(1));
     world.assert_left(NOTHING, 0, 0);
@@ -46,9 +49,9 @@ fn output_of_an_enqueued_task_is_taken_once_it_is_done() {
     assert_eq!(world.queue.output(id), Err(TaskState::Claimed { row: WORKER, attempt: 1 }));
     let held = world.outputs.try_take(WORKER).unwrap();
     let at = StreamPoint { lane: 31, cell: TimelineCell { slab: 1, cell: 2, incarnation: u32::MAX }, value: 4 };
-    world.queue.enqueue(&claimed, Some(&held), at).unwrap();
+    world.queue.enqueue(&claimed, Some(output_of(&held)), at).unwrap();
     let output = world.queue.output(id).unwrap();
-    assert_eq!((output.attempt, output.bytes, output.pending), (1, TASK.output, Some((WORKER, at))));
+    assert_eq!((output.attempt, output.contents, output.pending), (1, TASK.output, Some((WORKER, at))));
     let take = || world.queue.take_output(world.pools(), SUBMITTER, &output);
     assert_eq!(take(), Err(TaskState::Enqueued { row: WORKER, attempt: 1 }));
     world.queue.finish(world.pools(), &claimed, Some(&held), Views::None).unwrap();
@@ -68,7 +71,7 @@ fn output_of_an_attempt_that_failed_is_not_the_result() {
     let enqueue = || {
         let claimed = world.claim(WORKER).unwrap();
         let held = world.outputs.try_take(WORKER).unwrap();
-        world.queue.enqueue(&claimed, Some(&held), at).unwrap();
+        world.queue.enqueue(&claimed, Some(output_of(&held)), at).unwrap();
         (claimed, held)
     };
     let _lost = enqueue();

@@ -17,7 +17,7 @@ use std::{
 };
 
 use super::*;
-use crate::{MAX_SLEEP, members::now, pool::Pool, topic::TimelineCell};
+use crate::{DType, MAX_SLEEP, members::now, pool::Pool, slots::Held, topic::TimelineCell};
 
 const SHAPE: Shape = Shape { tasks: 4, inputs: 8, outputs: 8, lease: 0 };
 const SUBMITTER: Row = 1;
@@ -45,7 +45,7 @@ impl World {
     fn submit_with(&self, blocks: usize, task: &NewTask<'_>) -> Option<TaskId> {
         let reserved = self.queue.reserve(SUBMITTER)?;
         let blocks: Vec<_> = (0..blocks).map(|_| self.inputs.try_take(SUBMITTER).unwrap()).collect();
-        let blocks: Vec<_> = blocks.iter().map(NewInput::Block).collect();
+        let blocks: Vec<_> = blocks.iter().map(|block| NewInput::Block(block, 0, Contents::of_bytes(1))).collect();
         let id = self.queue.submit(&self.inputs, reserved, task, &blocks).unwrap();
         self.queue.notify_workers(1);
         Some(id)
@@ -63,7 +63,7 @@ impl World {
     fn complete(&self, claimed: &Claimed) -> Result<(), Fenced> {
         let output = self.outputs.try_take(claimed.word.row()).unwrap();
         self.queue
-            .complete(self.pools(), claimed, Some(&output), Views::None)
+            .complete(self.pools(), claimed, Some(output_of(&output)), Views::None)
             .inspect_err(|_| assert!(self.outputs.free(&output)))
     }
 
@@ -83,11 +83,22 @@ impl World {
     }
 }
 
-const TASK: NewTask<'_> =
-    NewTask { kind: b"sqrt", arguments: b"seven", ready: None, output: 8, max_attempts: 3, cancel: false, now: 77 };
+const TASK: NewTask<'_> = NewTask {
+    kind: b"sqrt",
+    arguments: b"seven",
+    ready: None,
+    output: Some(Contents::of_bytes(8)),
+    max_attempts: 3,
+    cancel: false,
+    now: 77,
+};
 
-/// A part whose attachment's number has bits in both halves.
-const PART: Part = Part { attachment: 0xfedc_ba98, offset: MAX_PART - 1, bytes: MAX_PART - 2 };
+/// A part with the largest numbers.
+const PART: Part = Part { attachment: 0xfedc_ba98, offset: MAX_PART - 1, contents: Contents::of_bytes(MAX_PART - 2) };
+
+fn output_of(held: &Held) -> NewOutput<'_> {
+    NewOutput { held, contents: Contents::of_bytes(8) }
+}
 
 const NOTHING: Audit = Audit {
     free: 0,
@@ -128,6 +139,36 @@ fn task_goes_to_a_worker_and_its_result_to_one_reader() {
     assert_eq!(world.queue.describe(id), None);
     world.assert_left(NOTHING, 0, 0);
     assert_eq!(world.queue.totals(), (1, 0));
+}
+
+#[test]
+fn contents_of_inputs_and_outputs_travel_with_a_task() {
+    let world = World::new(Shape { tasks: 1, ..SHAPE });
+    let tensor = |shape: &[u64]| Contents::of_tensor(DType::F32, shape).unwrap();
+    for length in [6_u64, 2, 0, 9] {
+        let reserved = world.queue.reserve(SUBMITTER).unwrap();
+        let block = world.inputs.try_take(SUBMITTER).unwrap();
+        let inputs = [
+            NewInput::Block(&block, 16, tensor(&[length, 3])),
+            NewInput::Part(Part { contents: Contents::of_bytes(length), ..PART }),
+        ];
+        let task = NewTask { output: Some(tensor(&[2, length])), ..TASK };
+        world.queue.attach(PART.attachment);
+        let id = world.queue.submit(&world.inputs, reserved, &task, &inputs).unwrap();
+        let found = world.queue.describe(id).unwrap();
+        assert_eq!(found.output, task.output);
+        let [Input::Block(_, 16, first), Input::Part(second)] = found.inputs[..] else { panic!("{found:?}") };
+        assert_eq!((first, second.contents), (tensor(&[length, 3]), Contents::of_bytes(length)));
+        // The worker writes less.
+        let claimed = world.claim(WORKER).unwrap();
+        let held = world.outputs.try_take(WORKER).unwrap();
+        let output = NewOutput { held: &held, contents: tensor(&[length]) };
+        world.queue.complete(world.pools(), &claimed, Some(output), Views::None).unwrap();
+        assert_eq!(world.queue.output(id).unwrap().contents, Some(tensor(&[length])));
+        let taken = world.queue.take(world.pools(), OTHER, id).unwrap();
+        assert_eq!(taken.contents, Some(tensor(&[length])));
+        assert!(world.outputs.free(&taken.output.unwrap()));
+    }
 }
 
 #[test]
@@ -222,7 +263,15 @@ fn many_submit_claim_and_take_at_once() {
                         let arguments = submitted.to_le_bytes();
                         let task = NewTask { arguments: &arguments, max_attempts: 200, ..TASK };
                         tickets.push_back(
-                            world.queue.submit(&world.inputs, reserved, &task, &[NewInput::Block(&block)]).unwrap(),
+                            world
+                                .queue
+                                .submit(
+                                    &world.inputs,
+                                    reserved,
+                                    &task,
+                                    &[NewInput::Block(&block, 0, Contents::of_bytes(1))],
+                                )
+                                .unwrap(),
                         );
                         world.queue.notify_workers(1);
                         submitted += 1;

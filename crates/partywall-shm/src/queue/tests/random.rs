@@ -121,7 +121,7 @@ proptest! {
                         continue;
                     };
                     let task = NewTask { cancel, max_attempts: most, ..TASK };
-                    let id = world.queue.submit(&world.inputs, place, &task, &[NewInput::Block(&block)]).unwrap();
+                    let id = world.queue.submit(&world.inputs, place, &task, &[NewInput::Block(&block, 0, Contents::of_bytes(1))]).unwrap();
                     prop_assert!(tasks.insert(id, Modelled::new(row, cancel, most, true)).is_none());
                     order.push(id);
                 }
@@ -296,7 +296,7 @@ proptest! {
             world.queue.failures(id);
             if let Some(reserved) = world.queue.reserve(SUBMITTER) {
                 let blocks: Vec<Held> = world.inputs.try_take(SUBMITTER).into_iter().collect();
-                let mut inputs: Vec<_> = blocks.iter().map(NewInput::Block).collect();
+                let mut inputs: Vec<_> = blocks.iter().map(|block| NewInput::Block(block, 0, Contents::of_bytes(1))).collect();
                 inputs.push(NewInput::Part(PART));
                 let _ = world.queue.submit(&world.inputs, reserved, &TASK, &inputs);
             }

@@ -1,14 +1,13 @@
 //! Workers that end an attempt while their program may still use its blocks.
 
 use super::*;
-use crate::slots::Held;
 
 /// Completes a task, and leaves its record open. Returns the attempt.
 fn complete_viewed(world: &World) -> (TaskId, Claimed) {
     let id = world.submit().unwrap();
     let claimed = world.claim(WORKER).unwrap();
     let output = world.outputs.try_take(WORKER).unwrap();
-    world.queue.complete(world.pools(), &claimed, Some(&output), Views::Output).unwrap();
+    world.queue.complete(world.pools(), &claimed, Some(output_of(&output)), Views::Output).unwrap();
     (id, claimed)
 }
 
@@ -20,7 +19,7 @@ fn viewed_inputs_keep_no_output() {
         let claimed = world.claim(WORKER).unwrap();
         let output = world.outputs.try_take(WORKER).unwrap();
         let views = if left_first { Views::Output } else { Views::Inputs };
-        world.queue.complete(world.pools(), &claimed, Some(&output), views).unwrap();
+        world.queue.complete(world.pools(), &claimed, Some(output_of(&output)), views).unwrap();
         if left_first {
             world.queue.leave_output(world.pools(), &claimed);
         }
@@ -101,7 +100,7 @@ fn viewed_result_that_nobody_wants_keeps_its_block() {
     let claimed = world.claim(WORKER).unwrap();
     world.queue.detach(world.pools(), |row| row == SUBMITTER, Reason::Died, |_| None);
     let output = world.outputs.try_take(WORKER).unwrap();
-    world.queue.complete(world.pools(), &claimed, Some(&output), Views::Output).unwrap();
+    world.queue.complete(world.pools(), &claimed, Some(output_of(&output)), Views::Output).unwrap();
     assert_eq!(world.queue.state(id), TaskState::Gone);
     world.assert_left(Audit { ending: 1, open: 1, ..NOTHING }, 1, 1);
     world.queue.drain(world.pools(), &claimed);
@@ -114,7 +113,7 @@ fn recovery_keeps_viewed_blocks_until_the_worker_is_dead() {
     let recover = |dead| world.queue.recover(world.pools(), |row| row == dead);
     // The reader dies with the result.
     let (id, claimed) = complete_viewed(&world);
-    take(&world, id);
+    let _taken = take(&world, id);
     recover(OTHER);
     world.assert_left(Audit { ending: 1, open: 1, ..NOTHING }, 1, 1);
     world.queue.drain(world.pools(), &claimed);
