@@ -19,7 +19,9 @@ use partywall_os::map::SharedMap;
 use partywall_shm::{
     members::Members,
     pool::{Attempt, Held, Pool, Slots},
-    queue::{self, Claimed, Contents, NewInput, NewOutput, NewTask, Part, Pools, Queue, Reason, StreamPoint, TaskId, Views},
+    queue::{
+        self, Claimed, Contents, NewInput, NewOutput, NewTask, Part, Pools, Queue, Reason, StreamPoint, TaskId, Views,
+    },
     timeline::{MAX_VALUE, Slab, TimelineEnding},
     topic::{self, MAX_HEADER, Message, PublisherPlace, Received, Status, SubscriberPlace, Taken, TimelineCell, Topic},
     trace,
@@ -247,7 +249,10 @@ fn queue(input: &mut Unstructured<'_>) -> Result<()> {
                     };
                     let part = Part { attachment: 3, offset: 1, contents: Contents::of_bytes(2) };
                     let block = inputs.try_take(OURS);
-                    let named = block.iter().map(|block| NewInput::Block(block, 0, Contents::of_bytes(1))).chain([NewInput::Part(part)]);
+                    let named = block
+                        .iter()
+                        .map(|block| NewInput::Block(block, 0, Contents::of_bytes(1)))
+                        .chain([NewInput::Part(part)]);
                     let named: Vec<_> = named.take(input.arbitrary::<u8>()?.into()).collect();
                     tasks.extend(queue.submit(&inputs, reserved, &new, &named));
                     queue.notify_workers(1);

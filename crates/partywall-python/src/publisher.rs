@@ -298,10 +298,11 @@ impl Loan {
         self.owner.is_closed()
     }
 
-    /// Gives the block back, unless it was published. Calling it again does nothing.
+    /// Gives the block back, unless it was published. If arrays of it are in use, the last of them gives it back. Calling
+    /// it again does nothing.
     fn close(&self, py: Python<'_>) {
         let owner = self.owner.lock().take();
-        py.detach(|| drop(owner.and_then(|owner| owner.take_loan())));
+        py.detach(|| drop(owner.and_then(Arc::into_inner).and_then(|owner| owner.take_loan())));
         self.sender.close(py);
     }
 }

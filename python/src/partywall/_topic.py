@@ -363,7 +363,10 @@ class Loan(Handle[_native.Loan], OneTensor):
         return self._native.closed
 
     def close(self) -> None:
-        """Gives the block back unless it is published. Calling it again does nothing."""
+        """Gives the block back unless it is published. Calling it again does nothing.
+
+        If arrays of the loan are in use, the last of them gives the block back. Until then it counts among the loans.
+        """
         self._native.close()
         self._publisher = None
 
