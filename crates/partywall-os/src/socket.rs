@@ -112,7 +112,7 @@ pub fn listener_of(path: &Path) -> Option<u32> {
             return false;
         }
         let Ok(files) = std::fs::read_dir(process.join("fd")) else { return false };
-        let is_it = |file: &Path| std::fs::read_link(file).is_ok_and(|link| names.iter().any(|name| link == *name));
+        let is_it = |file: &Path| std::fs::read_link(file).is_ok_and(|link| names.contains(&link));
         files.flatten().any(|file| is_it(&file.path())) && sees_same(&process, directory)
     };
     // The one that has bound the socket has started the others that have it.
