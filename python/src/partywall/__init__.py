@@ -127,7 +127,7 @@ from partywall._native import (
     Tensor,
     Ticket,
 )
-from partywall._pool import Block, BlockRef, Pool, PoolStats
+from partywall._pool import Block, BlockPart, BlockRef, Pool, PoolStats
 from partywall._queue import Queue, QueueStats, Task, TaskInfo
 from partywall._segment import Pinned, Segment
 from partywall._semaphore import Permit, Semaphore
@@ -154,6 +154,7 @@ __all__ = [
     "BadValue",
     "BeingWithdrawn",
     "Block",
+    "BlockPart",
     "BlockRef",
     "BlockTooSmall",
     "BrokerGone",
