@@ -104,7 +104,7 @@ pub(crate) fn play(words: &[&str]) {
             limited(grows.grow().extend("x", 2 << 20).commit().unwrap_err());
             let cancel = AtomicBool::new(false);
             let huge = domain.open("huge", Duration::ZERO).unwrap();
-            let refused = huge.write_to_path(None, &file, &|_| (), &cancel).unwrap_err();
+            let refused = huge.write_to_path(None, &file, false, &|_| (), &cancel).unwrap_err();
             assert!(refused.to_string().contains("file size limit"), "{refused}");
             assert!(refused.advice().contains("ulimit -f"), "{}", refused.advice());
             assert!(!file.exists());
