@@ -53,9 +53,10 @@ impl Tree {
         let mut list = Command::new("git");
         list.args(["ls-files", "--cached", "--others", "--exclude-standard"]).current_dir(&workspace.root);
         let output = output(&mut list)?;
+        // The page at the end of a link is read at its own place, where its links begin.
         let is_text = |path: &Path| {
             let extension = path.extension().and_then(|extension| extension.to_str());
-            matches!(extension, Some("rs" | "py" | "md"))
+            matches!(extension, Some("rs" | "py" | "md")) && !workspace.root.join(path).is_symlink()
         };
         let read = |line: &str| {
             let path = PathBuf::from(line);
