@@ -91,9 +91,6 @@ text! {
 }
 
 impl ElementType {
-    /// The type of bytes.
-    pub(crate) const BYTES: Self = Self(DType::U8);
-
     /// Returns type and shape of a view of what another process has described: each is that of the description if there
     /// is none. With another type and no shape, of as many elements as fit into its bytes.
     pub(crate) fn view(

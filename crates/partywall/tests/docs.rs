@@ -16,6 +16,7 @@ fn topics_publisher(domain: &Domain, place: Place, second: Duration) -> Result<(
     // Created by the first process that asks for it, opened by the others.
     let frames = domain.topic("frames").dtype(DType::U8).shape(&[480, 640, 3]).place(place).open_or_create()?;
     let publisher = frames.publisher()?;
+    publisher.wait_for_subscribers(1, Duration::from_secs(60))?;          // or the subscriber asks for history
     let mut loan = publisher.loan(DType::U8, &[480, 640, 3], second)?;   // a block that no other process sees
     loan.as_mut_slice::<u8>()?.fill(7);                                  // or a kernel, see below
     loan.header(b"camera 3")?;                                           // up to 256 bytes of your own

@@ -230,7 +230,7 @@ class Publisher(Handle[_native.Publisher]):
         not wait sends for nobody. Waits up to `timeout` seconds, or for ever; then raises `TimeoutError`. More than the
         topic has room for raise `LimitReached`.
         """
-        self._native.wait_for_subscribers(number(least), timeout)
+        self._native.wait_for_subscribers(required_number(least), timeout)
 
     def send(self, tensor: Any, header: bytes = b"", *, timeout: float | None = None, stream: Any = None) -> int:
         """Publishes a copy of a tensor and a header of up to 256 bytes. Returns how many samples it had published
@@ -540,8 +540,11 @@ def sample_shape(shape: SampleShape) -> list[int | None]:
 
 def number(number: SupportsIndex | None) -> int | None:
     """Checks one of a topic's numbers, if it is given, and returns it."""
-    if number is None:
-        return None
+    return None if number is None else required_number(number)
+
+
+def required_number(number: SupportsIndex) -> int:
+    """Checks one of a topic's numbers and returns it."""
     number = operator.index(number)
     if not 0 <= number < 1 << 32:
         raise ValueError(f"numbers of a topic are 0 to 65,536, not {number}")

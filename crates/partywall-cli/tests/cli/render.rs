@@ -354,7 +354,7 @@ fn bad_input_is_refused_by_a_sentence_and_a_code() {
         (&["--renderers", "100"], 2, "100 is too large: use 16 or less"),
         (&["--renderer", "cuda"], 2, "cannot draw by kernels in host memory"),
         (&["--devices", "0,1"], 2, "cannot choose GPUs with --devices: nothing is drawn by kernels"),
-        (&["--devices", "0,host"], 2, "use the number of a GPU in this process (0)"),
+        (&["--devices", "0,host"], 2, "\"host\" is not a GPU, and labs run on GPUs only"),
         (&["--frames", "0"], 2, "0 is too small: use 1 or more"),
         (&["--fps", "0"], 2, "0 is too small: use 1 or more"),
         (&["--kill", "nobody"], 2, "possible values: renderer, geometry, compositor, writer, broker"),

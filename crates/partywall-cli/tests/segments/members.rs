@@ -150,7 +150,10 @@ fn evicted_holder_ends_with_an_error() {
     assert!(text.starts_with(&format!("evicted pid {pid} (partywall put f held")), "{text}");
     assert!(text.contains("(1 lease) in quarantine until it is dead"), "{text}");
     let ended = holder.wait().expect(5);
-    assert!(ended.stderr.contains("was evicted by pid") && ended.stderr.contains("#evicted"), "{ended:?}");
+    assert!(
+        ended.stderr.contains("was evicted by pid") && ended.stderr.contains("partywall explain evicted"),
+        "{ended:?}"
+    );
     eventually("its death is proved", || members(&sandbox).is_empty());
     assert_eq!(sandbox.json(["status"])["bytes"], json!([]));
 }

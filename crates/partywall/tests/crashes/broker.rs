@@ -672,7 +672,7 @@ fn program_that_reads_another_format_is_refused() {
     let before = domain.status().unwrap();
     match replace(&domain) {
         Err(Error::Denied(Denied::Replacement { why: NoReplacement::Program { said } })) => {
-            assert!(said.contains("the state has format 5, and this release reads format 4"), "{said}");
+            assert!(said.contains("the state has format 6, and this release reads format 5"), "{said}");
         }
         other => panic!("{other:?}"),
     }

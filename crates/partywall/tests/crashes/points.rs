@@ -184,6 +184,8 @@ const PASSED: &[&[&str]] = &[
     QUEUEING,
     FAILING,
     TAKING,
+    VIEWING,
+    TAKING_VIEWED,
     CANCELLING,
     RETRYING,
     TENDING,

@@ -12,7 +12,7 @@ use std::{
 
 use partywall::{Domain, Error, Place as At};
 use partywall_os::{memfd, socket};
-use partywall_shm::members::Members;
+use partywall_shm::members::{self, Members};
 use partywall_wire::{
     Answer, BrokerHello, Event, Kind, Lifetime, MemberInfo, MemberState, NameInfo, Opened, Place as WirePlace, Reply,
     Request, Table, Token, Welcome, frame,
@@ -25,6 +25,9 @@ use super::{
     wire::Framed,
     within,
 };
+
+/// The row of the member that is lied to.
+const ROW: u16 = 9;
 
 /// The kinds of imposters.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -117,7 +120,7 @@ fn serve(call: OwnedFd, lie: Lie, done: &AtomicBool) -> Option<()> {
     let events = Framed::new(events);
     let token = Token([0; 16]);
     let max_message = 1 << 18;
-    let welcome = Welcome { member: 1, row: 9, token, uid: 0, resumed: true, max_message };
+    let welcome = Welcome { member: 1, row: ROW, token, uid: 0, resumed: true, max_message };
     let fds = match lie {
         Lie::NoEvents => 0,
         Lie::NoRows => 1,
@@ -139,7 +142,7 @@ fn serve(call: OwnedFd, lie: Lie, done: &AtomicBool) -> Option<()> {
         // Fewer rows than our number. Missing rows are not written.
         Lie::RowsOf("none") => Members::create(0).unwrap(),
         Lie::RowsOf(_) => std::fs::File::open("/dev/zero").unwrap().into(),
-        _ => Members::create(16).unwrap(),
+        _ => rows(ROW),
     };
     match lie {
         Lie::NoEvents => call.send(&hello, &[]),
@@ -373,13 +376,21 @@ fn greet(listener: &OwnedFd) -> (Framed, Framed) {
         let mut call = Framed::new(socket::accept(listener).unwrap().unwrap());
         call.receive().unwrap();
         let (events, theirs) = socket::pair().unwrap();
-        let welcome = Welcome { member: 1, row: 0, token: Token([0; 16]), uid: 0, resumed: true, max_message: 1 << 18 };
+        let welcome =
+            Welcome { member: 1, row: ROW, token: Token([0; 16]), uid: 0, resumed: true, max_message: 1 << 18 };
         let hello =
             handshake::encode(&Speaker::new("lie"), &BrokerHello { instance: 1, outcome: Ok(welcome) }, 2).unwrap();
-        if call.send(&hello, &[&theirs, &Members::create(16).unwrap()]) {
+        if call.send(&hello, &[&theirs, &rows(ROW)]) {
             return (call, Framed::new(events));
         }
     }
+}
+
+/// Returns the rows of a domain, with the time in the row of the member.
+fn rows(row: u16) -> OwnedFd {
+    let rows = Members::create(16).unwrap();
+    Members::map(&rows).unwrap().beat(row, members::now());
+    rows
 }
 
 fn next_request(call: &mut Framed) -> Request {

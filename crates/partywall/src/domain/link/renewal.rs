@@ -170,7 +170,7 @@ impl Link {
 #[cfg(test)]
 mod tests {
     use partywall_harness::{World, wire::Framed};
-    use partywall_shm::members::Members;
+    use partywall_shm::members::{self, Members};
     use partywall_wire::{
         BrokerHello, Limit, Refusal, Token, Welcome,
         handshake::{self, Speaker},
@@ -198,7 +198,9 @@ mod tests {
             Welcome { member: 1, row: 0, token: Token([0; 16]), uid: 0, resumed: false, max_message: 1 << 18 };
         let (domain, call) = thread::scope(|scope| {
             let domain = scope.spawn(|| Domain::options().socket(&path).start(false).connect().unwrap());
-            let call = answer(1, Ok(welcome), &[&theirs, &Members::create(16).unwrap()]);
+            let rows = Members::create(16).unwrap();
+            Members::map(&rows).unwrap().beat(0, members::now());
+            let call = answer(1, Ok(welcome), &[&theirs, &rows]);
             (domain.join().unwrap(), call)
         });
         let full = || Refusal::Limit { limit: Limit::Fds, allowed: 7, needed: 8 };
