@@ -182,7 +182,7 @@ impl Place {
     }
 
     /// Listens at the same path again, under the same descriptor number, after the socket's file or its directory was
-    /// removed. Members that are connected stay so. Connections that nobody has accepted yet end. A socket of a service
+    /// removed, or a socket on which nobody listens was put in its place. Members that are connected stay so. Connections that nobody has accepted yet end. A socket of a service
     /// manager, which no process can reach any more, is replaced by one of the broker.
     ///
     /// # Errors
@@ -194,6 +194,7 @@ impl Place {
         let locked = directory.lock(Instant::now() + BIND_AGAIN_TIMEOUT).map_err(StartError::at("lock", &at))?;
         let Some(_lock) = locked else { return Err(StartError::Locked { path: at, waited: BIND_AGAIN_TIMEOUT }) };
         let connecting = config.admission.connecting(own_user());
+        clear(&path)?;
         // Fails if another process was faster.
         let listener = socket::listen_for(&path, connecting).map_err(StartError::at("listen at", &path))?;
         let file = SocketFile::of(path.clone(), false)?;
@@ -287,9 +288,12 @@ impl SocketFile {
         Ok(Self { identity: (stat.st_dev, stat.st_ino), path, inherited })
     }
 
-    /// Returns whether the file was removed.
-    pub(crate) fn is_missing(&self) -> bool {
-        matches!(fs::lstat(&self.path), Err(Errno::NOENT | Errno::NOTDIR))
+    /// Returns whether its path leads no process to the socket: the file was removed, or another one is in its place.
+    pub(crate) fn is_lost(&self) -> bool {
+        match fs::lstat(&self.path) {
+            Ok(stat) => (stat.st_dev, stat.st_ino) != self.identity,
+            Err(errno) => matches!(errno, Errno::NOENT | Errno::NOTDIR),
+        }
     }
 
     /// Takes the file at the same path for the socket's, which another process of this broker has bound again.

@@ -14,7 +14,7 @@
 //! number. The supervisor is also the process in which another program continues ([`replacement`]).
 //!
 //! Five workers in a row that die at once end the domain: what kills them would kill the next one, too. A worker that
-//! has served for two looks of its supervisor, or has answered a request, is not one of them, however it dies later.
+//! has served for two polls of its supervisor, or has answered a request, is not one of them, however it dies later.
 //!
 //! Signals that would end a process without a reason end neither: the supervisor passes them on to the worker, which
 //! notes them in the log.
@@ -408,10 +408,10 @@ impl Supervisor {
         }
     }
 
-    /// Binds the socket again if its file was removed. The worker learns of it when it is poked.
+    /// Binds the socket again if its file was removed or replaced. The worker learns of it when it is poked.
     fn restore_socket(&mut self) {
         if let Some(worker) = &mut self.worker
-            && worker.place.file.is_missing()
+            && worker.place.file.is_lost()
             // A worker that ends the domain says so before it removes the file.
             && !self.page.is_ending()
         {
@@ -432,7 +432,7 @@ impl Supervisor {
             let _ = kill_process(pid, signal);
         }
         loop {
-            let pause = if ready.is_some() { STARTING } else { signs.pause() };
+            let pause = if ready.is_some() { STARTING } else { signs.until_next() };
             let signal = self.signals.all.wait(pause)?;
             // Before the worker's end is noticed: no other worker is started then.
             for wanted in [Signal::TERM, Signal::INT] {
@@ -457,8 +457,10 @@ impl Supervisor {
                 // It notes the signal when it is poked.
                 let _ = pass_on(signal, pid);
             }
-            if ready.is_none() && signal.is_none() {
-                signs.look(&self.page);
+            // Whatever has ended the wait: signals that come again and again delay nothing.
+            let is_due = ready.is_none() && signs.until_next().is_zero();
+            if is_due {
+                signs.poll(&self.page);
                 if signs.has_served() {
                     self.page.forget_deaths();
                     self.restore_socket();
@@ -467,7 +469,7 @@ impl Supervisor {
                     let _ = kill_process(pid, Signal::KILL);
                 }
             }
-            if ready.is_none() && (signal.is_none() || is_stray) {
+            if ready.is_none() && (is_due || is_stray) {
                 // A full counter has the same effect.
                 let _ = io::write(&self.poke, &1_u64.to_ne_bytes());
             }
@@ -542,13 +544,13 @@ impl WorkerEnd {
     }
 }
 
-/// What the supervisor has seen of its worker. It looks for turns of the worker's loop, and pokes the worker after each
-/// look, so that an idle one turns, too.
+/// What the supervisor has seen of its worker. It polls for turns of the worker's loop, and pokes the worker after each
+/// poll, so that an idle one turns, too.
 struct SignsOfLife {
     turns: u64,
-    /// How many looks have found turns, as far as that matters.
+    /// How many polls have found turns, as far as that matters.
     answers: u32,
-    /// How long looks have found none, measured in pauses of the supervisor: if both are stopped, as by Ctrl-Z, the
+    /// How long polls have found none, measured in pauses of the supervisor: if both are stopped, as by Ctrl-Z, the
     /// worker is not silent.
     silent: Duration,
     last: Instant,
@@ -559,12 +561,17 @@ impl SignsOfLife {
         Self { turns: page.turns(), answers: 0, silent: Duration::ZERO, last: Instant::now() }
     }
 
-    /// Returns the pause before the next look.
+    /// Returns the time until the next poll; zero if that is due.
+    fn until_next(&self) -> Duration {
+        self.pause().saturating_sub(self.last.elapsed())
+    }
+
+    /// Returns the pause between two polls.
     fn pause(&self) -> Duration {
         if self.has_served() { PULSE } else { FIRST_PULSE }
     }
 
-    fn look(&mut self, page: &Page) {
+    fn poll(&mut self, page: &Page) {
         let pause = self.pause();
         let was_stopped = self.last.elapsed() > 2 * pause + PULSE;
         self.last = Instant::now();
@@ -580,12 +587,12 @@ impl SignsOfLife {
         }
     }
 
-    /// Returns whether the worker has served for at least the time between two looks.
+    /// Returns whether the worker has served for at least the time between two polls.
     fn has_served(&self) -> bool {
         self.answers >= 2
     }
 
-    /// The last sign of life may be as old as the look before the first one without.
+    /// The last sign of life may be as old as the poll before the first one without.
     fn is_silent_for_too_long(&self) -> bool {
         self.silent + PULSE >= MAX_SILENCE
     }
@@ -609,10 +616,10 @@ const MAX_DEATHS: u64 = 5;
 /// Pause before another worker is started, if the former one has died soon after its start, or has lacked something.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// How often the supervisor looks after its worker.
+/// How often the supervisor polls its worker.
 const PULSE: Duration = Duration::from_secs(2);
 
-/// How often it looks after a worker that was just started. Two looks decide whether the worker serves.
+/// How often it polls a worker that was just started. Two polls decide whether the worker serves.
 const FIRST_PULSE: Duration = Duration::from_millis(200);
 
 /// How long a worker may be silent before it is killed.

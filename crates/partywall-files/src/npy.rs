@@ -301,7 +301,7 @@ fn dtype(code: &str) -> Result<DType, &'static str> {
             None => ('=', code),
         },
     };
-    match TYPES.iter().chain(LETTERS).find(|(known, _)| *known == kind) {
+    match TYPES.iter().chain(NAMES).find(|(known, _)| *known == kind) {
         Some((_, dtype)) if byte_order == '>' && dtype.bits() > 8 => Err("they are big-endian"),
         Some((_, dtype)) => Ok(*dtype),
         None => Err(match kind.chars().next() {
@@ -332,8 +332,8 @@ const TYPES: &[(&str, DType)] = &[
     ("c16", DType::C128),
 ];
 
-/// NumPy's codes of one letter, which it reads and does not write.
-const LETTERS: &[(&str, DType)] = &[
+/// NumPy's other names on 64-bit Linux, which it reads and does not write.
+const NAMES: &[(&str, DType)] = &[
     ("?", DType::Bool),
     ("b", DType::I8),
     ("B", DType::U8),
@@ -350,6 +350,31 @@ const LETTERS: &[(&str, DType)] = &[
     ("d", DType::F64),
     ("F", DType::C64),
     ("D", DType::C128),
+    ("p", DType::I64),
+    ("P", DType::U64),
+    ("bool_", DType::Bool),
+    ("byte", DType::I8),
+    ("ubyte", DType::U8),
+    ("short", DType::I16),
+    ("ushort", DType::U16),
+    ("intc", DType::I32),
+    ("uintc", DType::U32),
+    ("int", DType::I64),
+    ("int_", DType::I64),
+    ("uint", DType::U64),
+    ("intp", DType::I64),
+    ("uintp", DType::U64),
+    ("long", DType::I64),
+    ("ulong", DType::U64),
+    ("longlong", DType::I64),
+    ("ulonglong", DType::U64),
+    ("half", DType::F16),
+    ("single", DType::F32),
+    ("float", DType::F64),
+    ("double", DType::F64),
+    ("csingle", DType::C64),
+    ("complex", DType::C128),
+    ("cdouble", DType::C128),
 ];
 
 const MAGIC: &[u8] = b"\x93NUMPY";
@@ -395,6 +420,8 @@ mod tests {
             ("{'descr': '?', 'fortran_order': False, 'shape': (2,)}", DType::Bool, &[2], &[1]),
             ("{'descr': '<d', 'fortran_order': False, 'shape': (2,)}", DType::F64, &[2], &[1]),
             ("{'descr': 'bool', 'fortran_order': False, 'shape': (2,)}", DType::Bool, &[2], &[1]),
+            ("{'descr': 'float', 'fortran_order': False, 'shape': (2,)}", DType::F64, &[2], &[1]),
+            ("{'descr': 'intc', 'fortran_order': False, 'shape': (2,)}", DType::I32, &[2], &[1]),
             // The name of a type is not one of NumPy's codes: `u8` has eight bytes.
             ("{'descr': 'u8', 'fortran_order': False, 'shape': (2,)}", DType::U64, &[2], &[1]),
             ("{'descr': 'uint8', 'fortran_order': False, 'shape': (2,)}", DType::U8, &[2], &[1]),

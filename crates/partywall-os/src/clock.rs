@@ -16,8 +16,8 @@ use crate::process::fork_generation;
 /// Returns `CLOCK_MONOTONIC` of the machine's first time namespace, in nanoseconds.
 ///
 /// The first call of a process reads `/proc`; if that cannot be read, or if the process has made a time namespace for
-/// its children and is not in it, the shift counts as zero. Whoever compares the times of two processes checks once
-/// that they agree.
+/// its children and is not in it, the shift counts as zero. A caller that compares the times of two processes checks
+/// once that they agree.
 pub fn monotonic_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     // 2⁶³ ns are 292 years.

@@ -2,6 +2,7 @@
 
 use std::{
     collections::VecDeque,
+    ffi::OsStr,
     io::{IoSlice, IoSliceMut},
     mem::MaybeUninit,
     os::{
@@ -76,19 +77,15 @@ pub fn listen_for(path: &Path, connecting: Connecting) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Returns whether it is certain that no process listens at `path`. A missing file alone is no proof.
+/// Returns whether it is certain that no process listens at `path`. A file that is missing or refuses is no proof alone.
 pub fn nobody_listens(path: &Path) -> bool {
-    let is_missing = || match connect_within(path, Duration::from_millis(20)) {
-        Err(Errno::NOENT | Errno::NOTDIR) => Some(true),
-        Err(Errno::CONNREFUSED) => Some(false),
-        _ => None,
+    let refuses = || {
+        let connected = connect_within(path, Duration::from_millis(20));
+        matches!(connected, Err(Errno::NOENT | Errno::NOTDIR | Errno::CONNREFUSED))
     };
-    match is_missing() {
-        // The process may have bound its socket again while it was looked for.
-        Some(true) => listener_of(path).is_none() && is_missing().is_some(),
-        Some(false) => true,
-        None => false,
-    }
+    // The process may have bound its socket again while it was looked for. A file that refuses may be another one in its
+    // place.
+    refuses() && listener_of(path).is_none() && refuses()
 }
 
 /// Returns the process of this user that listens at `path`, whether or not the socket's file exists. `None` if there is
@@ -133,8 +130,16 @@ fn listening_at(line: &[u8], path: &Path) -> Option<PathBuf> {
     // Number, references, protocol, flags, type, state, inode, path.
     let [_, _, _, flags, _, _, inode] = [field()?, field()?, field()?, field()?, field()?, field()?, field()?];
     let accepts = u32::from_str_radix(flags, 16).is_ok_and(|flags| flags & ACCEPTS != 0);
-    let is_it = accepts && rest.strip_prefix(b" ") == Some(path.as_os_str().as_bytes());
+    let is_it =
+        accepts && rest.strip_prefix(b" ").is_some_and(|bound| is_same(Path::new(OsStr::from_bytes(bound)), path));
     is_it.then(|| PathBuf::from(format!("socket:[{inode}]")))
+}
+
+/// Returns whether two paths name the same file, which need not exist. Its directory may have several paths.
+fn is_same(bound: &Path, path: &Path) -> bool {
+    let identity = |path: &Path| rustix::fs::stat(path.parent()?).ok().map(|stat| (stat.st_dev, stat.st_ino));
+    let is_same_directory = || identity(path).is_some_and(|directory| identity(bound) == Some(directory));
+    bound == path || bound.file_name() == path.file_name() && is_same_directory()
 }
 
 /// Returns whether a process finds the same directory under this path: in another mount namespace it may be another

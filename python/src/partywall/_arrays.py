@@ -1,5 +1,6 @@
 """Conversion of other libraries' arrays, dtypes and shapes into arguments of the compiled module."""
 
+import contextlib
 import operator
 import sys
 from collections.abc import Iterable, Mapping
@@ -129,8 +130,10 @@ def check_text(text: str, what: str) -> None:
 def source(tensor: Any, stream: Any) -> Source:
     """Holds a tensor in place. On a GPU, `stream` is ordered after the work that the tensor's library has enqueued."""
     if getattr(tensor, "requires_grad", False):
-        # torch does not export tensors that record gradients.
-        tensor = tensor.detach()
+        # torch does not export tensors that record gradients. A parameter that is not initialised has no other form, and
+        # is refused below.
+        with contextlib.suppress(ValueError):
+            tensor = tensor.detach()
     # NumPy exports a masked array without its mask. If there is one, NumPy's module for them is loaded.
     masked = sys.modules.get("numpy.ma")
     if masked is not None and isinstance(tensor, masked.MaskedArray):
@@ -190,7 +193,12 @@ def taken(tensors: Any, stream: Any, once: bool) -> tuple[dict[str, Source], dic
 
 def _negated(tensor: Any) -> Any:
     """Negates a tensor of torch, which does so lazily: DLPack has no flag for a tensor whose negation is pending."""
-    return tensor.resolve_neg() if getattr(tensor, "is_neg", bool)() else tensor
+    try:
+        pending = getattr(tensor, "is_neg", bool)()
+    except ValueError:
+        # A parameter that is not initialised, which is refused as it is taken.
+        pending = False
+    return tensor.resolve_neg() if pending else tensor
 
 
 def _contiguous(found: Source, tensor: Any, stream: Any) -> Source:

@@ -89,7 +89,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     let domain = context.options().start(!wait.is_zero()).connect()?;
     let (segment, tensor) = domain.open_address(&address, wait)?;
     let tensor = tensor.as_deref();
-    // What is written to a stream cannot be undone, so signals end the process directly.
+    // Bytes in a stream cannot be taken back, so signals end the process directly.
     let cancel = if in_place { Arc::default() } else { signals::cancel_flag()? };
     let start = Instant::now();
     let written = if stream {

@@ -161,10 +161,16 @@ fn signal_ends_a_command_whose_reader_has_stopped_reading() {
 
 #[test]
 fn recording_on_standard_output_is_a_whole_file() {
+    for path in ["-", "/dev/stdout"] {
+        assert_whole(path);
+    }
+}
+
+fn assert_whole(path: &str) {
     let sandbox = Sandbox::new();
     let domain = sandbox.domain();
     let camera = topic(&domain);
-    let record = listening(&sandbox, &camera, &["topic", "record", "camera", "-", "--until-idle", "--json"]);
+    let record = listening(&sandbox, &camera, &["topic", "record", "camera", path, "--until-idle", "--json"]);
     let publisher = camera.publisher().unwrap();
     publish(&publisher, &camera, b"one ", b"left");
     publish(&publisher, &camera, b"two!", b"");
@@ -174,7 +180,7 @@ fn recording_on_standard_output_is_a_whole_file() {
     assert!(messages.len() == 2 && messages[0].data.ends_with(b"one ") && messages[1].data.ends_with(b"two!"));
     assert!(mcap::Summary::read(&recorded.stdout).unwrap().is_some(), "it has its index");
     let said: Value = serde_json::from_str(recorded.stderr.trim()).unwrap();
-    assert_eq!((&said["samples"], &said["file"]), (&json!(2), &json!("-")));
+    assert_eq!((&said["samples"], &said["file"]), (&json!(2), &json!(path)));
     let path = sandbox.file("piped.mcap", recorded.stdout);
     let arguments = ["topic", "play", path.to_str().unwrap(), "camera", "--json"];
     let subscriber = camera.subscriber(Policy::Block).unwrap();

@@ -1,7 +1,13 @@
 //! What people, cleaners, logrotate and limits do to a broker: signals, removed files, umasks, and a home that does not
 //! exist.
 
-use std::{collections::BTreeSet, fs, os::unix::fs::PermissionsExt, path::Path, process::Command};
+use std::{
+    collections::BTreeSet,
+    fs,
+    os::unix::fs::{MetadataExt, PermissionsExt},
+    path::Path,
+    process::Command,
+};
 
 use partywall_harness::{
     Running, Sandbox, Signal, WATCHDOG, assert_contains, binary, commit, eventually, kill, pidfd_of,
@@ -161,9 +167,37 @@ fn broker_whose_socket_was_removed_is_not_joined_by_a_second_one() {
     fs::remove_file(sandbox.socket()).unwrap();
     let refused = sandbox.run(["serve"]).expect(5);
     assert!(refused.stderr.contains(&format!("pid {} listens already", serve.pid())), "{refused:?}");
+    // Nor by one that comes by another path to the same directory.
+    let link = sandbox.path().join("link");
+    std::os::unix::fs::symlink(sandbox.socket().parent().unwrap(), &link).unwrap();
+    let beside = link.join(sandbox.socket().file_name().unwrap());
+    let refused = Running::spawn(sandbox.command(["serve", "--socket"]).arg(&beside)).wait().expect(5);
+    assert!(refused.stderr.contains(&format!("pid {} listens already", serve.pid())), "{refused:?}");
     assert!(!sandbox.socket().exists());
     serve.signal(Signal::CONT);
     eventually("it is bound again", || sandbox.socket().exists());
+    sandbox.run(["status"]).expect(0);
+    serve.signal(Signal::TERM);
+    serve.wait().expect(0);
+}
+
+#[test]
+fn socket_is_bound_again_in_place_of_a_dead_one_and_beside_signals() {
+    let sandbox = Sandbox::new();
+    let mut serve = sandbox.spawn(["serve"]);
+    serve.line();
+    let identity = || fs::metadata(sandbox.socket()).map(|found| found.ino());
+    let first = identity().unwrap();
+    fs::remove_file(sandbox.socket()).unwrap();
+    // As another broker leaves it that is killed.
+    drop(std::os::unix::net::UnixListener::bind(sandbox.socket()).unwrap());
+    let other = identity().unwrap();
+    eventually("it is bound again", || {
+        // More often than the supervisor polls.
+        serve.signal(Signal::USR1);
+        identity().is_ok_and(|now| now != other)
+    });
+    assert_ne!(first, other);
     sandbox.run(["status"]).expect(0);
     serve.signal(Signal::TERM);
     serve.wait().expect(0);

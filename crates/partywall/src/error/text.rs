@@ -179,7 +179,7 @@ pub(super) fn holders_text(limit: Limit, holders: &[Holder]) -> String {
         .iter()
         .map(|Holder { pid, uid, held }| format!("pid {pid} of user {uid} ({})", amount(*held)))
         .collect();
-    if holders.is_empty() { String::new() } else { format!("; most of it is held by {}", holders.join(", ")) }
+    if holders.is_empty() { String::new() } else { format!("; the largest holders are {}", holders.join(", ")) }
 }
 
 /// Returns what cannot be done, and what belongs to another user.

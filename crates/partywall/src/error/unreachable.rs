@@ -2,6 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use partywall_os::environment::is_privileged;
 use partywall_wire::FdFault;
 
 use super::{
@@ -187,6 +188,7 @@ impl Unreachable {
     pub(super) fn help(&self) -> Help {
         match self {
             Self::NoDirectory { parent, .. } => ErrorKind::Unreachable.help("no-directory", format!("make it with `mkdir -p {}`, or check --socket, PARTYWALL_SOCKET and XDG_RUNTIME_DIR", parent.display())),
+            Self::NoProgram { .. } if is_privileged() => ErrorKind::Unreachable.help("broker-not-found", "install the partywall program in /usr/local/bin, or name it with `DomainOptions::program`: a program with privileges reads no variable"),
             Self::NoProgram { .. } => ErrorKind::Unreachable.help("broker-not-found", "set PARTYWALL_BIN to the partywall binary, or put it on PATH (cargo install --locked --path crates/partywall-cli)"),
             Self::NotStarted { advice: Some(advice), .. } => ErrorKind::Unreachable.help("broker-not-started", advice.clone()),
             Self::NotStarted { .. } => ErrorKind::Unreachable.help("broker-not-started", "run `partywall serve` to see why, and `partywall doctor`"),

@@ -16,7 +16,10 @@ def begin_streams(seed: int | None, worker: int, start: int) -> None:
     entropy = os.urandom(32) if seed is None else hashlib.sha256(f"{seed} {worker} {start}".encode()).digest()
     random.seed(entropy)
     # A module that is loaded later begins with entropy of its own.
-    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+    if "numpy" in sys.modules:
+        # NumPy loads it when it is first used, and the program could not tell which worker began with entropy.
+        import numpy.random as numpy_random
+
         words = [int.from_bytes(entropy[at : at + 4], "little") for at in range(0, len(entropy), 4)]
         try:
             numpy_random.seed(words)

@@ -284,7 +284,6 @@ fn popup<'a>(area: Rect, buffer: &mut Buffer, title: &str, lines: impl Iterator<
     }
 }
 
-/// Writes a line, cut off where the area ends.
 /// Shows what has a colour in bold instead.
 pub(super) fn remove_colours(buffer: &mut Buffer) {
     for cell in &mut buffer.content {
@@ -295,6 +294,7 @@ pub(super) fn remove_colours(buffer: &mut Buffer) {
     }
 }
 
+/// Writes a line, cut off where the area ends.
 fn write(buffer: &mut Buffer, area: Rect, line: &str, style: Style) {
     // Text of other processes may contain control characters: here it becomes one line without them.
     let line = describe::shorten(line, usize::from(area.width));

@@ -259,7 +259,7 @@ fn message(mut fields: Fields<'_>) -> Option<(u16, u64, &[u8])> {
     Some((channel, log_time, fields.0))
 }
 
-/// What is left of a record. Each method returns `None` if that is too short, and allocates nothing.
+/// The rest of a record. Each method returns `None` if that is too short, and allocates nothing.
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {

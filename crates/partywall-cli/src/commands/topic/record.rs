@@ -8,7 +8,7 @@ use partywall::{Sample, Subscriber, bytes};
 use serde_json::json;
 
 use super::{Receiver, Receiving, file::Recording, is_lost, stdout::check_terminal};
-use crate::{Context, failure::Failure, text::count};
+use crate::{Context, failure::Failure, output::is_standard_output, text::count};
 
 /// The arguments of the command.
 #[derive(Debug, clap::Args)]
@@ -25,7 +25,7 @@ pub(super) struct Arguments {
 
 /// Runs the command.
 pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
-    let is_stream = arguments.file == Path::new("-");
+    let is_stream = arguments.file == Path::new("-") || is_standard_output(&arguments.file);
     if is_stream {
         let name = &arguments.receiving.name;
         check_terminal(format!("name a file, or use a pipe: partywall topic record {name} - | gzip > {name}.mcap.gz"))?;
@@ -33,7 +33,12 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     let topic = arguments.receiving.open(context)?;
     // Opened before the file, so that a failure leaves an existing file unchanged.
     let receiving = arguments.receiving.subscribe(&topic)?;
-    let recording = Recording::create(&arguments.file, &topic, arguments.force, &receiving.1)?;
+    let recording = Recording::create(
+        if is_stream { Path::new("-") } else { &arguments.file },
+        &topic,
+        arguments.force,
+        &receiving.1,
+    )?;
     let output = if is_stream { context.output().on_standard_error() } else { context.output() };
     let to = if is_stream { "on standard output".to_owned() } else { format!("in {}", arguments.file.display()) };
     output.note(format!("recording {} {to}", topic.name()));

@@ -58,7 +58,7 @@ impl Write for Stdout {
         let piece = &bytes[..bytes.len().min(PIECE)];
         while !self.has_gone {
             let is_stopped = self.stop.load(Ordering::Relaxed);
-            if !self.poll(PollFlags::OUT, PATIENCE) {
+            if !self.poll(PollFlags::OUT, TIMEOUT) {
                 if is_stopped {
                     self.leave();
                 }
@@ -104,4 +104,4 @@ pub(super) fn not_written(error: &io::Error) -> Failure {
 const PIECE: usize = 4096;
 
 /// How many seconds a reader has to take a piece after Ctrl-C.
-const PATIENCE: i64 = 1;
+const TIMEOUT: i64 = 1;

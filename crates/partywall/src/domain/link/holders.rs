@@ -1,4 +1,4 @@
-//! Who holds most of what fills a limit of the broker.
+//! The processes that hold most of what fills a limit of the broker.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::{
 };
 
 impl Link {
-    /// Adds to an error that a limit is reached who holds most of it. It asks the broker for what listings show this
+    /// Adds the processes that hold most to an error that a limit is reached. It asks the broker for what listings show this
     /// process, so the names of others stay private.
     pub(super) fn with_holders(&self, mut error: Error) -> Error {
         if let Error::LimitReached(reached) = &mut error {
