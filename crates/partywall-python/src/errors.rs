@@ -182,7 +182,9 @@ fn class(error: &Error) -> &'static str {
         Error::Gone(Gone::Block { .. }) => "StaleBlock",
         Error::InvalidArgument(InvalidArgument::TooFewBlocks { .. }) => "WrongTopic",
         Error::Mismatch(Mismatch::Sample { .. }) => "WrongSample",
-        Error::LimitReached(LimitReached::Topic { limit: TopicLimit::Loans, .. }) => "TooManyLoans",
+        Error::LimitReached(LimitReached::Topic { limit: TopicLimit::Loans | TopicLimit::Viewed, .. }) => {
+            "TooManyLoans"
+        }
         Error::LimitReached(LimitReached::Topic { limit: TopicLimit::Held, .. }) => "TooManyHeld",
         Error::Busy(Busy::TopicFull { .. }) => "TopicFull",
         Error::Busy(Busy::QueueFull { .. }) => "QueueFull",

@@ -8,8 +8,8 @@ use std::{
 };
 
 use partywall::{
-    Block, Build, DeviceUuid, Domain, Drain, EnqueuedResult, Error, Gpu, Loan, Place, Queue, Sample, Segment,
-    Subscriber, Topic,
+    Block, Build, DeviceUuid, Domain, Drain, EnqueuedResult, Error, Gpu, Loan, LoanMemory, Place, Queue, Sample,
+    Segment, Subscriber, Topic,
     cuda::{Context, CuResult, RawStream},
     error::{Gone, Unreachable},
 };
@@ -65,8 +65,11 @@ enum State {
     Committed(Arc<Segment>),
     Taken(Block),
     Lent(Box<Loan>, Late<Topic>),
-    /// A loan that was published or given back. Addresses that were handed out stay mapped.
-    Spent(Late<Topic>),
+    /// A loan that was published or given back. Until the last array is gone, this keeps the block from other loans.
+    Spent {
+        _memory: LoanMemory,
+        topic: Late<Topic>,
+    },
     /// Cloned for each use, as segments are.
     Received(Received),
     /// An input or the output of a claimed task. It becomes unusable when the task ends.
@@ -176,13 +179,13 @@ impl Owner {
         Arc::new(Self { state, may_be_awaited, writable, exposed, closed, place, on_stream, context })
     }
 
-    /// Takes the loan, unless it was taken before. From then on this keeps only the mapping.
+    /// Takes the loan, unless it was taken before. From then on this keeps only the memory.
     pub(crate) fn take_loan(&self) -> Option<Loan> {
         let mut state = self.lock();
         match std::mem::replace(&mut *state, State::Closed) {
-            State::Lent(loan, topic) => {
+            State::Lent(mut loan, topic) => {
                 self.writable.store(false, Ordering::Release);
-                *state = State::Spent(topic);
+                *state = State::Spent { _memory: loan.keep_memory(), topic };
                 Some(*loan)
             }
             other => {
@@ -376,7 +379,7 @@ impl Owner {
                 drop(state);
                 action(&mut result)
             }
-            State::Spent(topic) => Err(Error::Gone(Gone::HeldBlock { pool: topic.name().to_owned() })),
+            State::Spent { topic, .. } => Err(Error::Gone(Gone::HeldBlock { pool: topic.name().to_owned() })),
             State::Closed => Err(closed()),
         }
     }
@@ -386,7 +389,7 @@ impl Owner {
             State::Building(build) => build.domain(),
             State::Committed(segment) => segment.domain(),
             State::Taken(block) => block.domain(),
-            State::Lent(_, topic) | State::Spent(topic) => topic.domain(),
+            State::Lent(_, topic) | State::Spent { topic, .. } => topic.domain(),
             State::Received(received) => received.sample.domain(),
             State::Claimed(part) => part.domain(),
             State::Enqueued(enqueued) => enqueued.queue.domain(),
@@ -511,7 +514,7 @@ impl Drop for Owner {
         let state = match state {
             // Dropped at once: a sample to free its block for the next one. The sample itself waits for whatever still
             // uses it.
-            State::Closed | State::Received(_) | State::Spent(_) | State::Claimed(_) | State::Enqueued(_) => return,
+            State::Closed | State::Received(_) | State::Spent { .. } | State::Claimed(_) | State::Enqueued(_) => return,
             state => state,
         };
         // A block also waits for its users by itself.

@@ -237,7 +237,8 @@ pub(crate) struct Loan {
 impl Loan {
     fn take(&self, py: Python<'_>) -> PyResult<partywall::Loan> {
         let owner = self.owner.take(py)?;
-        let loan = py.detach(|| owner.take_loan());
+        // Drops the owner, so that the loan finds only arrays as its views.
+        let loan = py.detach(move || owner.take_loan());
         self.owner.unless_closed(py, loan)
     }
 
@@ -302,7 +303,7 @@ impl Loan {
     /// it again does nothing.
     fn close(&self, py: Python<'_>) {
         let owner = self.owner.lock().take();
-        py.detach(|| drop(owner.and_then(Arc::into_inner).and_then(|owner| owner.take_loan())));
+        py.detach(move || drop(owner.and_then(|owner| owner.take_loan())));
         self.sender.close(py);
     }
 }

@@ -184,7 +184,7 @@ pub use self::{
         TimelineWriter,
     },
     topic::{
-        Filled, Loan, MAX_HEADER, Policy, Published, Publisher, Sample, SampleType, Samples, Subscriber,
+        Filled, Loan, LoanMemory, MAX_HEADER, Policy, Published, Publisher, Sample, SampleType, Samples, Subscriber,
         SubscriberEvent, SubscriberOptions, SubscriberStats, Topic, TopicOptions, TopicStats, Turn, UnpublishedSample,
         UnreleasedSample,
     },

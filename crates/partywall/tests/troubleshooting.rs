@@ -147,6 +147,7 @@ fn every_error() -> Vec<Error> {
         Error::LimitReached(LimitReached::Topic { topic: name.clone(), limit: TopicLimit::Publishers, most: 4 }),
         Error::LimitReached(LimitReached::Topic { topic: name.clone(), limit: TopicLimit::Subscribers, most: 8 }),
         Error::LimitReached(LimitReached::Topic { topic: name.clone(), limit: TopicLimit::Loans, most: 2 }),
+        Error::LimitReached(LimitReached::Topic { topic: name.clone(), limit: TopicLimit::Viewed, most: 6 }),
         Error::LimitReached(LimitReached::Topic { topic: name.clone(), limit: TopicLimit::Held, most: 4 }),
         Error::Gone(Gone::TopicIdle { topic: name.clone() }),
         Error::Busy(Busy::TopicFull {

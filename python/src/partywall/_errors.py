@@ -337,7 +337,7 @@ class AttemptFailed(Error, ConnectionError):
 
 
 class TooManyLoans(Error, RuntimeError):
-    """The publisher holds the maximum number of unpublished loans."""
+    """The publisher has the maximum number of loans, or its arrays of former loans keep too many blocks."""
 
 
 class TooManyHeld(Error, RuntimeError):

@@ -261,7 +261,8 @@ class Publisher(Handle[_native.Publisher]):
         The default `dtype` is the topic's. On a GPU the block is published after the work that is then on `stream`, by
         default torch's or cupy's current one. In pinned memory the block is a tensor of the host that the CPU
         publishes, or with a `stream` one of the GPU. Waits up to `timeout` seconds, or for ever, for a block, and again
-        to publish it. A publisher that already has as many loans as it may have gets `TooManyLoans` immediately.
+        to publish it. A publisher that already has as many loans as it may have gets `TooManyLoans` immediately, and so does one whose
+        arrays of former loans keep too many blocks.
         """
         if dtype is None and self._dtype is None:
             raise TypeError("the dtype is missing: give dtype=, because samples of this topic may have any type")
@@ -302,8 +303,8 @@ class Publisher(Handle[_native.Publisher]):
 class Loan(Handle[_native.Loan], OneTensor):
     """A block to be written and published as a sample; `Publisher.loan` returns one.
 
-    The end of its `with` publishes the block, or gives it back if the body raises. Do not use arrays of the block after
-    that: the memory stays mapped, but belongs to other processes.
+    The end of its `with` publishes the block, or gives it back if the body raises. Arrays that outlive that keep the
+    block from later loans. Do not write through them: they show what subscribers read.
     """
 
     def __init__(
@@ -365,7 +366,7 @@ class Loan(Handle[_native.Loan], OneTensor):
     def close(self) -> None:
         """Gives the block back unless it is published. Calling it again does nothing.
 
-        If arrays of the loan are in use, the last of them gives the block back. Until then it counts among the loans.
+        If arrays of the loan are in use, the last of them gives the block back.
         """
         self._native.close()
         self._publisher = None

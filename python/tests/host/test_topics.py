@@ -829,25 +829,3 @@ def test_publisher_of_a_removed_topic_is_told(domain, socket):
         publisher.check()
     subscriber.close()
     frames.close()
-
-
-def test_array_of_a_discarded_loan_writes_into_no_later_sample(domain):
-    with (
-        domain.topic("discarded", depth=2, max_bytes=64, device="host") as topic,
-        topic.publisher() as publisher,
-        topic.subscriber() as subscriber,
-    ):
-        loan = publisher.loan((64,), "uint8")
-        stale = np.asarray(loan)
-        loan.close()
-        del loan
-        # More than there are blocks.
-        for _ in range(16):
-            with publisher.loan((64,), "uint8") as loan:
-                np.asarray(loan)[:] = 3
-                stale[:] = 9
-            with subscriber.recv(10) as sample:
-                assert sample.tobytes() == bytes([3] * 64)
-        with publisher.loan((64,), "uint8"), pytest.raises(pw.TooManyLoans):
-            publisher.loan((64,), "uint8")
-        del stale

@@ -306,6 +306,34 @@ def test_samples_of_a_stream_are_complete_for_the_cpu(frames):
         incomplete.close()
 
 
+@pytest.mark.parametrize("derived", [False, True])
+def test_array_of_a_published_loan_writes_into_no_later_sample(frames, derived):
+    with frames.publisher() as publisher, frames.publisher() as other, frames.subscriber() as subscriber:
+        gate = driver.Gate()
+        if derived:
+            with other.loan(4096, stream=gate.stream) as out:
+                driver.fill(out.tensor.data_ptr, 9, 4096, gate.stream)
+            incomplete = subscriber.try_recv()
+            assert incomplete is not None and not incomplete.ready
+        with publisher.loan(4096) as out:
+            if derived:
+                out.rests_on(incomplete)
+            stale = np.asarray(out)
+            stale[:] = 1
+        if derived:
+            incomplete.close()
+        gate.open()
+        with subscriber.recv(WATCHDOG) as sample:
+            sample.check()
+            assert sample.tobytes() == b"\1" * 4096
+        # More than there are blocks.
+        for byte in range(20):
+            publisher.send(np.full(4096, byte, "uint8"))
+            stale[:] = 99
+            with subscriber.recv(WATCHDOG) as sample:
+                assert sample.tobytes() == bytes([byte]) * 4096
+
+
 def test_sample_received_with_a_stream_is_a_tensor_of_the_gpu(domain, frames):
     with frames.publisher() as publisher, frames.subscriber() as subscriber:
         gate = driver.Gate()

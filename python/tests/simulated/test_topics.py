@@ -194,6 +194,55 @@ def test_a_loan_is_published_behind_its_stream(frames, publisher, subscriber):
     eventually(lambda: frames.stats().held == 0)
 
 
+def test_block_of_a_published_loan_waits_for_its_arrays_and_its_stream(domain):
+    driver.use()
+    opened = driver.Gate()
+    opened.open()
+
+    def send(publisher, byte):
+        with publisher.loan(SIZE, "uint8", stream=opened.stream, timeout=WATCHDOG) as out:
+            driver.fill(out.tensor.data_ptr, byte, SIZE, opened.stream)
+            return out.tensor.data_ptr
+
+    numbers = {"depth": 1, "publishers": 2, "subscribers": 1, "held": 1, "loans": 1}
+    with (
+        domain.topic("small", max_bytes=SIZE, **numbers) as topic,
+        topic.publisher() as publisher,
+        topic.publisher() as other,
+        topic.subscriber() as subscriber,
+    ):
+        gate = driver.Gate()
+        with publisher.loan(SIZE, "uint8", stream=gate.stream) as out:
+            address = out.tensor.data_ptr
+            driver.fill(address, 1, SIZE, gate.stream)
+            array = out.__dlpack__()
+        incomplete = subscriber.try_recv()
+        assert incomplete is not None and not incomplete.ready
+        incomplete.close()
+        send(other, 0)
+        assert subscriber.recv(WATCHDOG).tobytes() == bytes(SIZE)
+        del array
+        assert topic.stats().held == 1, "its stream still writes it"
+        gate.open()
+        eventually(lambda: topic.stats().held == 0)
+        with publisher.loan(SIZE, "uint8", stream=opened.stream) as out:
+            address = out.tensor.data_ptr
+            driver.fill(address, 2, SIZE, opened.stream)
+            array = out.__dlpack__()
+        assert subscriber.recv(WATCHDOG).tobytes() == b"\2" * SIZE
+        for byte in range(8):
+            assert send(publisher, byte) != address
+            assert subscriber.recv(WATCHDOG).tobytes() == bytes([byte]) * SIZE
+        del array
+
+        def is_used_again():
+            found = send(publisher, 0) == address
+            subscriber.recv(WATCHDOG).close()
+            return found
+
+        eventually(is_used_again)
+
+
 def test_streams_are_ordered_on_request(frames, publisher):
     with frames.subscriber(order="stream") as subscriber:
         gate, reader = driver.Gate(), driver.Gate()

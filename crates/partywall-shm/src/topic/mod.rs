@@ -156,6 +156,15 @@ impl Shape {
             + u64::from(self.subscribers) * u64::from(self.held)
     }
 
+    /// Returns how many blocks a publisher may have in loans and in flight.
+    pub fn most_in_use(&self) -> u32 {
+        let [depth, publishers] = [self.depth, self.publishers].map(u64::from);
+        // All other publishers may be stopped that far ahead, with samples that have left the ring.
+        let needed = self.needed_blocks() + (publishers - 1) * depth;
+        let spare = u64::from(self.blocks).saturating_sub(needed);
+        self.depth + self.loans + (spare / publishers) as u32
+    }
+
     /// Returns whether the limits are valid.
     pub fn is_possible(&self) -> bool {
         let within = |number: u32, most| (1..=most).contains(&number);

@@ -130,6 +130,35 @@ impl Topic {
         held: &Held,
         message: &Message<'_>,
     ) -> Result<u64, Unpublished> {
+        self.publish_within(slots, place, held, message, message.status.is_final())
+    }
+
+    /// As [`publish`](Self::publish), but the block stays held in any case until it is [retired](Topic::retire), because
+    /// the publisher's program may still use it.
+    ///
+    /// # Errors
+    /// As [`publish`](Self::publish).
+    ///
+    /// # Panics
+    /// As [`publish`](Self::publish).
+    pub fn publish_viewed(
+        &self,
+        slots: &Slots,
+        place: &mut PublisherPlace,
+        held: &Held,
+        message: &Message<'_>,
+    ) -> Result<u64, Unpublished> {
+        self.publish_within(slots, place, held, message, false)
+    }
+
+    fn publish_within(
+        &self,
+        slots: &Slots,
+        place: &mut PublisherPlace,
+        held: &Held,
+        message: &Message<'_>,
+        lets_go: bool,
+    ) -> Result<u64, Unpublished> {
         assert!(message.shape.len() <= MAX_RANK && message.header.len() <= MAX_HEADER, "the caller has checked");
         let us = &self.publishers[place.index];
         if us.port.load() != place.port {
@@ -143,7 +172,7 @@ impl Topic {
         place.sequence += 1;
         us.published.store(place.sequence, Ordering::Relaxed);
         point("topic: in the ring, block still held");
-        if message.status.is_final() {
+        if lets_go {
             slots.publish(held.index(), held.word());
         }
         point("topic: published, nobody notified");
@@ -232,7 +261,7 @@ impl Topic {
         }
     }
 
-    /// Releases a published block, once no stream writes it any more.
+    /// Releases a published block, once no stream writes it any more and the publisher's program has no views of it.
     pub fn retire(&self, slots: &Slots, held: &Held) {
         slots.publish(held.index(), held.word());
         point("topic: retired, nobody notified");

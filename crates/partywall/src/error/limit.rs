@@ -142,6 +142,9 @@ pub enum TopicLimit {
     Subscribers,
     /// Loans of one publisher at a time.
     Loans,
+    /// Blocks of one publisher that are loans, or that views of former loans keep
+    /// ([`LoanMemory`](crate::LoanMemory)).
+    Viewed,
     /// Samples that one subscriber holds at a time.
     Held,
 }
@@ -197,6 +200,9 @@ impl TopicLimit {
             Self::Publishers => format!("topic {topic:?} has {most} publishers, and no room for more"),
             Self::Subscribers => format!("topic {topic:?} has {most} subscribers, and no room for more"),
             Self::Loans => format!("this publisher of topic {topic:?} has {most} loans, which is its limit"),
+            Self::Viewed => format!(
+                "this publisher of topic {topic:?} has {most} blocks in arrays of former loans and in loans, which is its limit"
+            ),
             Self::Held => format!("this subscriber of topic {topic:?} holds {most} samples, which is its limit"),
         }
     }
@@ -212,6 +218,10 @@ impl TopicLimit {
                 format!("close one of them and drop its samples, `partywall show {topic}` lists them"),
             ),
             Self::Loans => ("too-many-loans", "loans", "publish or drop loans before taking more".into()),
+            Self::Viewed => {
+                return ErrorKind::Refused
+                    .help("too-many-loans", "drop arrays of former loans before taking more loans");
+            }
             Self::Held => ("too-many-held", "held", "drop samples before receiving more".into()),
         };
         let more = most.saturating_add(1);

@@ -29,6 +29,8 @@ pub(super) struct PublisherPort {
     id: PortId,
     /// A sample was not settled. The port stays until the broker takes it back.
     lost: AtomicBool,
+    /// Cloned for each block that only views keep.
+    views: Arc<()>,
 }
 
 /// A sample that was published and is not settled yet.
@@ -42,8 +44,8 @@ pub(super) struct InFlight {
 
 /// The part of an in-flight sample that a stream still writes.
 pub(super) struct Written {
-    /// The block, which is retired once the stream is done.
-    pub(super) held: Held,
+    /// The block, which is retired once the stream is done; `None` if views keep it.
+    pub(super) held: Option<Held>,
     pub(super) order: Order,
     /// The value that the timeline reaches after the stream's work.
     pub(super) value: u64,
@@ -53,16 +55,37 @@ pub(super) struct Written {
 
 impl PublisherPort {
     pub(super) fn new(control: Arc<ControlMemory>, id: PortId) -> Arc<Self> {
-        Arc::new(Self { control, id, lost: AtomicBool::new(false) })
+        Arc::new(Self { control, id, lost: AtomicBool::new(false), views: Arc::default() })
     }
 
     pub(super) fn id(&self) -> PortId {
         self.id
     }
 
-    /// Returns how many samples are in flight. Each has a reference to the port, and so has the publisher.
+    /// Returns how many blocks are in flight, because a stream or views use them after the loan. Each has a reference to
+    /// the port, and so has the publisher.
     pub(super) fn in_flight(self: &Arc<Self>) -> usize {
         Arc::strong_count(self) - 1
+    }
+
+    /// Returns how many of them only views keep.
+    pub(super) fn viewed(&self) -> usize {
+        Arc::strong_count(&self.views) - 1
+    }
+
+    /// Returns the reference of a block that only views keep.
+    pub(super) fn view(&self) -> Arc<()> {
+        self.views.clone()
+    }
+
+    /// Releases a published block, which then belongs to the topic.
+    pub(super) fn retire(&self, held: &Held) {
+        self.control.topic.retire(&self.control.pool, held);
+    }
+
+    /// Frees a block that was not published. Returns false if it was not held.
+    pub(super) fn free(&self, held: &Held) -> bool {
+        self.control.pool.free(held)
     }
 }
 
@@ -87,7 +110,9 @@ impl InFlight {
         domain.completions().on(Fence::Timeline(order.word.clone(), value), move |completion| {
             match (completion, order.progress(value)) {
                 (Completion::Done, _) => {
-                    self.port.control.topic.retire(&self.port.control.pool, &held);
+                    if let Some(held) = held {
+                        self.port.retire(&held);
+                    }
                     self.settle(&completions);
                 }
                 // It is unknown what the stream still does, so the block stays held until this process ends.

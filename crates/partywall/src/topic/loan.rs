@@ -24,6 +24,7 @@ use partywall_shm::{
 use super::{
     ControlMemory, MAX_HEADER,
     in_flight::{InFlight, Written},
+    memory::{LoanMemory, Views},
     publisher::Joined,
     sample::{Reading, Sample, Validity},
 };
@@ -57,6 +58,7 @@ pub struct Loan {
     header: Vec<u8>,
     inputs: Vec<Arc<Reading>>,
     used: Kept,
+    views: Views,
 }
 
 /// Values of the user. If dropping one of them panics, the others are still dropped.
@@ -108,6 +110,7 @@ impl Loan {
             header: Vec::new(),
             inputs: Vec::new(),
             used: Kept::default(),
+            views: Views::default(),
         }
     }
 
@@ -139,6 +142,7 @@ impl Loan {
         *self.exposed.get_mut() = false;
         self.header.clear();
         self.inputs.clear();
+        self.views = Views::default();
         reserve.put(self);
     }
 
@@ -210,6 +214,11 @@ impl Loan {
         self.used.0.push(Box::new(thing));
     }
 
+    /// Returns a guard that keeps the block for views that outlive the loan, such as arrays of another language.
+    pub fn keep_memory(&mut self) -> LoanMemory {
+        self.views.view()
+    }
+
     /// Declares that the sample is filled. If a stream fills it, all work for that must already be enqueued.
     #[inline]
     pub fn filled(self) -> Filled {
@@ -258,11 +267,26 @@ impl Loan {
         self.joined.open.blocks.give_back_mut(self.borrowed.take());
     }
 
-    /// The block, as one that is not to be published.
+    /// Returns the block as one that is not to be published; `None` if views keep it.
     fn take_back(&mut self) -> Option<Block> {
         self.end_writing();
         let held = self.held.take()?;
-        Some(Block::exposed(self.joined.open.blocks.clone(), held, self.exposed.load(Ordering::Relaxed)))
+        if !self.views.exist() {
+            return Some(self.block(held));
+        }
+        let port = self.joined.port.clone();
+        self.leave_to_views(held, move |held| port.free(held));
+        None
+    }
+
+    /// Leaves the block to its views. The last of them has `release` give it back.
+    fn leave_to_views(&mut self, held: Held, release: impl FnOnce(&Held) -> bool + Send + Sync + 'static) {
+        let block = self.block(held).released_by(Box::new(release));
+        self.views.leave(block, self.joined.port.view());
+    }
+
+    fn block(&self, held: Held) -> Block {
+        Block::exposed(self.joined.open.blocks.clone(), held, self.exposed.load(Ordering::Relaxed))
     }
 }
 
@@ -306,7 +330,8 @@ impl Drop for Blocked<'_> {
 
 impl Filled {
     /// Gives the block back without publishing it. If its GPU address was handed out, first waits until all work of
-    /// this process on that GPU is done; dropping the sample does not wait.
+    /// this process on that GPU is done; dropping the sample does not wait. If there is a
+    /// [memory](Loan::keep_memory) of it, that gives the block back.
     ///
     /// # Errors
     /// As [`Block::release`].
@@ -350,7 +375,7 @@ impl Filled {
             Validity::Undecided => Status::Unverified,
             Validity::Invalid => Status::Tainted,
         };
-        let (published, held) = match self.give(status, 0, wait) {
+        let (published, held, is_viewed) = match self.give(status, 0, wait) {
             Ok(given) => given,
             Err(error) => return Err(UnpublishedSample { error, filled: Box::new(self) }),
         };
@@ -358,8 +383,13 @@ impl Filled {
         if status == Status::Unverified {
             let inputs = std::mem::take(&mut self.0.inputs);
             let Joined { open, port, .. } = &*self.0.joined;
-            open.control.topic.retire(&open.control.pool, &held);
+            if !is_viewed {
+                port.retire(&held);
+            }
             InFlight::new(port.clone(), &held, inputs).settle(open.domain().completions());
+        }
+        if is_viewed {
+            self.leave_published(held);
         }
         self.0.refill();
         Ok(published)
@@ -401,7 +431,7 @@ impl Filled {
         };
         let is_sound = self.validity() == Validity::Valid;
         let status = if is_sound { Status::Timeline } else { Status::Unverified };
-        let (published, held) = match self.give(status, value, wait) {
+        let (published, held, is_viewed) = match self.give(status, value, wait) {
             Ok(given) => given,
             Err(error) => return Err(UnpublishedSample { error, filled: Box::new(self) }),
         };
@@ -409,22 +439,39 @@ impl Filled {
         let used = self.0.take_used();
         let Joined { open, port, .. } = &*self.0.joined;
         let sample = InFlight::new(port.clone(), &held, inputs);
+        let (held, viewed) = if is_viewed { (None, Some(held)) } else { (Some(held), None) };
         sample.settle_after(Written { held, order, value, used }, open.domain());
+        if let Some(held) = viewed {
+            // Then the block also waits for the stream.
+            *self.0.exposed.get_mut() = true;
+            self.leave_published(held);
+        }
         self.0.joined.prefetch_next();
         Ok(published)
     }
 
-    /// Publishes the sample. Returns its block, which the caller then holds.
-    fn give(&mut self, status: Status, value: u64, wait: Wait<'_>) -> Result<(Published, Held)> {
+    /// Publishes the sample. Returns its block, and whether views keep it. The caller holds the block if they do, or if
+    /// the status is not final.
+    fn give(&mut self, status: Status, value: u64, wait: Wait<'_>) -> Result<(Published, Held, bool)> {
         self.0.end_writing();
+        let is_viewed = self.0.views.exist();
         // The sample keeps its block until it is published: if the caller's cancel function panics, the block is freed.
-        let published = self.put(self.0.held(), status, value, wait)?;
+        let published = self.put(self.0.held(), is_viewed, status, value, wait)?;
         let held = self.0.held.take().expect("a loan is held until it is published");
-        Ok((published, held))
+        Ok((published, held, is_viewed))
+    }
+
+    /// Leaves the block of the published sample to its views.
+    fn leave_published(&mut self, held: Held) {
+        let port = self.0.joined.port.clone();
+        self.0.leave_to_views(held, move |held| {
+            port.retire(held);
+            true
+        });
     }
 
     /// Puts the sample into the ring.
-    fn put(&self, held: &Held, status: Status, value: u64, wait: Wait<'_>) -> Result<Published> {
+    fn put(&self, held: &Held, is_viewed: bool, status: Status, value: u64, wait: Wait<'_>) -> Result<Published> {
         let Loan { joined, dtype, bytes, header, .. } = &self.0;
         let control = &*joined.open.control;
         let ControlMemory { topic, pool, .. } = control;
@@ -442,7 +489,10 @@ impl Filled {
             // Stamped again at each attempt: the time in which the publisher waits is not the sample's age.
             let stamp = if joined.open.stamps { members::now_ns() } else { NO_STAMP };
             let message = Message { status, value, stamp, dtype, shape, bytes: *bytes, header };
-            let position = topic.publish(pool, &mut place, held, &message)?;
+            let position = match is_viewed {
+                true => topic.publish_viewed(pool, &mut place, held, &message)?,
+                false => topic.publish(pool, &mut place, held, &message)?,
+            };
             control.recorder.record_since(Action::Publish, || control.object, position, since);
             Ok(Published { sequence, position })
         };

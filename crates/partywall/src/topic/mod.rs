@@ -3,6 +3,7 @@
 mod event;
 mod in_flight;
 mod loan;
+mod memory;
 mod options;
 mod publisher;
 mod reserve;
@@ -24,6 +25,7 @@ use partywall_wire::{Control, Notice, SampleShape, Then, TopicShape};
 pub use self::{
     event::SubscriberEvent,
     loan::{Filled, Loan, Published, UnpublishedSample},
+    memory::LoanMemory,
     options::TopicOptions,
     publisher::Publisher,
     sample::{Sample, UnreleasedSample},
@@ -327,6 +329,7 @@ impl Open {
             TopicLimit::Publishers => self.shape.publishers,
             TopicLimit::Subscribers => self.shape.subscribers,
             TopicLimit::Loans => self.shape.loans,
+            TopicLimit::Viewed => self.control.topic.shape().most_in_use(),
             TopicLimit::Held => self.shape.held,
         };
         LimitReached::Topic { topic: self.name().to_owned(), limit, most }.into()

@@ -84,7 +84,8 @@ impl Publisher {
     /// One more fails immediately, unless another thread is about to publish [in its turn](Self::loan_in_turn). A
     /// published sample no longer counts as a loan, even if a stream still writes it. `loan` blocks while in-flight
     /// samples plus loans reach `depth + loans`, or more if the topic has [blocks for
-    /// that](super::TopicOptions::blocks).
+    /// that](super::TopicOptions::blocks). A block that a [memory](super::LoanMemory) keeps counts as an in-flight
+    /// sample; `loan` fails immediately if there are as many of them and of loans.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -98,7 +99,7 @@ impl Publisher {
     /// ```
     ///
     /// # Errors
-    /// [`TopicLimit::Loans`]; [`Mismatch::BlockSize`]; [`Mismatch::Sample`] if the topic's samples are of another type
+    /// [`TopicLimit::Loans`], [`TopicLimit::Viewed`]; [`Mismatch::BlockSize`]; [`Mismatch::Sample`] if the topic's samples are of another type
     /// or shape; [`InvalidArgument::Range`] for a tensor of more than 8 dimensions, or that does not fill whole bytes;
     /// [`Error::Timeout`], [`Error::Cancelled`]; [`Unreachable::Gone`](crate::error::Unreachable::Gone) when it has to
     /// wait; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
@@ -273,19 +274,21 @@ impl Joined {
         if self.port.in_flight() == 0 {
             return Ok(true);
         }
-        let shape = self.open.control.topic.shape();
-        let [depth, publishers, loans] = [shape.depth, shape.publishers, shape.loans].map(u64::from);
-        // All other publishers may be stopped that far ahead, with samples that have left the ring.
-        let needed = shape.needed_blocks() + (publishers - 1) * depth;
-        let spare = u64::from(shape.blocks).saturating_sub(needed);
-        let most = depth + loans + spare / publishers;
-        let is_close = || (self.port.in_flight() + self.loans()) as u64 <= most;
+        let most = self.open.control.topic.shape().most_in_use() as usize;
+        let is_close = || self.port.in_flight() + self.loans() <= most;
         if is_close() {
             return Ok(true);
         }
         self.open.domain().link().require_ours()?;
         self.open.domain().completions().poll();
-        Ok(is_close())
+        if is_close() {
+            return Ok(true);
+        }
+        // Only the program can end its views, so a wait could last for ever.
+        if self.port.viewed() + self.loans() > most {
+            return Err(self.open.at_limit(TopicLimit::Viewed));
+        }
+        Ok(false)
     }
 
     /// Waits until the publisher is [close](Self::is_close) to its GPU. Returns the rest of the wait.
@@ -335,9 +338,11 @@ impl Joined {
         self.reserve.take()?.if_held(pool)
     }
 
-    /// Takes a block for the reserve, if one is free and the publisher is not ahead of its GPU.
-    pub(super) fn take_ahead(&self) -> Option<Held> {
-        if self.port.in_flight() > 0 {
+    /// Takes a block for the reserve, if one is free and the publisher is not ahead of its GPU. The reserve takes the
+    /// place of the caller's loan; it and the blocks that views keep are no more than the loans of the publisher.
+    pub(super) fn take_ahead(self: &Arc<Self>) -> Option<Held> {
+        let viewed = self.port.viewed();
+        if self.port.in_flight() > viewed || viewed > 0 && viewed + self.loans() > self.open.shape.loans as usize {
             return None;
         }
         let held = self.try_take(self.open.domain().link().row())?;
@@ -414,7 +419,13 @@ impl Joined {
     }
 
     fn no_block(&self) -> String {
-        format!("cannot loan a block of topic {:?}: none became free", self.open.name())
+        let views = match self.port.viewed() {
+            0 => String::new(),
+            viewed => {
+                format!("; arrays of published samples, or of loans that are over, keep {viewed} of this publisher")
+            }
+        };
+        format!("cannot loan a block of topic {:?}: none became free{views}", self.open.name())
     }
 }
 

@@ -485,6 +485,32 @@ fn block_written_by_a_stream_is_not_reused() {
 }
 
 #[test]
+fn block_that_its_publisher_views_is_not_reused() {
+    let world = World::new(SHAPE);
+    let mut publisher = world.publisher(1);
+    let mut subscriber = world.subscriber(2, Some(1));
+    let message = Message { status: Status::Ready, value: 0, stamp: 1, dtype: 1, shape: &[], bytes: 1, header: &[] };
+    let viewed = [(); 2].map(|()| {
+        let held = world.loan(1).unwrap();
+        world.topic.publish_viewed(&world.pool, &mut publisher, &held, &message).unwrap();
+        let taken = world.take(&mut subscriber).unwrap();
+        assert_eq!((taken.block(), world.topic.status(&taken)), (held.index(), Status::Ready));
+        world.topic.release(&world.pool, &taken);
+        held
+    });
+    for value in 0..100 {
+        let (_, held) = world.publish_as(&mut publisher, value, Status::Ready).unwrap();
+        assert!(viewed.iter().all(|viewed| viewed.index() != held.index()));
+    }
+    assert_eq!((world.pool.holders(), world.audit().held), (vec![(1, 2)], 2));
+    world.topic.retire(&world.pool, &viewed[0]);
+    world.topic.sweep(&world.pool);
+    assert_eq!(world.audit().held, 1);
+    assert_eq!(world.topic.recover(&world.pool, |row| row == 1), 1, "it was killed before its views were gone");
+    assert_eq!(world.audit(), BlockCounts { free: 20, in_ring: 4, ..BlockCounts::default() });
+}
+
+#[test]
 fn blocks_of_the_dead_come_back_and_their_samples_stay() {
     let world = World::new(SHAPE);
     let mut publishers = [1, 2].map(|row| world.publisher(row));

@@ -2,6 +2,7 @@
 
 mod ages;
 mod ends;
+mod memory;
 
 use std::{
     io::BufRead,
