@@ -261,8 +261,8 @@ class Publisher(Handle[_native.Publisher]):
         The default `dtype` is the topic's. On a GPU the block is published after the work that is then on `stream`, by
         default torch's or cupy's current one. In pinned memory the block is a tensor of the host that the CPU
         publishes, or with a `stream` one of the GPU. Waits up to `timeout` seconds, or for ever, for a block, and again
-        to publish it. A publisher that already has as many loans as it may have gets `TooManyLoans` immediately, and so does one whose
-        arrays of former loans keep too many blocks.
+        to publish it. A publisher that already has as many loans as it may have gets `TooManyLoans` immediately, and so
+        does one whose arrays of former loans keep too many blocks.
         """
         if dtype is None and self._dtype is None:
             raise TypeError("the dtype is missing: give dtype=, because samples of this topic may have any type")

@@ -99,8 +99,8 @@ impl Publisher {
     /// ```
     ///
     /// # Errors
-    /// [`TopicLimit::Loans`], [`TopicLimit::Viewed`]; [`Mismatch::BlockSize`]; [`Mismatch::Sample`] if the topic's samples are of another type
-    /// or shape; [`InvalidArgument::Range`] for a tensor of more than 8 dimensions, or that does not fill whole bytes;
+    /// [`TopicLimit::Loans`], [`TopicLimit::Viewed`]; [`Mismatch::BlockSize`]; [`Mismatch::Sample`] if the topic's
+    /// samples are of another type or shape; [`InvalidArgument::Range`] for a tensor of more than 8 dimensions, or that does not fill whole bytes;
     /// [`Error::Timeout`], [`Error::Cancelled`]; [`Unreachable::Gone`](crate::error::Unreachable::Gone) when it has to
     /// wait; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn loan<'w>(&self, dtype: DType, shape: &[u64], wait: impl Into<Wait<'w>>) -> Result<Loan> {

@@ -73,6 +73,17 @@ impl World {
     }
 
     fn publish(&self, place: &mut PublisherPlace, row: u16, value: u64, status: Status) -> Option<Held> {
+        self.publish_viewed(place, row, value, status, false)
+    }
+
+    fn publish_viewed(
+        &self,
+        place: &mut PublisherPlace,
+        row: u16,
+        value: u64,
+        status: Status,
+        is_viewed: bool,
+    ) -> Option<Held> {
         let held = self.loan(row);
         let started = Instant::now();
         self.word(held.index()).store(value, Ordering::Relaxed);
@@ -80,7 +91,11 @@ impl World {
             Message { status, value: 1, stamp: 1, dtype: 1, shape: &[8], bytes: 8, header: &value.to_le_bytes() };
         loop {
             let seen = self.topic.prepare_for_space();
-            match self.topic.publish(&self.pool, place, &held, &message) {
+            let published = match is_viewed {
+                true => self.topic.publish_viewed(&self.pool, place, &held, &message),
+                false => self.topic.publish(&self.pool, place, &held, &message),
+            };
+            match published {
                 Ok(_) => break,
                 Err(Unpublished::Busy) => {}
                 Err(Unpublished::Blocked { id, .. }) => {
@@ -201,6 +216,17 @@ pub(crate) fn play(role: &str, topic: File) {
                 let held = world.publish(&mut place, CRASHING, value, Status::Timeline).unwrap();
                 topic.settle(held.index(), held.generation(), Status::Done);
                 topic.retire(pool, &held);
+            }
+        }
+        "publishes what it views" => {
+            let mut place = publisher();
+            crash::arm();
+            let mut viewed = None;
+            for value in 0..SAMPLES {
+                let held = world.publish_viewed(&mut place, CRASHING, value, Status::Ready, true);
+                if let Some(former) = viewed.replace(held.unwrap()) {
+                    topic.retire(pool, &former);
+                }
             }
         }
         "joins as a publisher and leaves" => {
@@ -385,14 +411,16 @@ fn two_publishers_stopped_in_publish_do_not_stop_a_third() {
 }
 
 #[test]
-fn crash_in_publish_on_a_stream_loses_no_block() {
-    let points = at_each_point(
-        || Others::start("publishes what a stream writes"),
-        |crashed, others| {
-            others.go_on(crashed);
-        },
-    );
-    assert_passed(&points, &[RETIRING]);
+fn crash_while_a_block_stays_held_loses_no_block() {
+    for role in ["publishes what a stream writes", "publishes what it views"] {
+        let points = at_each_point(
+            || Others::start(role),
+            |crashed, others| {
+                others.go_on(crashed);
+            },
+        );
+        assert_passed(&points, &[RETIRING]);
+    }
 }
 
 #[test]
