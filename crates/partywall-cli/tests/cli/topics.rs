@@ -622,6 +622,10 @@ fn files_that_cannot_be_played_say_why() {
     assert!(missing.contains("cannot be opened"), "{missing}");
     sandbox.file("text", b"no such thing, but longer than a magic number is");
     assert!(refused(&sandbox.path().join("text"), &["screen"], 5).contains("not an MCAP file"));
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n";
+    sandbox.file("pointer.mcap", pointer);
+    let pointer = refused(&sandbox.path().join("pointer.mcap"), &["screen"], 5);
+    assert!(pointer.contains("Git LFS") && pointer.contains("git lfs pull"), "{pointer}");
     sandbox.file("empty", b"");
     assert!(refused(&sandbox.path().join("empty"), &["screen"], 5).contains("not an MCAP file"));
     assert!(refused(sandbox.path(), &["screen"], 5).contains("not a regular file"));

@@ -16,7 +16,7 @@ use mcap::{
 };
 use partywall::{
     Error, ErrorKind,
-    files::{Message, safetensors_message},
+    files::{FileError, FileProblem, Message, Plan, safetensors_message},
 };
 
 use super::file::{ENCODING, failed, unhex};
@@ -139,6 +139,11 @@ impl Playback {
                     return Ok(Next::End { cut_off: true });
                 }
                 Some(Err(McapError::BadMagic | McapError::UnexpectedEof)) => {
+                    // As for files of models.
+                    if let Err(error @ FileError { problem: FileProblem::LfsPointer, .. }) = Plan::from_path(&self.path)
+                    {
+                        return Err(Error::from(error).into());
+                    }
                     let what = format!("{} is not an MCAP file", self.path.display());
                     let advice = "name a file that `partywall topic record` wrote";
                     return Err(Failure::new(ErrorKind::Refused, what, advice));
