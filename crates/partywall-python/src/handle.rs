@@ -129,14 +129,24 @@ impl Closing {
 
     /// Begins a wait.
     pub(crate) fn begin(&self) -> Ending<'_> {
-        Ending { closing: self, was_open: !self.is_closed.load(Ordering::Acquire) }
+        Ending { closing: self, was_open: self.is_open() }
+    }
+
+    /// Returns whether the object is open.
+    pub(crate) fn is_open(&self) -> bool {
+        !self.is_closed.load(Ordering::Acquire)
+    }
+
+    /// Raises if the object is closed.
+    pub(crate) fn check(&self, py: Python<'_>) -> PyResult<()> {
+        if self.is_open() { Ok(()) } else { Err(closed(py, self.what)) }
     }
 }
 
 impl Ending<'_> {
     /// Returns whether the wait is to end.
     pub(crate) fn is_over(&self) -> bool {
-        self.was_open && self.closing.is_closed.load(Ordering::Acquire)
+        self.was_open && !self.closing.is_open()
     }
 
     /// Raises if the wait is to end.

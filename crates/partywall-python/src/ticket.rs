@@ -153,6 +153,17 @@ impl Ticket {
         Arc::as_ptr(&self.queue) as usize
     }
 
+    /// Whether the queue is open.
+    #[getter]
+    fn _is_open(&self) -> bool {
+        self.closing.is_open()
+    }
+
+    /// Raises if the queue was closed.
+    fn _require_open(&self, py: Python<'_>) -> PyResult<()> {
+        self.closing.check(py)
+    }
+
     /// Returns a file descriptor that is readable when tasks of the queue have ended.
     fn _event(&self, py: Python<'_>) -> PyResult<QueueEvent> {
         let event = self.queue.event().or_raise(py)?;

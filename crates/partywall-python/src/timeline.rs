@@ -247,6 +247,11 @@ impl Timeline {
         self.role.is_closed()
     }
 
+    /// Raises if `close` was called.
+    fn require_open(&self, py: Python<'_>) -> PyResult<()> {
+        self.role.check(py)
+    }
+
     /// Closes the handle; a writer's handle closes the timeline. Calling it again does nothing.
     fn close(&self, py: Python<'_>) {
         self.role.close(py);

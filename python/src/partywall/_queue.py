@@ -444,9 +444,11 @@ class _Waits:
                 future.set_result(None)
             elif gone is not None:
                 future.set_exception(gone)
+            elif not ticket._is_open:
+                future.set_result(None)
 
     def enter(self, ticket: Ticket) -> asyncio.Future[None]:
-        """Returns a future that is done once the task may have ended."""
+        """Returns a future that is done once the task may have ended, or the queue was closed."""
         future = self._loop.create_future()
         self._waiting[future] = ticket
         return future
@@ -470,6 +472,8 @@ async def awaited(ticket: Ticket) -> TaskResult:
     """Takes the result of a task in an event loop."""
     loop = asyncio.get_running_loop()
     queues = _WAITS.setdefault(loop, {})
+    # As with `result`, closing the queue ends the waits that have begun.
+    was_open = ticket._is_open
     while True:
         if ticket.done():
             try:
@@ -477,6 +481,8 @@ async def awaited(ticket: Ticket) -> TaskResult:
             except TimeoutError:
                 # The task was a dead letter and was retried meanwhile.
                 continue
+        if was_open:
+            ticket._require_open()
         waits = queues.get(ticket._queue)
         if waits is None:
             waits = queues[ticket._queue] = _Waits(loop, ticket._event())

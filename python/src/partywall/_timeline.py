@@ -110,13 +110,21 @@ class Timeline(Connected[_native.Timeline]):
         with self.event(value) as event:
             try:
                 async with asyncio.timeout(checked_timeout(timeout)):
-                    if not event.check():
-                        await readable(event.fileno())
+                    while not event.check():
+                        await self._readable(event)
             except builtins.TimeoutError:
                 assert timeout is not None, "only a given timeout can expire"
                 event._native.give_up(timeout)
-            else:
-                event.check()
+
+    async def _readable(self, event: "TimelineEvent") -> None:
+        """Waits a while for a descriptor. Raises `Closed` once this handle is closed, which does not make it
+        readable."""
+        self._native.require_open()
+        try:
+            async with asyncio.timeout(_MAX_SLEEP):
+                await readable(event.fileno())
+        except builtins.TimeoutError:
+            pass
 
     def event(self, value: SupportsIndex) -> "TimelineEvent":
         """Returns a file descriptor for event loops: readable once `value` is reached, or can no longer be reached."""
@@ -251,6 +259,10 @@ class GraphNode:
     def __repr__(self) -> str:
         kind = "signal of" if self.is_signal else "wait for"
         return f"<partywall.GraphNode: {kind} {self._timeline.name}>"
+
+
+_MAX_SLEEP = 1.0
+"""Seconds between two checks whether the handle was closed."""
 
 
 def timeline_value(value: SupportsIndex) -> int:

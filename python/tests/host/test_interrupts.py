@@ -142,6 +142,63 @@ def test_closing_an_object_ends_a_wait_of_another_thread(domain, wait):
     gc.collect()
 
 
+async def received(ends: tuple[pw.Publisher, pw.Subscriber]) -> None:
+    (await ends[1].recv_async()).close()
+    await ends[1].recv_async()
+
+
+# Each with the objects that it needs, the one that is closed, and the wait.
+ASYNC_WAITS: dict[str, tuple[Callable[[pw.Domain], object], Callable[[object], object], Callable[[object], object]]] = {
+    "ticket": (tasks, lambda queue: queue, lambda queue: waited(queue.ticket(queue.tasks()[0].task))),
+    "timeline": (lambda d: d.timeline("line"), lambda line: line, lambda line: line.wait_async(1)),
+    "semaphore": (
+        lambda d: (d.semaphore("s", 1), d.semaphore("s", 1).acquire()),
+        lambda held: held[0],
+        lambda held: held[0].acquire_async(),
+    ),
+    "sample": (full, lambda ends: ends[1], received),
+}
+
+
+async def waited(ticket: pw.Ticket) -> pw.TaskResult:
+    return await ticket
+
+
+@pytest.mark.parametrize("wait", ASYNC_WAITS)
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_closing_an_object_ends_a_wait_in_an_event_loop(domain, wait):
+    prepare, closed, begin = ASYNC_WAITS[wait]
+    made = prepare(domain)
+
+    async def run() -> None:
+        waiting = asyncio.ensure_future(begin(made))
+        # It most likely waits by now; if it does not, it finds the object closed.
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        closed(made).close()
+        with pytest.raises(pw.Closed):
+            await asyncio.wait_for(waiting, WATCHDOG)
+
+    asyncio.run(run())
+    del made
+    gc.collect()
+
+
+def test_ticket_of_a_closed_queue_can_be_awaited(domain):
+    queue = tasks(domain)
+    ticket = queue.ticket(queue.tasks()[0].task)
+    with domain.queue("tasks") as worker:
+        queue.close()
+
+        async def run() -> None:
+            waiting = asyncio.ensure_future(waited(ticket))
+            await asyncio.sleep(0.1)
+            worker.claim(WATCHDOG).complete()
+            (await asyncio.wait_for(waiting, WATCHDOG)).release()
+
+        asyncio.run(run())
+
+
 def test_ticket_of_a_closed_queue_can_be_waited_for(domain):
     queue = tasks(domain)
     ticket = queue.ticket(queue.tasks()[0].task)
