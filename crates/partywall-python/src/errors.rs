@@ -189,6 +189,7 @@ fn class(error: &Error) -> &'static str {
         Error::Busy(Busy::TopicFull { .. }) => "TopicFull",
         Error::Busy(Busy::QueueFull { .. }) => "QueueFull",
         Error::Busy(Busy::OutputsFull { .. }) => "OutputsFull",
+        Error::Busy(Busy::TasksKept { .. }) => "StillUsed",
         Error::Busy(Busy::TaskRunning { .. }) => "TaskRunning",
         Error::Busy(Busy::TaskState { .. }) => "WrongTaskState",
         Error::Busy(Busy::InputsNotReady { .. }) => "InputsNotReady",

@@ -287,7 +287,7 @@ class QueueFull(TimeoutError):
 
 
 class OutputsFull(TimeoutError):
-    """There are tasks, but results that were not taken occupy all output blocks."""
+    """There are tasks, but results that were not taken, or arrays of ended tasks, occupy all output blocks."""
 
 
 class TaskRunning(Error, RuntimeError):
@@ -357,7 +357,7 @@ class Detached(Error, ConnectionError):
 
 
 class StillUsed(Error, BufferError):
-    """Arrays of the block are still in use, so the block cannot be offered."""
+    """Arrays are still in use: of a block that is to be offered, or of ended tasks, so that no other task can come."""
 
 
 class Unproven(Error, RuntimeError):

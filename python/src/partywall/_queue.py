@@ -212,7 +212,9 @@ class Queue(Named[_native.Queue]):
     def claim(self, timeout: float | None = None) -> ClaimedTask:
         """Claims the oldest task. Waits for a task up to `timeout` seconds, or for ever.
 
-        Raises `OutputsFull` if there are tasks, but results that were not taken occupy all output blocks.
+        Raises `OutputsFull` if there are tasks, but results that were not taken occupy all output blocks. If arrays of
+        ended tasks of this process keep all of them, raises it without waiting for the timeout; if they keep all places
+        or input blocks, `StillUsed`.
         """
         return self._native.claim(timeout)
 

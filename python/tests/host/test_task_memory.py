@@ -9,6 +9,8 @@ import pytest
 import partywall as pw
 from partywall import _native
 
+from ..conftest import WATCHDOG
+
 TIMEOUT = 10
 
 
@@ -154,6 +156,70 @@ def test_arrays_of_all_tasks_of_a_loop_keep_their_blocks(queue):
         queue.submit("x", [np.zeros(64, np.uint8)], timeout=0)
     kept.clear()
     assert (queue.stats().free_inputs, queue.stats().free_outputs) == (2, 2)
+
+
+SCARCE = {
+    "output block": ({"tasks": 8, "inputs": (2, 64), "outputs": (1, 64)}, pw.OutputsFull),
+    "input block": ({"tasks": 8, "inputs": (1, 64), "outputs": (2, 64)}, pw.StillUsed),
+    "place": ({"tasks": 1, "inputs": (2, 64), "outputs": (2, 64)}, pw.StillUsed),
+}
+
+
+@pytest.mark.parametrize("scarce", SCARCE)
+def test_loop_whose_arrays_keep_what_the_next_task_needs_raises(domain, scarce):
+    options, error = SCARCE[scarce]
+    with domain.queue("narrow", **options, device="host") as queue:
+        tickets = [queue.submit("x", [np.full(64, 3, np.uint8)], output=64)]
+        if scarce == "output block":
+            tickets.append(queue.submit("x", [np.full(64, 3, np.uint8)], output=64))
+        with pytest.raises(error, match="arrays of 1 ended task of this process hold them") as raised:
+            for task in queue.claims(timeout=WATCHDOG):
+                numbers, out = np.asarray(task.inputs[0]), np.asarray(task.output)
+                out[:] = numbers * 2
+        assert f"no free {scarce}" in str(raised.value) and "`del`" in str(raised.value.advice)
+        with tickets[0].result(TIMEOUT) as result:
+            assert result.tobytes() == bytes([6] * 64)
+        del numbers, out, task, raised
+        tickets += [queue.submit("x", [np.full(64, 4, np.uint8)], output=64, timeout=TIMEOUT)]
+        for ticket in tickets[1:]:
+            with queue.claim(TIMEOUT) as task:
+                np.asarray(task.output)[:] = 1
+            ticket.result(TIMEOUT).release()
+
+
+def test_loop_without_variables_needs_one_block_of_each(domain):
+    with domain.queue("narrow", tasks=2, inputs=(1, 64), outputs=(1, 64), device="host") as queue:
+        numbers, number = np.arange(4, dtype=np.float32), 0
+        ticket = queue.submit("sqrt", [numbers], output=(numbers.shape, numbers.dtype))
+        for task in queue.claims(timeout=0):
+            np.sqrt(task.inputs[0], out=np.asarray(task.output))
+            task.complete()
+            with ticket.result(TIMEOUT) as result:
+                assert np.asarray(result).tolist() == np.sqrt(numbers).tolist()
+            if (number := number + 1) < 3:
+                ticket = queue.submit("sqrt", [numbers], output=(numbers.shape, numbers.dtype), timeout=TIMEOUT)
+        assert number == 3
+
+
+def test_errors_count_the_arrays_that_keep_blocks_and_places(queue):
+    first, second = (queue.submit("x", output=64) for _ in range(2))
+    task = queue.claim(TIMEOUT)
+    stale = np.asarray(task.output)
+    task.complete()
+    first.result(TIMEOUT).release()
+    queue.claim(TIMEOUT).complete()
+    with pytest.raises(pw.TimeoutError, match=r"arrays of tasks of this process that have ended \(1\)"):
+        queue.claim(0)
+    third = queue.submit("x", output=64)
+    with pytest.raises(pw.OutputsFull, match="1 of 2 hold results .*, and arrays of 1 ended task of this process keep 1"):
+        queue.claim(0)
+    waiting = [queue.submit("x", timeout=0) for _ in range(5)]
+    with pytest.raises(pw.QueueFull, match="arrays of 1 ended task of this process keep as many places"):
+        queue.submit("x", timeout=0)
+    del stale
+    queue.submit("x", timeout=0)
+    assert len(waiting) == 5 and third.status == "pending"
+    second.result(TIMEOUT).release()
 
 
 def test_segment_is_detached_once_the_arrays_of_its_parts_are_gone(domain, queue):

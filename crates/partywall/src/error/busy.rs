@@ -43,7 +43,7 @@ pub enum Busy {
         position: u64,
     },
     /// The queue has no place for another task: all places have a task, or a result that was not taken.
-    #[error("queue {queue:?} is full: it has room for {tasks} tasks{}", unread(*results, *outputs_full))]
+    #[error("queue {queue:?} is full: it has room for {tasks} tasks{}", occupied(*results, *outputs_full, *kept))]
     QueueFull {
         /// The queue.
         queue: String,
@@ -54,9 +54,12 @@ pub enum Busy {
         /// Whether results occupy output blocks and no output block is free. Workers then cannot claim tasks that have
         /// an output, so that only taking or purging results makes room.
         outputs_full: bool,
+        /// How many of its places views of tasks keep that this process has ended. They are arrays of such tasks in
+        /// Python, and [`TaskMemory`](crate::TaskMemory) in Rust.
+        kept: u32,
     },
     /// There are tasks, but no output block is free.
-    #[error("queue {queue:?} has no free output block: {results} of {outputs} hold results that were not taken")]
+    #[error("queue {queue:?} has no free output block: {}", without_output(*outputs, *results, *kept))]
     OutputsFull {
         /// The queue.
         queue: String,
@@ -64,6 +67,20 @@ pub enum Busy {
         outputs: u32,
         /// The number of results that were not taken.
         results: u32,
+        /// How many blocks views of tasks keep that this process has ended. They are arrays of such tasks in Python, and
+        /// [`TaskMemory`](crate::TaskMemory) in Rust.
+        kept: u32,
+    },
+    /// There is no task, and none can come: views of tasks that this process has ended keep all places, or all input
+    /// blocks.
+    #[error("queue {queue:?} has no free {kept}: {}", kept_all(*tasks))]
+    TasksKept {
+        /// The queue.
+        queue: String,
+        /// What the views keep: `place` or `input block`.
+        kept: &'static str,
+        /// How many tasks they belong to.
+        tasks: u32,
     },
     /// A worker has the task.
     #[error("task {task} is running: a worker has its attempt {attempt}")]
@@ -129,8 +146,12 @@ impl Busy {
             Self::TopicFull { pid: Some(pid), .. } => ErrorKind::Refused.help("topic-full", format!("wait for it, or detach it with `partywall evict {pid}`; a subscriber that may miss samples never blocks publishers")),
             Self::TopicFull { topic, .. } => ErrorKind::Refused.help("topic-full", format!("`partywall show {topic}` names the subscriber; `partywall evict PID` detaches it; a subscriber that may miss samples never blocks publishers")),
             Self::NotReady { .. } => ErrorKind::CheckFailed.help("not-ready", "wait() for it on the host, or order a stream behind it with device_on()"),
+            Self::QueueFull { results: 0, kept: 1.., .. } => ErrorKind::Refused.help("queue-full", "delete arrays of tasks that have ended (`del`), start workers, or wait longer"),
             Self::QueueFull { queue, results: 1.., .. } => ErrorKind::Refused.help("queue-full", format!("take results, or drop them with `partywall queue purge {queue} --results`; a queue made with more tasks and outputs has more room")),
             Self::QueueFull { queue, .. } => ErrorKind::Refused.help("queue-full", format!("start workers, or wait longer; `partywall show {queue}` says where the tasks are; a queue made with more tasks has more room")),
+            Self::OutputsFull { outputs, kept, .. } if kept >= outputs => ErrorKind::Refused.help("outputs-full", DELETE_ARRAYS),
+            Self::TasksKept { .. } => ErrorKind::Refused.help("tasks-kept", DELETE_ARRAYS),
+            Self::OutputsFull { results: 0, kept: 1.., .. } => ErrorKind::Refused.help("outputs-full", "delete arrays of tasks that have ended (`del`), or wait longer; a queue made with more outputs has more room"),
             Self::OutputsFull { queue, .. } => ErrorKind::Refused.help("outputs-full", format!("take results, or drop them with `partywall queue purge {queue} --results`; a queue made with more outputs has more room")),
             Self::TaskRunning { .. } => ErrorKind::Refused.help("task-running", "wait for its result; only a pending task can be cancelled"),
             Self::TaskState { .. } => ErrorKind::Refused.help("task-state", "only a dead letter can be retried, up to 255 attempts in all, and only a dead letter or a result that was not taken can be purged; a pending task can be cancelled by its ticket"),
@@ -146,11 +167,37 @@ fn names(tasks: u32) -> String {
     format!("{} {}", counted(tasks.into(), "task"), if tasks == 1 { "names" } else { "name" })
 }
 
-fn unread(results: u32, outputs_full: bool) -> String {
+fn occupied(results: u32, outputs_full: bool, kept: u32) -> String {
     let held = match results {
-        0 => return String::new(),
-        1 => "1 place holds a result that was not taken".to_owned(),
-        results => format!("{results} places hold results that were not taken"),
+        0 => "",
+        1 => ", and 1 place holds a result that was not taken",
+        results => &format!(", and {results} places hold results that were not taken"),
     };
-    format!(", and {held}{}", if outputs_full { "; no output block is free" } else { "" })
+    let without = if results > 0 && outputs_full { "; no output block is free" } else { "" };
+    let kept = match kept {
+        0 => "",
+        kept => &format!("; arrays of {} keep as many places", ended(kept)),
+    };
+    format!("{held}{without}{kept}")
 }
+
+fn without_output(outputs: u32, results: u32, kept: u32) -> String {
+    if kept >= outputs {
+        return kept_all(kept);
+    }
+    let held = format!("{results} of {outputs} hold results that were not taken");
+    match kept {
+        0 => held,
+        kept => format!("{held}, and arrays of {} keep {kept}", ended(kept)),
+    }
+}
+
+fn kept_all(tasks: u32) -> String {
+    format!("arrays of {} hold them", ended(tasks))
+}
+
+fn ended(tasks: u32) -> String {
+    format!("{} of this process", counted(tasks.into(), "ended task"))
+}
+
+const DELETE_ARRAYS: &str = "delete them (`del`) before the next claim";

@@ -95,7 +95,9 @@ impl Queue {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Timeout`], [`Error::Cancelled`]; [`Busy::OutputsFull`] if there are tasks, but no output block is free;
+    /// [`Error::Timeout`], [`Error::Cancelled`]; [`Busy::OutputsFull`] if there are tasks, but no output block is free:
+    /// at the end of the wait, or soon if views of tasks that this process has ended ([`TaskMemory`]) keep all of them;
+    /// [`Busy::TasksKept`] if there is no task, and such views keep all places or all input blocks;
     /// [`Unreachable::Gone`](crate::error::Unreachable::Gone) if it has to wait without a broker;
     /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn claim<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<ClaimedTask> {
@@ -107,15 +109,31 @@ impl Queue {
             match found {
                 Found::Task(task) => return Ok(*task),
                 Found::Nothing => {
-                    let waited = self.open.await_event(Event::Work, &self.spin, &waiting, || {
-                        let found = self.try_claim_into(&mut room)?;
-                        Ok((!matches!(found, Found::Nothing)).then_some(found))
-                    })?;
-                    let what = || format!("cannot claim a task of queue {:?}: {}", self.name(), self.why_none());
-                    found = waited.ok_or_else(|| waiting.error(what()))?;
+                    if self.all_kept().is_some()
+                        && let Some(left) = waiting.left(Instant::now())
+                    {
+                        // Another thread may be about to drop its views.
+                        found = self.await_task(&mut room, &Wait::from(left.min(TEND_EVERY)).begin())?;
+                        if matches!(found, Found::Nothing)
+                            && waiting.left(Instant::now()).is_some()
+                            && let Some(kept) = self.all_kept()
+                        {
+                            return Err(kept.into());
+                        }
+                        continue;
+                    }
+                    found = self.await_task(&mut room, &waiting)?;
+                    if matches!(found, Found::Nothing) {
+                        let what = format!("cannot claim a task of queue {:?}: {}", self.name(), self.why_none());
+                        return Err(waiting.error(what));
+                    }
                 }
                 Found::NoRoom => {
                     room = self.await_room(&waiting)?;
+                    // They were kept during the whole wait, so no other thread was about to drop its views.
+                    if room.is_none() && self.open.control.kept.outputs() >= self.open.outputs.shape().blocks {
+                        return Err(self.outputs_full().into());
+                    }
                     found = self.try_claim_into(&mut room)?;
                 }
             }
@@ -167,10 +185,47 @@ impl Queue {
     /// Returns why there is no task to claim.
     fn why_none(&self) -> String {
         match self.open.queue().held_back() {
-            0 => "there is none".to_owned(),
+            0 => match self.open.control.kept.inputs() {
+                (0, _) => "there is none".to_owned(),
+                (tasks, blocks) => format!(
+                    "there is none; arrays of tasks of this process that have ended ({tasks}) keep as many places, and \
+                     input blocks ({blocks}), from new tasks"
+                ),
+            },
             count => format!(
                 "workers that lost earlier attempts of all pending tasks ({count}) still run, and none of them finished"
             ),
+        }
+    }
+
+    /// Waits for a task, and claims it as [`try_claim_into`](Self::try_claim_into) does.
+    fn await_task(&self, room: &mut Option<Block>, waiting: &Waiting<'_>) -> Result<Found> {
+        let found = self.open.await_event(Event::Work, &self.spin, waiting, || {
+            let found = self.try_claim_into(room)?;
+            Ok((!matches!(found, Found::Nothing)).then_some(found))
+        })?;
+        Ok(found.unwrap_or(Found::Nothing))
+    }
+
+    /// Returns the error that no task can come, because views of ended tasks of this process keep all places or all
+    /// input blocks.
+    fn all_kept(&self) -> Option<Busy> {
+        let (tasks, blocks) = self.open.control.kept.inputs();
+        let kept = match () {
+            () if tasks >= self.capacity() => "place",
+            () if blocks > 0 && blocks >= self.open.inputs.shape().blocks => "input block",
+            () => return None,
+        };
+        Some(Busy::TasksKept { queue: self.name().to_owned(), kept, tasks })
+    }
+
+    /// Returns the error that no output block is free.
+    fn outputs_full(&self) -> Busy {
+        Busy::OutputsFull {
+            queue: self.name().to_owned(),
+            outputs: self.open.outputs.shape().blocks,
+            results: self.open.queue().unread(),
+            kept: self.open.control.kept.outputs(),
         }
     }
 
@@ -178,13 +233,11 @@ impl Queue {
     fn await_room(&self, waiting: &Waiting<'_>) -> Result<Option<Block>> {
         let outputs = &self.open.outputs;
         let Some(left) = waiting.left(Instant::now()) else {
-            let queue = self.name().to_owned();
-            let blocks = outputs.shape().blocks;
             if waiting.was_cancelled() {
-                return Err(waiting.error(format!("cannot claim a task of queue {queue:?}: no output block is free")));
+                let what = format!("cannot claim a task of queue {:?}: no output block is free", self.name());
+                return Err(waiting.error(what));
             }
-            let results = self.open.queue().unread();
-            return Err(Busy::OutputsFull { queue, outputs: blocks, results }.into());
+            return Err(self.outputs_full().into());
         };
         self.open.queue().tend(self.open.pools());
         let wait = left.min(TEND_EVERY).min(self.open.queue().sleep_limit()).into();
@@ -315,12 +368,12 @@ impl ClaimedTask {
 
     /// Returns what keeps the inputs for addresses that are used after the attempt is over.
     pub fn inputs_memory(&self) -> TaskMemory {
-        self.kept.get_or_init(|| Kept::new(&self.open)).view_inputs(&self.open)
+        self.kept.get_or_init(|| self.new_kept()).view_inputs(&self.open)
     }
 
     /// Returns what keeps the output for addresses that are used after the attempt is over.
     pub fn output_memory(&self) -> TaskMemory {
-        self.kept.get_or_init(|| Kept::new(&self.open)).view_output(&self.open)
+        self.kept.get_or_init(|| self.new_kept()).view_output(&self.open)
     }
 
     /// Returns the bytes of output that the submitter asked for.
@@ -562,6 +615,12 @@ impl ClaimedTask {
         }
     }
 
+    /// Returns what views of the task share.
+    fn new_kept(&self) -> Kept {
+        let blocks = self.inputs.iter().filter(|input| matches!(input.source, Source::Block { .. })).count();
+        Kept::new(&self.open, blocks as u32, self.description.output.is_some())
+    }
+
     /// Ends the use of the inputs, and returns the output block, which the caller must free or hand on, and what the
     /// views of the task share, if there are any.
     fn end(&mut self) -> (Claimed, Option<Held>, Option<Kept>) {
@@ -576,7 +635,7 @@ impl ClaimedTask {
         let is_exposed = self.is_exposed();
         let (claimed, held, kept) = self.end();
         // Enqueued work may use the blocks as a view does.
-        let kept = kept.or_else(|| is_exposed.then(|| Kept::new(&self.open)));
+        let kept = kept.or_else(|| is_exposed.then(|| self.new_kept()));
         let control = &self.open.control;
         let since = control.recorder.begin();
         let stands = control.queue.fail(control.pools(), &claimed, reason, text, kept.is_none()).is_ok();

@@ -1,11 +1,17 @@
 //! Memory of tasks that is used after the attempt is over.
 
-use std::sync::{Arc, Mutex, Weak};
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, Weak,
+        atomic::{AtomicU32, Ordering},
+    },
+};
 
 use partywall_os::{lock::IgnorePoison, process::fork_generation};
 use partywall_shm::{
     pool::Held,
-    queue::{Claimed, Views},
+    queue::{Claimed, TaskId, Views},
 };
 
 use super::{ControlMemory, Open};
@@ -31,6 +37,41 @@ enum Viewed {
     Output { _kept: Arc<KeptOutput> },
 }
 
+/// Counts what views of attempts that are over keep, in this process.
+#[derive(Debug, Default)]
+pub(super) struct KeptByViews {
+    /// How many attempts of a task are viewed, and how many input blocks each of them keeps.
+    tasks: Mutex<HashMap<TaskId, (u32, u32)>>,
+    outputs: AtomicU32,
+}
+
+impl KeptByViews {
+    /// Returns the number of tasks, each of which keeps a place, and of their input blocks.
+    pub(super) fn inputs(&self) -> (u32, u32) {
+        let tasks = self.tasks.lock().ignore_poison();
+        (tasks.len() as u32, tasks.values().map(|(_, blocks)| blocks).sum())
+    }
+
+    /// Returns the number of output blocks.
+    pub(super) fn outputs(&self) -> u32 {
+        self.outputs.load(Ordering::Relaxed)
+    }
+
+    fn add(&self, task: TaskId, blocks: u32) {
+        self.tasks.lock().ignore_poison().entry(task).or_insert((0, blocks)).0 += 1;
+    }
+
+    fn remove(&self, task: TaskId) {
+        let mut tasks = self.tasks.lock().ignore_poison();
+        if let Some((attempts, _)) = tasks.get_mut(&task) {
+            *attempts -= 1;
+            if *attempts == 0 {
+                tasks.remove(&task);
+            }
+        }
+    }
+}
+
 /// What an attempt shares with its views. If the attempt is over, the last user gives the blocks back.
 #[derive(Debug)]
 pub(super) struct Kept {
@@ -43,6 +84,8 @@ struct KeptInputs {
     control: Arc<ControlMemory>,
     /// Weak, because a callback on the service thread may be the last user.
     open: Weak<Open>,
+    /// The number of input blocks of the queue.
+    blocks: u32,
     ended: Mutex<Option<Ended>>,
 }
 
@@ -50,6 +93,8 @@ struct KeptInputs {
 struct KeptOutput {
     /// The block of an attempt that is over, unless it was delivered.
     held: Mutex<Option<Held>>,
+    /// Whether the task has an output.
+    has_block: bool,
     inputs: Arc<KeptInputs>,
 }
 
@@ -62,10 +107,12 @@ struct Ended {
 }
 
 impl Kept {
-    pub(super) fn new(open: &Arc<Open>) -> Self {
+    /// Returns it for an attempt with this many input blocks, and with an output or none.
+    pub(super) fn new(open: &Arc<Open>, blocks: u32, has_block: bool) -> Self {
         let ended = Mutex::default();
-        let inputs = Arc::new(KeptInputs { control: open.control.clone(), open: Arc::downgrade(open), ended });
-        let output = Arc::new(KeptOutput { held: Mutex::default(), inputs: inputs.clone() });
+        let inputs = KeptInputs { control: open.control.clone(), open: Arc::downgrade(open), blocks, ended };
+        let inputs = Arc::new(inputs);
+        let output = Arc::new(KeptOutput { held: Mutex::default(), has_block, inputs: inputs.clone() });
         Self { inputs, output }
     }
 
@@ -96,12 +143,20 @@ impl Kept {
     /// Leaves the blocks of an attempt that was recorded as open to the last view. `output` is `None` if it was
     /// delivered.
     pub(super) fn leave(self, claimed: Claimed, output: Option<Held>, is_exposed: bool) {
+        let kept = &self.inputs.control.kept;
+        kept.add(claimed.id(), self.inputs.blocks);
+        kept.outputs.fetch_add(self.output.has_block.into(), Ordering::Relaxed);
         *self.output.held.lock().ignore_poison() = output;
         *self.inputs.ended.lock().ignore_poison() = Some(Ended { claimed, is_exposed });
     }
 }
 
 impl KeptInputs {
+    /// Returns the task if the attempt is over.
+    fn ended_task(&self) -> Option<TaskId> {
+        self.ended.lock().ignore_poison().map(|ended| ended.claimed.id())
+    }
+
     /// Calls `give_back` once no work uses the blocks of an attempt that is over.
     fn after_work(&self, give_back: impl FnOnce(&ControlMemory, &Claimed) + Send + 'static) {
         let ended = *self.ended.lock().ignore_poison();
@@ -124,12 +179,19 @@ impl KeptInputs {
 
 impl Drop for KeptInputs {
     fn drop(&mut self) {
+        // Uncounted first: a thread that finds no free block then counts none that is free by now.
+        if let Some(task) = self.ended_task() {
+            self.control.kept.remove(task);
+        }
         self.after_work(|control, claimed| control.queue.drain(control.pools(), claimed));
     }
 }
 
 impl Drop for KeptOutput {
     fn drop(&mut self) {
+        if self.has_block && self.inputs.ended_task().is_some() {
+            self.inputs.control.kept.outputs.fetch_sub(1, Ordering::Relaxed);
+        }
         let held = self.held.get_mut().ignore_poison().take();
         self.inputs.after_work(|control, claimed| match held {
             Some(held) => _ = control.outputs.free(&held),

@@ -22,6 +22,7 @@ use partywall_shm::{
 };
 use partywall_wire::{Notice, OtherUsers};
 
+use self::memory::KeptByViews;
 pub(crate) use self::{attachments::Attachments, signals::Signals};
 pub use self::{
     attachments::{Attachment, SegmentPart},
@@ -117,6 +118,7 @@ struct ControlMemory {
     inputs: Arc<shm_pool::Pool>,
     outputs: Arc<shm_pool::Pool>,
     recorder: Recorder,
+    kept: KeptByViews,
     /// The queue's number in traces.
     object: u64,
     /// Keeps the broker from reclaiming what this process holds.
@@ -161,6 +163,7 @@ impl Queue {
             inputs: blocks.control().clone(),
             outputs: outputs.control().clone(),
             recorder: blocks.domain().recorder().clone(),
+            kept: KeptByViews::default(),
             object: version_object(blocks.name(), blocks.version()),
             _keep: blocks.keep(),
             generation: fork_generation(),

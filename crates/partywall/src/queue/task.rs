@@ -358,9 +358,11 @@ impl Queue {
 
     fn full(&self) -> Error {
         let queue = self.name().to_owned();
+        let tasks = self.capacity();
         let results = self.open.queue().unread();
-        Busy::QueueFull { queue, tasks: self.capacity(), results, outputs_full: self.open.results_fill_outputs() }
-            .into()
+        let outputs_full = self.open.results_fill_outputs();
+        let (kept, _) = self.open.control.kept.inputs();
+        Busy::QueueFull { queue, tasks, results, outputs_full, kept }.into()
     }
 }
 

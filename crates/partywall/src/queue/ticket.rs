@@ -208,7 +208,7 @@ impl Ticket {
         } else if self.open.queue().is_held_back(self.id) {
             ", because workers that lost earlier attempts of it still run"
         } else if needs_output() && self.open.results_fill_outputs() {
-            ", because no output block is free (results that were not taken occupy them)"
+            ", because no output block is free (results that were not taken, or arrays of tasks that have ended, occupy them)"
         } else {
             ""
         };
