@@ -93,6 +93,19 @@ pub(crate) fn still_used(py: Python<'_>, pool: &str) -> PyErr {
     raise(py, "StillUsed", &message, "drop them (`del`) before the block is offered", "still-used", None)
 }
 
+/// Returns the exception for a block that is to be two inputs.
+pub(crate) fn input_twice(py: Python<'_>, queue: &str) -> PyErr {
+    let message = format!("a task for queue {queue:?}: a block can be one input only, and this one is another already");
+    raise(
+        py,
+        "BadTask",
+        &message,
+        "copy one of the parts into another block, or make one input of both",
+        "bad-task",
+        None,
+    )
+}
+
 /// Returns the exception for one pool of torch more than a process may have.
 pub(crate) fn too_many_torch_pools(py: Python<'_>, most: usize) -> PyErr {
     let message = format!("this process has {most} pools of torch_pool, and no room for more");
@@ -178,7 +191,7 @@ fn class(error: &Error) -> &'static str {
             Named::Queue => "WrongQueue",
             _ => "WrongKind",
         },
-        Error::Mismatch(Mismatch::BlockSize { .. }) => "BlockTooSmall",
+        Error::Mismatch(Mismatch::BlockSize { .. } | Mismatch::Room { .. }) => "BlockTooSmall",
         Error::Gone(Gone::Block { .. }) => "StaleBlock",
         Error::InvalidArgument(InvalidArgument::TooFewBlocks { .. }) => "WrongTopic",
         Error::Mismatch(Mismatch::Sample { .. }) => "WrongSample",
@@ -201,6 +214,7 @@ fn class(error: &Error) -> &'static str {
         Error::InvalidArgument(InvalidArgument::Task { .. }) => "BadTask",
         Error::Busy(Busy::AttachmentInUse { .. }) => "SegmentInUse",
         Error::Denied(Denied::Attaching { .. }) => "CannotAttach",
+        Error::Denied(Denied::Offering { .. }) => "WrongKind",
         Error::Gone(Gone::Task { .. }) => "TaskGone",
         Error::InvalidData(InvalidData::TaskFailed { .. }) => "TaskFailed",
         Error::InvalidData(InvalidData::TaskInputs { .. }) => "InputsLost",

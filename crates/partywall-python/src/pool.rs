@@ -3,8 +3,8 @@
 use std::{ops::Deref, sync::Arc};
 
 use partywall::{
-    Error, Gpu, Place, PoolOptions,
-    error::{Gone, Unreachable},
+    DType, Error, Gpu, Place, PoolOptions,
+    error::{Denied, Gone, Unreachable},
 };
 use pyo3::prelude::*;
 
@@ -179,6 +179,8 @@ pub(crate) struct Block {
     generation: u64,
     #[pyo3(get)]
     nbytes: u64,
+    /// The type and shape of a task's result; all bytes of other blocks.
+    described: (DType, Vec<u64>),
     #[pyo3(get)]
     on_host: bool,
     /// Whether streams can use it: true of memory of a GPU and of pinned memory.
@@ -214,9 +216,11 @@ impl Block {
         let index = block.index();
         let generation = block.generation();
         let nbytes = block.len();
+        let described = (block.dtype(), block.shape().to_vec());
         let held = Handle::new("block", Held { owner: keep(block), domain, place });
         let on_host = place.is_cpu_reachable();
-        Self { held, pool, index, generation, nbytes, on_host, has_streams: place != Place::Host }
+        let has_streams = place != Place::Host;
+        Self { held, pool, index, generation, nbytes, described, on_host, has_streams }
     }
 
     /// Takes the block for another owner. Fails if arrays use it.
@@ -295,11 +299,19 @@ fn owner(pool: &partywall::Pool, block: partywall::Block) -> Arc<Owner> {
 
 #[pymethods]
 impl Block {
-    /// Returns the beginning of the block as a tensor; without a shape, of as many elements as fit.
-    pub(crate) fn tensor(&self, py: Python<'_>, shape: Option<Shape>, dtype: ElementType) -> PyResult<Tensor> {
+    /// Returns the beginning of the block as a tensor: with the type and shape of a result, unless others are given. With
+    /// another type and no shape, of as many elements as fit.
+    #[pyo3(signature = (shape = None, dtype = None))]
+    pub(crate) fn tensor(&self, py: Python<'_>, shape: Option<Shape>, dtype: Option<ElementType>) -> PyResult<Tensor> {
         let Held { owner, .. } = self.get(py)?;
-        let shape = dtype.shape_within(shape, self.nbytes);
+        let (dtype, shape) = ElementType::view(dtype, shape, (self.described.0, &self.described.1, self.nbytes));
         py.detach(|| self.with(&owner, |block| Tensor::of_block(&owner, block, dtype.0, &shape))).or_raise(py)
+    }
+
+    /// Returns the number of bytes at whose multiples elements of a type begin.
+    #[staticmethod]
+    fn alignment(dtype: ElementType) -> u64 {
+        dtype.0.alignment()
     }
 
     /// Sets all bytes to zero, in host memory.
@@ -319,6 +331,13 @@ impl Block {
 
     /// Offers the block to any process, and returns its reference.
     fn offer(&self, py: Python<'_>) -> PyResult<(String, u64, u32, u64)> {
+        let Held { owner, .. } = self.get(py)?;
+        let offered = |block: &mut partywall::Block| match block.is_output() {
+            true => Err(Denied::Offering { queue: block.pool().to_owned() }.into()),
+            false => Ok(()),
+        };
+        self.with(&owner, offered).or_raise(py)?;
+        drop(owner);
         let block = self.take_block(py)?;
         let reference = py.detach(move || block.offer()).or_raise(py)?;
         Ok((reference.pool().to_owned(), reference.version(), reference.index(), reference.generation()))

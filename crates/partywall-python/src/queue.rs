@@ -10,7 +10,7 @@ use crate::{
     attachment::{Attachment, Given},
     build::named_place,
     domain::Domain,
-    errors::{Raise, closed},
+    errors::{Raise, closed, input_twice},
     handle::{Closing, Handle},
     pool::{self, Block, Pool},
     segment::{self, Notice, Segment},
@@ -128,6 +128,11 @@ impl<'py> Tasks<'py> {
             let mut failed = None;
             for input in inputs.into_iter().flatten() {
                 let error = match input {
+                    Given::Tensor(ref handle, ..) | Given::Block(ref handle)
+                        if all.handles.iter().any(|taken| taken.is(handle)) =>
+                    {
+                        input_twice(py, queue.name())
+                    }
                     Given::Part(part) => match part.get().part(py) {
                         Ok(part) => {
                             task = task.part(part);

@@ -13,7 +13,6 @@ use partywall::{
     Block, Build, DType, DeviceRange, Error, Loan, Sample,
     cuda::{RawStream, StreamRef},
     error::Mismatch,
-    info::Named,
 };
 use pyo3::{
     IntoPyObjectExt,
@@ -87,7 +86,7 @@ impl Tensor {
     /// Returns the beginning of a block as a tensor. The caller has locked the owner.
     pub(crate) fn of_block(owner: &Arc<Owner>, block: &Block, dtype: DType, shape: &[u64]) -> partywall::Result<Self> {
         let pool = block.pool();
-        let bytes = fitting((pool, Named::Pool, block.len()), dtype, shape)?;
+        let bytes = fitting(block.len(), dtype, shape, |needed| block.too_small(block.len(), needed))?;
         let address = match owner.is_on_gpu() {
             false => block.as_ptr()? as usize,
             true => block.device()?.device_ptr() as usize,
@@ -121,7 +120,8 @@ impl Tensor {
         dtype: DType,
         shape: &[u64],
     ) -> partywall::Result<Self> {
-        let bytes = fitting((queue, Named::Queue, has), dtype, shape)?;
+        let what = || format!("{name} of a task of queue {queue:?}");
+        let bytes = fitting(has, dtype, shape, |needed| Mismatch::Room { what: what(), has, needed }.into())?;
         Ok(Self::dense(owner, name, dtype, shape, address, bytes))
     }
 
@@ -621,12 +621,12 @@ fn array_type(dtype: DType) -> Option<(char, &'static CStr)> {
     })
 }
 
-/// Returns the bytes of a tensor of this type and shape, which a block of a pool or queue has room for.
-fn fitting((name, of, has): (&str, Named, u64), dtype: DType, shape: &[u64]) -> partywall::Result<u64> {
+/// Returns the bytes of a tensor of this type and shape. Fails with `error` of that number if it exceeds `has`.
+fn fitting(has: u64, dtype: DType, shape: &[u64], error: impl FnOnce(u64) -> Error) -> partywall::Result<u64> {
     let elements = shape.iter().try_fold(1_u64, |product, length| product.checked_mul(*length));
     let needed = elements.and_then(|elements| dtype.bytes_for(elements)).unwrap_or(u64::MAX);
     if needed > has {
-        return Err(Error::Mismatch(Mismatch::BlockSize { name: name.to_owned(), of, has, needed }));
+        return Err(error(needed));
     }
     Ok(needed)
 }

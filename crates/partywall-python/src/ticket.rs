@@ -312,9 +312,8 @@ impl TaskResult {
         if !self.has_output {
             return Err(without_output());
         }
-        let (dtype, shape) = ElementType::view(dtype, shape, (self.described.0, &self.described.1, self.nbytes));
         let block = self.block(py)?.getattr(intern!(py, "_native"))?.cast_into::<Block>()?;
-        block.get().tensor(py, Some(Shape(shape)), dtype)
+        block.get().tensor(py, shape, dtype)
     }
 
     /// Returns a copy of the bytes, as `Tensor.tobytes`.

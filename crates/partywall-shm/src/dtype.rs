@@ -133,6 +133,16 @@ impl DType {
         (bits % 8 == 0 && bits / 8 <= i64::MAX as u64).then_some(bits / 8)
     }
 
+    /// Returns the number of bytes at whose multiples elements begin.
+    pub fn alignment(self) -> u64 {
+        match (self, self.item_bytes()) {
+            (_, None) => 1,
+            // Two numbers of half the size.
+            (Self::C64 | Self::C128, Some(bytes)) => bytes / 2,
+            (_, Some(bytes)) => bytes,
+        }
+    }
+
     /// Returns the bytes of one element, or `None` if it has less than eight bits.
     pub fn item_bytes(self) -> Option<u64> {
         (self.bits() >= 8).then_some(self.bits() / 8)

@@ -118,6 +118,7 @@ fn every_error() -> Vec<Error> {
             why: "it has 1 to 65536 blocks, not 0".into(),
         }),
         Error::Mismatch(Mismatch::BlockSize { name: name.clone(), of: Named::Topic, has: 3, needed: 4 }),
+        Error::Mismatch(Mismatch::Room { what: "input 0".to_owned(), has: 3, needed: 4 }),
         Error::Gone(Gone::Block { block: "x@1#2.3".into() }),
         Error::Mismatch(Mismatch::Object { wanted: Named::Topic, name: name.clone(), is: Named::Segment }),
         Error::Mismatch(Mismatch::Options {
@@ -333,6 +334,7 @@ fn every_error() -> Vec<Error> {
             first: name.clone(),
         }),
         Error::Gone(Gone::Attachment { queue: name.clone(), attachment: 0 }),
+        Error::Denied(Denied::Offering { queue: name.clone() }),
         Error::Denied(Denied::Attaching { name: name.clone(), version: 1 }),
         Error::Busy(Busy::Withdrawing { name: name.clone(), pid: 7, ago: Duration::from_secs(3) }),
         Error::InvalidArgument(InvalidArgument::Deadline { after: Duration::from_secs(1 << 40) }),

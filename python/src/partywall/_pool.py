@@ -6,6 +6,7 @@ from typing import Any, SupportsIndex
 
 from partywall import _native, _streams
 from partywall._arrays import Shape, dimensions, dtype_name
+from partywall._errors import BadTensor
 from partywall._exchange import Exported
 from partywall._handle import Handle, Named
 
@@ -171,15 +172,21 @@ class Block(Handle[_native.Block], Exported):
         """Its size in bytes."""
         return self._native.nbytes
 
-    def tensor(self, shape: Shape | None = None, dtype: Any = "uint8") -> _native.Tensor:
-        """Returns the beginning of the block as a tensor. Without a shape, the tensor has as many elements as fit."""
+    def tensor(self, shape: Shape | None = None, dtype: Any = None) -> _native.Tensor:
+        """Returns the beginning of the block as a tensor, of bytes unless a dtype is given. Without a shape, the tensor
+        has as many elements as fit. The block of a task's result has the type and shape of the result by default."""
         return self._native.tensor(shape, dtype)
 
     def part(self, shape: Shape, dtype: Any = "uint8", *, offset: SupportsIndex = 0) -> "BlockPart":
         """Names a tensor in the block, `offset` bytes from its beginning, as the input of a task: `Queue.submit` takes
-        it. The worker gets exactly that, with this type and shape.
+        it. The worker gets exactly that, with this type and shape. The offset is a multiple of an element's bytes.
         """
-        return BlockPart(self, tuple(dimensions(shape)), dtype_name(dtype), operator.index(offset))
+        name, begin = dtype_name(dtype), operator.index(offset)
+        alignment = self._native.alignment(name)
+        if begin % alignment != 0:
+            message = f"no {name} can begin at byte {begin} of a block of {self.pool!r}"
+            raise BadTensor(message, f"give an offset that is a multiple of {alignment}", "bad-range")
+        return BlockPart(self, tuple(dimensions(shape)), name, begin)
 
     def zero(self, stream: Any = None) -> None:
         """Sets all bytes to zero: immediately in host memory, on a GPU after the work on `stream`.
@@ -194,7 +201,8 @@ class Block(Handle[_native.Block], Exported):
     def offer(self) -> BlockRef:
         """Offers the block. It stays with this process until another one accepts it with the returned reference.
 
-        Drop all arrays of the block first; otherwise raises `StillUsed`.
+        Drop all arrays of the block first; otherwise raises `StillUsed`. The block of a task's result cannot be offered
+        (`WrongKind`): send the task, or a copy.
         """
         return BlockRef(*self._native.offer())
 

@@ -103,6 +103,52 @@ def test_part_that_the_block_does_not_have_is_refused_and_the_block_stays(queue)
     assert queue.stats().free_inputs == 2
 
 
+def test_part_that_begins_where_its_type_cannot_is_refused(queue):
+    with queue.inputs.alloc(0) as block:
+        with pytest.raises(pw.BadTensor, match="byte 3") as refused:
+            block.part((2,), "float32", offset=3)
+        assert "multiple of 4" in refused.value.advice
+        assert block.part((2,), "complex64", offset=4).offset == 4
+
+
+def test_block_that_is_two_inputs_is_refused_and_stays(queue):
+    block = queue.inputs.alloc(0)
+    with pytest.raises(pw.BadTask, match="one input only"):
+        queue.submit("x", [block.part(3), block.part(3, offset=8)])
+    with pytest.raises(pw.BadTask, match="one input only"):
+        queue.submit_all([pw.Task("x", [block]), pw.Task("y", [block])])
+    assert block.held
+    block.release()
+    assert queue.stats().free_inputs == 2
+
+
+def test_more_of_a_task_than_it_has_is_refused_with_its_name(queue):
+    ticket = queue.submit("x", [np.zeros(2, np.uint8)], output=4)
+    task = queue.claim(TIMEOUT)
+    with pytest.raises(pw.BlockTooSmall, match="^input 0 of a task of queue .* has 2 bytes, but 3 are needed"):
+        task.inputs[0].tensor(3)
+    with pytest.raises(pw.BlockTooSmall, match="^output of a task of queue .* has 4 bytes, but 5 are needed") as refused:
+        task.complete(shape=5)
+    assert "submit the task with more" in refused.value.advice
+    task.complete()
+    with ticket.result(TIMEOUT) as result:
+        with pytest.raises(pw.BlockTooSmall, match="^output of a task of queue .* has 4 bytes, but 5 are needed"):
+            result.tensor(5)
+
+
+def test_block_of_a_result_has_its_type_and_shape_and_is_not_offered(queue):
+    ticket = queue.submit("x", output=((2, 3), "float32"))
+    with queue.claim(TIMEOUT) as task:
+        np.asarray(task.output)[:] = 1.5
+    with ticket.result(TIMEOUT) as result:
+        with pytest.raises(pw.WrongKind, match="cannot be offered"):
+            result.output.offer()
+        assert result.output.held
+        assert np.asarray(result.output).tolist() == [[1.5] * 3] * 2
+        assert np.asarray(result.output.tensor(dtype="uint8")).shape == (24,)
+    assert queue.stats().free_outputs == 1
+
+
 def test_worker_that_writes_beyond_the_output_gets_an_error(queue):
     queue.submit("x", output=(4, "float32"))
     task = queue.claim(TIMEOUT)

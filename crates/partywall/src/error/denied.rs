@@ -52,6 +52,12 @@ pub enum Denied {
         /// The name.
         name: String,
     },
+    /// The output of a task cannot be offered: no pool could accept it.
+    #[error("the output of a task of queue {queue:?} cannot be offered")]
+    Offering {
+        /// The queue.
+        queue: String,
+    },
     /// Published memory ends with its publisher, so no queue can hold it.
     #[error("no queue can hold {name:?} version {version}: its memory ends with its publisher")]
     Attaching {
@@ -107,6 +113,7 @@ impl Denied {
             Self::Growth { .. } => ErrorKind::Refused.help("cannot-grow", "create it as mutable and let its committer grow it, or commit a new version"),
             Self::Keeping { .. } => ErrorKind::Refused.help("cannot-keep", "publish a copy (commit_copy(), in Python put()), which the broker keeps; or create the tensors in a Heap (in Python torch_pool() or cupy_pool()); or leave out kept()"),
             Self::Sharing { .. } => ErrorKind::Usage.help("cannot-share", "leave out mutable, or share a pool or topic"),
+            Self::Offering { .. } => ErrorKind::Refused.help("cannot-offer", "send the reference of the task, whose result any process can take, or copy the output into a block of a pool"),
             Self::Attaching { .. } => ErrorKind::Refused.help("cannot-attach", "publish a copy (commit_copy(), in Python put()), or commit a segment, and attach that"),
             Self::NotMember => ErrorKind::Refused.help("not-a-member", "connect without operator(true)"),
             Self::OtherUser { what, owner, uid } => {

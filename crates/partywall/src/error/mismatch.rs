@@ -51,6 +51,16 @@ pub enum Mismatch {
         /// Bytes that were asked for.
         needed: u64,
     },
+    /// The data does not fit into the output of a task, or more of a task's input or output is used than there is.
+    #[error("{what} has {has} bytes, but {needed} are needed")]
+    Room {
+        /// The input or output: `output of a task of queue "work"`.
+        what: String,
+        /// Its bytes.
+        has: u64,
+        /// Bytes that were asked for.
+        needed: u64,
+    },
     /// A sample is of another type or shape than the topic's.
     #[error("topic {topic:?} has samples of {has}, not of {given}")]
     Sample {
@@ -143,6 +153,7 @@ impl Mismatch {
             Self::BlockSize { of: Named::Topic, .. } => ErrorKind::Usage.help("block-too-small", "make the topic with a larger max_bytes, or publish smaller samples"),
             Self::BlockSize { of: Named::Queue, .. } => ErrorKind::Usage.help("block-too-small", "make the queue with larger outputs, or ask for less room"),
             Self::BlockSize { .. } => ErrorKind::Usage.help("block-too-small", "make the pool with larger blocks (block_bytes), or put in less"),
+            Self::Room { .. } => ErrorKind::Usage.help("block-too-small", "use no more than that, or submit the task with more"),
             Self::Sample { .. } => ErrorKind::Usage.help("wrong-sample", "publish samples of the topic's type, or make the topic with another dtype and shape; one that is made with max_bytes alone takes any"),
             Self::DType { has, .. } => ErrorKind::Usage.help("wrong-dtype", format!("use it as {has}, or use its bytes")),
             Self::Tensors { source_name, .. } => ErrorKind::Usage.help("other-tensors", match language {

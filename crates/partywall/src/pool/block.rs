@@ -18,7 +18,7 @@ use super::{BlockRef, Blocks};
 use crate::{
     completion::{Completion, Fence},
     domain::Domain,
-    error::{Error, Gone, InvalidArgument, Mismatch, Result},
+    error::{Denied, Error, Gone, InvalidArgument, Mismatch, Result},
     gpu::{DeviceRange, failed_call},
     place::Place,
     segment::Element,
@@ -50,6 +50,8 @@ pub struct Block {
     contents: Contents,
     /// The bytes that may be used: those of the block, or of a task's output.
     room: u64,
+    /// Whether it is the output of a task, which is in no pool.
+    is_output: bool,
 }
 
 /// Gives a block back. Returns false if it was not held.
@@ -77,14 +79,15 @@ impl Block {
         let bytes = OnceLock::new();
         let exposed = AtomicBool::new(exposed);
         let contents = Contents::of_bytes(room);
-        Self { blocks, held: Some(held), bytes, exposed, release: None, offset: 0, contents, room }
+        Self { blocks, held: Some(held), bytes, exposed, release: None, offset: 0, contents, room, is_output: false }
     }
 
-    /// Limits the block to what another process says that it contains.
-    pub(crate) fn limited(mut self, contents: Option<Contents>) -> Self {
+    /// Makes the block the output of a task: limited to what another process says that it contains.
+    pub(crate) fn of_output(mut self, contents: Option<Contents>) -> Self {
         let bytes = contents.map_or(0, |contents| contents.bytes()).min(self.room);
         self.contents = contents.filter(|contents| contents.bytes() == bytes).unwrap_or(Contents::of_bytes(bytes));
         self.room = bytes;
+        self.is_output = true;
         self
     }
 
@@ -132,14 +135,19 @@ impl Block {
     /// no byte.
     ///
     /// # Errors
-    /// [`Mismatch::BlockSize`] for a larger tensor than there is room for; [`InvalidArgument::Range`] for one of more
-    /// than 8 dimensions, or that does not fill whole bytes.
+    /// [`Mismatch::BlockSize`] for a larger tensor than there is room for, [`Mismatch::Room`] in the output of a task;
+    /// [`InvalidArgument::Range`] for one of more than 8 dimensions, that does not fill whole bytes, or whose beginning is
+    /// not aligned for its type.
     pub fn set_tensor(&mut self, dtype: DType, shape: &[u64]) -> Result<()> {
         let contents = tensor(self.pool(), dtype, shape)?;
         let has = self.room - self.offset;
         if contents.bytes() > has {
-            let needed = contents.bytes();
-            return Err(Mismatch::BlockSize { name: self.pool().to_owned(), of: Named::Pool, has, needed }.into());
+            return Err(self.too_small(has, contents.bytes()));
+        }
+        let alignment = dtype.alignment();
+        if !self.offset.is_multiple_of(alignment) {
+            let why = format!("it begins at byte {}, and {dtype} begins at a multiple of {alignment}", self.offset);
+            return Err(InvalidArgument::range(self.pool(), why));
         }
         self.contents = contents;
         Ok(())
@@ -350,9 +358,13 @@ impl Block {
     /// ```
     ///
     /// # Errors
-    /// [`Gone::HeldBlock`], [`Unreachable::Forked`](crate::error::Unreachable::Forked).
+    /// [`Denied::Offering`] for the output of a task, which is given back; [`Gone::HeldBlock`],
+    /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn offer(mut self) -> Result<BlockRef> {
         self.blocks.domain().link().require_ours()?;
+        if self.is_output {
+            return Err(Denied::Offering { queue: self.pool().to_owned() }.into());
+        }
         let reference = self.reference();
         match self.let_go() {
             Some(held) if self.blocks.control().offer(&held) => Ok(reference),
@@ -418,9 +430,24 @@ impl Block {
         let has = self.len();
         let needed = size_of::<T>() as u64;
         if 0 < has && has < needed {
-            return Err(Mismatch::BlockSize { name: self.pool().to_owned(), of: Named::Pool, has, needed }.into());
+            return Err(self.too_small(has, needed));
         }
         Ok((has - has % needed.max(1)) as usize)
+    }
+
+    /// Returns the error that more bytes are needed than the block, or what it contains, has.
+    #[doc(hidden)]
+    pub fn too_small(&self, has: u64, needed: u64) -> Error {
+        let name = self.pool().to_owned();
+        match self.is_output {
+            true => Mismatch::Room { what: format!("output of a task of queue {name:?}"), has, needed }.into(),
+            false => Mismatch::BlockSize { name, of: Named::Pool, has, needed }.into(),
+        }
+    }
+
+    /// Returns whether it is the output of a task, which cannot be [offered](Self::offer).
+    pub fn is_output(&self) -> bool {
+        self.is_output
     }
 
     pub(crate) fn memory(&self) -> &Arc<Blocks> {

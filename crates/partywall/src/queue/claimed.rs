@@ -303,7 +303,7 @@ impl ClaimedTask {
             return None;
         };
         let inputs = description.inputs.iter().filter_map(|input| TaskInput::new(&open, *input)).collect();
-        let output = output.map(|block| block.limited(description.output));
+        let output = output.map(|block| block.of_output(description.output));
         let submitter = OnceLock::new();
         let kept = OnceLock::new();
         Some(Self { open, claimed: Some(claimed), description, inputs, output, submitter, kept })

@@ -271,7 +271,7 @@ impl Open {
     pub(super) fn result(&self, id: TaskId, taken: shm::Taken, is_exposed: bool) -> TaskResult {
         let attempt = taken.attempt;
         let block = |held| {
-            let block = Block::exposed(self.outputs.clone(), held, is_exposed).limited(taken.contents);
+            let block = Block::exposed(self.outputs.clone(), held, is_exposed).of_output(taken.contents);
             if !taken.viewed {
                 return block;
             }

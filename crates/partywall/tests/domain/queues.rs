@@ -108,6 +108,11 @@ fn task_carries_lengths_types_and_shapes() {
         input.as_mut_slice::<f32>().unwrap().copy_from_slice(&[4.0, 9.0]);
         assert!(matches!(input.set_range(..65), Err(Error::InvalidArgument(InvalidArgument::Range { .. }))));
         assert!(matches!(input.set_tensor(DType::F32, &[15]), Err(Error::Mismatch(Mismatch::BlockSize { .. }))));
+        input.set_range(6..).unwrap();
+        let misaligned = input.set_tensor(DType::F32, &[1]);
+        assert!(matches!(misaligned, Err(Error::InvalidArgument(InvalidArgument::Range { .. }))));
+        input.set_range(8..).unwrap();
+        input.set_tensor(DType::F32, &[1, 2]).unwrap();
         let task = Task::new("sqrt").input(input).output_tensor(DType::F32, &[2, 2]);
         let ticket = queue.submit(task, TIMEOUT).unwrap();
         let mut task = queue.claim(TIMEOUT).unwrap();
@@ -122,7 +127,10 @@ fn task_carries_lengths_types_and_shapes() {
         assert!(input.read_at(1, &mut bytes).is_err(), "beyond the input");
         assert_eq!((output.len(), output.shape()), (16, &[2, 2][..]));
         assert_eq!(output.as_mut_slice::<f32>().unwrap().len(), 4);
-        assert!(matches!(output.set_tensor(DType::F32, &[5]), Err(Error::Mismatch(Mismatch::BlockSize { .. }))));
+        assert!(matches!(
+            output.set_tensor(DType::F32, &[5]),
+            Err(Error::Mismatch(Mismatch::Room { has: 16, needed: 20, .. }))
+        ));
         task.output_mut().unwrap().set_tensor(DType::F32, &[2]).unwrap();
         task.output_mut().unwrap().as_mut_slice::<f32>().unwrap().copy_from_slice(&[2.0, 3.0]);
         task.complete().unwrap();
