@@ -1,6 +1,7 @@
 //! Queues: tasks that processes submit and workers claim, in shared memory. No task is lost, and each has one result.
 
 mod attachments;
+mod claim;
 mod claimed;
 mod enqueued;
 mod event;
