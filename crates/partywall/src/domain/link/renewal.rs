@@ -189,6 +189,9 @@ mod tests {
             socket::wait(&listener, socket::Ready::Read, None).unwrap();
             let mut call = Framed::new(socket::accept(&listener).unwrap().unwrap());
             call.receive().unwrap();
+            if let [_, rows] = fds {
+                Members::map(rows).unwrap().beat(0, members::now());
+            }
             let hello = BrokerHello { instance, outcome };
             assert!(call.send(&handshake::encode(&Speaker::new("test"), &hello, fds.len()).unwrap(), fds));
             call
@@ -198,9 +201,7 @@ mod tests {
             Welcome { member: 1, row: 0, token: Token([0; 16]), uid: 0, resumed: false, max_message: 1 << 18 };
         let (domain, call) = thread::scope(|scope| {
             let domain = scope.spawn(|| Domain::options().socket(&path).start(false).connect().unwrap());
-            let rows = Members::create(16).unwrap();
-            Members::map(&rows).unwrap().beat(0, members::now());
-            let call = answer(1, Ok(welcome), &[&theirs, &rows]);
+            let call = answer(1, Ok(welcome), &[&theirs, &Members::create(16).unwrap()]);
             (domain.join().unwrap(), call)
         });
         let full = || Refusal::Limit { limit: Limit::Fds, allowed: 7, needed: 8 };

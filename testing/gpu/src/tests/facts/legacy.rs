@@ -203,7 +203,9 @@ pub(super) fn a_handle_of_freed_memory_is_refused_or_opens_later_memory(check: &
         check.same("opens what was allocated later", check.holds_pattern(address, BYTES, 2)?, true);
         check.cuda.ipc_close_mem_handle(address).ok()?;
     } else {
-        check.answers("the handle of freed memory", opened, CuResult::INVALID_HANDLE);
+        // An H200 with driver 580.159 has given the second answer.
+        let known = [CuResult::INVALID_HANDLE, CuResult::NOT_PERMITTED].contains(&opened.code);
+        check.same(&format!("the handle of freed memory is refused: {}", opened.code), known, true);
     }
     owner.finish()
 }
