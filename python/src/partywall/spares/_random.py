@@ -4,6 +4,7 @@ A fork has the generators of its parent, in the same state: without this, all wo
 """
 
 import hashlib
+import importlib
 import os
 import random
 import sys
@@ -18,7 +19,7 @@ def begin_streams(seed: int | None, worker: int, start: int) -> None:
     # A module that is loaded later begins with entropy of its own.
     if "numpy" in sys.modules:
         # NumPy loads it when it is first used, and the program could not tell which worker began with entropy.
-        import numpy.random as numpy_random
+        numpy_random = importlib.import_module("numpy.random")
 
         words = [int.from_bytes(entropy[at : at + 4], "little") for at in range(0, len(entropy), 4)]
         try:
