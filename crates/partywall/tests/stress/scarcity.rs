@@ -143,7 +143,7 @@ fn client_without_address_space_for_host_memory_reports_it_and_recovers() {
 
 /// Its runtime does not ignore SIGXFSZ.
 #[test]
-fn client_with_a_limit_on_files_reports_it_and_is_not_killed() {
+fn host_memory_limit_on_files_is_reported_and_kills_no_client() {
     let place = Place::new();
     let domain = place.connect();
     let huge = domain.create("huge", At::Host).tensor("x", DType::U8, &[2 << 20]).allocate().unwrap();
