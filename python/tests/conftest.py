@@ -11,6 +11,7 @@ import tempfile
 import textwrap
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,6 +22,13 @@ from partywall._program import PROGRAM
 
 WATCHDOG = 120.0
 """Seconds after which a test counts as hanging. No test depends on how long something takes."""
+
+
+def fork() -> int:
+    """Forks, as `os.fork`. Python and jax warn of forks beside threads; what then happens is what the tests are about."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return os.fork()
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 import partywall as pw
 
-from ..conftest import WATCHDOG
+from ..conftest import WATCHDOG, fork
 
 READ = """
 import mmap, sys
@@ -110,7 +110,7 @@ def test_descriptors_wait_and_refuse_as_open_does(domain, socket, child):
 
 def test_descriptors_of_a_parent_work_in_a_forked_child(domain):
     with domain.put("x", np.full(3, 5, "uint8"), "host"), domain.descriptors("x") as x:
-        pid = os.fork()
+        pid = fork()
         if pid == 0:
             code = 1
             try:

@@ -7,7 +7,7 @@ import pytest
 
 import partywall as pw
 
-from ..conftest import WATCHDOG
+from ..conftest import WATCHDOG, fork
 
 
 def full_topic(d):
@@ -57,14 +57,14 @@ OBJECTS = {
 
 @pytest.mark.parametrize("ends", ["leaves", "raises", "exits"])
 @pytest.mark.parametrize("thing", OBJECTS)
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_forked_child_that_leaves_a_with_keeps_its_exit_code(domain, thing, ends):
     pid = None
     code = 1
     try:
         with OBJECTS[thing](domain):
-            pid = os.fork()
+            pid = fork()
             if pid == 0 and ends == "raises":
                 raise LookupError
             if pid == 0 and ends == "exits":
@@ -84,10 +84,9 @@ def test_forked_child_that_leaves_a_with_keeps_its_exit_code(domain, thing, ends
     assert domain.ps(), "the parent goes on"
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_closing_a_block_in_a_forked_child_does_nothing(domain):
     with domain.pool("p", blocks=1, block_bytes=8, device="host") as pool, pool.alloc() as block:
-        pid = os.fork()
+        pid = fork()
         if pid == 0:
             try:
                 block.close()

@@ -15,7 +15,7 @@ import pytest
 
 import partywall as pw
 
-from ..conftest import PRELUDE, WATCHDOG
+from ..conftest import PRELUDE, WATCHDOG, fork
 
 ROUNDS = 100
 
@@ -373,9 +373,7 @@ def test_a_forked_child_takes_no_name_away(domain):
     gc.collect()
     assert pw._native.flush(WATCHDOG)
     held = domain.put("held", np.arange(9))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        pid = os.fork()
+    pid = fork()
     if pid == 0:
         del held
         gc.collect()

@@ -6,13 +6,14 @@ import os
 import signal
 import subprocess
 import threading
-import warnings
 
 import numpy as np
 import pytest
 
 import partywall as pw
 from partywall._program import PROGRAM
+
+from ..conftest import fork
 
 WORKER = """
 with pw.connect(socket=sys.argv[1], start=False) as d, d.queue("work") as queue:
@@ -619,9 +620,7 @@ def test_exception_of_a_forked_child_fails_no_task_of_its_parent(queue):
     codes = []
     try:
         for task in queue.claims(0):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                pid = os.fork()
+            pid = fork()
             if pid == 0:
                 raise ZeroDivisionError
             codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
@@ -676,10 +675,7 @@ def test_threads_do_not_wait_in_one_iteration(queue):
 def test_claim_is_the_parents_in_a_forked_child(queue):
     ticket = submit(queue)
     task = queue.claim(0)
-    with warnings.catch_warnings():
-        # Python and jax warn of forks beside threads, which is what this is about.
-        warnings.simplefilter("ignore")
-        pid = os.fork()
+    pid = fork()
     if pid == 0:
         refused = 0
         for use in (task.complete, lambda: task.fail("no"), lambda: task.extend(1), lambda: queue.claim(0), ticket.cancel):

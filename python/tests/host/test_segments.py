@@ -20,7 +20,7 @@ import pytest
 import partywall as pw
 from partywall._program import PROGRAM
 
-from ..conftest import WATCHDOG
+from ..conftest import WATCHDOG, fork
 
 
 def test_a_segment_is_a_mapping(domain):
@@ -201,10 +201,7 @@ def test_a_build_is_committed_once_by_whichever_thread(domain):
 
 def test_error_in_a_forked_child_says_to_connect_again(domain):
     segment = domain.put("x", np.arange(3))
-    with warnings.catch_warnings():
-        # Python and jax warn of forks beside threads, which is what this is about.
-        warnings.simplefilter("ignore")
-        pid = os.fork()
+    pid = fork()
     if pid == 0:
         outcome = 1
         try:

@@ -9,7 +9,7 @@ import pytest
 import partywall as pw
 from partywall import _native
 
-from ..conftest import WATCHDOG
+from ..conftest import WATCHDOG, fork
 
 TIMEOUT = 10
 
@@ -257,7 +257,7 @@ def test_forked_child_gives_no_block_of_its_parent_back(queue):
     stale = np.asarray(task.output)
     task.complete()
     ticket.result(TIMEOUT).release()
-    if (child := os.fork()) == 0:
+    if (child := fork()) == 0:
         del stale, task
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0

@@ -13,7 +13,7 @@ import pytest
 
 import partywall as pw
 
-from ..conftest import WATCHDOG
+from ..conftest import WATCHDOG, fork
 
 WRITER = """
 with pw.connect(socket=sys.argv[1], start=False) as d, d.timeline("t", writer=True) as t:
@@ -332,9 +332,7 @@ def test_error_in_a_forked_child_says_to_connect_again(domain):
         lambda: watch.next(0),
         domain.ps,
     ]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        pid = os.fork()
+    pid = fork()
     if pid == 0:
         wrong = 0
         try:
