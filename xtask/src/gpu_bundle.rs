@@ -13,8 +13,9 @@ use std::process::{Command, Stdio};
 use crate::steps::Environment;
 use crate::tools::Workspace;
 
-const PROGRAMS: [(&str, &str); 3] = [
+const PROGRAMS: [(&str, &str); 4] = [
     ("partywall-cli", "partywall"),
+    ("partywall-lab", "partywall-lab"),
     ("partywall-gpu-tests", "partywall-gpu-tests"),
     ("partywall-bench", "partywall-bench"),
 ];

@@ -10,27 +10,27 @@ use crate::Context;
 
 /// A command's failure.
 #[derive(Debug)]
-pub(crate) struct Failure {
+pub struct Failure {
     /// The class of the failure.
-    pub(crate) kind: ErrorKind,
+    pub kind: ErrorKind,
     /// What happened, and why; empty if the output has shown it already, so that only the exit code remains.
-    pub(crate) message: String,
+    pub message: String,
     /// What the user can do.
-    pub(crate) advice: String,
-    /// The entry in `docs/troubleshooting.md`; only errors of the library have one.
-    entry: Option<&'static str>,
+    pub advice: String,
+    /// The library's error, if it is one.
+    pub error: Option<Box<Error>>,
     /// Further members of the JSON object, beside `error`.
     details: Option<Box<Value>>,
 }
 
 impl Failure {
     /// Returns a failure of the command itself.
-    pub(crate) fn new(kind: ErrorKind, message: impl Into<String>, advice: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), advice: advice.into(), entry: None, details: None }
+    pub fn new(kind: ErrorKind, message: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { kind, message: message.into(), advice: advice.into(), error: None, details: None }
     }
 
     /// Returns the failure of an operation that the operating system refused.
-    pub(crate) fn system(what: &str, error: impl Display) -> Self {
+    pub fn system(what: &str, error: impl Display) -> Self {
         let advice = match process::has_proc() {
             true => "check the system error",
             false => "mount /proc (`mount -t proc proc /proc`), which Partywall needs, then try again",
@@ -39,12 +39,13 @@ impl Failure {
     }
 
     /// Returns a failure that the command's output has shown already.
-    pub(crate) fn silent(kind: ErrorKind) -> Self {
+    pub fn silent(kind: ErrorKind) -> Self {
         Self::new(kind, "", "")
     }
 
     /// Replaces the advice.
-    pub(crate) fn with_advice(mut self, advice: impl Into<String>) -> Self {
+    #[must_use]
+    pub fn with_advice(mut self, advice: impl Into<String>) -> Self {
         self.advice = advice.into();
         self
     }
@@ -55,6 +56,11 @@ impl Failure {
         self
     }
 
+    /// Returns the entry in `docs/troubleshooting.md`; only errors of the library have one.
+    fn entry(&self) -> Option<&'static str> {
+        self.error.as_ref().map(|error| error.anchor())
+    }
+
     /// Returns the value of `error` in the JSON output.
     pub(crate) fn to_json(&self) -> Value {
         json!({
@@ -62,7 +68,7 @@ impl Failure {
             "kind": self.kind.to_string(),
             "message": self.message,
             "advice": self.advice,
-            "entry": self.entry,
+            "entry": self.entry(),
         })
     }
 
@@ -80,7 +86,7 @@ impl Failure {
             if let (Some(value), Some(Value::Object(details))) = (value.as_object_mut(), self.details.as_deref()) {
                 value.extend(details.clone());
             }
-            context.output().failure(&self.message, &self.advice, self.entry, &value);
+            context.output().failure(&self.message, &self.advice, self.entry(), &value);
         }
         ExitCode::from(self.code())
     }
@@ -112,22 +118,9 @@ pub(crate) fn exit_codes_help() -> String {
     format!("Exit codes:{}", rows.collect::<String>())
 }
 
-impl From<partywall_labs::Failure> for Failure {
-    fn from(failure: partywall_labs::Failure) -> Self {
-        match failure {
-            partywall_labs::Failure::Library { error, advice: None } => (*error).into(),
-            partywall_labs::Failure::Library { error, advice: Some(advice) } => Self::from(*error).with_advice(advice),
-            partywall_labs::Failure::Reported(kind) => Self::silent(kind),
-            failure => Self::new(failure.kind(), failure.message(), failure.advice()),
-        }
-    }
-}
-
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        Self {
-            entry: Some(error.anchor()),
-            ..Self::new(error.kind(), error.to_string(), error.advice_in(Language::Shell))
-        }
+        let failure = Self::new(error.kind(), error.to_string(), error.advice_in(Language::Shell));
+        Self { error: Some(error.into()), ..failure }
     }
 }

@@ -18,7 +18,7 @@ use crate::describe::shorten;
 
 /// Where a command prints.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Output {
+pub struct Output {
     json: bool,
     quiet: bool,
     /// Whether lines and values go to standard error.
@@ -27,12 +27,12 @@ pub(crate) struct Output {
 
 impl Output {
     /// Returns the output. `quiet` leaves out remarks and progress.
-    pub(crate) fn new(json: bool, quiet: bool) -> Self {
+    pub fn new(json: bool, quiet: bool) -> Self {
         Self { json, quiet, on_standard_error: false }
     }
 
     /// Prints lines and values on standard error: the result on standard output is something else.
-    pub(crate) fn on_standard_error(self) -> Self {
+    pub fn on_standard_error(self) -> Self {
         Self { on_standard_error: true, ..self }
     }
 
@@ -42,7 +42,7 @@ impl Output {
     }
 
     /// Returns whether lines may have colours.
-    pub(crate) fn has_colours(self) -> bool {
+    pub fn has_colours(self) -> bool {
         if self.on_standard_error { has_colours(&std::io::stderr()) } else { has_colours(&std::io::stdout()) }
     }
 
@@ -52,7 +52,7 @@ impl Output {
     }
 
     /// Prints a line for people; `--json` leaves it out.
-    pub(crate) fn line(self, text: impl AsRef<str>) {
+    pub fn line(self, text: impl AsRef<str>) {
         if !self.json {
             self.print(text.as_ref());
         }
@@ -70,14 +70,14 @@ impl Output {
     }
 
     /// Prints a remark that does not belong to the result on standard error. `--quiet` leaves it out.
-    pub(crate) fn remark(self, text: impl AsRef<str>) {
+    pub fn remark(self, text: impl AsRef<str>) {
         if !self.quiet {
             self.relay(text);
         }
     }
 
     /// Prints a remark for people; `--json` leaves it out too.
-    pub(crate) fn note(self, text: impl AsRef<str>) {
+    pub fn note(self, text: impl AsRef<str>) {
         if !self.json {
             self.remark(text);
         }
@@ -110,7 +110,7 @@ impl Output {
     }
 
     /// Prints a value for programs; only `--json` shows it.
-    pub(crate) fn value(self, value: &Value) {
+    pub fn value(self, value: &Value) {
         if self.json {
             self.print(&value.to_string());
         }
@@ -124,7 +124,7 @@ impl Output {
     ///
     /// If the rows are wider than the terminal, the columns of `spare` are left out one by one until the rows
     /// fit; then the last column is cut off, unless it is short. Output that is not a terminal gets all columns.
-    pub(crate) fn table(self, headings: &[&str], rows: &[Vec<String>], spare: &[&str]) {
+    pub fn table(self, headings: &[&str], rows: &[Vec<String>], spare: &[&str]) {
         if self.json {
             return;
         }

@@ -1,10 +1,10 @@
-//! `--simulated`: runs the same command on the simulated CUDA driver that this program contains.
+//! `--simulated`: runs the same command on the simulated CUDA driver, which `partywall-lab` contains.
 
-use std::{env, ffi::OsString, os::unix::process::CommandExt, process::Command};
+use std::{env, process::Command};
 
-use partywall::{Error, cuda::Driver};
+use partywall::cuda::Driver;
 
-use crate::{Context, failure::Failure};
+use crate::{Context, failure::Failure, lab};
 
 /// The default domain of simulated commands. Simulated and real memory never share a domain.
 pub(crate) const DOMAIN: &str = "simulated";
@@ -12,30 +12,31 @@ pub(crate) const DOMAIN: &str = "simulated";
 /// Replaces this process by the same command on the simulated driver. Returns if the process already uses that driver.
 ///
 /// The environment chooses the driver, so that child processes use the same one.
-pub(crate) fn enter(context: &Context) -> Result<(), Failure> {
+///
+/// # Errors
+/// If `partywall-lab` is missing or cannot be started.
+pub fn enter(context: &Context) -> Result<(), Failure> {
     let names_broker = context.domain.is_some() || context.socket.is_some();
     let own_domain =
         env::var_os("PARTYWALL_DOMAIN").is_some_and(|name| name == DOMAIN) && env::var_os("PARTYWALL_SOCKET").is_none();
     if is_chosen() && (names_broker || own_domain) {
         return Ok(());
     }
-    let system = |source| Failure::from(Error::System { what: "starting on the simulated driver".into(), source });
-    let mut arguments = env::args_os();
-    let name = arguments.next().unwrap_or_else(|| OsString::from("partywall"));
-    let mut command = Command::new(env::current_exe().map_err(system)?);
-    command.arg0(name).args(arguments).env(Driver::LIBRARY_VARIABLE, Driver::SIMULATED);
+    let mut command = Command::new(lab::program("--simulated")?);
+    command.env(Driver::LIBRARY_VARIABLE, Driver::SIMULATED);
     if !names_broker {
         command.env("PARTYWALL_DOMAIN", DOMAIN).env_remove("PARTYWALL_SOCKET");
     }
-    Err(system(command.exec()))
+    Err(lab::execute(command))
 }
 
-/// Returns whether this process runs on the simulated driver that the program contains.
+/// Returns whether this process runs on the simulated driver that `partywall-lab` contains.
 pub(crate) fn is_chosen() -> bool {
     env::var_os(Driver::LIBRARY_VARIABLE).is_some_and(|library| library == Driver::SIMULATED)
 }
 
 /// Returns the option with which another command uses the same driver: ` --simulated`, or nothing.
-pub(crate) fn flag() -> &'static str {
+#[must_use]
+pub fn flag() -> &'static str {
     if is_chosen() { " --simulated" } else { "" }
 }

@@ -59,13 +59,14 @@ pub enum LoadError {
         /// The entry point, with its version suffix.
         symbol: &'static str,
     },
-    /// [`Driver::LIBRARY_VARIABLE`] is [`Driver::SIMULATED`], and this program does not contain the simulated driver.
+    /// [`Driver::LIBRARY_VARIABLE`] is [`Driver::SIMULATED`], and the simulated driver is not installed.
     #[error(
-        "{variable}={SIMULATED} chooses the simulated CUDA driver, which only the program `partywall` contains",
+        "{variable}={SIMULATED} chooses the simulated CUDA driver: the program partywall-lab contains it, and there is \
+         no {SIMULATOR} beside this program or on PATH",
         variable = Driver::LIBRARY_VARIABLE,
         SIMULATED = Driver::SIMULATED
     )]
-    NotLinked,
+    NoSimulator,
 }
 
 /// The version of the CUDA driver API (12.4 for driver 550).
@@ -88,8 +89,8 @@ impl Driver {
     /// [`SIMULATED`](Self::SIMULATED).
     pub const LIBRARY_VARIABLE: &'static str = "PARTYWALL_LIBCUDA";
 
-    /// The value of [`LIBRARY_VARIABLE`](Self::LIBRARY_VARIABLE) that selects the simulated driver, which is a part of
-    /// the program `partywall`.
+    /// The value of [`LIBRARY_VARIABLE`](Self::LIBRARY_VARIABLE) that selects the simulated driver. The program
+    /// `partywall-lab` contains it. Other programs load `libsimcuda.so`, from their own directory or from one on `PATH`.
     pub const SIMULATED: &'static str = "simulated";
 
     /// Makes [`SIMULATED`](Self::SIMULATED) select the driver whose functions `find` returns. Only the first call
@@ -111,7 +112,7 @@ impl Driver {
         LOADED
             .get_or_init(|| {
                 let library = environment::place(Self::LIBRARY_VARIABLE).unwrap_or_else(|| OsString::from(LIBRARY));
-                if library == Self::SIMULATED { Self::linked() } else { Self::open(&library) }
+                if library == Self::SIMULATED { Self::simulated() } else { Self::open(&library) }
             })
             .as_ref()
             .map_err(Clone::clone)
@@ -225,11 +226,14 @@ impl Driver {
         Ok(Self { _keep: Some(loaded), ..found })
     }
 
-    /// Returns the simulated driver that is part of the program.
-    fn linked() -> Result<Self, LoadError> {
-        let find = LINKED.get().ok_or(LoadError::NotLinked)?;
-        // SAFETY: `link_simulated`'s caller has promised it.
-        unsafe { Self::from_functions(Self::SIMULATED.to_owned(), find) }
+    /// Returns the simulated driver: the one that is part of the program, else the installed library.
+    fn simulated() -> Result<Self, LoadError> {
+        if let Some(find) = LINKED.get() {
+            // SAFETY: `link_simulated`'s caller has promised it.
+            return unsafe { Self::from_functions(Self::SIMULATED.to_owned(), find) };
+        }
+        let mut installed = environment::program_directories().into_iter().map(|directory| directory.join(SIMULATOR));
+        Self::open(installed.find(|library| library.is_file()).ok_or(LoadError::NoSimulator)?.as_os_str())
     }
 
     /// # Safety
@@ -574,6 +578,9 @@ entry_points! {
 /// The versioned name. The unversioned one exists only where a toolkit is installed, and may be the toolkit's stub.
 const LIBRARY: &str = "libcuda.so.1";
 
+/// The library of the simulated driver, for programs that do not contain it.
+const SIMULATOR: &str = "libsimcuda.so";
+
 /// The flag of dlopen(3) with which it loads nothing, on Linux.
 const RTLD_NOLOAD: c_int = 4;
 
@@ -625,15 +632,6 @@ mod tests {
             _keep: None,
         };
         assert_eq!(driver.error_name(CuResult::OUT_OF_MEMORY), None);
-    }
-
-    #[test]
-    fn program_without_the_simulated_driver_reports_it() {
-        let error = Driver::linked().unwrap_err();
-        assert_eq!(error, LoadError::NotLinked);
-        assert!(
-            error.to_string().starts_with("PARTYWALL_LIBCUDA=simulated chooses the simulated CUDA driver, which only")
-        );
     }
 
     #[test]

@@ -73,7 +73,7 @@ pub use compare::{Change, Differences};
 pub use comparison::{Comparison, ComparisonResult, Measurement};
 pub use error::{Error, Failure};
 pub use goal::{Goal, Verdict};
-pub use machine::{Machine, commit, iso_date, kernel_release, today};
+pub use machine::{Machine, commit, kernel_release, today};
 pub use page::capital;
 pub use percentiles::Percentiles;
 pub use report::{Report, figure};

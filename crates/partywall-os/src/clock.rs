@@ -57,6 +57,23 @@ fn parsed(offsets: &str) -> Option<i64> {
     number()?.checked_mul(1_000_000_000)?.checked_add(number()?)
 }
 
+/// Returns the ISO date of a day counted from 1970-01-01, in the proleptic Gregorian calendar.
+///
+/// Years are counted from 1 March, which puts the leap day last: the days before a month are then
+/// a linear function of the month, and 400 years always have 146,097 days.
+pub fn iso_date(days_since_1970: u64) -> String {
+    let day = days_since_1970 + 719_468; // 0000-03-01 to 1970-01-01
+    let era = day / 146_097;
+    let day_of_era = day % 146_097;
+    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day_of_month = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = (month_from_march + 2) % 12 + 1;
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    format!("{year:04}-{month:02}-{day_of_month:02}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -79,5 +96,34 @@ mod tests {
         let before = monotonic_ns();
         let after = monotonic_ns();
         assert!(0 < before && before <= after, "{before} {after}");
+    }
+
+    #[test]
+    fn leap_days_and_year_ends_are_right() {
+        for (days, date) in [
+            (0, "1970-01-01"),
+            (58, "1970-02-28"),
+            (59, "1970-03-01"),
+            (10_956, "1999-12-31"),
+            (11_016, "2000-02-29"),
+            (11_017, "2000-03-01"),
+            (19_782, "2024-02-29"),
+            (20_777, "2026-11-20"),
+            (47_540, "2100-02-28"),
+            (47_541, "2100-03-01"),
+        ] {
+            assert_eq!(iso_date(days), date, "day {days}");
+        }
+    }
+
+    #[test]
+    fn every_day_follows_the_one_before() {
+        // 401 years hold every kind of century; text of this form sorts as dates do.
+        let mut before = iso_date(0);
+        for day in 1..401 * 366 {
+            let date = iso_date(day);
+            assert!(date > before, "{before} then {date}");
+            before = date;
+        }
     }
 }

@@ -31,16 +31,26 @@ pub fn temporary_directory() -> PathBuf {
     directory("TMPDIR").unwrap_or_else(|| "/tmp".into())
 }
 
-/// Returns the directories in which programs are looked for: `PATH`, else the usual ones.
+/// Returns the directories in which Partywall's programs are looked for: that of the running executable, then `PATH`.
+///
+/// In a [privileged](is_privileged) process these are the usual directories of the system: its caller may have made
+/// another link to the executable, in a directory of its own.
 pub fn program_directories() -> Vec<PathBuf> {
-    env::split_paths(&place("PATH").unwrap_or_else(|| USUAL_PATH.into())).collect()
+    let program = env::current_exe().ok().filter(|_| !is_privileged());
+    let mut directories: Vec<_> = program.iter().filter_map(|program| program.parent()).map(Path::to_owned).collect();
+    if let Some(own) = directories.first()
+        && (own.ends_with("examples") || own.ends_with("deps"))
+    {
+        // Cargo places examples and tests one level below the programs.
+        directories.extend(own.parent().map(Path::to_owned));
+    }
+    directories.extend(env::split_paths(&place("PATH").unwrap_or_else(|| USUAL_PATH.into())));
+    directories
 }
 
-/// Returns the directory of the running executable. `None` in a [privileged](is_privileged) process: its caller may
-/// have made another link to the executable, in a directory of its own.
-pub fn own_directory() -> Option<PathBuf> {
-    let program = env::current_exe().ok().filter(|_| !is_privileged())?;
-    program.parent().map(Path::to_owned)
+/// Returns whether this process may execute the file at a path.
+pub fn is_executable(path: &Path) -> bool {
+    path.is_file() && rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok()
 }
 
 /// Keeps the caller's environment from a program that a [privileged](is_privileged) process is about to start. Does

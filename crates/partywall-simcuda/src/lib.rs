@@ -1,9 +1,9 @@
 //! A CUDA driver in software: the entry points of `libcuda.so.1` that Partywall uses, without a GPU.
 //!
-//! The program `partywall` contains it ([`link()`]) and uses it if `PARTYWALL_LIBCUDA` is `simulated`. In tests,
-//! processes that do not contain it choose it by `PARTYWALL_LIBCUDA=/path/to/libsimcuda.so`, the library that
-//! `testing/simcuda` builds from it. It is never used otherwise, and the library does not depend on it. A program that
-//! contains it has no symbol with a name of the vendor's driver.
+//! The program `partywall-lab` contains it ([`link()`]) and uses it if `PARTYWALL_LIBCUDA` is `simulated`. Other
+//! programs load `libsimcuda.so` for that, which `testing/simcuda` builds from it and tests name by its path. It is never
+//! used otherwise, and the library does not depend on it. A program that contains it has no symbol with a name of the
+//! vendor's driver.
 //!
 //! It returns the same error codes as the vendor's driver, as far as these were measured on an H200 with driver 580 or
 //! are documented by the vendor; the driver facts check both drivers against one list.
@@ -16,7 +16,7 @@
 //!
 //! | variable | what it sets |
 //! |---|---|
-//! | `SIMCUDA_DEVICES` | the number of devices of the machine (1, in the program `partywall` 2) |
+//! | `SIMCUDA_DEVICES` | the number of devices of the machine (1, in the program `partywall-lab` 2) |
 //! | `CUDA_VISIBLE_DEVICES` | those that the process sees, by index or UUID (all) |
 //! | `SIMCUDA_MEMORY` | bytes of each device that the process may allocate, also with K, M or G (1G) |
 //! | `SIMCUDA_NODE_MEMORY` | bytes of each NUMA node that the process may allocate by `cuMemCreate` (1G) |

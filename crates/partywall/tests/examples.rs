@@ -9,7 +9,7 @@ use std::{
 
 use partywall::{DType, Domain, Place, Result, cuda::Driver};
 use partywall_broker::{Broker, Config};
-use partywall_harness::simulated_driver;
+use partywall_harness::{binary, simulated_driver};
 use serde_json::Value;
 
 #[allow(dead_code, reason = "its `main` connects to the user's own domain")]
@@ -152,6 +152,19 @@ fn program_in_c_reads_a_segment_of_a_simulated_gpu_by_its_descriptors() {
         let absent = Command::new(&c).args(words).env(Driver::LIBRARY_VARIABLE, "/nothing.so").output().unwrap();
         let said = String::from_utf8_lossy(&absent.stderr).into_owned();
         assert!(said.starts_with("descriptors: there is no CUDA driver: /nothing.so"), "{said}");
+    });
+}
+
+/// The library of the simulated driver is beside Cargo's programs.
+#[test]
+fn program_of_the_library_finds_the_simulated_driver_by_its_name() {
+    assert!(simulated_driver().exists());
+    with_broker(|socket| {
+        let mut show = Command::new(binary());
+        show.args(["show", "example", "--json"]).env("PARTYWALL_SOCKET", socket);
+        let output = beside_a_producer(socket, "cuda", Some(Path::new(Driver::SIMULATED)), &mut show);
+        let shown: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert!(shown["place"].as_str().is_some_and(|place| place.starts_with("GPU-")), "{shown}");
     });
 }
 

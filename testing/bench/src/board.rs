@@ -82,7 +82,7 @@ pub(crate) fn yield_until(word: &AtomicU64, value: u64) -> Result<(), Failure> {
 }
 
 /// Sleeps on `word` until it is at least `value`. It has no timeout, which would cost a timer for each sleep; with one
-/// it is [`turns::sleep_until`](partywall_labs::bench::turns::sleep_until).
+/// it is [`turns::sleep_until`](partywall_lab::bench::turns::sleep_until).
 pub(crate) fn sleep_until(word: &AtomicU32, value: u32) {
     loop {
         let seen = word.load(Ordering::Acquire);
@@ -102,7 +102,7 @@ pub(crate) fn now() -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use partywall_labs::bench::turns::store_and_wake;
+    use partywall_lab::bench::turns::store_and_wake;
 
     use super::*;
 

@@ -36,7 +36,7 @@ pub(super) fn steps(page: &Path, text: &str, tree: &Tree) -> Vec<String> {
         }
         in_steps = matches!(between, ", step " | ", steps ") || between == ", " && in_steps;
         if let Some(lab) = lab.filter(|_| in_steps) {
-            let folder = format!("crates/partywall-labs/src/{}", lab.replace('-', "_"));
+            let folder = format!("crates/partywall-lab/src/{}", lab.replace('-', "_"));
             let quoted = format!("\"{part}\"");
             if !tree.find(&folder).iter().any(|(_, text)| text.contains(&quoted)) {
                 wrong.push(format!("{}: the lab {lab} has no step {part}", page.display()));
@@ -65,7 +65,7 @@ mod tests {
             files: vec![
                 file(FACTS, "facts! {\n    memory {\n        Measured ONE a_range_is_mapped_once\n"),
                 file("crates/partywall/examples/topic.rs", ""),
-                file("crates/partywall-labs/src/handle_file/consumer.rs", "Step::new(\"no-file\", …) \"half-file\""),
+                file("crates/partywall-lab/src/handle_file/consumer.rs", "Step::new(\"no-file\", …) \"half-file\""),
             ],
         }
     }

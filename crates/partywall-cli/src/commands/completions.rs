@@ -1,12 +1,12 @@
 //! `partywall completions SHELL`: a script that a shell reads, the same with `--json`.
 
 use clap::{
-    Args, CommandFactory,
+    Args,
     builder::{PossibleValuesParser, TypedValueParser},
 };
 use clap_complete::{Shell, generate};
 
-use crate::{Cli, Context, failure::Failure};
+use crate::{Context, command, failure::Failure, lab};
 
 /// The arguments of the command.
 #[derive(Debug, Args)]
@@ -25,8 +25,9 @@ fish: partywall completions fish > ~/.config/fish/completions/partywall.fish";
 
 /// Runs the command.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
+    lab::take_over();
     let mut script = Vec::new();
-    generate(arguments.shell, &mut Cli::command(), "partywall", &mut script);
+    generate(arguments.shell, &mut command(), "partywall", &mut script);
     context.output().document(&String::from_utf8_lossy(&script));
     Ok(())
 }

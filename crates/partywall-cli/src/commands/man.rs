@@ -5,12 +5,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use clap::{Args, Command, CommandFactory};
+use clap::{Args, Command};
 use clap_mangen::Man;
 use partywall::{ErrorKind, files::write_file};
 use serde_json::json;
 
-use crate::{Cli, Context, failure::Failure, text};
+use crate::{Context, command, failure::Failure, lab, text};
 
 /// The arguments of the command.
 #[derive(Debug, Args)]
@@ -28,11 +28,12 @@ Read:     man partywall, man partywall-get; without installing: partywall man | 
 
 /// Runs the command.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
+    lab::take_over();
     let output = context.output();
     let Some(directory) = &arguments.out else {
         let mut page = Vec::new();
         // Writing to a vector cannot fail.
-        let _ = Man::new(Cli::command()).render(&mut page);
+        let _ = Man::new(command()).render(&mut page);
         output.document(&String::from_utf8_lossy(&page));
         return Ok(());
     };
@@ -41,7 +42,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
         Failure::new(ErrorKind::Refused, what, "name a writable directory")
     };
     fs::create_dir_all(directory).map_err(failed)?;
-    let mut command = Cli::command().disable_help_subcommand(true);
+    let mut command = command().disable_help_subcommand(true);
     command.build();
     let pages = write(command, directory).map_err(failed)?;
     output.line(format!("{} in {}", text::count(pages, "manual page"), directory.display()));

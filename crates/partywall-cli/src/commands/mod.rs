@@ -1,7 +1,6 @@
 //! The commands: each file holds the arguments of one and its `run`.
 
 pub(crate) mod abandon;
-pub(crate) mod bench;
 pub(crate) mod completions;
 pub(crate) mod cp;
 pub(crate) mod demo;
@@ -9,7 +8,6 @@ pub(crate) mod doctor;
 pub(crate) mod evict;
 pub(crate) mod explain;
 pub(crate) mod get;
-pub(crate) mod lab;
 pub(crate) mod logs;
 pub(crate) mod ls;
 pub(crate) mod man;

@@ -58,9 +58,9 @@ const COLUMNS: [Column<MemberInfo>; 14] = [
     (">HOLDS", |member| bytes(member.bytes)),
     (">LEASES", |member| member.leases.to_string()),
     (">TIMELINES", |member| member.timelines.to_string()),
-    (">PERMITS", |member| counted(member.permits)),
-    (">BLOCKS", |member| counted(member.blocks)),
-    (">TASKS", |member| counted(member.tasks)),
+    (">PERMITS", |member| count(member.permits)),
+    (">BLOCKS", |member| count(member.blocks)),
+    (">TASKS", |member| count(member.tasks)),
     (">HEARTBEAT", |member| member.quiet.map_or_else(String::new, text::seconds)),
     (">SINCE", |member| text::duration(text::since(member.since))),
     ("WAITS FOR", |member| member.waits.iter().map(describe::wait).collect::<Vec<_>>().join(", ")),
@@ -71,7 +71,7 @@ const COLUMNS: [Column<MemberInfo>; 14] = [
 const SPARE: [&str; 10] =
     ["UID", "MEMBER", "PERMITS", "TIMELINES", "TASKS", "BLOCKS", "HEARTBEAT", "SINCE", "LEASES", "WAITS FOR"];
 
-fn counted(slots: Option<u32>) -> String {
+fn count(slots: Option<u32>) -> String {
     slots.map_or_else(|| "many".into(), |slots| slots.to_string())
 }
 

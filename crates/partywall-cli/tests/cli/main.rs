@@ -2,35 +2,29 @@
 //! with the whole library.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are outside #[test]")]
 
-mod bench;
 mod cat;
-mod chaos;
 mod common;
 mod cp;
 mod demo;
 mod doctor;
 mod explain;
 mod kinds;
-mod lab;
 mod losses;
 mod metrics;
 mod mps;
 mod objects;
 mod pools;
 mod queues;
-mod render;
 mod restart;
 mod serve;
 mod service;
 mod simulated;
 mod soak;
 mod surroundings;
-mod symbols;
 mod top;
 mod topics;
 mod trace;
 mod users;
-mod weights;
 
 /// Runs the other processes that tests start. It is no test itself.
 #[test]

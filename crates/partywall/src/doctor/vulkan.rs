@@ -44,9 +44,12 @@ pub enum NotUsable {
     Failed(String),
 }
 
+/// The answer of a program that contains no Vulkan.
+const WITHOUT: &str = "`partywall doctor` tries it where the program partywall-lab is installed";
+
 /// Probes whether Vulkan uses the memory that Partywall shares.
 pub(super) fn vulkan(doctor: &Doctor) -> Finding {
-    let Some(try_it) = doctor.vulkan else { return Finding::skipped("this program is built without Vulkan") };
+    let Some(try_it) = doctor.vulkan else { return Finding::skipped(WITHOUT) };
     let mut tried = vec![try_it(None)];
     // A GPU that CUDA cannot use has a probe of its own, and memory of a simulated one is no GPU's.
     let is_real = Driver::load().is_ok_and(|driver| !driver.is_simulated());

@@ -129,27 +129,16 @@ pub(crate) fn broker_binary(preferred: Option<&Path>) -> Result<PathBuf> {
         candidates.push(PathBuf::from(binary));
     } else {
         candidates.extend(preferred.map(Path::to_owned));
-        if let Some(directory) = environment::own_directory() {
-            candidates.push(directory.join("partywall"));
-            // Cargo places examples and tests one level below the binaries.
-            if directory.ends_with("examples") || directory.ends_with("deps") {
-                candidates.extend(directory.parent().map(|up| up.join("partywall")));
-            }
-        }
         candidates.extend(environment::program_directories().iter().map(|directory| directory.join("partywall")));
     }
     for candidate in candidates {
-        if is_executable(&candidate) {
+        if environment::is_executable(&candidate) {
             // A bare name would be looked for on PATH instead.
             return Ok(std::path::absolute(&candidate).unwrap_or(candidate));
         }
         tried.push(candidate.display().to_string());
     }
     Err(Unreachable::NoProgram { tried }.into())
-}
-
-fn is_executable(path: &Path) -> bool {
-    path.is_file() && rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok()
 }
 
 #[cfg(test)]

@@ -266,7 +266,10 @@ fn needs_root_quota_of_a_user_binds_it_and_no_other_in_host_memory() {
     assert_eq!(order(&mut guest, "signal b"), "done");
     let refused = order(&mut guest, "commit c");
     assert!(refused.contains("user 65533 has a share of 2 of the broker's names"), "{refused}");
-    assert!(refused.contains(&format!("the largest holders are pid {} of user 65533 (1 name)", guest.pid())), "{refused}");
+    assert!(
+        refused.contains(&format!("the largest holders are pid {} of user 65533 (1 name)", guest.pid())),
+        "{refused}"
+    );
     let _own = (commit(&domain, "d", false), commit(&domain, "e", false));
     let failed = domain.semaphore("f", 1).unwrap_err();
     let Error::LimitReached(LimitReached::User { uid: 0, allowed: 2, needed: 3, .. }) = failed else {
@@ -287,7 +290,10 @@ fn needs_root_share_of_leases_binds_a_user_and_its_error_names_who_has_them_in_h
     assert_eq!(order(&mut first, "open shared"), "5 of 0");
     let refused = order(&mut second, "open shared");
     assert!(refused.contains("user 65533 has a share of 2 of the broker's leases, and 2 in use"), "{refused}");
-    assert!(refused.contains(&format!("the largest holders are pid {} of user 65533 (2 leases)", first.pid())), "{refused}");
+    assert!(
+        refused.contains(&format!("the largest holders are pid {} of user 65533 (2 leases)", first.pid())),
+        "{refused}"
+    );
     drop(domain.open("shared", Duration::ZERO).unwrap());
     let status = domain.status().unwrap();
     assert_eq!(status.users.iter().map(|user| (user.uid, user.leases)).collect::<Vec<_>>(), [(0, 1), (GUEST, 2)]);

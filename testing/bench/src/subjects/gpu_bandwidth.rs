@@ -1,7 +1,7 @@
 //! A kernel that reads 4 GiB once, through the mapping of a segment and from this process's own memory.
 
 use partywall::{Place, cuda::DeviceBuffer};
-use partywall_labs::bench::samplers::Timer;
+use partywall_lab::bench::samplers::Timer;
 use partywall_measure::{Case, Comparison, Failure, Unit};
 
 use super::gpu_open;

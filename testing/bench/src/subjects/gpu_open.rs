@@ -2,7 +2,7 @@
 //! import, reserve, map, set access. Another process committed the memory and is gone.
 
 use partywall::{DeviceUuid, Place};
-use partywall_labs::bench::samplers::Half;
+use partywall_lab::bench::samplers::Half;
 use partywall_measure::{Case, Comparison, Failure, Unit};
 
 use crate::{

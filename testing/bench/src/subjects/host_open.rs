@@ -2,7 +2,7 @@
 //! which gives the lease back and is measured separately.
 
 use partywall::{DType, Domain, Place, Segment};
-use partywall_labs::bench::samplers::Half;
+use partywall_lab::bench::samplers::Half;
 use partywall_measure::{Case, Comparison, Failure, Sampler, Unit};
 
 use crate::{

@@ -3,7 +3,7 @@
 use std::{cell::RefCell, path::Path, sync::atomic::Ordering};
 
 use partywall::{Place, Pool};
-use partywall_labs::bench::samplers::{allocation, allocation_in_order, block, touched};
+use partywall_lab::bench::samplers::{allocation, allocation_in_order, block, touched};
 use partywall_measure::{Case, Comparison, Failure, Plan, Sampler, Unit};
 
 use super::{gpu_open, ordering::semaphore::pairs};

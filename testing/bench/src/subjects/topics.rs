@@ -8,7 +8,7 @@ use std::{
 };
 
 use partywall::{DType, Domain, Place, Policy, Publisher, Subscriber};
-use partywall_labs::bench::turns::{publish, same};
+use partywall_lab::bench::turns::{publish, same};
 use partywall_measure::{Case, Comparison, Failure, Plan, Sampler, Unit};
 use tracing::{span::EnteredSpan, trace_span};
 

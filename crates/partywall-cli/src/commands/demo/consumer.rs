@@ -9,7 +9,7 @@ use super::{
     pattern::{self, ELEMENTS},
     session::{RUN, Session, run_of, timed},
 };
-use partywall_labs::text::{counted, grouped};
+use crate::text::{count, grouped};
 
 use crate::failure::Failure;
 
@@ -68,10 +68,8 @@ fn outlive(session: &Session, data: &Segment) -> Result<[Segment; 3], Failure> {
             answer => break answer?,
         }
     };
-    let text = format!(
-        "{} in place while the producer was killed: all integers were right each time",
-        counted(rounds, "time")
-    );
+    let text =
+        format!("{} in place while the producer was killed: all integers were right each time", count(rounds, "time"));
     narrator.step("read-on", Some(start.elapsed()), &text, json!({ "name": names.data, "rounds": rounds }));
     session.verify(data, 1)?;
     let reopened = domain.opener(&names.data_reopened);

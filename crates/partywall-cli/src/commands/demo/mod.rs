@@ -50,9 +50,9 @@ use self::{
     session::{Names, Session},
     supervisor::Supervisor,
 };
-use partywall_labs::text::grouped;
+use crate::text::grouped;
 
-use crate::{Context, failure::Failure, simulation};
+use crate::{Context, device, failure::Failure, simulation};
 
 /// The arguments of the command.
 #[derive(Debug, Args)]
@@ -199,7 +199,7 @@ fn command_line(context: &Context) -> String {
 
 /// Returns the place that a choice means. Prints a remark if `auto` is not a GPU.
 fn place(context: &Context, device: DeviceChoice) -> Result<Place, Failure> {
-    partywall_labs::require_unpinned(device)?;
+    device::require_unpinned(device)?;
     let (place, why) = gpu::resolve(device).map_err(|error| match error {
         Error::DeviceFault(DeviceFault::NoDevice { .. }) => {
             let advice = format!("{}; {SIMULATED}", error.advice());

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use partywall_labs::text::micros;
+use crate::text::micros;
 use serde_json::{Value, json};
 
 use crate::output::Output;

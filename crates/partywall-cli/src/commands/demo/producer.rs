@@ -11,7 +11,7 @@ use super::{
     pattern::{self, BYTES, DTYPE, ELEMENTS, FORMULA, TENSOR},
     session::{RUN, Session, address, facts_of, fds_text, host_address, timed},
 };
-use partywall_labs::text::grouped;
+use crate::text::grouped;
 
 use crate::failure::Failure;
 

@@ -9,7 +9,7 @@ use partywall::{
 use serde_json::{Value, json};
 
 use super::{Options, narrator::Narrator, pattern};
-use partywall_labs::text::grouped;
+use crate::text::grouped;
 
 use crate::{Context, failure::Failure};
 

@@ -7,7 +7,6 @@
 //! Hidden flags: `--probe TITLE` is a probe in its child, `--limit SECONDS` is the time limit of each.
 
 mod main_job;
-mod vulkan;
 
 use std::{ffi::OsString, time::Duration};
 
@@ -18,7 +17,7 @@ use partywall::{
 };
 use serde_json::{Value, json};
 
-use crate::{Context, failure::Failure, output::Output, text};
+use crate::{Context, failure::Failure, lab, output::Output, text};
 
 /// The arguments of the command.
 #[derive(Debug, Args)]
@@ -44,7 +43,10 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     let doctor = Doctor::new(child, context.options()).scope(arguments.device).limit(arguments.limit);
     match arguments.probe {
         Some(probe) => {
-            doctor.vulkan(vulkan::try_it).answer(probe);
+            if probe == Probe::Vulkan {
+                lab::take_over();
+            }
+            lab::contained().map_or(doctor.clone(), |lab| doctor.vulkan(lab.vulkan)).answer(probe);
             Ok(())
         }
         None => examine(context.output(), &doctor, arguments),

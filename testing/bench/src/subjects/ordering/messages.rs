@@ -4,7 +4,7 @@
 use std::{fs, time::Instant};
 
 use partywall::{DType, Sample};
-use partywall_labs::bench::turns::{Topics, store_and_wake};
+use partywall_lab::bench::turns::{Topics, store_and_wake};
 use partywall_measure::Failure;
 use rustix::time::{ClockId, clock_gettime};
 

@@ -14,7 +14,7 @@ use std::{
 };
 
 use partywall::{DeviceUuid, Domain, Place, Timeline, TimelineWriter};
-use partywall_labs::bench::turns::{Queues, Topics};
+use partywall_lab::bench::turns::{Queues, Topics};
 use partywall_measure::{Failure, Plan, Sampler, Unit};
 
 use super::{messages, streams, streams::Device, tasks, wakes};

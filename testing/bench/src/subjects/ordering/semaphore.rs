@@ -6,7 +6,7 @@ use std::{
     sync::atomic::Ordering,
 };
 
-use partywall_labs::bench::samplers;
+use partywall_lab::bench::samplers;
 use partywall_measure::{Case, Comparison, Failure, Plan, Sampler, Unit};
 
 use crate::{

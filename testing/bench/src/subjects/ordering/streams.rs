@@ -9,7 +9,7 @@ use partywall::{
     DType, DeviceRange, DeviceUuid, Domain, Gpu, Place, Segment,
     cuda::{DeviceAttribute, DeviceBuffer, DeviceSlice, Event, HostRegistration, Stream, StreamRef},
 };
-use partywall_labs::bench::turns::store_and_wake;
+use partywall_lab::bench::turns::store_and_wake;
 use partywall_measure::{Case, Comparison, Failure, Unit};
 
 use super::{

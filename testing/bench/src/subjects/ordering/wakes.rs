@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use partywall_labs::bench::turns::{self, Turn, in_turn, store_and_wake};
+use partywall_lab::bench::turns::{self, Turn, in_turn, store_and_wake};
 use partywall_measure::{Case, Comparison, Failure, Unit};
 
 use super::pair::{Pair, STAMP, Side, VALUE, WAKE, Way};

@@ -12,7 +12,7 @@ use partywall::{
     Access, Segment,
     cuda::{HostRegistration, experiment::NodeAttachment, kernels::expected},
 };
-use partywall_labs::bench::samplers::Half;
+use partywall_lab::bench::samplers::Half;
 use partywall_measure::{Case, Comparison, Failure, Plan, Sampler, Unit};
 use partywall_os::{map::SharedMap, memfd::Draft};
 

@@ -7,7 +7,7 @@ use partywall::{
     Access, Place,
     cuda::{DeviceBuffer, DeviceSlice, PinnedBuffer},
 };
-use partywall_labs::bench::samplers::Timer;
+use partywall_lab::bench::samplers::Timer;
 use partywall_measure::{Case, Comparison, Failure, Sampler, Unit};
 
 use super::{Setting, rate};

@@ -1,0 +1,131 @@
+//! What only the program `partywall-lab` contains: labs, benchmarks, the simulated driver, the probe of Vulkan.
+//!
+//! `partywall` starts that program with its own arguments and becomes it, as git does with its commands: for `lab` and
+//! `bench`, for `--simulated` and `PARTYWALL_LIBCUDA=simulated`, and where help, completions and manual pages describe
+//! these. It looks for it in its own directory, then on `PATH`.
+
+use std::{env, os::unix::process::CommandExt, path::PathBuf, process::Command, sync::OnceLock};
+
+use clap::{Arg, ArgAction, ArgMatches};
+use partywall::{ErrorKind, doctor::TryVulkan};
+use partywall_os::environment;
+
+use crate::{Context, failure::Failure, simulation};
+
+/// What `partywall-lab` contains beside `partywall`.
+#[derive(Debug)]
+pub struct Lab {
+    /// The commands.
+    pub commands: [Extension; 2],
+    /// Tries memory in Vulkan, for the doctor.
+    pub vulkan: TryVulkan,
+}
+
+/// A command that `partywall` knows by its name and its summary.
+#[derive(Debug)]
+pub struct Extension {
+    /// The name.
+    pub name: &'static str,
+    /// Adds the arguments.
+    pub augment: fn(clap::Command) -> clap::Command,
+    /// Runs the command.
+    pub run: fn(&Context, &ArgMatches) -> Result<(), Failure>,
+}
+
+/// The name of the program.
+const PROGRAM: &str = "partywall-lab";
+
+static LAB: OnceLock<Option<&'static Lab>> = OnceLock::new();
+
+/// Sets what this program contains.
+pub(crate) fn set(lab: Option<&'static Lab>) {
+    LAB.get_or_init(|| lab);
+}
+
+/// Returns what this program contains.
+pub(crate) fn contained() -> Option<&'static Lab> {
+    LAB.get().copied().flatten()
+}
+
+/// Completes the definition of the command line. Where the lab is missing, its commands take any arguments.
+pub(crate) fn complete(program: clap::Command) -> clap::Command {
+    let arguments = || Arg::new("arguments").num_args(0..).trailing_var_arg(true).allow_hyphen_values(true).hide(true);
+    program.mut_subcommands(|command| match contained() {
+        Some(lab) => match lab.commands.iter().find(|extension| extension.name == command.get_name()) {
+            Some(extension) => {
+                let about = command.get_about().cloned();
+                (extension.augment)(command).about(about.unwrap_or_default())
+            }
+            None => command,
+        },
+        None if ["bench", "lab"].contains(&command.get_name()) => {
+            command.disable_help_flag(true).arg(arguments().action(ArgAction::Append))
+        }
+        None => command,
+    })
+}
+
+/// Runs a command of the lab, in the program that contains it.
+pub(crate) fn run(context: &Context, name: &str, matches: &ArgMatches) -> Result<(), Failure> {
+    let Some(lab) = contained() else { return Err(execute(Command::new(program(&format!("partywall {name}"))?))) };
+    let extension = lab.commands.iter().find(|extension| extension.name == name);
+    match (extension, matches.subcommand_matches(name)) {
+        (Some(extension), Some(matches)) => (extension.run)(context, matches),
+        _ => unreachable!("clap has found the command among those that `complete` knows"),
+    }
+}
+
+/// Becomes `partywall-lab` if the environment chooses the simulated driver. Without that program, what needs no driver
+/// goes on working.
+pub(crate) fn take_over_simulation() {
+    if simulation::is_chosen() {
+        take_over();
+    }
+}
+
+/// Becomes `partywall-lab` if the help is about its commands.
+pub(crate) fn take_over_help() {
+    if env::args_os().skip(1).any(|word| word == "lab" || word == "bench") {
+        take_over();
+    }
+}
+
+/// Becomes `partywall-lab`, unless this is that program, or it is not installed.
+pub(crate) fn take_over() {
+    if contained().is_none()
+        && let Some(program) = find()
+    {
+        execute(Command::new(program));
+    }
+}
+
+/// Becomes a program, with the arguments of this process. Returns only if that fails.
+pub(crate) fn execute(mut command: Command) -> Failure {
+    let mut arguments = env::args_os();
+    let name = arguments.next().unwrap_or_else(|| "partywall".into());
+    let program = command.get_program().display().to_string();
+    let error = environment::shield(&mut command).arg0(name).args(arguments).exec();
+    Failure::new(ErrorKind::Refused, format!("cannot start {program}: {error}"), INSTALL)
+}
+
+/// Returns the path of the program that contains the lab: this one, or the one that is installed.
+pub(crate) fn program(needed_for: &str) -> Result<PathBuf, Failure> {
+    if contained().is_some() {
+        return env::current_exe().map_err(|error| Failure::system("finding this program", error));
+    }
+    find().ok_or_else(|| {
+        let message =
+            format!("`{needed_for}` needs the program {PROGRAM}, which is neither beside this one nor on PATH");
+        Failure::new(ErrorKind::NotFound, message, INSTALL)
+    })
+}
+
+/// Returns the path of `partywall-lab`, if it is installed.
+fn find() -> Option<PathBuf> {
+    let directories = environment::program_directories().into_iter();
+    directories.map(|directory| directory.join(PROGRAM)).find(|program| environment::is_executable(program))
+}
+
+/// How to get `partywall-lab`.
+const INSTALL: &str = "install it in a clone of the repository: `cargo install --locked --path crates/partywall-lab`, or \
+    `pip install ./python/lab`";

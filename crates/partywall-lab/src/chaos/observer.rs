@@ -1,0 +1,390 @@
+//! The observer: starts the members, strikes them by the plan, counts the resources that are left, and runs the
+//! checker.
+
+use std::os::unix::process::ExitStatusExt;
+
+use rustix::process::Signal;
+
+use super::{
+    check::{Check, check},
+    plan::{Action, Plan, Strike},
+    strikes::{Limit, Victim},
+    *,
+};
+use crate::weights::tensors;
+
+pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
+    let order: Order = session.options()?;
+    let path = match &order.check {
+        Some(path) => path.clone(),
+        None => {
+            let default = || {
+                partywall_os::environment::temporary_directory()
+                    .join(format!("partywall-chaos-{}.jsonl", std::process::id()))
+            };
+            let path = order.history.clone().unwrap_or_else(default);
+            let history = History::create(&path)?;
+            // A reader of the report may have another working directory.
+            let path = fs::canonicalize(&path).unwrap_or(path);
+            run(session, &order, history, &path)?;
+            path
+        }
+    };
+    let records = history::read(&path)?;
+    let checks = check(&records);
+    let violations: usize = checks.iter().map(|check| check.violations.len()).sum();
+    let mut step = Step::new(
+        "killed",
+        "At random moments members of every kind, and the broker, are killed (SIGKILL); members are stopped (SIGSTOP), \
+         their connections shut down, and they get no further descriptors or memory for a while",
+        "The plan follows from the seed: the same seed strikes the same members in the same order. How far a run gets \
+         depends on the machine.",
+    );
+    for (label, key, is_counted) in STRIKES {
+        let count = records.iter().filter(|record| is_counted(&record.what)).count();
+        step = step.value(label, count.to_string());
+        session.result(json!({ key: count }));
+    }
+    let step = step.value("history", path.display().to_string());
+    session.report(step.judge(true, "the history is whole", ""))?;
+    for check in checks {
+        session.report(check.step())?;
+    }
+    session.result(json!({ "violations": violations, "history": path }));
+    Ok(())
+}
+
+/// Whether a line of the history counts.
+type Counts = fn(&What) -> bool;
+
+/// What is counted: the names for people and for programs, and which lines of the history count.
+const STRIKES: [(&str, &str, Counts); 6] = [
+    ("kills", "kills", |what| matches!(what, What::Killed)),
+    ("kills of the broker", "broker_kills", |what| matches!(what, What::BrokerKilled)),
+    ("stopped", "stops", |what| matches!(what, What::Stopped)),
+    ("connections shut down", "sockets_closed", |what| matches!(what, What::SocketsClosed)),
+    ("descriptor tables filled", "descriptors_filled", |what| {
+        matches!(what, What::Limited { of: Resource::Descriptors })
+    }),
+    ("left without memory", "memory_taken", |what| matches!(what, What::Limited { of: Resource::Memory })),
+];
+
+/// A member at its place in the population.
+struct Place {
+    role: &'static str,
+    number: u32,
+    peer: Peer,
+    /// True once it has opened its object. Before, it could not even report that it lacks something.
+    has_begun: bool,
+    /// When a stopped member continues.
+    continues: Option<Instant>,
+    limits: Vec<Limit>,
+    /// When it first got no further memory.
+    starved: Option<Moment>,
+}
+
+struct Observer<'a> {
+    session: &'a mut Session,
+    history: History,
+    path: &'a Path,
+    places: Vec<Place>,
+    started: u32,
+    kills: u64,
+}
+
+/// The resources of a broker, as the kernel counts them.
+struct Resources {
+    descriptors: u64,
+    kib: u64,
+}
+
+fn run(session: &mut Session, order: &Order, history: History, path: &Path) -> Result<(), Failure> {
+    history.add(What::Plan { seed: order.seed, seconds: order.duration })?;
+    // The death of a client with work on the GPU may end the MPS server, and with it the other clients.
+    let kills = !session.gpu_if_any()?.as_ref().map_or(Ok(false), |gpu| device::under_mps(gpu))?;
+    let domain = session.domain().clone();
+    let place = session.place;
+    let bytes = WORDS * 8;
+    let topic = domain.topic(MESSAGES).max_bytes(bytes).dtype(DType::U64).depth(16).publishers(16).subscribers(16);
+    let topic = topic.place(place).create()?;
+    let queue = domain.queue(TASKS).tasks(TASKS_MOST).inputs(TASKS_MOST, bytes).outputs(TASKS_MOST, bytes);
+    let queue = queue.place(place).create()?;
+    let permits = domain.semaphore(PERMITS, PERMITS_MOST)?;
+    let pool = domain.pool(BLOCKS).blocks(BLOCKS_MOST).block_bytes(bytes).place(place).create()?;
+    history.add(What::Writing { number: 0 })?;
+    let mut build = tensors::create(session, 0, 1).allocate()?;
+    tensors::Patterns::default().write(&mut build, 0, tensors::TENSORS)?;
+    let began = Moment::now();
+    let first = build.commit()?;
+    history.add(What::Committed { number: 0, version: first.version(), began })?;
+    first.release()?;
+    let blocks = u64::from(topic.stats().free);
+    let before = Resources::of_broker(&domain)?;
+
+    let mut observer = Observer { session, history, path, places: Vec::new(), started: 0, kills: 0 };
+    for role in POPULATION {
+        let place = observer.start(role)?;
+        observer.places.push(place);
+    }
+    let mut plan = Plan::new(order.seed);
+    let end = Instant::now() + Duration::from_secs(order.duration);
+    while Instant::now() < end {
+        observer.strike(plan.next(POPULATION.len()), kills)?;
+    }
+    observer.end()?;
+    let Observer { history, kills, .. } = observer;
+
+    // The broker proves deaths, and reclaims the resources of the dead, within moments.
+    let count = || -> Result<_, Failure> {
+        let topic = topic.stats();
+        let queue = queue.stats();
+        let pool = pool.stats();
+        let unfinished = queue.pending + queue.claimed + queue.enqueued + queue.done + queue.dead;
+        let older: u32 = domain.names()?.iter().map(|name| name.older).sum();
+        let after = Resources::of_broker(&domain)?;
+        let exactly = |of, count: u64, found: u64| (of, count, count, found);
+        Ok(vec![
+            exactly("members", 1, domain.members()?.len() as u64),
+            exactly("names", 4, domain.names()?.len() as u64),
+            exactly("old versions", 0, older.into()),
+            exactly("permits", PERMITS_MOST.into(), permits.available().into()),
+            exactly("free blocks of the pool", BLOCKS_MOST.into(), pool.free.into()),
+            exactly("blocks of the topic, free or in the ring", blocks, u64::from(topic.free + topic.in_ring)),
+            exactly("publishers", 0, topic.publishers.len() as u64),
+            exactly("subscribers", 0, topic.subscribers.len() as u64),
+            exactly("unfinished tasks", 0, unfinished.into()),
+            exactly("free inputs", TASKS_MOST.into(), queue.free_inputs.into()),
+            exactly("free outputs", TASKS_MOST.into(), queue.free_outputs.into()),
+            exactly("descriptors of the broker", before.descriptors, after.descriptors),
+            ("KiB of the broker", 0, before.kib + GROWTH_KIB, after.kib),
+        ])
+    };
+    let mut found = Vec::new();
+    until(SETTLES, MOMENT, || {
+        found = count()?;
+        Ok(found.iter().all(|(_, least, most, found)| (least..=most).contains(&found)))
+    })?;
+    for (of, least, most, found) in found {
+        history.add(What::Counted { of: of.into(), least, most, found })?;
+    }
+    history.add(What::End { kills })
+}
+
+impl Observer<'_> {
+    fn start(&mut self, role: &'static str) -> Result<Place, Failure> {
+        self.started += 1;
+        let number = self.started;
+        self.history.add_about(number, What::Started { role: role.into() })?;
+        let peer = self.session.spawn(role)?;
+        peer.say(Job { number, history: self.path.to_owned() })?;
+        Ok(Place { role, number, peer, has_begun: false, continues: None, limits: Vec::new(), starved: None })
+    }
+
+    fn strike(&mut self, strike: Strike, kills: bool) -> Result<(), Failure> {
+        thread::sleep(strike.pause);
+        let now = Instant::now();
+        for index in 0..self.places.len() {
+            self.places[index].relieve(&self.history, now)?;
+            self.replace_if_aborted(index)?;
+        }
+        let index = strike.place;
+        let is_spared = SPARED.contains(&index);
+        match strike.action {
+            Action::Kill if kills && !is_spared => {
+                self.history.add_about(self.places[index].number, What::Killed)?;
+                self.note_end(index)?;
+                self.places[index].peer.kill();
+                self.kills += 1;
+                self.places[index] = self.start(POPULATION[index])?;
+            }
+            Action::KillBroker => {
+                self.history.add(What::BrokerKilled)?;
+                let domain = self.session.domain().clone();
+                self.session.broker().kill_worker(&domain)?;
+            }
+            Action::Stop(time) => {
+                let place = &mut self.places[index];
+                if let Some(victim) = place.victim() {
+                    self.history.add_about(place.number, What::Stopped)?;
+                    victim.signal(Signal::STOP);
+                    place.continues = Some(now + time);
+                }
+            }
+            Action::CloseSockets if kills && self.places[index].has_begun()? => {
+                let place = &mut self.places[index];
+                if place.victim().is_some_and(Victim::close_sockets) {
+                    self.history.add_about(place.number, What::SocketsClosed)?;
+                }
+            }
+            Action::FillDescriptors(time) if kills && self.places[index].has_begun()? => {
+                self.places[index].limit(&self.history, Resource::Descriptors, time)?;
+            }
+            // A driver without address space may never return.
+            Action::TakeMemory(time)
+                if kills
+                    && !is_spared
+                    && self.session.place == partywall::Place::Host
+                    && self.places[index].has_begun()? =>
+            {
+                self.places[index].limit(&self.history, Resource::Memory, time)?;
+            }
+            Action::Kill | Action::CloseSockets | Action::FillDescriptors(_) | Action::TakeMemory(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Replaces a member that could not continue without memory. It counts as killed since it got no more of it.
+    fn replace_if_aborted(&mut self, index: usize) -> Result<(), Failure> {
+        let place = &mut self.places[index];
+        if let Some(starved) = place.starved
+            && place.peer.ending().is_some_and(|ending| matches!(ending.signal(), Some(ABORTED | NO_STACK)))
+        {
+            self.history.add_at(starved, place.number, What::Killed)?;
+            self.kills += 1;
+            self.places[index] = self.start(POPULATION[index])?;
+        }
+        Ok(())
+    }
+
+    /// Ends all members: those that make something before those that wait for it.
+    fn end(&mut self) -> Result<(), Failure> {
+        for index in 0..self.places.len() {
+            let place = &mut self.places[index];
+            let end = Instant::now() + Duration::from_secs(3600);
+            place.relieve(&self.history, end)?;
+            self.replace_if_aborted(index)?;
+        }
+        for role in ["writer", "publisher", "submitter", "worker", "subscriber", "reader", "holder", "taker", "watcher"]
+        {
+            for index in (0..self.places.len()).rev().filter(|index| POPULATION[*index] == role).collect::<Vec<_>>() {
+                self.note_end(index)?;
+            }
+            let (ending, others) = std::mem::take(&mut self.places).into_iter().partition(|place| place.role == role);
+            self.places = others;
+            let ending: Vec<Place> = ending;
+            ending.into_iter().for_each(|place| place.peer.end());
+        }
+        Ok(())
+    }
+
+    /// Records that a member has ended by itself, which is an error.
+    fn note_end(&mut self, index: usize) -> Result<(), Failure> {
+        let place = &mut self.places[index];
+        place.has_begun()?;
+        if place.peer.has_spoken()? {
+            let why = place.peer.next::<()>().err().map_or_else(|| "it speaks".to_owned(), |failure| failure.message);
+            let what = What::Failed { call: "the process".into(), why: history::shortened(&why) };
+            self.history.add_about(place.number, what)?;
+        }
+        Ok(())
+    }
+}
+
+impl Place {
+    /// Returns its process, unless that has ended: once its end was waited for, its pid may be another process's.
+    fn victim(&mut self) -> Option<Victim> {
+        self.peer.ending().is_none().then_some(Victim(self.peer.pid))
+    }
+
+    /// Returns whether it has said that it begins.
+    fn has_begun(&mut self) -> Result<bool, Failure> {
+        if !self.has_begun && self.peer.has_spoken()? {
+            // An error stays until `note_end` records it.
+            self.has_begun = matches!(self.peer.next::<()>(), Ok(Some(())));
+        }
+        Ok(self.has_begun)
+    }
+
+    fn limit(&mut self, history: &History, of: Resource, time: Duration) -> Result<(), Failure> {
+        if self.limits.iter().any(|limit| limit.of == of) {
+            return Ok(());
+        }
+        if of == Resource::Memory {
+            self.starved.get_or_insert_with(Moment::now);
+        }
+        history.add_about(self.number, What::Limited { of })?;
+        let limit = self.victim().and_then(|victim| victim.limit(of, time));
+        self.limits.extend(limit);
+        Ok(())
+    }
+
+    /// Lets it continue, and ends its limits, if their time has come.
+    fn relieve(&mut self, history: &History, now: Instant) -> Result<(), Failure> {
+        if self.continues.is_some_and(|at| at <= now) {
+            self.continues = None;
+            if let Some(victim) = self.victim() {
+                victim.signal(Signal::CONT);
+                history.add_about(self.number, What::Continued)?;
+            }
+        }
+        for limit in self.limits.extract_if(.., |limit| limit.until <= now).collect::<Vec<_>>() {
+            if let Some(victim) = self.victim() {
+                victim.set(limit.of, limit.was);
+            }
+            history.add_about(self.number, What::Lifted { of: limit.of })?;
+        }
+        Ok(())
+    }
+}
+
+impl Resources {
+    fn of_broker(domain: &Domain) -> Result<Self, Failure> {
+        let pid = domain.status()?.pid;
+        let inspecting = format!("inspecting the broker, pid {pid}");
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).doing(&inspecting)?;
+        let kib =
+            status.lines().find_map(|line| line.strip_prefix("RssAnon:")?.trim().strip_suffix(" kB")?.parse().ok());
+        let kib = kib.ok_or_else(|| unexpected("the kernel does not say how much memory the broker has"))?;
+        let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).doing(&inspecting)?.count() as u64;
+        Ok(Self { descriptors, kib })
+    }
+}
+
+impl Check {
+    fn step(self) -> Step {
+        let Self { id, title, why, belief, counted, violations } = self;
+        let step = Step::new(id, title, why).value("checked", counted);
+        let step = violations.iter().take(SHOWN).fold(step, |step, violation| step.value("violation", violation));
+        let step = if violations.is_empty() { step } else { step.value("violations", violations.len().to_string()) };
+        let step = belief.into_iter().fold(step, |step, belief| step.says(belief, !violations.is_empty()));
+        step.judge(violations.is_empty(), "as promised", "a promise was broken")
+    }
+}
+
+/// The members, by their places.
+const POPULATION: [&str; 18] = [
+    "submitter",
+    "subscriber",
+    "watcher",
+    "writer",
+    "writer",
+    "reader",
+    "reader",
+    "publisher",
+    "publisher",
+    "subscriber",
+    "submitter",
+    "worker",
+    "worker",
+    "holder",
+    "holder",
+    "holder",
+    "taker",
+    "taker",
+];
+
+/// How a process ends that gets no memory for its heap, or for its stack: SIGABRT and SIGSEGV.
+const ABORTED: i32 = Signal::ABORT.as_raw();
+const NO_STACK: i32 = Signal::SEGV.as_raw();
+
+/// The places of members that are stopped, but never killed, so that they must receive everything.
+const SPARED: std::ops::Range<usize> = 0..3;
+
+/// How much the broker's own memory may grow, in KiB: allocators keep some of what is freed.
+const GROWTH_KIB: u64 = 4096;
+
+/// How long the broker may take to reclaim the resources of the last members.
+const SETTLES: Duration = Duration::from_secs(5);
+
+/// How many violations a step shows.
+const SHOWN: usize = 5;

@@ -1,0 +1,208 @@
+//! `partywall bench`: measures what sharing costs on this machine, by [`crate::bench`].
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use clap::{
+    Args, Subcommand, ValueEnum,
+    builder::{PossibleValue, PossibleValuesParser, TypedValueParser},
+};
+use partywall::{
+    DeviceChoice, ErrorKind,
+    files::{Draft, write_file},
+};
+use partywall_cli::{Context, Failure, Output, progress, simulation};
+use partywall_measure::{Measurement, Report, Unit, bytes, capital, figure};
+use serde_json::json;
+
+use crate::bench::{self, Options, Subject};
+
+/// The arguments of the command.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct Arguments {
+    /// What to measure
+    #[arg(value_parser = subjects(), default_value = "all", value_name = "SUBJECT")]
+    subject: Subjects,
+    /// Where the memory is: auto, host, cuda, cuda:N, or a GPU's UUID; auto is the first GPU, or host memory where
+    /// there is none
+    #[arg(long, value_name = "DEVICE", default_value_t)]
+    device: DeviceChoice,
+    /// Write report.json, and report.html with plots, into this folder
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Replace the report in the folder of --out, if there is one
+    #[arg(long, requires = "out")]
+    force: bool,
+    /// Use small sizes and few samples, to check that the benchmark works
+    #[arg(long)]
+    quick: bool,
+    /// Use GPUs that are simulated in software; the numbers describe the simulation, not a GPU
+    #[arg(long)]
+    simulated: bool,
+    #[command(subcommand)]
+    compare: Option<Compare>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Compare {
+    /// Show what has changed beyond noise between two reports of one machine
+    Compare {
+        /// The earlier report
+        #[arg(value_name = "A.json")]
+        before: PathBuf,
+        /// The later report
+        #[arg(value_name = "B.json")]
+        after: PathBuf,
+        /// Compare the reports even if they are of two machines
+        #[arg(long)]
+        force: bool,
+    },
+}
+
+/// The chosen subjects.
+#[derive(Debug, Clone)]
+struct Subjects(Vec<Subject>);
+
+/// Returns a parser of one subject, or `all`.
+fn subjects() -> impl TypedValueParser<Value = Subjects> {
+    let all = PossibleValue::new("all").help("All of these");
+    let names = Subject::value_variants().iter().filter_map(Subject::to_possible_value).chain([all]);
+    PossibleValuesParser::new(names).map(|name| match Subject::from_str(&name, false) {
+        Ok(subject) => Subjects(vec![subject]),
+        Err(_) => Subjects(Subject::value_variants().to_vec()),
+    })
+}
+
+/// Runs the command.
+pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
+    if let Some(Compare::Compare { before, after, force }) = &arguments.compare {
+        return compare(context.output(), before, after, *force);
+    }
+    if arguments.simulated {
+        simulation::enter(context)?;
+    }
+    let output = context.output();
+    if let Some(out) = &arguments.out {
+        check(out, arguments.force)?;
+    }
+    let options = Options { subjects: arguments.subject.0.clone(), device: arguments.device, quick: arguments.quick };
+    let bar = progress::bar(output, PARTS, "{bar:30} {elapsed} {msg}");
+    let report = bench::run(&context.into(), &options, &|what, done| {
+        bar.set_message(what.to_owned());
+        bar.set_position((done * PARTS as f64) as u64);
+    });
+    bar.finish_and_clear();
+    let report = report?;
+    // Files first: a reader of the tables that closes the pipe (`| head`) ends the program.
+    let written = arguments.out.as_ref().map(|out| write(out, arguments.force, &report)).transpose()?;
+    show(output, &report);
+    output.value(&serde_json::to_value(&report).unwrap_or_default());
+    if let Some((data, page)) = written {
+        output.note(format!("The report is {}, with plots in {}.", data.display(), page.display()));
+    }
+    Ok(())
+}
+
+/// Reports an unusable folder before a measurement that takes minutes. Removes again what it makes, so that an
+/// interrupted measurement leaves nothing.
+fn check(out: &Path, force: bool) -> Result<(), Failure> {
+    let is_missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
+    let missing: Vec<_> = out.ancestors().take_while(is_missing).collect();
+    let made = fs::create_dir_all(out).map_err(unwritable(out)).and_then(|()| {
+        let begin = |path: PathBuf| Draft::create(&path, force).map(drop).map_err(unwritable(&path));
+        reports(out).into_iter().try_for_each(begin)
+    });
+    // Another run may use the folders by now, and `a/..` is a folder that was there. Neither is empty, so both stay.
+    for folder in missing {
+        let _ = fs::remove_dir(folder);
+    }
+    made
+}
+
+/// Returns the paths of the data and of the page in the folder.
+fn reports(out: &Path) -> [PathBuf; 2] {
+    ["report.json", "report.html"].map(|name| out.join(name))
+}
+
+/// Writes the report into the folder. Returns the paths of its data and of its page.
+fn write(out: &Path, force: bool, report: &Report) -> Result<(PathBuf, PathBuf), Failure> {
+    let [data, page] = reports(out);
+    let text = report.page().map_err(|error| Failure::new(ErrorKind::Refused, error.to_string(), WRITING))?;
+    fs::create_dir_all(out).map_err(unwritable(out))?;
+    let json = serde_json::to_string_pretty(report).map_err(|error| unwritable(&data)(error.into()))?;
+    write_file(&data, format!("{json}\n").as_bytes(), force).map_err(unwritable(&data))?;
+    write_file(&page, text.as_bytes(), force).map_err(unwritable(&page))?;
+    Ok((data, page))
+}
+
+fn unwritable(path: &Path) -> impl Fn(io::Error) -> Failure {
+    move |error| {
+        if error.kind() == io::ErrorKind::AlreadyExists {
+            let message = format!("{} already exists", path.display());
+            let advice = "choose another folder with --out, or add --force to replace the report in this one";
+            return Failure::new(ErrorKind::Refused, message, advice);
+        }
+        Failure::new(ErrorKind::Refused, format!("cannot write {}: {error}", path.display()), WRITING)
+    }
+}
+
+const WRITING: &str = "choose another folder with --out";
+
+/// The length of the progress bar, in steps.
+const PARTS: u64 = 1000;
+
+/// Prints the numbers for people, a table for each question: the measured case, its floor and its rivals below it.
+fn show(output: Output, report: &Report) {
+    for (question, results) in report.questions() {
+        output.line(capital(question.unwrap_or_default()));
+        let mut rows = Vec::new();
+        for result in results {
+            let ratio = result.ratio.map_or(String::new(), |ratio| format!("{ratio:.2} x"));
+            rows.push(row("", &result.measured, ratio));
+            let beside = result.floor.iter().map(|floor| ("  floor: ", floor));
+            for (role, beside) in beside.chain(result.rivals.iter().map(|rival| ("  rival: ", rival))) {
+                rows.push(row(role, beside, String::new()));
+            }
+        }
+        let headings = ["", ">FOR", ">P25", ">MEDIAN", ">P75", ">P90", ">P99", ">MAX", ">N", "UNIT", ">OF FLOOR"];
+        output.table(&headings, &rows, &["N", "MAX", "P99", "P90", "P25", "P75"]);
+        output.line("");
+    }
+    for note in &report.notes {
+        output.line(note);
+    }
+}
+
+fn row(role: &str, measurement: &Measurement, ratio: String) -> Vec<String> {
+    let Measurement { case, percentiles: p } = measurement;
+    let mut row = vec![format!("{role}{}", case.name), case.point()];
+    // Bytes have a unit by their number.
+    let in_bytes = case.unit == Unit::Bytes;
+    row.extend(
+        [p.p25, p.p50, p.p75, p.p90, p.p99, p.max].map(|value| if in_bytes { bytes(value) } else { figure(value) }),
+    );
+    row.extend([p.n.to_string(), if in_bytes { String::new() } else { case.unit.to_string() }, ratio]);
+    row
+}
+
+fn compare(output: Output, before: &Path, after: &Path, force: bool) -> Result<(), Failure> {
+    let read = |path| {
+        Report::read_json(path).map_err(|error| {
+            let kind = if path.exists() { ErrorKind::Refused } else { ErrorKind::NotFound };
+            Failure::new(kind, error.to_string(), "name a report.json that `partywall bench --out DIR` has written")
+        })
+    };
+    let before = read(before)?;
+    let after = read(after)?;
+    if let Some(why) = before.other_machine(&after).filter(|_| !force) {
+        let advice = "measure both on one machine, or add --force if the machines are what you compare";
+        return Err(Failure::new(ErrorKind::Refused, format!("the reports are of two machines: {why}"), advice));
+    }
+    let differences = after.differences(&before);
+    output.line(differences.to_string());
+    output.value(&json!(differences));
+    Ok(())
+}

@@ -1,0 +1,120 @@
+//! The two programs: what each contains, and that together they are one for their user.
+
+use std::{fs, path::Path, process::Command};
+
+use partywall_harness::{Running, Sandbox, binary, copy_program};
+
+/// The program of this crate.
+fn lab() -> &'static Path {
+    Path::new(env!("CARGO_BIN_EXE_partywall-lab"))
+}
+
+/// Returns the names of the symbols that `nm` lists.
+fn symbols(program: &Path, flag: &str) -> Vec<String> {
+    let output = Command::new("nm").args([flag, "--defined-only"]).arg(program).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.lines().filter_map(|line| line.split_whitespace().last().map(str::to_owned)).collect()
+}
+
+/// A library that the program loads would use such symbols instead of the vendor's.
+#[test]
+fn programs_have_no_symbol_of_the_vendors_driver() {
+    let is_the_drivers = |name: &&String| {
+        name.starts_with("simcuda") || (name.starts_with("cu") && name[2..].starts_with(char::is_uppercase))
+    };
+    for program in [&binary(), lab()] {
+        for flag in ["--extern-only", "--dynamic"] {
+            let names = symbols(program, flag);
+            assert_eq!(names.iter().filter(is_the_drivers).collect::<Vec<_>>(), [""; 0], "{flag}");
+        }
+    }
+}
+
+/// What nobody needs who only shares memory.
+#[test]
+fn program_that_shares_memory_contains_no_lab() {
+    let crates = ["partywall_lab", "partywall_measure", "partywall_simcuda", "partywall_vulkan", "plotters"];
+    let of = |program: &Path| {
+        let names = symbols(program, "--debug-syms");
+        crates.map(|name| names.iter().any(|symbol| symbol.contains(name)))
+    };
+    assert_eq!(of(&binary()), [false; 5]);
+    assert_eq!(of(lab()), [true; 5]);
+}
+
+#[test]
+fn help_and_completions_of_both_programs_are_the_same() {
+    let sandbox = Sandbox::new();
+    for arguments in [
+        &["--help"][..],
+        &["help", "lab"],
+        &["lab", "--help"],
+        &["--json", "lab", "--help"],
+        &["lab", "vmm", "-h"],
+        &["bench", "--help"],
+        &["help", "bench"],
+        &["completions", "bash"],
+        &["man"],
+        &["lab"],
+        &["--version"],
+    ] {
+        let mut command = sandbox.program(lab());
+        let of_the_lab = Running::spawn(command.args(arguments)).wait().expect(0).text();
+        assert_eq!(sandbox.run(arguments).expect(0).text(), of_the_lab, "{arguments:?}");
+        assert!(!of_the_lab.contains("partywall-lab "), "{of_the_lab}");
+    }
+}
+
+/// A copy of `partywall` in a folder of its own, and no `PATH`.
+#[test]
+fn missing_lab_is_named_with_the_way_to_get_it() {
+    let sandbox = Sandbox::new();
+    let program = sandbox.path().join("alone/partywall");
+    fs::create_dir(sandbox.path().join("alone")).unwrap();
+    copy_program(&binary(), &program);
+    let run = |arguments: &[&str], simulated: bool| {
+        let mut command = sandbox.program(&program);
+        command.args(arguments).env("PATH", "/nonexistent").env_remove("PARTYWALL_BIN");
+        if simulated {
+            command.env("PARTYWALL_LIBCUDA", "simulated");
+        }
+        Running::spawn(&mut command).wait()
+    };
+    for (arguments, what) in [
+        (&["lab", "vmm"][..], "`partywall lab`"),
+        (&["bench", "--help"], "`partywall bench`"),
+        (&["demo", "--simulated"], "`--simulated`"),
+    ] {
+        let refused = run(arguments, false).expect(3);
+        let text = &refused.stderr;
+        assert!(text.contains(&format!("{what} needs the program partywall-lab")), "{text}");
+        assert!(text.contains("cargo install --locked --path crates/partywall-lab"), "{text}");
+    }
+    let help = run(&["help"], false).expect(0).text();
+    assert!(help.contains("  bench ") && help.contains("  lab "), "{help}");
+    assert!(run(&["completions", "zsh"], false).expect(0).text().contains("bench"));
+
+    // Only what needs the driver needs the lab.
+    sandbox.file("f", "hello");
+    run(&["put", "f", "x", "--device", "host"], false).expect(0);
+    assert_eq!(run(&["get", "x", "-"], true).expect(0).stdout, b"hello");
+    let refused = run(&["put", "f", "y", "--device", "cuda"], true).expect(6);
+    assert!(refused.stderr.contains("the program partywall-lab contains it"), "{}", refused.stderr);
+    let doctor = run(&["doctor", "--json"], false).json();
+    let probes = doctor["probes"].as_array().unwrap();
+    let vulkan = probes.iter().find(|probe| probe["name"].as_str().unwrap().contains("Vulkan")).unwrap();
+    assert_eq!(vulkan["outcome"], "skipped");
+    assert!(vulkan["detail"].as_str().unwrap().contains("partywall-lab"), "{vulkan}");
+}
+
+#[test]
+fn lab_is_found_on_path() {
+    let sandbox = Sandbox::new();
+    let program = sandbox.path().join("alone/partywall");
+    fs::create_dir(sandbox.path().join("alone")).unwrap();
+    copy_program(&binary(), &program);
+    let mut command = sandbox.program(&program);
+    command.args(["lab"]).env("PATH", lab().parent().unwrap());
+    let text = Running::spawn(&mut command).wait().expect(0).text();
+    assert!(text.contains("handle-file"), "{text}");
+}
