@@ -5,7 +5,6 @@
 //! | [`steps`] | `check` and `test`: the steps, and a table of their results |
 //! | [`changes`] | which packages have changed |
 //! | [`tools`] | the workspace, child processes, and tools that are not part of Rust |
-//! | [`lines`] | `lines`: the code lines of each crate |
 //! | [`ptx`] | `ptx`: the GPU kernels, compiled and compared |
 //! | [`spirv`] | `spirv`: the shaders, compiled and compared |
 //! | [`fuzz`] | `fuzz`: the fuzz targets, and a short run of each |
@@ -17,7 +16,6 @@
 mod changes;
 mod fuzz;
 mod gpu_bundle;
-mod lines;
 mod pages;
 mod ptx;
 mod spirv;
@@ -25,7 +23,6 @@ mod stacks;
 mod steps;
 mod tools;
 
-use std::path::Path;
 use std::process::ExitCode;
 
 use tools::Workspace;
@@ -46,8 +43,6 @@ usage: cargo xtask COMMAND
                   run on a machine that has an NVIDIA driver and nothing else
   stacks          make target/stacks, an environment of 7 GB with vLLM for CPUs, Ray and transformers,
                   and test the integrations in it; writes docs/measurements/stacks.md
-  lines           count the code lines in crates/*/src, without tests, comments and blank lines
-  lines ROOT      the same for another checkout
   help            this text
 ";
 
@@ -71,8 +66,6 @@ fn main() -> ExitCode {
         ["spirv"] => Workspace::locate().and_then(|workspace| spirv::regenerate(&workspace)),
         ["stacks"] => Workspace::locate().and_then(|workspace| stacks::run(&workspace)),
         ["gpu-bundle"] => Workspace::locate().and_then(|workspace| gpu_bundle::build(&workspace)),
-        ["lines"] => Workspace::locate().and_then(|workspace| print_lines(&workspace.root)),
-        ["lines", root] => print_lines(Path::new(root)),
         ["help" | "--help" | "-h"] => {
             print!("{HELP}");
             Ok(())
@@ -103,11 +96,6 @@ fn check_ptx() -> Result<(), String> {
             Ok(())
         }
     }
-}
-
-fn print_lines(root: &Path) -> Result<(), String> {
-    print!("{}", lines::report(root)?);
-    Ok(())
 }
 
 fn misused(what: &str) -> ExitCode {
