@@ -393,7 +393,6 @@ const MAX_HEADER: u64 = 1 << 14;
 
 #[cfg(test)]
 mod tests {
-    use npyz::{DType as FileDType, NpyHeader, Order as FileOrder, TypeStr, WriterBuilder};
     use proptest::prelude::*;
 
     use super::*;
@@ -520,34 +519,6 @@ mod tests {
         ) {
             let shape = shape.join(", ");
             let _ = read(&format!("{{'descr': {descr}, 'fortran_order': {order}, 'shape': ({shape}), }}\n"));
-        }
-
-        /// The crate npyz is another reader and writer of the format.
-        #[test]
-        fn npyz_reads_and_writes_the_same(
-            (code, dtype) in prop::sample::select(TYPES),
-            shape in proptest::collection::vec(0_u64..2_000, 0..5),
-            fortran in any::<bool>(),
-        ) {
-            let order = if fortran { Order::Fortran } else { Order::C };
-            let tensor = TensorInfo::dense(SINGLE_TENSOR, dtype, shape.clone(), order).unwrap();
-            let ours = header(&tensor).unwrap();
-            let parsed = NpyHeader::from_reader(&ours[..]).unwrap();
-            prop_assert_eq!(parsed.shape(), &shape[..]);
-            prop_assert_eq!(parse(&ours[TEXT_AT..]).unwrap().dtype, dtype);
-            // A tensor that lies in both orders is written in C's.
-            let theirs_order = if tensor.lies_in(Order::C) { FileOrder::C } else { FileOrder::Fortran };
-            prop_assert_eq!(parsed.order(), theirs_order);
-            let descr: TypeStr = format!("{}{code}", if dtype.bits() == 8 { '|' } else { '<' }).parse().unwrap();
-            prop_assert_eq!(parsed.dtype(), FileDType::Plain(descr.clone()));
-            let theirs = npyz::WriteOptions::new_header_only()
-                .dtype(FileDType::Plain(descr))
-                .shape(&shape)
-                .order(if fortran { FileOrder::Fortran } else { FileOrder::C })
-                .writer(Vec::new())
-                .write_header_only()
-                .unwrap();
-            prop_assert_eq!(parse(&theirs[TEXT_AT..]).unwrap(), tensor);
         }
     }
 }

@@ -403,6 +403,26 @@ def test_a_file_is_put(domain, tmp_path):
         assert put.shape == (3, 4)
 
 
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_npy_files_are_numpys_byte_for_byte(domain, tmp_path, order):
+    types = ["?", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8", "c8", "c16"]
+    shapes = [(), (7,), (2, 3), (0, 5), (1, 4, 1), (3, 1999, 2)]
+    made = [((3, 4, 2), dtype) for dtype in types] + [(shape, "f4") for shape in shapes]
+    for number, (shape, dtype) in enumerate(made):
+        array = np.array(np.arange(np.prod(shape, dtype=int)).reshape(shape), dtype, order=order)
+        np.save(tmp_path / "numpys.npy", array)
+        ours = tmp_path / f"{number}.npy"
+        with domain.put_file(tmp_path / "numpys.npy", f"x{number}", device="host") as put:
+            read = np.from_dlpack(put)
+            assert (read.dtype, read.shape) == (array.dtype, array.shape)
+            assert (read.flags.c_contiguous, read.flags.fnc) == (array.flags.c_contiguous, array.flags.fnc)
+            assert (read == array).all()
+            get = [PROGRAM, "get", f"x{number}", ours, "--socket", domain.socket]
+            subprocess.run(get, check=True, timeout=WATCHDOG)
+        assert ours.read_bytes() == (tmp_path / "numpys.npy").read_bytes()
+        assert (np.load(ours) == array).all()
+
+
 def test_broker_that_ended_is_an_error(domain):
     with domain.put("x", np.arange(3)) as put:
         domain._native.stop_broker(True)

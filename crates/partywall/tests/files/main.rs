@@ -226,16 +226,6 @@ fn npy_keeps_type_shape_and_order() {
 }
 
 #[test]
-fn npyz_reads_written_files() {
-    let tensor = info("t", DType::I32, &[2, 3], &[1, 2]);
-    let bytes: Vec<_> = (0..6_i32).flat_map(|i| i.to_le_bytes()).collect();
-    let npy = get(&Memory::with(vec![(tensor, bytes)]), None, Format::Npy).unwrap();
-    let read = npyz::NpyFile::new(&npy[..]).unwrap();
-    assert_eq!((read.shape(), read.order()), (&[2, 3][..], npyz::Order::Fortran));
-    assert_eq!(read.into_vec::<i32>().unwrap(), [0, 1, 2, 3, 4, 5]);
-}
-
-#[test]
 fn anything_else_is_raw_bytes() {
     let dir = folder();
     for bytes in [noise(100_001, 1), Vec::new()] {
