@@ -42,7 +42,7 @@ use rustix::{
 };
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
-use tracing_subscriber::EnvFilter;
+use tracing::Level;
 
 use crate::{
     Context,
@@ -462,10 +462,10 @@ fn config(arguments: &Arguments, location: &Location, log: Option<PathBuf>) -> C
 fn start_log(path: &Path) -> std::io::Result<()> {
     let log = RotatingLog::open(path)?;
     let level = std::env::var("PARTYWALL_LOG").ok().filter(|level| !level.is_empty());
-    let filter = level.as_deref().map(EnvFilter::try_new);
-    let refused = matches!(filter, Some(Err(_)));
-    let filter = filter.and_then(Result::ok).unwrap_or_else(|| EnvFilter::new("info"));
-    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(Arc::new(log));
+    let chosen = level.as_deref().map(str::parse);
+    let refused = matches!(chosen, Some(Err(_)));
+    let most = chosen.and_then(Result::ok).unwrap_or(Level::INFO);
+    let subscriber = tracing_subscriber::fmt().with_max_level(most).with_ansi(false).with_writer(Arc::new(log));
     let _ = subscriber.try_init();
     if refused {
         tracing::warn!(level, "PARTYWALL_LOG is not a level (error, warn, info, debug, trace): using info");

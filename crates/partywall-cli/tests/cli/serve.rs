@@ -226,6 +226,18 @@ fn log_level_is_chosen_by_the_environment() {
 }
 
 #[test]
+fn level_that_does_not_exist_is_reported_and_info_is_logged() {
+    let sandbox = Sandbox::new();
+    let mut serve = Running::spawn(sandbox.command(["serve"]).env("PARTYWALL_LOG", "partywall=loud"));
+    serve.line();
+    serve.signal(Signal::TERM);
+    serve.wait().expect(0);
+    let log = fs::read_to_string(sandbox.log()).unwrap();
+    assert!(log.contains("PARTYWALL_LOG is not a level") && log.contains("partywall=loud"), "{log}");
+    assert!(log.contains(" INFO ") && !log.contains("DEBUG"), "{log}");
+}
+
+#[test]
 fn readers_start_no_broker_and_name_the_socket() {
     let sandbox = Sandbox::new();
     let socket = sandbox.socket().to_str().unwrap().to_owned();
