@@ -10,20 +10,18 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use mcap::{McapError, WriteOptions, Writer, records::MessageHeader, write::NoSeek};
 use partywall::{
     Error, ErrorKind, Sample, Topic,
     files::{Draft, TensorInfo, safetensors_header},
 };
 
-use super::{bytes_of, stdout::Stdout};
+use super::{bytes_of, mcap::Writer, stdout::Stdout};
 use crate::failure::Failure;
 
 /// Writes a file of samples.
 pub(super) struct Recording {
     path: PathBuf,
-    writer: Writer<NoSeek<BufWriter<Box<dyn Write>>>>,
-    channel: u16,
+    writer: Writer<BufWriter<Box<dyn Write>>>,
     /// The buffer of the next message.
     message: Vec<u8>,
     flushed: Instant,
@@ -35,16 +33,10 @@ impl Recording {
     pub(super) fn create(path: &Path, topic: &Topic, force: bool, stop: &Arc<AtomicBool>) -> Result<Self, Failure> {
         let file: Box<dyn Write> =
             if path == Path::new("-") { Box::new(Stdout::new(stop)) } else { Box::new(create(path, force)?) };
-        // Complete chunks are written, so the file is readable up to the last one even if this process is killed.
-        let options = WriteOptions::new().compression(None).chunk_size(Some(CHUNK)).disable_seeking(true);
-        let options = options.library(format!("partywall {}", partywall::VERSION));
-        let begin = || {
-            let mut writer = options.create(NoSeek::new(BufWriter::new(file)))?;
-            let channel = writer.add_channel(0, topic.name(), ENCODING, &facts(topic))?;
-            Ok((writer, channel))
-        };
-        let (writer, channel) = begin().map_err(|error| not_written(path, &error))?;
-        Ok(Self { path: path.to_owned(), writer, channel, message: Vec::new(), flushed: Instant::now() })
+        let library = format!("partywall {}", partywall::VERSION);
+        let writer = Writer::new(BufWriter::new(file), &library, topic.name(), ENCODING, &facts(topic));
+        let writer = writer.map_err(|error| not_written(path, &error))?;
+        Ok(Self { path: path.to_owned(), writer, message: Vec::new(), flushed: Instant::now() })
     }
 
     /// Adds a sample, received now. The inner error concerns the sample, which is then not in the file.
@@ -71,15 +63,9 @@ impl Recording {
         if let Err(error) = bytes_of(sample, u64::MAX, &mut self.message) {
             return Ok(Err(error));
         }
-        let header = MessageHeader {
-            channel_id: self.channel,
-            // The format has only 32 bits for the sequence number; the metadata has all 64.
-            sequence: sample.sequence() as u32,
-            log_time: time,
-            publish_time: time,
-        };
-        let written = self.writer.write_to_known_channel(&header, &self.message);
-        written.map_err(|error| not_written(&self.path, &error))?;
+        // The format has only 32 bits for the sequence number; the metadata has all 64.
+        let added = self.writer.add(sample.sequence() as u32, time, &self.message);
+        added.map_err(|error| not_written(&self.path, &error))?;
         self.flush_if_due()?;
         Ok(Ok(()))
     }
@@ -94,9 +80,8 @@ impl Recording {
     }
 
     /// Ends the file with its index.
-    pub(super) fn finish(mut self) -> Result<(), Failure> {
-        let finished = self.writer.finish().map(drop);
-        finished.map_err(|error| not_written(&self.path, &error))
+    pub(super) fn finish(self) -> Result<(), Failure> {
+        self.writer.finish().map_err(|error| not_written(&self.path, &error))
     }
 }
 
@@ -154,11 +139,8 @@ pub(super) fn unhex(text: &str) -> Option<Vec<u8>> {
     pairs.collect()
 }
 
-fn not_written(path: &Path, error: &McapError) -> Failure {
-    match error {
-        McapError::Io(error) => failed(path, "cannot be written", error),
-        error => Failure::new(ErrorKind::Refused, format!("{} cannot be written: {error}", path.display()), ""),
-    }
+fn not_written(path: &Path, error: &io::Error) -> Failure {
+    failed(path, "cannot be written", error)
 }
 
 /// Returns the failure of a call about a file.
@@ -187,9 +169,6 @@ pub(super) const ENCODING: &str = "safetensors";
 
 /// The name of the tensor in a message.
 const TENSOR: &str = "data";
-
-/// The size in bytes at which a chunk is written.
-const CHUNK: u64 = 4 << 20;
 
 /// How often an incomplete chunk is written.
 const FLUSH: Duration = Duration::from_secs(1);

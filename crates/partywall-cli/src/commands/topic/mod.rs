@@ -6,6 +6,7 @@ mod file;
 mod info;
 mod list;
 mod making;
+mod mcap;
 mod play;
 mod playback;
 mod publish;

@@ -4,39 +4,33 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::File,
-    io::{ErrorKind as IoErrorKind, Read},
+    io,
     path::{Path, PathBuf},
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use mcap::{
-    McapError,
-    records::op,
-    sans_io::linear_reader::{LinearReadEvent, LinearReader, LinearReaderOptions},
-};
 use partywall::{
     Error, ErrorKind,
     files::{FileError, FileProblem, Message, Plan, safetensors_message},
 };
 
-use super::file::{ENCODING, failed, unhex};
+use super::{
+    file::{ENCODING, failed, unhex},
+    mcap::{Fields, Records, op},
+};
 use crate::failure::Failure;
 
 /// Reads a file of samples from its beginning.
 pub(super) struct Playback {
     path: PathBuf,
-    file: File,
     /// The bytes of the file when it was opened.
     length: u64,
-    /// Divides the file into records. It does not look into chunks: it trusts the lengths of records in them.
-    reader: LinearReader,
+    records: Records,
     /// The records of the current chunk.
     chunk: Vec<u8>,
     /// Where the next record of the chunk begins.
     at: usize,
     channels: Channels,
-    /// True if any record of the file was valid.
-    is_mcap: bool,
 }
 
 /// The channels whose messages are samples, by number.
@@ -68,18 +62,17 @@ impl Playback {
             return Err(Failure::new(ErrorKind::Refused, what, "name an MCAP file"));
         }
         let length = metadata.len();
-        let limit = usize::try_from(length).unwrap_or(usize::MAX);
-        let options = LinearReaderOptions::default().with_emit_chunks(true).with_record_length_limit(limit);
-        Ok(Self {
-            path: path.to_owned(),
-            file,
-            length,
-            reader: LinearReader::new_with_options(options),
-            chunk: Vec::new(),
-            at: 0,
-            channels: Channels::default(),
-            is_mcap: false,
-        })
+        let records = Records::begin(file, length).map_err(|error| unreadable(path, &error))?;
+        let Some(records) = records else {
+            // As for files of models.
+            if let Err(error @ FileError { problem: FileProblem::LfsPointer, .. }) = Plan::from_path(path) {
+                return Err(Error::from(error).into());
+            }
+            let what = format!("{} is not an MCAP file", path.display());
+            return Err(Failure::new(ErrorKind::Refused, what, "name a file that `partywall topic record` wrote"));
+        };
+        let channels = Channels::default();
+        Ok(Self { path: path.to_owned(), length, records, chunk: Vec::new(), at: 0, channels })
     }
 
     /// Returns the bytes of the file.
@@ -109,46 +102,19 @@ impl Playback {
                     return Ok(next);
                 }
             }
-            match self.reader.next_event() {
-                None => return Ok(Next::End { cut_off: false }),
-                Some(Ok(LinearReadEvent::ReadRequest(bytes))) => {
-                    // Step by step, for the record may be longer than the rest of the file.
-                    let read = loop {
-                        match self.file.read(self.reader.insert(bytes.min(STEP))) {
-                            Err(error) if error.kind() == IoErrorKind::Interrupted => {}
-                            read => break read,
-                        }
-                    };
-                    self.reader.notify_read(read.map_err(|error| failed(&self.path, "cannot be read", &error))?);
-                }
-                Some(Ok(LinearReadEvent::Record { data, opcode: op::CHUNK })) => {
-                    self.is_mcap = true;
-                    let records = chunk(&self.path, data)?;
-                    self.chunk.clear();
-                    self.chunk.extend_from_slice(records);
-                    self.at = 0;
-                }
-                Some(Ok(LinearReadEvent::Record { data, opcode })) => {
-                    self.is_mcap = true;
-                    if let Some(next) = self.channels.accept(opcode, data).map_err(|why| damaged(&self.path, why))? {
-                        return Ok(next);
-                    }
-                }
-                // A record that is longer than the file cannot be complete.
-                Some(Err(McapError::UnexpectedEof | McapError::RecordTooLarge { .. })) if self.is_mcap => {
-                    return Ok(Next::End { cut_off: true });
-                }
-                Some(Err(McapError::BadMagic | McapError::UnexpectedEof)) => {
-                    // As for files of models.
-                    if let Err(error @ FileError { problem: FileProblem::LfsPointer, .. }) = Plan::from_path(&self.path)
-                    {
-                        return Err(Error::from(error).into());
-                    }
-                    let what = format!("{} is not an MCAP file", self.path.display());
-                    let advice = "name a file that `partywall topic record` wrote";
-                    return Err(Failure::new(ErrorKind::Refused, what, advice));
-                }
-                Some(Err(error)) => return Err(damaged(&self.path, &error.to_string())),
+            let record = self.records.next().map_err(|error| unreadable(&self.path, &error))?;
+            let (opcode, data) = match record {
+                None => return Ok(Next::End { cut_off: true }),
+                Some((op::FOOTER, _)) => return Ok(Next::End { cut_off: !self.records.has_end() }),
+                Some(record) => record,
+            };
+            if opcode == op::CHUNK {
+                let records = chunk(&self.path, &data)?;
+                self.chunk.clear();
+                self.chunk.extend_from_slice(records);
+                self.at = 0;
+            } else if let Some(next) = self.channels.accept(opcode, &data).map_err(|why| damaged(&self.path, why))? {
+                return Ok(next);
             }
         }
     }
@@ -264,47 +230,14 @@ fn message(mut fields: Fields<'_>) -> Option<(u16, u64, &[u8])> {
     Some((channel, log_time, fields.0))
 }
 
-/// The rest of a record. Each method returns `None` if that is too short, and allocates nothing.
-struct Fields<'a>(&'a [u8]);
-
-impl<'a> Fields<'a> {
-    fn bytes(&mut self, length: u64) -> Option<&'a [u8]> {
-        let (bytes, rest) = self.0.split_at_checked(usize::try_from(length).ok()?)?;
-        self.0 = rest;
-        Some(bytes)
-    }
-
-    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
-        let (bytes, rest) = self.0.split_first_chunk()?;
-        self.0 = rest;
-        Some(*bytes)
-    }
-
-    fn u16(&mut self) -> Option<u16> {
-        self.array().map(u16::from_le_bytes)
-    }
-
-    fn u32(&mut self) -> Option<u32> {
-        self.array().map(u32::from_le_bytes)
-    }
-
-    fn u64(&mut self) -> Option<u64> {
-        self.array().map(u64::from_le_bytes)
-    }
-
-    fn text(&mut self) -> Option<&'a str> {
-        let length = self.u32()?;
-        str::from_utf8(self.bytes(length.into())?).ok()
-    }
+fn unreadable(path: &Path, error: &io::Error) -> Failure {
+    failed(path, "cannot be read", error)
 }
 
 fn damaged(path: &Path, why: &str) -> Failure {
     let what = format!("{} is damaged: {why}", path.display());
     Failure::new(ErrorKind::Refused, what, "run `mcap recover` to save its readable part")
 }
-
-/// The most bytes that are read at once.
-const STEP: usize = 1 << 20;
 
 #[cfg(test)]
 mod tests {
