@@ -2,6 +2,7 @@
 //!
 //! SPEC.md names tests, benchmarks and files. Every page names files, driver facts, steps of labs and examples, and
 //! links to pages and their headings. ARCHITECTURE.md says where `unsafe` is allowed and that the broker links no CUDA.
+//! Each manifest gives the reason for each dependency on somebody else's crate.
 //! Without this check, a rename would make such a sentence wrong without notice.
 
 pub(crate) mod book;
@@ -39,6 +40,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<Vec<String>, String> {
     wrong.extend(links(&tree));
     wrong.extend(book::check(&tree));
     wrong.extend(places_of_unsafe(&page("ARCHITECTURE.md")?, &tree));
+    wrong.extend(reasons(&tree));
     wrong.extend(dependencies_of_broker(workspace)?);
     Ok(wrong)
 }
@@ -56,7 +58,7 @@ impl Tree {
         // The page at the end of a link is read at its own place, where its links begin.
         let is_text = |path: &Path| {
             let extension = path.extension().and_then(|extension| extension.to_str());
-            matches!(extension, Some("rs" | "py" | "md")) && !workspace.root.join(path).is_symlink()
+            matches!(extension, Some("rs" | "py" | "md" | "toml")) && !workspace.root.join(path).is_symlink()
         };
         let read = |line: &str| {
             let path = PathBuf::from(line);
@@ -255,6 +257,36 @@ fn places_of_unsafe(architecture: &str, tree: &Tree) -> Vec<String> {
     unnamed.map(|path| format!("ARCHITECTURE.md does not say that {} has unsafe code", path.display())).collect()
 }
 
+/// Returns the dependencies in manifests that no comment above them gives a reason for. Dependencies on our own crates,
+/// and those that the workspace's manifest lists, need none.
+fn reasons(tree: &Tree) -> Vec<String> {
+    let manifests = tree.files.iter().filter(|(path, _)| path.ends_with("Cargo.toml"));
+    manifests.flat_map(|(path, text)| without_reason(path, text)).collect()
+}
+
+fn without_reason(path: &Path, manifest: &str) -> Vec<String> {
+    let missing = |name: &str| format!("{}: no comment above {name} gives the reason for it", path.display());
+    let mut wrong = Vec::new();
+    let mut is_list = false;
+    let mut above = "";
+    for line in manifest.lines() {
+        if let Some(section) = line.strip_prefix('[') {
+            let section = section.trim_end_matches(']');
+            is_list = section.ends_with("dependencies");
+            let name = section.split_once("dependencies.").map(|(_, name)| name);
+            wrong.extend(name.filter(|_| !above.starts_with('#')).map(missing));
+        } else if is_list && let Some((name, what)) = line.split_once('=') {
+            let is_ours =
+                name.ends_with(".workspace ") || what.contains("workspace = true") || what.contains("path = ");
+            if !name.starts_with('#') && !is_ours && !above.starts_with('#') {
+                wrong.push(missing(name.trim()));
+            }
+        }
+        above = line;
+    }
+    wrong
+}
+
 fn dependencies_of_broker(workspace: &Workspace) -> Result<Vec<String>, String> {
     let mut command = workspace.cargo(["tree", "--package", "partywall-broker", "--edges", "normal,build"]);
     command.args(["--prefix", "none", "--format", "{p}"]);
@@ -370,6 +402,16 @@ mod tests {
         let expected =
             ["docs/cli.md: the link to gone.md leads nowhere", "docs/cli.md: the link to #exit leads nowhere"];
         assert_eq!(links(&tree), expected);
+    }
+
+    #[test]
+    fn dependencies_need_a_reason() {
+        let manifest = "[features]\nx = []\n[workspace.dependencies]\nours = { path = \"crates/ours\" }\n# Why.\nkept = \"1\"\n\
+                        bare = { version = \"2\" }\n[dev-dependencies]\na.workspace = true\nb = { workspace = true }\n\
+                        [target.'cfg(x)'.dev-dependencies]\nc = \"1\"\n\n# Why.\n[dev-dependencies.d]\nversion = \"1\"\n\
+                        [dependencies.e]\n";
+        let missing = |name| format!("Cargo.toml: no comment above {name} gives the reason for it");
+        assert_eq!(without_reason(Path::new("Cargo.toml"), manifest), ["bare", "c", "e"].map(missing));
     }
 
     #[test]
