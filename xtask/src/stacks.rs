@@ -21,7 +21,6 @@ pub(crate) fn run(workspace: &Workspace) -> Result<(), String> {
     let environment = Environment::of_stacks(workspace);
     let folder = Path::new("python/tests/stacks");
     install(workspace, &environment, folder)?;
-    workspace.run(&mut workspace.cargo(["build", "--locked", "-p", "partywall-cli"]))?;
     environment.install()?;
     let report = workspace.root.join(REPORT);
     let tested = environment.test("python/tests/stacks", &[("PARTYWALL_STACKS_REPORT", report.clone())]);

@@ -114,7 +114,7 @@ const TEST: &[Step] = &[
     },
     Step {
         name: "build",
-        about: "the tests in Rust and every program that they start, compiled",
+        about: "the tests in Rust, every program that they start, and the Python extension, compiled",
         lane: Lane::Main,
         run: rust::build,
     },

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use super::Outcome;
-use super::rust::{LIBCUDA, build_what_tests_run};
+use super::rust::{LIBCUDA, build_of_what_tests_run, build_what_tests_run, tests_at_once};
 use crate::tools::Workspace;
 
 /// The timeout for downloading the packages that tests need.
@@ -13,6 +13,9 @@ const FETCH_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The profile for optimised builds that are faster to build than a release.
 pub(super) const OPTIMISED: &str = "ci";
+
+/// The program that maturin calls in place of cargo, from the root.
+const CARGO_OF_MATURIN: &str = "xtask/src/steps/cargo_of_maturin.sh";
 
 /// Downloads the packages that the tests need. They include jax, which takes half a minute, but not torch, which has
 /// five gigabytes.
@@ -29,7 +32,7 @@ pub(super) fn package(workspace: &Workspace) -> Outcome {
         install(environment)?;
         environment.check_types()?;
         let examples = [("PARTYWALL_EXAMPLES", workspace.target.join("debug/examples"))];
-        environment.test("python/tests/host", &examples)
+        environment.test_at_once("python/tests/host", &examples)
     })
 }
 
@@ -37,7 +40,7 @@ pub(super) fn package(workspace: &Workspace) -> Outcome {
 pub(super) fn on_simulated_gpu(workspace: &Workspace) -> Outcome {
     in_environment(workspace, |environment| {
         install(environment)?;
-        environment.test("python/tests/simulated", &[(LIBCUDA, workspace.simulated_driver())])
+        environment.test_at_once("python/tests/simulated", &[(LIBCUDA, workspace.simulated_driver())])
     })
 }
 
@@ -47,7 +50,7 @@ pub(super) fn wheel(workspace: &Workspace) -> Outcome {
     in_environment(workspace, |environment| {
         environment.wheel(OPTIMISED, &folder)?;
         environment.install_wheel(&folder)?;
-        environment.test("python/tests/host", &[])
+        environment.test_at_once("python/tests/host", &[])
     })
 }
 
@@ -58,11 +61,9 @@ fn in_environment(workspace: &Workspace, run: impl FnOnce(&Environment<'_>) -> R
     }
 }
 
-/// Builds what tests run and installs the package, once a run.
+/// Installs the package, once a run.
 fn install(environment: &Environment<'_>) -> Result<(), String> {
-    let workspace = environment.workspace;
-    let install = || build_what_tests_run(workspace).and_then(|()| environment.install());
-    workspace.once.installed.get_or_init(install).clone()
+    environment.workspace.once.installed.get_or_init(|| environment.install()).clone()
 }
 
 /// Returns the environment that all steps of a run share.
@@ -112,11 +113,15 @@ impl<'a> Environment<'a> {
         self.workspace.run(Command::new("python3").args(["-m", "venv"]).arg(&self.folder))
     }
 
-    /// Builds the package with the program that the workspace has built, unoptimised, and installs it.
+    /// Packs what [`build_what_tests_run`] has built, unoptimised, and installs it.
     pub(crate) fn install(&self) -> Result<(), String> {
+        build_what_tests_run(self.workspace)?;
         let words = "-m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps ./python";
         let mut command = self.python(words);
         command.env("PARTYWALL_PROFILE", "dev").env("PARTYWALL_PROGRAM", self.workspace.debug_binary());
+        let cargo = self.workspace.cargo([]);
+        command.env("CARGO", self.workspace.root.join(CARGO_OF_MATURIN)).env("PARTYWALL_CARGO", cargo.get_program());
+        command.env("PARTYWALL_BUILD", build_of_what_tests_run().collect::<Vec<_>>().join(" "));
         self.workspace.run(&mut command)
     }
 
@@ -148,7 +153,17 @@ impl<'a> Environment<'a> {
 
     /// Runs tests.
     pub(crate) fn test(&self, folder: &str, variables: &[(&str, PathBuf)]) -> Result<(), String> {
-        let mut command = self.python("-m pytest -p no:cacheprovider");
+        self.run_tests("", folder, variables)
+    }
+
+    /// Runs tests in several processes, for each test has a broker of its own. Their output is short: pytest would name
+    /// the process of each test.
+    fn test_at_once(&self, folder: &str, variables: &[(&str, PathBuf)]) -> Result<(), String> {
+        self.run_tests(&format!(" --quiet --dist worksteal -n {}", tests_at_once()), folder, variables)
+    }
+
+    fn run_tests(&self, options: &str, folder: &str, variables: &[(&str, PathBuf)]) -> Result<(), String> {
+        let mut command = self.python(&format!("-m pytest -p no:cacheprovider{options}"));
         command.arg(folder).envs(variables.iter().map(|(name, value)| (name, value)));
         self.workspace.run(&mut command)
     }

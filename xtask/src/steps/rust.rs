@@ -13,8 +13,9 @@ use crate::tools::{self, Workspace};
 /// The variable that names the library in place of the vendor's driver.
 pub(super) const LIBCUDA: &str = "PARTYWALL_LIBCUDA";
 
-/// The packages that are built for tests in Rust. The compiled half of the Python package has none: maturin builds it.
-pub(super) const PACKAGES: [&str; 3] = ["--workspace", "--exclude", "partywall-python"];
+/// The packages of every command: all, because others would select other features of their dependencies, and cargo would
+/// compile most of them again.
+pub(super) const PACKAGES: &str = "--workspace";
 
 /// The examples that tests start as processes.
 const EXAMPLES: [&str; 10] = [
@@ -198,7 +199,7 @@ pub(super) fn doc_tests(workspace: &Workspace) -> Outcome {
     let run = || {
         build_what_tests_run(workspace)?;
         let mut command = workspace.cargo(["test", "--doc", "--no-fail-fast"]);
-        command.args(PACKAGES);
+        command.arg(PACKAGES);
         workspace.run(in_test_environment(workspace, &mut command))
     };
     run().into()
@@ -219,7 +220,7 @@ pub(super) fn unit_tests_of_changes(workspace: &Workspace) -> Outcome {
     } else {
         workspace.cargo(["test", "--lib", "--bins", "--no-fail-fast"])
     };
-    command.args(PACKAGES);
+    command.arg(PACKAGES);
     workspace.run(in_test_environment(workspace, &mut command)).into()
 }
 
@@ -270,35 +271,40 @@ fn run(workspace: &Workspace, selection: &Selection<'_>, variables: &[(&str, Pat
         let expression = selection.expression();
         let mut command =
             workspace.cargo(["nextest", "run", "--no-fail-fast", "-E", &expression, "--binaries-metadata"]);
-        command.arg(test_programs(workspace)).args(nextest_threads());
+        command.arg(test_programs(workspace)).arg("--test-threads").arg(tests_at_once().to_string());
         command
     } else {
         workspace.say("cargo-nextest is not installed; cargo test runs the tests, which takes longer");
-        workspace.cargo(["test", "--no-fail-fast"].into_iter().chain(PACKAGES).chain(selection.arguments()))
+        workspace.cargo(["test", "--no-fail-fast"].into_iter().chain([PACKAGES]).chain(selection.arguments()))
     };
     command.envs(variables.iter().map(|(name, value)| (name, value)));
     workspace.run(in_test_environment(workspace, &mut command))
 }
 
-/// Builds, once a run, all tests and every program that they start.
+/// Builds, once a run, all tests and every program and library that they start or load.
 ///
-/// Cargo builds the `partywall` program only for the tests of its own package, and the simulated driver for none.
-/// Neither may be outdated. The packages are always the same, because others would select other features of their
-/// dependencies, and compile most of them again.
-pub(super) fn build_what_tests_run(workspace: &Workspace) -> Result<(), String> {
+/// Cargo builds the `partywall` program only for the tests of its own package, and for none the simulated driver and the
+/// compiled half of the Python package. None of them may be outdated.
+pub(crate) fn build_what_tests_run(workspace: &Workspace) -> Result<(), String> {
     let build = || {
-        let examples = EXAMPLES.iter().flat_map(|example| ["--example", example]);
-        workspace.run(workspace.cargo(["build", "--lib", "--bins", "--tests"]).args(examples).args(PACKAGES))?;
+        workspace.run(&mut workspace.cargo(build_of_what_tests_run()))?;
         if tools::has_nextest(workspace) {
             // With this list nextest does not call cargo, and does not wait for another step's compilation.
             let path = test_programs(workspace);
             let file = File::create(&path).map_err(|error| format!("cannot create {}: {error}", path.display()))?;
-            let words = "nextest list --list-type binaries-only --message-format json --lib --bins --tests";
-            workspace.run_into(file, workspace.cargo(words.split(' ')).args(PACKAGES))?;
+            // Not `--lib`, which would compile tests of libraries that have none.
+            let words = "nextest list --list-type binaries-only --message-format json --tests";
+            workspace.run_into(file, workspace.cargo(words.split(' ')).arg(PACKAGES))?;
         }
         Ok(())
     };
     workspace.once.built.get_or_init(build).clone()
+}
+
+/// Returns the arguments of cargo for [`build_what_tests_run`].
+pub(super) fn build_of_what_tests_run() -> impl Iterator<Item = &'static str> {
+    let examples = EXAMPLES.iter().flat_map(|example| ["--example", example]);
+    ["build", "--lib", "--bins", "--tests"].into_iter().chain(examples).chain([PACKAGES])
 }
 
 /// The file with nextest's list of the programs that contain tests.
@@ -311,10 +317,10 @@ pub(super) fn in_test_environment<'a>(workspace: &Workspace, command: &'a mut Co
     command.env("PARTYWALL_BIN", workspace.debug_binary()).env_remove("PARTYWALL_SOCKET").env_remove("PARTYWALL_DOMAIN")
 }
 
-/// Runs more tests at once than nextest would: most of them wait, mainly for proofs that processes have ended.
-fn nextest_threads() -> [String; 2] {
-    let processors = thread::available_parallelism().map_or(1, usize::from);
-    ["--test-threads".to_owned(), (2 * processors).to_string()]
+/// Returns how many tests of a step run at once. That is more than there are processors: most tests wait, mainly for
+/// proofs that processes have ended.
+pub(super) fn tests_at_once() -> usize {
+    2 * thread::available_parallelism().map_or(1, usize::from)
 }
 
 fn succeeds<'a>(mut words: impl Iterator<Item = &'a str>) -> bool {

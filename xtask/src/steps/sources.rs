@@ -10,10 +10,6 @@ use crate::{pages, ptx, spirv};
 /// The timeout for downloading the advisory database.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The package that [`PACKAGES`] leaves out. It is checked by commands of its own: the packages of a command choose the
-/// features of macros and build scripts. Apart, both commands use those that the tests and maturin need anyway.
-const PYTHON_PACKAGE: [&str; 2] = ["--package", "partywall-python"];
-
 pub(super) fn format(workspace: &Workspace) -> Outcome {
     // The fuzz targets are a workspace of their own, with a lock file that a new dependency of a crate makes outdated.
     let fuzz = ["--manifest-path", "fuzz/Cargo.toml"];
@@ -28,24 +24,17 @@ pub(super) fn format(workspace: &Workspace) -> Outcome {
 }
 
 pub(super) fn clippy(workspace: &Workspace) -> Outcome {
-    let lint = |packages: &[&str]| {
-        let mut command = workspace.cargo(["clippy", "--all-targets"]);
-        workspace.run(command.args(packages).args(["--", "-D", "warnings"]))
-    };
-    lint(&PACKAGES).and_then(|()| lint(&PYTHON_PACKAGE)).into()
+    workspace.run(workspace.cargo(["clippy", "--all-targets", PACKAGES]).args(["--", "-D", "warnings"])).into()
 }
 
 /// The program and the library have the same name, so both write their pages to the same place. They are built one
 /// after the other, and the pages of the library remain.
 pub(super) fn rustdoc(workspace: &Workspace) -> Outcome {
-    let build = |targets, packages: &[&str]| {
-        let mut command = workspace.cargo(["doc", targets, "--no-deps", "--document-private-items"]);
-        workspace.run(command.args(packages).env("RUSTDOCFLAGS", "-D warnings"))
+    let build = |targets| {
+        let mut command = workspace.cargo(["doc", targets, "--no-deps", "--document-private-items", PACKAGES]);
+        workspace.run(command.env("RUSTDOCFLAGS", "-D warnings"))
     };
-    build("--bins", &PACKAGES)
-        .and_then(|()| build("--lib", &PACKAGES))
-        .and_then(|()| build("--lib", &PYTHON_PACKAGE))
-        .into()
+    build("--bins").and_then(|()| build("--lib")).into()
 }
 
 pub(super) fn licences(workspace: &Workspace) -> Outcome {
