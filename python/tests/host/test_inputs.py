@@ -222,7 +222,6 @@ VALUES = np.arange(24, dtype="int32").reshape(4, 6)
         bytearray(b"abc"),
         b"",
     ],
-    ids=str,
 )
 def test_any_array_of_numbers_can_be_put(domain, given):
     expected = np.asarray(given) if not isinstance(given, (bytes, bytearray)) else np.frombuffer(given, "uint8")
@@ -249,7 +248,6 @@ def test_any_array_of_numbers_can_be_put(domain, given):
         np.zeros(2, ">i4"),
         array.array("u", "abc"),
     ],
-    ids=str,
 )
 def test_values_that_are_not_arrays_are_refused_with_a_sentence(domain, given):
     with pytest.raises(pw.BadSource, match="; (give|make|report|convert|put)") as raised:
@@ -296,7 +294,6 @@ def fail() -> None:
         (3, None, "is not an instance of 'tuple'"),
         ((13, 0), VALUES.__dlpack__, None),
     ],
-    ids=str,
 )
 def test_error_names_the_library_that_breaks_the_protocol(domain, device, capsule, error):
     if error is None:
