@@ -90,12 +90,15 @@ pub fn at_each_point<T>(
 /// For a role: makes this thread crash as the test requests. Without a test, the thread passes all points.
 ///
 /// # Panics
-/// If the test's request is malformed.
+/// If the test's request is malformed. It is the number of points that come before, or the name of the point.
 pub fn arm() {
     let Ok(text) = std::env::var(VARIABLE) else { return };
-    let (number, signal) = text.split_once(' ').expect("a number and a signal");
-    let action = if signal == KILLED { be_killed } else { be_stopped };
-    crash::arm(number.parse().expect("a number"), action);
+    let (number, signal) = text.rsplit_once(' ').expect("a point and a signal");
+    match (number.parse(), signal) {
+        (Ok(number), KILLED) => crash::arm(number, be_killed),
+        (Ok(number), _) => crash::arm(number, be_stopped),
+        (Err(_), _) => crash::arm(0, be_killed_there),
+    }
 }
 
 /// For a role: reports that the tested operation is complete.
@@ -107,6 +110,15 @@ pub fn disarm() {
 fn be_killed(point: &'static str) {
     say(AT, point);
     be(Signal::KILL);
+}
+
+/// Is killed if the test has named this point.
+fn be_killed_there(point: &'static str) {
+    let text = std::env::var(VARIABLE).unwrap_or_default();
+    if text.rsplit_once(' ').is_some_and(|(name, _)| name == point) {
+        be_killed(point);
+    }
+    crash::arm(0, be_killed_there);
 }
 
 fn be_stopped(point: &'static str) {

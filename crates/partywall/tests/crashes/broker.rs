@@ -5,6 +5,7 @@
 use std::{
     cell::Cell,
     collections::BTreeSet,
+    fmt::Display,
     fs::{self, File},
     os::fd::{AsFd, RawFd},
     path::PathBuf,
@@ -166,21 +167,22 @@ struct Broker {
 }
 
 impl Broker {
-    /// Starts a broker whose worker `victim` is killed after it has passed `points` crash points.
-    fn start(victim: u64, points: u64) -> Self {
-        Self::start_with(&victim.to_string(), points, "")
+    /// Starts a broker whose worker `victim` is killed at a crash point: after so many others, or at the first of this
+    /// name.
+    fn start(victim: u64, point: impl Display) -> Self {
+        Self::start_with(&victim.to_string(), point, "")
     }
 
-    fn start_with(victim: &str, points: u64, other: &str) -> Self {
-        Self::start_where(victim, points, |command| _ = command.env(OTHER, other))
+    fn start_with(victim: &str, point: impl Display, other: &str) -> Self {
+        Self::start_where(victim, point, |command| _ = command.env(OTHER, other))
     }
 
-    fn start_where(victim: &str, points: u64, change: impl FnOnce(&mut Command)) -> Self {
+    fn start_where(victim: &str, point: impl Display, change: impl FnOnce(&mut Command)) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "play", "--nocapture"]).env(super::ROLE, ROLE);
         command.env(SOCKET, socket(&directory)).env(VICTIM, victim);
-        command.env("PARTYWALL_TEST_CRASH", format!("{points} killed"));
+        command.env("PARTYWALL_TEST_CRASH", format!("{point} killed"));
         change(&mut command);
         let mut broker = Self { process: partywall_harness::Running::spawn(&mut command), directory };
         broker.expect("ready ");
@@ -349,42 +351,85 @@ fn every_request(broker: &Broker, domain: &Domain) {
     }
 }
 
-/// Runs the requests with a worker that is killed at each point in turn. Returns the points' names.
-fn killed_at_each_point(victim: u64) -> BTreeSet<String> {
-    let mut points = BTreeSet::new();
-    for number in 0.. {
-        let mut broker = Broker::start(victim, number);
-        let domain = broker.connect();
-        let instance = domain.status().unwrap().instance;
-        let kept = commit(&domain, "kept", 9);
-        for _ in 0..victim {
-            broker.kill_worker(&domain);
-        }
-        every_request(&broker, &domain);
-        assert_contains(&kept, 9);
-        assert_contains(&broker.connect().open("kept", WATCHDOG).unwrap(), 9);
-        let status = domain.status().unwrap();
-        assert_eq!(status.instance, instance);
-        if status.restarts == victim {
-            broker.end(domain);
-            return points;
-        }
-        assert_eq!(status.restarts, victim + 1);
-        points.insert(broker.expect("crash point: "));
-        broker.end(domain);
+/// Runs the requests with a worker that is killed at a crash point: after so many others, or at the first of this name.
+/// Returns the name of the point, if there was one.
+fn every_request_with_a_kill(victim: u64, point: impl Display) -> Option<String> {
+    let mut broker = Broker::start(victim, point);
+    let domain = broker.connect();
+    let instance = domain.status().unwrap().instance;
+    let kept = commit(&domain, "kept", 9);
+    for _ in 0..victim {
+        broker.kill_worker(&domain);
     }
-    unreachable!("there are not that many points")
+    every_request(&broker, &domain);
+    assert_contains(&kept, 9);
+    assert_contains(&broker.connect().open("kept", WATCHDOG).unwrap(), 9);
+    let status = domain.status().unwrap();
+    assert_eq!(status.instance, instance);
+    let point = (status.restarts != victim).then(|| {
+        assert_eq!(status.restarts, victim + 1);
+        broker.expect("crash point: ")
+    });
+    broker.end(domain);
+    point
+}
+
+/// Kills a worker at the crash point `first` and at each one that is a multiple of `step` later, until it has passed all.
+fn killed_at_every(step: usize, first: u64, victim: u64) {
+    let struck = (first..).step_by(step).map_while(|number| every_request_with_a_kill(victim, number)).count();
+    assert!(struck > 0, "there are no points");
+}
+
+/// Kills a worker at the first crash point of each name.
+fn killed_at_each_kind(points: &[&[&str]], victim: u64) {
+    for point in points.concat() {
+        assert_eq!(every_request_with_a_kill(victim, point).as_deref(), Some(point));
+    }
 }
 
 #[test]
-fn worker_killed_between_any_two_steps_loses_and_repeats_nothing() {
-    assert_passed(&killed_at_each_point(0), &[SERVING]);
+fn worker_killed_between_two_steps_loses_and_repeats_nothing() {
+    killed_at_each_kind(&[SERVING], 0);
+    killed_at_every(16, 9, 0);
 }
 
 #[test]
 fn worker_killed_while_it_continues_is_replaced_too() {
-    assert_passed(&killed_at_each_point(1), &[SERVING, CONTINUING]);
+    killed_at_each_kind(&[SERVING, CONTINUING], 1);
+    killed_at_every(16, 9, 1);
 }
+
+/// Defines the tests that do the same at every point, in parts that run side by side.
+macro_rules! in_quarters {
+    ($module:ident, $victim:literal) => {
+        mod $module {
+            use super::killed_at_every;
+
+            #[test]
+            fn first_quarter() {
+                killed_at_every(4, 0, $victim);
+            }
+
+            #[test]
+            fn second_quarter() {
+                killed_at_every(4, 1, $victim);
+            }
+
+            #[test]
+            fn third_quarter() {
+                killed_at_every(4, 2, $victim);
+            }
+
+            #[test]
+            fn fourth_quarter() {
+                killed_at_every(4, 3, $victim);
+            }
+        }
+    };
+}
+
+in_quarters!(worker_killed_at_every_crash_point, 0);
+in_quarters!(next_worker_killed_at_every_crash_point, 1);
 
 /// Memory that nobody needs any more may take long to be freed: a worker serves first.
 #[test]
