@@ -1,6 +1,6 @@
-//! Finds the packages that have changed, for `cargo xtask check`.
+//! Finds what has changed: the packages for `cargo xtask check`, the files for `cargo xtask test`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::tools::Workspace;
@@ -8,15 +8,30 @@ use crate::tools::Workspace;
 /// Returns the packages with changed files, sorted: changed since the branch left `main`, or else in the last commit. A
 /// change to the workspace's own manifest counts for all of them.
 pub(crate) fn packages(workspace: &Workspace) -> Result<Vec<String>, String> {
-    let base = git(workspace, &["merge-base", "HEAD", "main"])
-        .or_else(|_| git(workspace, &["merge-base", "HEAD", "origin/main"]))
-        .or_else(|_| git(workspace, &["rev-parse", "HEAD"]))?;
-    let mut files = git(workspace, &["diff", "--name-only", base.trim()])?;
-    files += &git(workspace, &["ls-files", "--others", "--exclude-standard"])?;
-    if files.is_empty() {
-        files = git(workspace, &["diff", "--name-only", "HEAD~1"])?;
+    let mut changed = files(workspace).or_else(|_| files_since(workspace, "HEAD"))?;
+    if changed.is_empty() {
+        changed = paths(&git(workspace, &["diff", "--name-only", "HEAD~1"])?);
     }
-    Ok(packages_of(workspace, files.lines().map(Path::new)))
+    Ok(packages_of(workspace, changed.iter().map(PathBuf::as_path)))
+}
+
+/// Returns the files that differ from those where the branch left `main`, whether they are committed or not. What is not
+/// pushed to `origin` has left its `main`.
+pub(crate) fn files(workspace: &Workspace) -> Result<Vec<PathBuf>, String> {
+    let base = git(workspace, &["merge-base", "HEAD", "origin/main"])
+        .or_else(|_| git(workspace, &["merge-base", "HEAD", "main"]))?;
+    files_since(workspace, base.trim())
+}
+
+fn files_since(workspace: &Workspace, commit: &str) -> Result<Vec<PathBuf>, String> {
+    // A file that was renamed has changed in both places.
+    let changed = git(workspace, &["diff", "--name-only", "--no-renames", commit])?;
+    let new = git(workspace, &["ls-files", "--others", "--exclude-standard"])?;
+    Ok(paths(&(changed + &new)))
+}
+
+fn paths(lines: &str) -> Vec<PathBuf> {
+    lines.lines().map(PathBuf::from).collect()
 }
 
 fn packages_of<'a>(workspace: &Workspace, files: impl Iterator<Item = &'a Path>) -> Vec<String> {

@@ -31,9 +31,10 @@ const HELP: &str = "\
 usage: cargo xtask COMMAND
 
   check           format, clippy, and the unit tests of what changed: while you work
-  test            everything that has to hold before a change lands
-  test --long     what takes too long for that, and nothing else; CI runs both
-  test --list     the steps of both, with their names
+  test            everything that has to hold before a change lands; some steps only if what they
+                  guard has changed since main
+  test --long     what takes too long for that, and the steps that it leaves out; CI runs both
+  test --list     the steps of both, with their names, and what some of them guard
   test --only STEP...   these steps alone
   fuzz TARGET SECONDS   run a target of fuzz/ for so long, and keep inputs that reach new code
   ptx             compile crates/*/kernels/*.cu to PTX, which is checked in

@@ -8,10 +8,13 @@
 //! | [`simulated`] | the programs that test the library on the simulated driver |
 //! | [`python`] | the Python package |
 //!
+//! `test` runs some steps only if what they guard has changed: [`guards`].
+//!
 //! The steps are in lanes, which run at the same time. The main lane builds what tests start, and runs most tests. The
 //! side lane mostly compiles, in its own target directories where possible, with what the others leave of the
 //! processors. Steps that wait more than they compute run beside both.
 
+mod guards;
 mod packages;
 mod python;
 mod rust;
@@ -28,6 +31,8 @@ use std::time::{Duration, Instant};
 
 pub(crate) use python::Environment;
 
+use self::guards::Part;
+use crate::changes;
 use crate::tools::{Workspace, cannot_read};
 
 /// A part of a test run that passes or fails by itself.
@@ -50,11 +55,13 @@ enum Lane {
     Waiting,
 }
 
-/// The end of a step. A step that could not check anything is *skipped* with the reason, never *passed*.
+/// The end of a step. A step that could not check anything is *skipped* with the reason, and one that did not have to is
+/// *left out*; neither is *passed*.
 enum Outcome {
     Passed,
     Failed(String),
     Skipped(String),
+    LeftOut(String),
 }
 
 impl From<Result<(), String>> for Outcome {
@@ -72,6 +79,7 @@ impl fmt::Display for Outcome {
             Self::Passed => write!(f, "passed"),
             Self::Failed(message) => write!(f, "FAILED ({message})"),
             Self::Skipped(reason) => write!(f, "skipped ({reason})"),
+            Self::LeftOut(reason) => write!(f, "left out ({reason})"),
         }
     }
 }
@@ -146,6 +154,18 @@ const TEST: &[Step] = &[
         run: rust::with_vulkan,
     },
     Step { name: "without-gpu", about: "tests for machines without a GPU", lane: Lane::Main, run: rust::without_gpu },
+    Step {
+        name: "sweeps",
+        about: "the broker, killed at every crash point of requests and restarts",
+        lane: Lane::Main,
+        run: rust::sweeps,
+    },
+    Step {
+        name: "labs",
+        about: "the labs, the benchmarks and random kills under load",
+        lane: Lane::Main,
+        run: rust::labs,
+    },
     Step {
         name: "faults",
         about: "each driver function in each public operation, failed and killed in turn",
@@ -272,41 +292,70 @@ const LONG: &[Step] = &[
 
 /// Runs format, clippy and the unit tests of the changed crates.
 pub(crate) fn check(workspace: &Workspace) -> Result<(), String> {
-    report(workspace, &CHECK.iter().collect::<Vec<_>>())
+    report(workspace, &CHECK.iter().map(Planned::certainly).collect::<Vec<_>>())
 }
 
 /// Runs all steps that a change must pass before it lands.
 pub(crate) fn test(workspace: &Workspace) -> Result<(), String> {
-    report(&workspace.compiling_once(), &TEST.iter().collect::<Vec<_>>())
+    report(&workspace.compiling_once(), &plan(workspace, Part::Test))
 }
 
-/// Runs only the steps that take too long for [`fn@test`].
+/// Runs only the steps that take too long for [`fn@test`], and those that it leaves out.
 pub(crate) fn test_long(workspace: &Workspace) -> Result<(), String> {
-    report(&workspace.compiling_once(), &LONG.iter().collect::<Vec<_>>())
+    report(&workspace.compiling_once(), &plan(workspace, Part::Long))
 }
 
 /// Runs the named steps of [`fn@test`] and [`test_long`].
 pub(crate) fn only(workspace: &Workspace, names: &[&str]) -> Result<(), String> {
     let find = |name: &&str| {
         let step = TEST.iter().chain(LONG).find(|step| step.name == *name);
-        step.ok_or_else(|| format!("there is no step '{name}'; run: cargo xtask test --list"))
+        let step = step.ok_or_else(|| format!("there is no step '{name}'; run: cargo xtask test --list"))?;
+        Ok(Planned::certainly(step))
     };
-    report(&workspace.compiling_once(), &names.iter().map(find).collect::<Result<Vec<_>, _>>()?)
+    report(&workspace.compiling_once(), &names.iter().map(find).collect::<Result<Vec<_>, String>>()?)
+}
+
+/// Returns the steps of a part, those that are left out among them.
+fn plan(workspace: &Workspace, part: Part) -> Vec<Planned> {
+    let changed = changes::files(workspace);
+    if let Err(message) = &changed {
+        workspace.say(&format!("what has changed since main is unknown, so every step runs: {message}"));
+    }
+    let changed = changed.ok();
+    let planned = |step: &'static Step| Planned {
+        step,
+        left_out: guards::reason_to_leave_out(step.name, part, changed.as_deref()),
+    };
+    match part {
+        Part::Test => TEST.iter().map(planned).collect(),
+        Part::Long => {
+            let guarded = TEST.iter().filter(|step| guards::guard_of(step.name).is_some());
+            LONG.iter().chain(guarded).map(planned).collect()
+        }
+    }
 }
 
 /// Returns a table of the steps of [`fn@test`] and [`test_long`].
 pub(crate) fn list() -> String {
     let width = TEST.iter().chain(LONG).map(|step| step.name.len()).max().unwrap_or(0);
-    let rows = |steps: &[Step]| steps.iter().map(|step| format!("  {:<width$}  {}\n", step.name, step.about)).collect();
-    let test: String = rows(TEST);
-    let long: String = rows(LONG);
-    format!("cargo xtask test\n{test}\ncargo xtask test --long\n{long}")
+    let row = |step: &Step| {
+        let mark = if guards::guard_of(step.name).is_some() { "*" } else { " " };
+        format!("{mark} {:<width$}  {}\n", step.name, step.about)
+    };
+    let test: String = TEST.iter().map(row).collect();
+    let long: String = LONG.iter().map(row).collect();
+    let guard = |guard: &guards::Guard| format!("  {:<width$}  {}\n", guard.step, guard.paths.join(" "));
+    let guards: String = guards::GUARDS.iter().map(guard).collect();
+    format!(
+        "cargo xtask test\n{test}\ncargo xtask test --long\n{long}\n* only if one of these has changed since main, and \
+         otherwise in `test --long`\n{guards}"
+    )
 }
 
 /// Runs steps, prints their table and fails if one of them did.
 ///
 /// If a step fails, the others still run, so that one run shows all failures.
-fn report(workspace: &Workspace, steps: &[&Step]) -> Result<(), String> {
+fn report(workspace: &Workspace, steps: &[Planned]) -> Result<(), String> {
     let start = Instant::now();
     let lines = run(workspace, steps);
     for line in &lines {
@@ -324,8 +373,8 @@ fn report(workspace: &Workspace, steps: &[&Step]) -> Result<(), String> {
 }
 
 /// Runs steps, all but those of the main lane in the background. Without a main lane they run one after the other.
-fn run(workspace: &Workspace, steps: &[&Step]) -> Vec<Line> {
-    let of = |lane| steps.iter().copied().filter(move |step| step.lane == lane);
+fn run(workspace: &Workspace, steps: &[Planned]) -> Vec<Line> {
+    let of = |lane| steps.iter().filter(move |planned| planned.step.lane == lane);
     if of(Lane::Main).next().is_none() {
         return steps.iter().map(|step| run_shown(workspace, step)).collect();
     }
@@ -359,35 +408,53 @@ fn yield_to_others() {
     let _ = Command::new("renice").args(["-n", "5", "-p"]).arg(id).stdout(Stdio::null()).stderr(Stdio::null()).status();
 }
 
-fn run_shown(workspace: &Workspace, step: &Step) -> Line {
-    println!("\n==== {} ====", step.name);
-    let line = timed(workspace, step);
+fn run_shown(workspace: &Workspace, planned: &Planned) -> Line {
+    let name = planned.step.name;
+    println!("\n==== {name} ====");
+    let line = planned.run(workspace);
     if !matches!(line.outcome, Outcome::Passed) {
-        println!("{}: {}", step.name, line.outcome);
+        println!("{name}: {}", line.outcome);
     }
     line
 }
 
-fn run_logged(workspace: &Workspace, step: &Step) -> Line {
+fn run_logged(workspace: &Workspace, planned: &Planned) -> Line {
+    let name = planned.step.name;
     let folder = workspace.target.join("xtask");
-    let path = folder.join(step.name).with_extension("log");
+    let path = folder.join(name).with_extension("log");
     let file = fs::create_dir_all(&folder).and_then(|()| File::create(&path));
     let mut line = match file {
-        Ok(file) => timed(&workspace.logging_to(file), step),
+        Ok(file) => planned.run(&workspace.logging_to(file)),
         Err(error) => {
             let outcome = Outcome::Failed(format!("cannot create {}: {error}", path.display()));
-            return Line { name: step.name, time: Duration::ZERO, outcome, log: None };
+            return Line { name, time: Duration::ZERO, outcome, log: None };
         }
     };
     line.log = Some(path);
-    println!("==== {} (in the background): {} ====", step.name, line.outcome);
+    println!("==== {name} (in the background): {} ====", line.outcome);
     line
 }
 
-fn timed(workspace: &Workspace, step: &Step) -> Line {
-    let start = Instant::now();
-    let outcome = (step.run)(workspace);
-    Line { name: step.name, time: start.elapsed(), outcome, log: None }
+/// A step of a run.
+struct Planned {
+    step: &'static Step,
+    /// Why the run leaves it out.
+    left_out: Option<String>,
+}
+
+impl Planned {
+    fn certainly(step: &'static Step) -> Self {
+        Self { step, left_out: None }
+    }
+
+    fn run(&self, workspace: &Workspace) -> Line {
+        let start = Instant::now();
+        let outcome = match &self.left_out {
+            Some(reason) => Outcome::LeftOut(reason.clone()),
+            None => (self.step.run)(workspace),
+        };
+        Line { name: self.step.name, time: start.elapsed(), outcome, log: None }
+    }
 }
 
 struct Line {
@@ -403,18 +470,20 @@ fn table(lines: &[Line]) -> String {
     let mut passed = 0;
     let mut failed = 0;
     let mut skipped = 0;
+    let mut left_out = 0;
     let mut text = String::new();
     for line in lines {
         match line.outcome {
             Outcome::Passed => passed += 1,
             Outcome::Failed(_) => failed += 1,
             Outcome::Skipped(_) => skipped += 1,
+            Outcome::LeftOut(_) => left_out += 1,
         }
         let name = line.name;
         let seconds = line.time.as_secs_f64();
         text += &format!("{name:<width$}  {seconds:>7.1} s  {}\n", line.outcome);
     }
-    text += &format!("\nsteps: {passed} passed, {failed} failed, {skipped} skipped, ");
+    text += &format!("\nsteps: {passed} passed, {failed} failed, {skipped} skipped, {left_out} left out, ");
     text
 }
 
@@ -429,12 +498,14 @@ mod tests {
             line("format", Outcome::Passed),
             line("clippy", Outcome::Failed("exit status: 101".to_owned())),
             line("advisories", Outcome::Skipped("out of reach".to_owned())),
+            line("loom", Outcome::LeftOut("nothing it guards has changed".to_owned())),
         ]);
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines[0], "format          1.2 s  passed");
         assert_eq!(lines[1], "clippy          1.2 s  FAILED (exit status: 101)");
         assert_eq!(lines[2], "advisories      1.2 s  skipped (out of reach)");
-        assert_eq!(lines[4], "steps: 1 passed, 1 failed, 1 skipped, ");
+        assert_eq!(lines[3], "loom            1.2 s  left out (nothing it guards has changed)");
+        assert_eq!(lines[5], "steps: 1 passed, 1 failed, 1 skipped, 1 left out, ");
     }
 
     #[test]

@@ -43,26 +43,42 @@ const NEEDS: [&str; 8] = [
     "needs_minutes",
 ];
 
+/// A part of the names of the tests that pass every crash point of something that passes many.
+const SWEEP: &str = "at_every_crash_point";
+
+/// The tests of the labs, the benchmarks and of random kills under load: modules of a test program.
+const LABS: Selection<'_> = Selection {
+    programs: &["cli"],
+    with: &["bench::", "chaos::", "lab::", "render::", "weights::"],
+    without: &NEEDS,
+    except: None,
+};
+
 /// A selection of tests.
 #[derive(Default)]
 struct Selection<'a> {
     /// The test programs; empty for all.
     programs: &'a [&'a str],
-    /// A part of the name of every selected test.
-    with: Option<&'a str>,
+    /// Parts of names. Each selected test has one of them; empty for all.
+    with: &'a [&'a str],
     /// Parts that the names of selected tests do not have.
     without: &'a [&'a str],
+    /// Tests that are not selected. Only nextest can leave them out: `cargo test` runs them as well.
+    except: Option<&'a Selection<'a>>,
 }
 
 impl Selection<'_> {
     /// The filter expression of nextest.
     fn expression(&self) -> String {
-        let programs =
-            self.programs.iter().map(|program| format!("binary(={program})")).collect::<Vec<_>>().join(" | ");
-        let programs = (!programs.is_empty()).then(|| format!("({programs})"));
-        let with = self.with.map(|part| format!("test({part})"));
+        let any_of = |what: &str, names: &[&str]| {
+            let names = names.iter().map(|name| format!("{what}{name})")).collect::<Vec<_>>().join(" | ");
+            (!names.is_empty()).then(|| format!("({names})"))
+        };
+        let programs = any_of("binary(=", self.programs);
+        let with = any_of("test(", self.with);
         let without = self.without.iter().map(|part| format!("not test({part})"));
-        programs.into_iter().chain(with).chain(without).collect::<Vec<_>>().join(" & ")
+        let except = self.except.map(|except| format!("not ({})", except.expression()));
+        programs.into_iter().chain(with).chain(without).chain(except).collect::<Vec<_>>().join(" & ")
     }
 
     /// The arguments of `cargo test`.
@@ -83,7 +99,16 @@ pub(super) fn build(workspace: &Workspace) -> Outcome {
 }
 
 pub(super) fn tests(workspace: &Workspace) -> Outcome {
-    run(workspace, &Selection { without: &NEEDS, ..Selection::default() }, &[]).into()
+    let without: Vec<_> = NEEDS.into_iter().chain([SWEEP]).collect();
+    run(workspace, &Selection { without: &without, except: Some(&LABS), ..Selection::default() }, &[]).into()
+}
+
+pub(super) fn labs(workspace: &Workspace) -> Outcome {
+    run(workspace, &LABS, &[]).into()
+}
+
+pub(super) fn sweeps(workspace: &Workspace) -> Outcome {
+    run_those_that(SWEEP, workspace)
 }
 
 pub(super) fn in_namespaces(workspace: &Workspace) -> Outcome {
@@ -167,7 +192,7 @@ pub(super) fn in_minutes(workspace: &Workspace) -> Outcome {
 }
 
 fn run_those_that(part: &str, workspace: &Workspace) -> Outcome {
-    run(workspace, &Selection { with: Some(part), ..Selection::default() }, &[]).into()
+    run(workspace, &Selection { with: &[part], ..Selection::default() }, &[]).into()
 }
 
 pub(super) fn on_simulated_gpu(workspace: &Workspace) -> Outcome {
@@ -182,8 +207,8 @@ pub(super) fn in_simulated_pinned_memory(workspace: &Workspace) -> Outcome {
 fn on_simulated(device: &str, workspace: &Workspace) -> Outcome {
     let selection = Selection {
         programs: &["domain", "stress", "segments"],
-        with: None,
         without: &["host_memory", "needs_", "peers::", "imposter::"],
+        ..Selection::default()
     };
     let variables = [
         (LIBCUDA, workspace.simulated_driver()),
@@ -334,10 +359,12 @@ mod tests {
 
     #[test]
     fn selection_means_the_same_to_both_runners() {
-        let selection = Selection { programs: &["a", "b"], with: Some("c"), without: &["d", "e"] };
-        assert_eq!(selection.expression(), "(binary(=a) | binary(=b)) & test(c) & not test(d) & not test(e)");
-        let words = ["--test", "a", "--test", "b", "--", "c", "--skip", "d", "--skip", "e"];
-        assert_eq!(selection.arguments(), words);
-        assert_eq!(Selection { with: Some("c"), ..Selection::default() }.arguments(), ["--all-targets", "--", "c"]);
+        let selection = Selection { programs: &["a", "b"], with: &["c", "d"], without: &["e", "f"], except: None };
+        let expression = "(binary(=a) | binary(=b)) & (test(c) | test(d)) & not test(e) & not test(f)";
+        assert_eq!(selection.expression(), expression);
+        assert_eq!(selection.arguments(), ["--test", "a", "--test", "b", "--", "c", "d", "--skip", "e", "--skip", "f"]);
+        let others = Selection { with: &["c"], except: Some(&selection), ..Selection::default() };
+        assert_eq!(others.arguments(), ["--all-targets", "--", "c"]);
+        assert_eq!(others.expression(), format!("(test(c)) & not ({expression})"));
     }
 }
