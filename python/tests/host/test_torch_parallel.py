@@ -1,5 +1,7 @@
 """Models in shared memory under DistributedDataParallel, by two processes on the CPU."""
 
+import textwrap
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -61,6 +63,7 @@ with pw.connect(socket=sys.argv[1]) as d:
     handle = partywall.torch.load_module(
         base, "base", 60, domain=d, private=how == "private", buffers="shared" if how == "buffers" else "private"
     )
+    listed = getattr(base, "_ddp_params_and_buffers_to_ignore", [])
     base.train(how != "buffers")
     before = digest(torch.from_dlpack(tensor) for tensor in handle.segment.values())
     model = base if how == "private" else Adapted(base)
@@ -68,13 +71,12 @@ with pw.connect(socket=sys.argv[1]) as d:
         import peft
         model = peft.get_peft_model(base, peft.LoraConfig(target_modules=["first"], init_lora_weights=False))
     wrapped = DistributedDataParallel(model)
-    assert not hasattr(model, "_ddp_params_and_buffers_to_ignore")
     began = digest(p for p in model.parameters() if p.requires_grad)
     step(wrapped, rank)
     trained = digest(p for p in model.parameters() if p.requires_grad)
     assert trained != began
     after = digest(torch.from_dlpack(tensor) for tensor in handle.segment.values())
-    say(len(wrapped.parameters_to_ignore), before == after, trained)
+    say(len(listed), len(wrapped.parameters_to_ignore), before == after, trained)
     dist.destroy_process_group()
 """
 
@@ -99,27 +101,73 @@ def test_ranks_of_a_loaded_model_train_in_step(domain, base, child, tmp_path, ho
     said = [rank.says() for rank in ranks]
     assert [rank.end() for rank in ranks] == [0, 0]
     assert said[0] == said[1]
-    assert said[0].startswith(f"{ignored} True [")
+    assert said[0].startswith(f"{ignored} {ignored} True [")
+
+
+ALONE = MODEL + """
+dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=0, world_size=1)
+NAMES = ["first.bias", "first.weight", "norm.bias", "norm.weight", "second.weight"]
+IGNORED = "_ddp_params_and_buffers_to_ignore"
+
+with pw.connect(socket=sys.argv[1]) as d:
+"""
+
+
+def run_alone(domain, child, tmp_path, code):
+    code = ALONE + textwrap.indent(code, "    ")
+    alone = child(code, domain.socket, str(tmp_path / "group"), GLOO_SOCKET_IFNAME="lo")
+    assert alone.end() == 0
 
 
 def test_model_that_has_moved_is_left_alone(domain, child, tmp_path):
-    moved = child(
-        MODEL
-        + """
-        dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=0, world_size=1)
-        with pw.connect(socket=sys.argv[1]) as d:
-            base = Base()
-            model = Adapted(base)
-            model._ddp_params_and_buffers_to_ignore = ["adapter.bias"]
-            partywall.torch.share_module(base, "base", True, domain=d)
-            wrapped = DistributedDataParallel(module=model)
-            step(wrapped, 0)
-            say(sorted(wrapped.parameters_to_ignore), model._ddp_params_and_buffers_to_ignore)
-        """.replace("\n        ", "\n"),
-        domain.socket,
-        str(tmp_path / "group"),
-        GLOO_SOCKET_IFNAME="lo",
+    run_alone(
+        domain,
+        child,
+        tmp_path,
+        """
+base = Base()
+model = Adapted(base)
+model._ddp_params_and_buffers_to_ignore = ["adapter.bias"]
+partywall.torch.share_module(base, "base", True, domain=d)
+assert sorted(base._ddp_params_and_buffers_to_ignore) == NAMES
+wrapped = DistributedDataParallel(module=model)
+step(wrapped, 0)
+names = ["adapter.bias", *("inner.model." + name for name in NAMES)]
+assert sorted(wrapped.parameters_to_ignore) == names, wrapped.parameters_to_ignore
+""",
     )
-    ours = ["inner.model.first.bias", "inner.model.first.weight", "inner.model.norm.bias", "inner.model.norm.weight"]
-    assert moved.says() == f"{sorted(['adapter.bias', *ours, 'inner.model.second.weight'])} ['adapter.bias']"
-    assert moved.end() == 0
+
+
+def test_names_of_a_model_that_shows_shared_memory_no_more_are_forgotten(domain, base, child, tmp_path):
+    run_alone(
+        domain,
+        child,
+        tmp_path,
+        """
+import copy, pickle
+with torch.device("meta"):
+    model = Base()
+model._ddp_params_and_buffers_to_ignore = ["scale"]
+partywall.torch.load_module(model, "base", 60, domain=d)
+assert sorted(model._ddp_params_and_buffers_to_ignore) == sorted([*NAMES, "scale"])
+for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+    assert type(other._ddp_params_and_buffers_to_ignore) is list
+    assert other._ddp_params_and_buffers_to_ignore == ["scale"]
+    other.adapter = nn.Linear(8, 8)
+    assert DistributedDataParallel(other).parameters_to_ignore == {"scale"}
+
+# Its parameters have memory of their own from here on, under the same names.
+model.double()
+model.requires_grad_()
+wrapped = DistributedDataParallel(model)
+assert wrapped.parameters_to_ignore == {"scale"}
+assert model._ddp_params_and_buffers_to_ignore == ["scale"]
+
+# So have those of a model that is loaded once more, with copies.
+model = Base()
+partywall.torch.load_module(model, "base", domain=d)
+assert sorted(model._ddp_params_and_buffers_to_ignore) == NAMES
+partywall.torch.load_module(model, "base", domain=d, private=True)
+assert model._ddp_params_and_buffers_to_ignore == []
+""",
+    )

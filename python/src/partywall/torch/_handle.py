@@ -10,7 +10,7 @@ from typing import Any
 from partywall._domain import Domain, connect
 from partywall._errors import BrokerGone, Closed
 from partywall._segment import Segment
-from partywall.torch._parallel import spare_read_only
+from partywall.torch._parallel import ignore_read_only, spare_read_only
 
 
 @dataclass(frozen=True)
@@ -148,8 +148,10 @@ def _release(segment: Segment) -> None:
 
 
 def remember(model: Any, handle: ModuleHandle) -> None:
-    """Keeps the handle of a model whose tensors are in shared memory, and ends the lease of what it showed before."""
+    """Keeps the handle of a model whose tensors are in shared memory, ends the lease of what it showed before, and
+    tells torch what it must not write."""
     spare_read_only()
+    ignore_read_only(model)
     before = _handles.get(id(model))
     if before is None:
         weakref.finalize(model, _handles.pop, id(model), None)

@@ -1,11 +1,13 @@
 """Models in shared memory under `DistributedDataParallel`.
 
 It broadcasts all parameters and buffers of the module that it wraps, in place, and so writes even those that nobody
-trains. Those in read-only memory are kept from it. Which these are is asked when a module is wrapped: libraries such as
-peft put the loaded model into modules of their own, under other names.
+trains. torch has a list of names that it leaves alone, an attribute of the module. The names of tensors in read-only
+memory are entered when a model is given that memory, and anew when a module is wrapped. By then libraries such as peft
+have put the model into modules of their own, under other names, or it has memory of its own.
 """
 
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -18,6 +20,37 @@ _IGNORED = "_ddp_params_and_buffers_to_ignore"
 """The attribute of a module in which torch looks for the names of tensors that it leaves alone."""
 
 
+class Ignored(list[str]):
+    """The names that `DistributedDataParallel` leaves alone in a module.
+
+    It tells apart those that lay in read-only memory when it was made, so that they can be replaced.
+    """
+
+    def __init__(self, others: Iterable[str], read_only: Iterable[str]) -> None:
+        self.read_only = frozenset(read_only).difference(others)
+        super().__init__([*others, *sorted(self.read_only)])
+
+    def others(self) -> list[str]:
+        """Returns the names that somebody else has entered."""
+        return [name for name in self if name not in self.read_only]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy of the module, and one that comes out of a pickle, have memory of their own.
+        return list, (self.others(),)
+
+
+def ignore_read_only(module: Any) -> None:
+    """Enters what a module has in read-only memory of Partywall in torch's list of what to leave alone, in place of
+    what was entered before."""
+    if not isinstance(module, torch.nn.Module):
+        return
+    read_only = _read_only(module)
+    listed = getattr(module, _IGNORED, None)
+    if read_only or isinstance(listed, Ignored):
+        others = listed.others() if isinstance(listed, Ignored) else list(listed or ())
+        setattr(module, _IGNORED, Ignored(others, read_only))
+
+
 @functools.cache
 def spare_read_only() -> None:
     """Has `DistributedDataParallel` leave alone what lies in read-only memory of Partywall, from now on."""
@@ -25,20 +58,8 @@ def spare_read_only() -> None:
 
     @functools.wraps(wrap)
     def wrap_others(self: Any, module: Any, *arguments: Any, **options: Any) -> None:
-        names = _read_only(module) if isinstance(module, torch.nn.Module) else set()
-        if not names:
-            wrap(self, module, *arguments, **options)
-            return
-        own = vars(module).get(_IGNORED)
-        setattr(module, _IGNORED, names.union(getattr(module, _IGNORED, ())))
-        try:
-            wrap(self, module, *arguments, **options)
-        finally:
-            # The module may have other memory when it is wrapped again.
-            if own is None:
-                delattr(module, _IGNORED)
-            else:
-                setattr(module, _IGNORED, own)
+        ignore_read_only(module)
+        wrap(self, module, *arguments, **options)
 
     DistributedDataParallel.__init__ = wrap_others
 
