@@ -3,7 +3,11 @@
 //!
 //! | module | contains |
 //! |---|---|
-//! | `domain`, `build`, `segment`, `descriptors`, `pool`, `queue`, `task`, `attachment`, `part`, `ticket`, `enqueued`, `topic`, `publisher`, `subscriber`, `sample`, `timeline`, `semaphore`, `watch` | handles of the library's objects; each Python object is one file here and one there |
+//! | `domain`, `watch` | the connection, and events of names |
+//! | `build`, `segment`, `descriptors` | segments; these and those below are one file for each Python object |
+//! | `pool`, `queue`, `task`, `attachment`, `part`, `ticket`, `enqueued` | pools and queues |
+//! | `topic`, `publisher`, `subscriber`, `sample` | topics |
+//! | `timeline`, `semaphore` | timelines and semaphores |
 //! | `tensor` | a tensor of any of these, as other libraries take it |
 //! | `exported` | the base class of objects that other libraries take as an array |
 //! | `memory` | reading and writing what a tensor is of |
@@ -102,6 +106,7 @@ mod native {
         ticket::{QueueEvent, TaskResult, Ticket},
         timeline::{LimitedWait, Timeline, TimelineEvent},
         topic::Topic,
+        wait::checked_timeout,
         watch::Watch,
     };
 

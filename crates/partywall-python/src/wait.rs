@@ -36,6 +36,12 @@ pub(crate) fn timeout(seconds: Option<f64>) -> PyResult<Duration> {
     }
 }
 
+/// Checks a timeout as the calls of this module do, and returns it. asyncio would wait for ever for a NaN.
+#[pyfunction]
+pub(crate) fn checked_timeout(seconds: Option<f64>) -> PyResult<Option<f64>> {
+    timeout(seconds).map(|_| seconds)
+}
+
 /// Returns the timeout for opening a pool or topic: 10 s by default if the call may create it, else none.
 pub(crate) fn creation(seconds: Option<f64>, creates: bool) -> PyResult<Duration> {
     let default = if creates { 10.0 } else { 0.0 };

@@ -66,7 +66,8 @@ class Held(Generic[E]):
         return self._pid == os.getpid()
 
     def __del__(self, warn: Any = warnings.warn, pid: Any = os.getpid) -> None:
-        # A forked child does not own its parent's objects. Default arguments outlive the module at interpreter shutdown.
+        # A forked child does not own its parent's objects. Default arguments outlive the module at interpreter
+        # shutdown.
         if hasattr(self, "_pid") and self._pid == pid() and not self._native.closed:
             warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
 
@@ -137,13 +138,6 @@ class Interruptible(Handle[I], Generic[I]):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._is_ours():
             self._native.close_later() if kind is KeyboardInterrupt else self.close()
-
-
-def checked_timeout(timeout: float | None) -> float | None:
-    """Checks a timeout for asyncio as the compiled calls do, and returns it: asyncio would wait for ever for a NaN."""
-    if timeout is not None and not timeout >= 0:
-        raise ValueError(f"a timeout is a number of seconds, 0 or more, or None; not {timeout}")
-    return timeout
 
 
 async def readable(fd: int) -> None:

@@ -166,10 +166,11 @@ class Queue(Named[_native.Queue]):
         """Submits a task. Waits for a free place up to `timeout` seconds, or for ever; then raises `QueueFull`, which
         counts the results that were not taken.
 
-        `inputs` are blocks of the queue's `inputs`, which then belong to the task, or parts of them (`Block.part`); parts
-        of segments that were attached (`attach`); or arrays as `Domain.put` takes them, which are copied into such
-        blocks. The worker gets each with its length, type and shape; a whole block is bytes. `output` is what the worker
-        is asked for: a number of bytes, or `(shape, dtype)`, which the result has, too. With `on_death="cancel"` the task and its result are removed when this process dies.
+        `inputs` are blocks of the queue's `inputs`, which then belong to the task, or parts of them (`Block.part`);
+        parts of segments that were attached (`attach`); or arrays as `Domain.put` takes them, which are copied into
+        such blocks. The worker gets each with its length, type and shape; a whole block is bytes. `output` is what the
+        worker is asked for: a number of bytes, or `(shape, dtype)`, which the result has, too. With `on_death="cancel"`
+        the task and its result are removed when this process dies.
 
         On a GPU the task is submitted in the order of `stream`, by default torch's or cupy's current one: a worker's
         stream waits until that stream has written the inputs. In pinned memory the inputs are complete, unless you give
@@ -356,17 +357,14 @@ class _Deadline:
     """The end of a timeout that several waits share."""
 
     def __init__(self, timeout: float | None) -> None:
-        self._timeout = timeout
+        self._timeout = _native.checked_timeout(timeout)
         self._begin = time.monotonic()
 
     def left(self) -> float | None:
         """Returns the seconds that are left; `None` without a timeout."""
         if self._timeout is None:
             return None
-        # A negative timeout stays one, and is refused. So is NaN, which `max` and `min` would lose.
-        if self._timeout != self._timeout:
-            return self._timeout
-        return max(min(0.0, self._timeout), self._timeout - (time.monotonic() - self._begin))
+        return max(0.0, self._timeout - (time.monotonic() - self._begin))
 
 
 class _Batch:

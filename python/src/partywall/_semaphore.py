@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from partywall import _native, _streams, _threads
-from partywall._handle import Connected, Held, checked_timeout
+from partywall._handle import Connected, Held
 
 if TYPE_CHECKING:
     from partywall._domain import Domain
@@ -60,7 +60,7 @@ class Semaphore(Connected[_native.Semaphore]):
 
     async def acquire_async(self, timeout: float | None = None) -> "Permit":
         """As `acquire`, in an event loop. If it has to wait, it starts a thread for the wait."""
-        checked_timeout(timeout)
+        _native.checked_timeout(timeout)
         if free := self.try_acquire():
             return free
         loop, given_up = asyncio.get_running_loop(), threading.Event()

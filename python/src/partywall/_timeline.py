@@ -8,7 +8,7 @@ from typing import Any, SupportsIndex, overload
 from partywall import _native, _streams
 from partywall._arrays import device_name
 from partywall._errors import NoDevice
-from partywall._handle import Connected, Handle, checked_timeout, readable
+from partywall._handle import Connected, Handle, readable
 from partywall._native import LimitedWait
 
 
@@ -109,7 +109,7 @@ class Timeline(Connected[_native.Timeline]):
         """As `wait`, in an event loop."""
         with self.event(value) as event:
             try:
-                async with asyncio.timeout(checked_timeout(timeout)):
+                async with asyncio.timeout(_native.checked_timeout(timeout)):
                     while not event.check():
                         await self._readable(event)
             except builtins.TimeoutError:

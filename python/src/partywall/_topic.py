@@ -11,7 +11,7 @@ from partywall import _arrays, _native, _streams
 from partywall._arrays import Shape
 from partywall._errors import Closed, TopicIdle
 from partywall._exchange import OneTensor
-from partywall._handle import Handle, Named, checked_timeout, readable
+from partywall._handle import Handle, Named, readable
 from partywall._native import Sample
 
 if TYPE_CHECKING:
@@ -443,7 +443,7 @@ class Subscriber(Handle[_native.Subscriber], Iterator[Sample], AsyncIterator[Sam
     async def recv_async(self, timeout: float | None = None) -> Sample:
         """As `recv`, in an event loop."""
         try:
-            async with asyncio.timeout(checked_timeout(timeout)):
+            async with asyncio.timeout(_native.checked_timeout(timeout)):
                 return await self._received()
         except builtins.TimeoutError:
             if timeout is not None:
