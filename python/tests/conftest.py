@@ -25,7 +25,7 @@ WATCHDOG = 120.0
 
 
 def fork() -> int:
-    """Forks, as `os.fork`. Python and jax warn of forks beside threads; what then happens is what the tests are about."""
+    """Forks, as `os.fork`. Python and jax warn of forks beside threads, and such forks are what the tests are about."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return os.fork()
@@ -39,7 +39,8 @@ def socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="pw") as directory:
         path = f"{directory}/sockets/test.sock"
         yield path
-        subprocess.run([PROGRAM, "--socket", path, "stop", "--force"], capture_output=True, timeout=WATCHDOG, check=False)
+        stop = [PROGRAM, "--socket", path, "stop", "--force"]
+        subprocess.run(stop, capture_output=True, timeout=WATCHDOG, check=False)
 
 
 @pytest.fixture
@@ -111,6 +112,14 @@ class Child:
             watchdog.cancel()
 
 
+def eventually(is_so: Callable[[], object]) -> None:
+    """Waits until a condition holds."""
+    watchdog = time.monotonic() + WATCHDOG
+    while not is_so():
+        assert time.monotonic() < watchdog
+        time.sleep(0.001)
+
+
 def await_proof(domain: pw.Domain, pid: int) -> None:
     """Waits until the death of a process is proved. No request of that process has an effect any more."""
     watchdog = time.monotonic() + WATCHDOG
@@ -118,8 +127,8 @@ def await_proof(domain: pw.Domain, pid: int) -> None:
         assert time.monotonic() < watchdog, f"{pid} is still a member"
 
 
-# A process inherits the signals that its parent blocks or ignores. A shell ignores SIGINT in background processes, and nohup
-# ignores SIGHUP. Some tests send SIGINT to this process.
+# A process inherits the signals that its parent blocks or ignores. A shell ignores SIGINT in background processes, and
+# nohup ignores SIGHUP. Some tests send SIGINT to this process.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PRELUDE = """
@@ -141,8 +150,8 @@ NO_PTRACE = """
 import ctypes, os
 libc = ctypes.CDLL(None, use_errno=True)
 def give_up_ptrace():
-    # Neither uses ptrace rights nor grants them, as in many containers. The capability is that of this thread and of those
-    # that it starts.
+    # Neither uses ptrace rights nor grants them, as in many containers. The capability is that of this thread and of
+    # those that it starts.
     header, sets = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
     assert libc.capget(header, sets) == 0
     for index in range(3):

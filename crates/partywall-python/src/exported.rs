@@ -1,5 +1,7 @@
 //! Objects that other libraries take as an array.
 
+use std::sync::OnceLock;
+
 use pyo3::{PyClass, prelude::*, types::PyBytes};
 
 use crate::tensor::{Capsule, CudaArray, Tensor};
@@ -9,6 +11,8 @@ use crate::tensor::{Capsule, CudaArray, Tensor};
 pub(crate) struct Exported {
     /// Returns the tensor of an object, which is of the class that this base was created for.
     tensor: fn(&Bound<'_, Self>) -> PyResult<Tensor>,
+    /// Keeps the memory once `__cuda_array_interface__` was read: consumers of that keep this object, and nothing else.
+    given: OnceLock<Tensor>,
 }
 
 /// A class that derives from [`Exported`].
@@ -18,7 +22,8 @@ pub(crate) trait Export: PyClass<BaseType = Exported> {
 
     /// Converts this to a Python object.
     fn into_object(self, py: Python<'_>) -> PyResult<Bound<'_, Self>> {
-        let base = Exported { tensor: |object| object.cast::<Self>()?.borrow().exported(object.py()) };
+        let tensor = |object: &Bound<'_, Exported>| object.cast::<Self>()?.borrow().exported(object.py());
+        let base = Exported { tensor, given: OnceLock::new() };
         Bound::new(py, PyClassInitializer::from(base).add_subclass(self))
     }
 }
@@ -57,9 +62,13 @@ impl Exported {
         Self::tensor(slf)?.__dlpack__(slf.py(), stream, max_version, dl_device, copy)
     }
 
+    /// Arrays that are made of it keep this object, which keeps the memory from then on.
     #[getter]
     fn __cuda_array_interface__<'py>(slf: &Bound<'py, Self>) -> PyResult<CudaArray<'py>> {
-        Self::tensor(slf)?.__cuda_array_interface__(slf.py())
+        let tensor = Self::tensor(slf)?;
+        let array = tensor.__cuda_array_interface__(slf.py())?;
+        slf.get().given.get_or_init(|| tensor);
+        Ok(array)
     }
 
     #[pyo3(signature = (dtype = None, copy = None))]

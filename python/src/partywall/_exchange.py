@@ -39,6 +39,9 @@ def _added(tensor: _native.Tensor) -> Any:
 class Exported:
     """An object that other libraries take as an array."""
 
+    _given: _native.Tensor | None = None
+    """Keeps the memory once `__cuda_array_interface__` was read: consumers of that keep this object, and nothing else."""
+
     def _exported(self) -> _native.Tensor:
         """Returns the tensor that other libraries receive."""
         raise NotImplementedError
@@ -62,7 +65,10 @@ class Exported:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        return self._exported().__cuda_array_interface__
+        tensor = self._exported()
+        array = tensor.__cuda_array_interface__
+        self._given = tensor
+        return array
 
 
 class OneTensor(Exported):
@@ -116,7 +122,8 @@ class Tensors(OneTensor, Mapping[str, _native.Tensor]):
         if not tensors:
             raise TypeError(f"{self!r} has no tensor")
         if len(tensors) > 1:
-            raise TypeError(f'{self!r} has {len(tensors)} tensors: choose one by its name, such as ["{tensors[0].name}"]')
+            first = tensors[0].name
+            raise TypeError(f'{self!r} has {len(tensors)} tensors: choose one by its name, such as ["{first}"]')
         return tensors[0]
 
     def _contents(self, native: _native.Segment | _native.Build) -> str:

@@ -1,13 +1,12 @@
 """Blocks on the simulated GPU: when they come back."""
 
-import time
 
 import numpy as np
 import pytest
 
 import partywall as pw
 
-from ..conftest import WATCHDOG
+from ..conftest import WATCHDOG, eventually
 from . import driver
 
 pytestmark = pytest.mark.skipif(driver.DRIVER is None, reason="not simulated")
@@ -20,21 +19,13 @@ def frames(domain):
         yield opened
 
 
-def eventually(is_so) -> None:
-    """Waits until a condition holds."""
-    watchdog = time.monotonic() + WATCHDOG
-    while not is_so():
-        assert time.monotonic() < watchdog
-        time.sleep(0.001)
-
-
 def test_another_process_takes_a_block_that_was_sent(frames):
     assert frames.place.startswith("GPU-")
     block = frames.alloc()
     assert block.__dlpack_device__() == (2, 0)
     interface = block.tensor((4, 4), "float32").__cuda_array_interface__
     assert (interface["shape"], interface["typestr"]) == ((4, 4), "<f4")
-    assert interface["data"] == (block.__cuda_array_interface__["data"][0], False)
+    assert interface["data"] == (block.tensor().data_ptr, False)
     block.tensor((2,), "int32").write(np.array([1, 2], dtype=np.int32))
     assert block.tensor((2,), "int32").tobytes() == np.array([1, 2], dtype=np.int32).tobytes()
     block.zero(1)
@@ -46,7 +37,7 @@ def test_another_process_takes_a_block_that_was_sent(frames):
 
 def test_a_block_comes_back_when_its_stream_is_done(frames):
     gate, block = driver.Gate(), frames.alloc()
-    driver.fill(block.__cuda_array_interface__["data"][0], 7, 4096, gate.stream)
+    driver.fill(block.tensor().data_ptr, 7, 4096, gate.stream)
     block.release_on(gate.stream)
     assert not block.held
     with pytest.raises(TimeoutError):
@@ -59,7 +50,7 @@ def test_a_block_comes_back_when_its_stream_is_done(frames):
 def test_a_forgotten_block_comes_back_when_the_gpu_is_done(frames):
     gate, block = driver.Gate(), frames.alloc()
     taken = pw._native.Source(block.tensor(), 1)
-    driver.fill(block.__cuda_array_interface__["data"][0], 7, 4096, gate.stream)
+    driver.fill(block.tensor().data_ptr, 7, 4096, gate.stream)
     block.release_on(gate.stream)
     del taken
     assert frames.stats().held == 1
@@ -71,7 +62,7 @@ def test_a_forgotten_block_comes_back_when_the_gpu_is_done(frames):
 
 def test_a_released_block_waits_for_the_gpu(frames):
     gate, block = driver.Gate(), frames.alloc()
-    driver.fill(block.__cuda_array_interface__["data"][0], 7, 4096, gate.stream)
+    driver.fill(block.tensor().data_ptr, 7, 4096, gate.stream)
     gate.open()
     block.release()
     assert frames.stats().free == 1
@@ -81,13 +72,13 @@ def test_a_zeroed_block_has_nothing_of_its_last_holder(domain):
     driver.use()
     with domain.pool("zeroed", blocks=1, block_bytes=4096, zeroed=True) as pool:
         gate, block = driver.Gate(), pool.alloc()
-        driver.fill(block.__cuda_array_interface__["data"][0], 7, 4096, gate.stream)
+        driver.fill(block.tensor().data_ptr, 7, 4096, gate.stream)
         block.release_on(gate.stream)
         gate.open()
         for take in (lambda: pool.alloc(WATCHDOG), pool.try_alloc):
             with take() as block:
                 assert block.tobytes() == bytes(4096)
-                driver.fill(block.__cuda_array_interface__["data"][0], 7, 4096, gate.stream)
+                driver.fill(block.tensor().data_ptr, 7, 4096, gate.stream)
 
 
 def test_a_stream_of_a_host_pool(domain):

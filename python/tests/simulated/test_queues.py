@@ -56,6 +56,7 @@ def test_part_of_a_segment_is_where_the_segment_is(domain, device):
             assert part.__dlpack_device__() == (2, 0)
             assert part.__cuda_array_interface__["data"][1], "read-only"
             task.output.tensor().write(np.frombuffer(part.tobytes(), dtype=np.uint8))
+            del part
         with ticket.result(60) as result:
             assert result.tobytes() == NUMBERS.tobytes()
         queue.detach(attached, timeout=60)
@@ -64,7 +65,7 @@ def test_part_of_a_segment_is_where_the_segment_is(domain, device):
 def test_task_is_submitted_and_completed_in_the_order_of_streams(queue):
     gate = driver.Gate()
     block = queue.inputs.alloc(0)
-    driver.fill(block.__cuda_array_interface__["data"][0], 7, 4096, gate.stream)
+    driver.fill(block.tensor().data_ptr, 7, 4096, gate.stream)
     ticket = queue.submit("copy", [block], output=4096, stream=gate.stream)
     task = queue.claim(0)
     with pytest.raises(pw.TimeoutError):
@@ -84,7 +85,7 @@ def test_task_is_submitted_and_completed_in_the_order_of_streams(queue):
 def test_task_is_not_completed_before_its_inputs(queue):
     gate = driver.Gate()
     block = queue.inputs.alloc(0)
-    driver.fill(block.__cuda_array_interface__["data"][0], 7, 4096, gate.stream)
+    driver.fill(block.tensor().data_ptr, 7, 4096, gate.stream)
     ticket = queue.submit("copy", [block], stream=gate.stream)
     with pytest.raises(pw.InputsNotReady):
         queue.claim(0).complete()
@@ -98,7 +99,7 @@ def in_flight(queue):
     """A task whose input a stream has not written yet, and the gate of that stream."""
     gate = driver.Gate()
     block = queue.inputs.alloc(0)
-    driver.fill(block.__cuda_array_interface__["data"][0], 7, 4096, gate.stream)
+    driver.fill(block.tensor().data_ptr, 7, 4096, gate.stream)
     ticket = queue.submit("copy", [block], output=4096, stream=gate.stream)
     return gate, ticket
 
