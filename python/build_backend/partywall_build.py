@@ -30,13 +30,15 @@ def prepare_metadata_for_build_wheel(metadata_directory: str, config_settings: A
 
 def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
-        # Without the stable ABI, maturin would build a wheel that enables the GIL again, and such a wheel is not tested.
+        # Without the stable ABI, maturin would build a wheel that enables the GIL again, and such a wheel is not
+        # tested.
         raise RuntimeError("free-threaded builds of Python are not supported: use the ordinary build of this version")
     profile = os.environ.get("PARTYWALL_PROFILE", "release")
     program = os.environ.get("PARTYWALL_PROGRAM") or _build_program(profile)
     PROGRAM.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy2(program, PROGRAM)
-    os.environ["MATURIN_PEP517_ARGS"] = f"--profile={profile} --generate-stubs {os.environ.get('MATURIN_PEP517_ARGS', '')}"
+    arguments = os.environ.get("MATURIN_PEP517_ARGS", "")
+    os.environ["MATURIN_PEP517_ARGS"] = f"--profile={profile} --generate-stubs {arguments}"
     return str(maturin.build_wheel(wheel_directory, config_settings, metadata_directory))
 
 

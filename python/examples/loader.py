@@ -123,7 +123,8 @@ def main() -> None:
         sums = (train_on_host if given.device == "host" else train_on_gpu)(subscriber, given.batches)
         took = time.perf_counter() - start
         right = sum(total == expected(batch) for batch, total in sums.items())
-        print(f"{right} of {given.batches} batches as they were decoded, {given.batches / took:.1f} a second ({topic.place})")
+        rate = given.batches / took
+        print(f"{right} of {given.batches} batches as they were decoded, {rate:.1f} a second ({topic.place})")
         for worker in workers:
             worker.join()
 

@@ -120,7 +120,10 @@ impl Domain {
 
     /// Allocates the next version of a name. With `chunk_bytes`, allocates each chunk, which is no larger than that or
     /// one tensor, when a tensor of it is first taken.
-    #[pyo3(signature = (name, device, access, tensors, metadata, *, mutable, reserve, kept, shared, if_absent, chunk_bytes, owner, until_unused = false))]
+    #[pyo3(signature = (
+        name, device, access, tensors, metadata, *,
+        mutable, reserve, kept, shared, if_absent, chunk_bytes, owner, until_unused = false,
+    ))]
     fn create(
         &self,
         py: Python<'_>,

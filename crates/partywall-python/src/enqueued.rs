@@ -90,8 +90,8 @@ impl Export for EnqueuedResult {
 
 #[pymethods]
 impl EnqueuedResult {
-    /// Returns the output as a tensor: with its type and shape, unless others are given. With another type and no shape,
-    /// of as many elements as fit.
+    /// Returns the output as a tensor: with its type and shape, unless others are given. With another type and no
+    /// shape, of as many elements as fit.
     ///
     /// The tensor is read-only until `take`. From then on it belongs to the result, and keeps the output block.
     #[pyo3(signature = (shape = None, dtype = None))]

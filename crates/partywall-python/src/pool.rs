@@ -76,7 +76,10 @@ impl Pool {
 impl Pool {
     /// Opens a pool. If numbers are given, creates it if it does not exist.
     #[staticmethod]
-    #[pyo3(signature = (domain, name, blocks, block_bytes, device, access, *, zeroed, kept, shared, allow_peer, timeout))]
+    #[pyo3(signature = (
+        domain, name, blocks, block_bytes, device, access, *,
+        zeroed, kept, shared, allow_peer, timeout,
+    ))]
     fn open(
         py: Python<'_>,
         domain: &Domain,
@@ -299,8 +302,8 @@ fn owner(pool: &partywall::Pool, block: partywall::Block) -> Arc<Owner> {
 
 #[pymethods]
 impl Block {
-    /// Returns the beginning of the block as a tensor: with the type and shape of a result, unless others are given. With
-    /// another type and no shape, of as many elements as fit.
+    /// Returns the beginning of the block as a tensor: with the type and shape of a result, unless others are given.
+    /// With another type and no shape, of as many elements as fit.
     #[pyo3(signature = (shape = None, dtype = None))]
     pub(crate) fn tensor(&self, py: Python<'_>, shape: Option<Shape>, dtype: Option<ElementType>) -> PyResult<Tensor> {
         let Held { owner, .. } = self.get(py)?;

@@ -299,8 +299,8 @@ impl Loan {
         self.owner.is_closed()
     }
 
-    /// Gives the block back, unless it was published. If arrays of it are in use, the last of them gives it back. Calling
-    /// it again does nothing.
+    /// Gives the block back, unless it was published. If arrays of it are in use, the last of them gives it back.
+    /// Calling it again does nothing.
     fn close(&self, py: Python<'_>) {
         let owner = self.owner.lock().take();
         py.detach(move || drop(owner.and_then(|owner| owner.take_loan())));

@@ -256,8 +256,8 @@ impl Sample {
 
     /// Releases the sample when all work that is on a stream now is done. Returns at once.
     ///
-    /// `stream` and `device` as for a `Timeline`, but without a `device` it is the sample's own GPU. If arrays of the sample
-    /// are in use, the last of them releases it.
+    /// `stream` and `device` as for a `Timeline`, but without a `device` it is the sample's own GPU. If arrays of the
+    /// sample are in use, the last of them releases it.
     #[pyo3(signature = (stream = None, *, device = None))]
     fn release_on(&self, py: Python<'_>, stream: Optional<'_, '_>, device: Optional<'_, '_>) -> PyResult<()> {
         let open = self.held.get(py)?.open;

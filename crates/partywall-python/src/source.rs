@@ -524,5 +524,5 @@ fn rest_of_storage(object: &Bound<'_, PyAny>, dtype: DType) -> Option<u64> {
 const NO_MEMORY: &str = "give a tensor that has data, not one that was freed (FSDP: unshard it first), is fake, or \
                          wraps others (DTensor: to_local())";
 
-const UNKNOWN_TYPE: &str = "give it as plain numbers in this machine's byte order, or as a type of the same size (numpy: \
-                            .astype(…), .view(\"uint16\")), and create the tensor with the type it has";
+const UNKNOWN_TYPE: &str = "give it as plain numbers in this machine's byte order, or as a type of the same size \
+                            (numpy: .astype(…), .view(\"uint16\")), and create the tensor with the type it has";

@@ -291,8 +291,8 @@ impl ClaimedTask {
 
     /// Completes the task: its output is the result. On a GPU, waits for all work of this process there.
     ///
-    /// A worker that wrote less than it was asked for passes the shape of what it wrote, and its type if that is another
-    /// one.
+    /// A worker that wrote less than it was asked for passes the shape of what it wrote, and its type if that is
+    /// another one.
     #[pyo3(signature = (shape = None, dtype = None))]
     fn complete(&self, py: Python<'_>, shape: Option<Shape>, dtype: Option<ElementType>) -> PyResult<()> {
         self.set_output(py, shape, dtype)?;
@@ -438,8 +438,8 @@ impl Claims {
         let is_open = iteration.current.as_ref().is_some_and(|task| !task.get().closed());
         if iteration.is_waiting || is_open && iteration.thread != thread {
             return Err(PyRuntimeError::new_err(
-                "another thread iterates these claims(), and asking for the next task completes the task that it has: call \
-                 claims() in each thread",
+                "another thread iterates these claims(), and asking for the next task completes the task that it has: \
+                 call claims() in each thread",
             ));
         }
         let begun = Iteration { current: None, thread, is_waiting: true };

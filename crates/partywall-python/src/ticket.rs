@@ -305,8 +305,8 @@ impl TaskResult {
         Lengths(signed(&self.described.1))
     }
 
-    /// Returns the output as a tensor: with its type and shape, unless others are given. With another type and no shape,
-    /// of as many elements as fit.
+    /// Returns the output as a tensor: with its type and shape, unless others are given. With another type and no
+    /// shape, of as many elements as fit.
     #[pyo3(signature = (shape = None, dtype = None))]
     fn tensor(&self, py: Python<'_>, shape: Option<Shape>, dtype: Option<ElementType>) -> PyResult<Tensor> {
         if !self.has_output {

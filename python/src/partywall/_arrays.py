@@ -130,8 +130,8 @@ def check_text(text: str, what: str) -> None:
 def source(tensor: Any, stream: Any) -> Source:
     """Holds a tensor in place. On a GPU, `stream` is ordered after the work that the tensor's library has enqueued."""
     if getattr(tensor, "requires_grad", False):
-        # torch does not export tensors that record gradients. A parameter that is not initialised has no other form, and
-        # is refused below.
+        # torch does not export tensors that record gradients. A parameter that is not initialised has no other form,
+        # and is refused below.
         with contextlib.suppress(ValueError):
             tensor = tensor.detach()
     # NumPy exports a masked array without its mask. If there is one, NumPy's module for them is loaded.
@@ -213,7 +213,8 @@ def _contiguous(found: Source, tensor: Any, stream: Any) -> Source:
 def plan(tensors: Mapping[str, Source], names: Mapping[str, str]) -> list[Placed]:
     """Returns descriptions of the tensors to allocate for what `taken` has returned."""
     return [
-        (name, tensors[of].dtype, tensors[of].shape, None, None if of == name else (of, 0)) for name, of in names.items()
+        (name, tensors[of].dtype, tensors[of].shape, None, None if of == name else (of, 0))
+        for name, of in names.items()
     ]
 
 
@@ -221,5 +222,6 @@ def common_device(tensors: Mapping[str, Source]) -> str:
     """Returns the device that all tensors are on."""
     devices = {tensor.device for tensor in tensors.values()}
     if len(devices) > 1:
-        raise ValueError(f"the tensors are on {', '.join(sorted(devices))}: give device=, or put each device's tensors alone")
+        places = ", ".join(sorted(devices))
+        raise ValueError(f"the tensors are on {places}: give device=, or put each device's tensors alone")
     return devices.pop() if devices else "host"

@@ -715,7 +715,8 @@ def reopen_topic(socket: str, name: str, version: int) -> Topic:
     if topic.version != version:
         topic.close()
         gone = f"topic {name!r} now has version {topic.version}, but version {version} was sent"
-        raise VersionNotFound(gone, "send the topic again from a process that has the new version open", "version-not-found")
+        advice = "send the topic again from a process that has the new version open"
+        raise VersionNotFound(gone, advice, "version-not-found")
     return topic
 
 

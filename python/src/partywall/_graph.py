@@ -32,7 +32,8 @@ def launch(
             raise TypeError(f"values= maps what capture_wait and capture_signal return to numbers, not {node!r}")
     raw_graph, raw_exec = _handles(graph)
     pairs = [(node._native, timeline_value(value)) for node, value in values.items()]
-    _native.launch(raw_graph, raw_exec, pairs, graph.replay if replay is None else replay, *_streams.place(stream, device))
+    replay = graph.replay if replay is None else replay
+    _native.launch(raw_graph, raw_exec, pairs, replay, *_streams.place(stream, device))
 
 
 def _handles(graph: Any) -> tuple[int, int]:

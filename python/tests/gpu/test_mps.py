@@ -42,7 +42,8 @@ def test_torch_becomes_a_client_of_the_domains_daemon(socket, child, monkeypatch
         client = child(CLIENT, socket)
         pipes = client.says()
         assert pipes == socket.removesuffix(".sock") + ".mps/pipe"
-        status = json.loads(subprocess.run([*program, "status"], capture_output=True, timeout=WATCHDOG, check=True).stdout)
+        printed = subprocess.run([*program, "status"], capture_output=True, timeout=WATCHDOG, check=True).stdout
+        status = json.loads(printed)
         assert [client.process.pid] == [pid for server in status["servers"] for pid in server["clients"]]
         client.tell()
         assert client.end() == 0

@@ -104,10 +104,12 @@ def test_cupy_signals_on_its_current_stream(domain, shared, child):
         """
         import cupy
         slow = cupy.RawKernel(
-            "extern \\"C\\" __global__ void slow(long long n) { long long from = clock64(); while (clock64() - from < n); }",
+            "extern \\"C\\" __global__ void slow(long long n) "
+            "{ long long from = clock64(); while (clock64() - from < n); }",
             "slow",
         )
-        with pw.connect(socket=sys.argv[1], start=False) as d, d.open("x", write=True) as x, d.timeline("t", writer=True) as t:
+        d = pw.connect(socket=sys.argv[1], start=False)
+        with d, d.open("x", write=True) as x, d.timeline("t", writer=True) as t:
             shared = cupy.from_dlpack(x)
             slow((1,), (1,), (1,))
             shared.fill(0)

@@ -286,7 +286,7 @@ def test_a_killed_reader_gives_the_memory_back(domain, child):
 def test_processes_may_see_other_devices(domain, child, monkeypatch, visible):
     put = domain.put("x", torch.ones(1000, dtype=torch.int64, device="cuda"))
     last = torch.cuda.device_count() - 1
-    # The reader sees only the owner's GPU, or only another one: the driver also maps memory of a GPU that it does not see.
+    # The reader sees only the owner's GPU, or only another one: the driver maps memory of such a GPU, too.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", put.place if visible == "uuid" else str(last))
     with put:
         if visible == "last" and last > 0:

@@ -93,8 +93,8 @@ def newest(domain: pw.Domain) -> tuple[int, set[float]]:
 
 def test_four_workers_read_one_version_at_a_time_and_two_exist(domain, started, served):
     free_after_use()
-    # Once before counting: without this 2 MiB were missing afterwards on an H100, presumably what the driver keeps to map
-    # so much memory.
+    # Once before counting: without this 2 MiB were missing afterwards on an H100, presumably what the driver keeps to
+    # map so much memory.
     with domain.put("first", large_policy()):
         pass
     before = free()

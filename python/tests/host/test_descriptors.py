@@ -104,7 +104,8 @@ def test_descriptors_wait_and_refuse_as_open_does(domain, socket, child):
         committer.kill()
         with mmap.mmap(x.fds[0], x.chunks[0].nbytes, prot=mmap.PROT_READ) as mapped:
             assert mapped[0] == 5
-    with domain.pool("pool", blocks=1, block_bytes=64, device="host"), pytest.raises(pw.WrongKind, match="is a pool, not a segment"):
+    refused = pytest.raises(pw.WrongKind, match="is a pool, not a segment")
+    with domain.pool("pool", blocks=1, block_bytes=64, device="host"), refused:
         domain.descriptors("pool")
 
 

@@ -51,7 +51,8 @@ def test_other_kinds_name_the_call_that_takes_them(domain):
 
 def test_error_for_a_name_says_how_the_name_ended(domain):
     domain.put("x", np.zeros(1), device="host").close()
-    with pytest.raises(pw.NameNotFound, match=rf"x@1 ended with its owner, pid {os.getpid()} \(\w+.*\), [\d.]+ m?s ago") as raised:
+    told = rf"x@1 ended with its owner, pid {os.getpid()} \(\w+.*\), [\d.]+ m?s ago"
+    with pytest.raises(pw.NameNotFound, match=told) as raised:
         domain.open("x")
     assert "kept=True" in raised.value.advice
 

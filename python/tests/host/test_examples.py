@@ -15,7 +15,9 @@ from ..conftest import WATCHDOG
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def ran(tmp_path, monkeypatch, name: str, *arguments: str, device: str | None = "host", by: Sequence[str] = ()) -> list[str]:
+def ran(
+    tmp_path, monkeypatch, name: str, *arguments: str, device: str | None = "host", by: Sequence[str] = ()
+) -> list[str]:
     """Runs an example, `by` a launcher if one is given, and returns the lines that it prints."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
@@ -68,7 +70,8 @@ def test_trainer_receives_what_four_workers_decode(tmp_path, monkeypatch, device
 
 @pytest.mark.parametrize("device", ["host", "cuda"])
 def test_weights_sleep_and_another_process_wakes_them(tmp_path, monkeypatch, device):
-    *said, asleep, awake, right, removed = ran(tmp_path, monkeypatch, "sleeping_weights.py", "--mib", "16", device=device)
+    lines = ran(tmp_path, monkeypatch, "sleeping_weights.py", "--mib", "16", device=device)
+    *said, asleep, awake, right, removed = lines
     assert asleep.startswith("first process: asleep after") and awake.startswith("awake after")
     assert right == "they are as they were: True" and removed == "removed; 0 bytes stay with others"
     assert ("sleep and wake in host memory" in "".join(said)) == (device == "cuda"), "without a GPU it says so"

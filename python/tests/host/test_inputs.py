@@ -522,7 +522,8 @@ def test_a_folder_without_a_model_is_refused(domain, tmp_path):
 
 
 def test_without_a_gpu_memory_is_on_the_host_and_no_message_mentions_cuda(domain, child):
-    with domain.topic("frames", max_bytes=8, device="host"), domain.pool("blocks", blocks=1, block_bytes=8, device="host"):
+    topic = domain.topic("frames", max_bytes=8, device="host")
+    with topic, domain.pool("blocks", blocks=1, block_bytes=8, device="host"):
         started = child(
             """
             with pw.connect(socket=sys.argv[1]) as d:

@@ -1,9 +1,9 @@
 """Failures for which other Python libraries that share memory are known, each named after what goes wrong there.
 
-* The handle object is collected early: bindings in which a Python object owns what was exported. It is collected once the
-  exporter has sent a description of it, and the receiver finds nothing.
-* A short-lived reader destroys everybody's object: `multiprocessing.shared_memory` before Python 3.13, where each process that
-  opens a block also registers it for removal at its end.
+* The handle object is collected early: bindings in which a Python object owns what was exported. It is collected once
+  the exporter has sent a description of it, and the receiver finds nothing.
+* A short-lived reader destroys everybody's object: `multiprocessing.shared_memory` before Python 3.13, where each
+  process that opens a block also registers it for removal at its end.
 
 Failures that concern every language: `crates/partywall/tests/domain/known_failures.rs`.
 """

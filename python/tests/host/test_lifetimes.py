@@ -241,7 +241,8 @@ LEAVES = {
     "a timeline": "t, u = d.timeline('t', writer=True), d.timeline('t'); e = u.event(1)",
     "a wait for a value": "threading.Thread(target=d.timeline('t').wait, args=(1,), daemon=True).start()",
     "a permit": "p = d.semaphore('s', 1).acquire()",
-    "a wait for a permit": "s = d.semaphore('s', 1); p = s.acquire(); threading.Thread(target=s.acquire, daemon=True).start()",
+    "a wait for a permit": "s = d.semaphore('s', 1); p = s.acquire()\n"
+    "threading.Thread(target=s.acquire, daemon=True).start()",
     "a task's wait for a permit": """
 import asyncio
 async def leave():

@@ -25,7 +25,8 @@ if sys.argv[1:] == ["-d"]:
     listener.bind(control)
     listener.listen()
     os.set_inheritable(listener.fileno(), True)
-    subprocess.Popen([sys.executable, __file__, "daemon", str(listener.fileno())], close_fds=False, start_new_session=True)
+    command = [sys.executable, __file__, "daemon", str(listener.fileno())]
+    subprocess.Popen(command, close_fds=False, start_new_session=True)
 elif sys.argv[1:2] == ["daemon"]:
     listener = socket.socket(fileno=int(sys.argv[2]))
     while True:

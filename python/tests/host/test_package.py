@@ -24,7 +24,10 @@ BACKEND = Path(__file__).parents[2] / "build_backend"
 
 
 def test_an_import_starts_and_loads_nothing(tmp_path):
-    code = "import partywall, sys; print([m for m in ('numpy', 'torch', 'cupy', 'jax') if m in sys.modules]); print(open('/proc/self/maps').read())"
+    code = (
+        "import partywall, sys; print([m for m in ('numpy', 'torch', 'cupy', 'jax') if m in sys.modules]); "
+        "print(open('/proc/self/maps').read())"
+    )
     environment = {**os.environ, "TMPDIR": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)}
     imported = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert imported.stdout.startswith("[]\n")
@@ -48,7 +51,8 @@ def test_the_program_is_installed_as_it_was_compiled():
 
 def test_the_program_is_found_where_pip_has_put_it(tmp_path):
     # As `pip install --target` leaves it, and as an installer records it elsewhere.
-    for recorded, place in [("../../bin/partywall", "bin/partywall"), ("../programs/bin/partywall", "../programs/bin/partywall")]:
+    elsewhere = "../programs/bin/partywall"
+    for recorded, place in [("../../bin/partywall", "bin/partywall"), (elsewhere, elsewhere)]:
         packages = tmp_path / place.replace("/", "-").replace(".", "") / "packages"
         package = packages / "partywall"
         information = packages / "partywall-0.1.0.dist-info"
@@ -123,7 +127,8 @@ def test_a_subinterpreter_is_refused():
         except ImportError:
             import _xxsubinterpreters as interpreters
         other = interpreters.create()
-        script = "import sys; sys.path[:0] = %r\\ntry:\\n import partywall\\nexcept ImportError as e:\\n print(e)" % sys.path
+        script = "import sys; sys.path[:0] = %r\\n" % sys.path
+        script += "try:\\n import partywall\\nexcept ImportError as e:\\n print(e)"
         (interpreters.exec if hasattr(interpreters, "exec") else interpreters.run_string)(other, script)
     """
     command = [sys.executable, "-c", PRELUDE + textwrap.dedent(code)]

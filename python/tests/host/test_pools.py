@@ -4,14 +4,13 @@ import gc
 import math
 import pickle
 import threading
-import time
 
 import numpy as np
 import pytest
 
 import partywall as pw
 
-from ..conftest import WATCHDOG
+from ..conftest import WATCHDOG, eventually
 
 TAKER = """
 with pw.connect(socket=sys.argv[1], start=False) as d, d.pool("frames") as frames:
@@ -38,14 +37,6 @@ with pw.connect(socket=sys.argv[1], start=False) as d, d.pool("frames") as frame
     say(frames.alloc().offer())
     told()
 """
-
-
-def eventually(is_so) -> None:
-    """Waits until a condition holds."""
-    watchdog = time.monotonic() + WATCHDOG
-    while not is_so():
-        assert time.monotonic() < watchdog
-        time.sleep(0.001)
 
 
 @pytest.fixture
@@ -182,7 +173,8 @@ def test_pool_has_its_options_and_refuses_others(domain, frames):
         domain.pool("x")
     with pytest.raises(pw.TimeoutError):
         domain.pool("x", timeout=0.01)
-    with domain.put("weights", np.zeros(1), device="host"), pytest.raises(pw.WrongPool, match="is a segment, not a pool"):
+    refused = pytest.raises(pw.WrongPool, match="is a segment, not a pool")
+    with domain.put("weights", np.zeros(1), device="host"), refused:
         domain.pool("weights")
 
 

@@ -391,7 +391,7 @@ def test_tickets_are_awaited(queue):
 
 def test_awaited_tickets_of_a_queue_share_a_descriptor(domain):
     def descriptors():
-        # Of this kind alone, without the garbage of earlier tests: others in this process close theirs whenever they like.
+        # Of this kind alone, and without the garbage of earlier tests: others in this process close theirs at any time.
         gc.collect()
         return sum("eventfd" in os.readlink(entry) for entry in os.scandir("/proc/self/fd") if os.path.lexists(entry))
 
@@ -678,7 +678,8 @@ def test_claim_is_the_parents_in_a_forked_child(queue):
     pid = fork()
     if pid == 0:
         refused = 0
-        for use in (task.complete, lambda: task.fail("no"), lambda: task.extend(1), lambda: queue.claim(0), ticket.cancel):
+        of_task = (task.complete, lambda: task.fail("no"), lambda: task.extend(1))
+        for use in (*of_task, lambda: queue.claim(0), ticket.cancel):
             try:
                 use()
             except pw.Error:

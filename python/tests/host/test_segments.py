@@ -41,7 +41,8 @@ def test_a_segment_is_a_mapping(domain):
 
 def test_the_same_memory_under_several_names_is_put_once(domain):
     matrix = np.arange(4096.0).reshape(64, 64)
-    given = {"a": matrix, "tied": matrix[:], "rows": matrix[:32], "turned": matrix.T, "again": matrix.T, "none": matrix[:0]}
+    given = {"a": matrix, "tied": matrix[:], "rows": matrix[:32], "turned": matrix.T, "again": matrix.T}
+    given["none"] = matrix[:0]
     given["empty"] = matrix[:0]
     with domain.put("x", given) as put, domain.open("x") as opened:
         assert list(opened) == list(given)
@@ -58,7 +59,8 @@ def test_a_build_is_a_mapping(domain):
     planned = {"b": ((2, 3), "float32"), "a": (0, "uint8")}
     with domain.create_many("model", planned, "host") as build:
         assert list(build) == list(planned) == [tensor.name for tensor in build.values()]
-        assert {name: (tensor.shape, tensor.dtype) for name, tensor in build.items()} == {**planned, "a": ((0,), "uint8")}
+        built = {name: (tensor.shape, tensor.dtype) for name, tensor in build.items()}
+        assert built == {**planned, "a": ((0,), "uint8")}
         with pytest.raises(KeyError, match="nothing"):
             build["nothing"]
         build.commit().close()
@@ -67,7 +69,8 @@ def test_a_build_is_a_mapping(domain):
 
 
 def test_versions_follow_each_other_and_stay_for_their_readers(domain):
-    with domain.put("x", np.zeros(2)), domain.open("x") as first, domain.put("x", np.ones(2)), domain.open("x") as second:
+    zeros, ones = np.zeros(2), np.ones(2)
+    with domain.put("x", zeros), domain.open("x") as first, domain.put("x", ones), domain.open("x") as second:
         assert (first.version, second.version) == (1, 2)
         assert [np.from_dlpack(it).sum() for it in (first, second)] == [0, 2]
         with domain.open("x@1") as again, domain.open("x", version=1) as too:
@@ -363,7 +366,7 @@ def test_a_name_goes_with_its_killed_owner_and_readers_keep_the_bytes(socket, ch
 
 def test_a_reader_in_a_pid_namespace_of_its_own(domain):
     own = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
-    if shutil.which("unshare") is None or subprocess.run([*own, "true"], capture_output=True, check=False).returncode != 0:
+    if shutil.which("unshare") is None or subprocess.run([*own, "true"], capture_output=True, check=False).returncode:
         pytest.skip("this machine does not let us make PID namespaces")
     code = (
         "import sys, partywall as pw\n"

@@ -5,27 +5,18 @@ import contextlib
 import gc
 import pickle
 import threading
-import time
 
 import pytest
 
 import partywall as pw
 
-from ..conftest import WATCHDOG
+from ..conftest import WATCHDOG, eventually
 
 HOLDER = """
 with pw.connect(socket=sys.argv[1], start=False) as d, d.semaphore("s", 1) as s:
     say("has it")
     told()
 """
-
-
-def eventually(is_so) -> None:
-    """Waits until a condition holds."""
-    watchdog = time.monotonic() + WATCHDOG
-    while not is_so():
-        assert time.monotonic() < watchdog
-        time.sleep(0.001)
 
 
 @pytest.fixture

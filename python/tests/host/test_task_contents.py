@@ -127,7 +127,8 @@ def test_more_of_a_task_than_it_has_is_refused_with_its_name(queue):
     task = queue.claim(TIMEOUT)
     with pytest.raises(pw.BlockTooSmall, match="^input 0 of a task of queue .* has 2 bytes, but 3 are needed"):
         task.inputs[0].tensor(3)
-    with pytest.raises(pw.BlockTooSmall, match="^output of a task of queue .* has 4 bytes, but 5 are needed") as refused:
+    told = "^output of a task of queue .* has 4 bytes, but 5 are needed"
+    with pytest.raises(pw.BlockTooSmall, match=told) as refused:
         task.complete(shape=5)
     assert "submit the task with more" in refused.value.advice
     task.complete()

@@ -211,7 +211,8 @@ def test_errors_count_the_arrays_that_keep_blocks_and_places(queue):
     with pytest.raises(pw.TimeoutError, match=r"arrays of tasks of this process that have ended \(1\)"):
         queue.claim(0)
     third = queue.submit("x", output=64)
-    with pytest.raises(pw.OutputsFull, match="1 of 2 hold results .*, and arrays of 1 ended task of this process keep 1"):
+    told = "1 of 2 hold results .*, and arrays of 1 ended task of this process keep 1"
+    with pytest.raises(pw.OutputsFull, match=told):
         queue.claim(0)
     waiting = [queue.submit("x", timeout=0) for _ in range(5)]
     with pytest.raises(pw.QueueFull, match="arrays of 1 ended task of this process keep as many places"):

@@ -1,11 +1,7 @@
 """Samples from publishers to subscribers, in host memory."""
 
 import asyncio
-import gc
 import pickle
-import select
-import signal
-import threading
 import time
 
 import numpy as np
@@ -14,38 +10,7 @@ import pytest
 import partywall as pw
 
 from ..conftest import WATCHDOG
-
-SENDER = """
-with pw.connect(socket=sys.argv[1], start=False) as d, d.topic("frames") as frames, frames.publisher() as publisher:
-    say("ready")
-    while told():
-        publisher.send(np.full((2, 3), publisher.published, np.int32), b"n%d" % publisher.published)
-        say("sent")
-"""
-
-READER = """
-with pw.connect(socket=sys.argv[1], start=False) as d, d.topic("frames") as frames:
-    subscriber = frames.subscriber(sys.argv[2])
-    say("ready")
-    told()
-    for sample in subscriber:
-        say(sample.sequence, sample.missed)
-        told()
-"""
-
-
-def eventually(is_so) -> None:
-    """Waits until a condition holds."""
-    watchdog = time.monotonic() + WATCHDOG
-    while not is_so():
-        assert time.monotonic() < watchdog
-        time.sleep(0.001)
-
-
-@pytest.fixture
-def frames(domain):
-    with domain.topic("frames", max_bytes=1000, publishers=4, held=4, device="host") as opened:
-        yield opened
+from .conftest import SENDER
 
 
 def test_samples_go_from_a_process_to_others(frames, child, socket):
@@ -283,27 +248,6 @@ def test_a_subscriber_that_may_miss_samples_keeps_no_publisher_waiting(frames, p
         assert [(sample.sequence, sample.missed) for sample in rest] == [(n, 0) for n in range(first.sequence + 1, 10)]
 
 
-def test_publisher_waits_for_subscribers(frames):
-    with frames.publisher() as publisher:
-        publisher.wait_for_subscribers(0)
-        with pytest.raises(TimeoutError, match="cannot wait for subscribers of topic .*: 0 of 1 joined within"):
-            publisher.wait_for_subscribers(timeout=0.01)
-
-        def send_to_both():
-            publisher.wait_for_subscribers(2, timeout=WATCHDOG)
-            publisher.send(np.full((2, 3), 7, np.int32))
-
-        sender = threading.Thread(target=send_to_both)
-        sender.start()
-        with frames.subscriber() as one, frames.subscriber("latest") as other:
-            sender.join()
-            assert [int(np.asarray(each.recv(timeout=WATCHDOG))[0, 0]) for each in (one, other)] == [7, 7]
-        with pytest.raises(pw.LimitReached):
-            publisher.wait_for_subscribers(1000)
-    with pytest.raises(pw.Closed):
-        publisher.wait_for_subscribers()
-
-
 def test_queue_and_history(frames):
     with frames.publisher() as publisher:
         for n in range(10):
@@ -317,170 +261,11 @@ def test_queue_and_history(frames):
             assert short.recv(0).sequence == 12
 
 
-def test_a_full_topic_names_the_process_that_does_not_read(frames, child, socket):
-    reader = child(READER, socket, "block")
-    assert reader.says() == "ready"
-    with frames.publisher() as publisher:
-        for n in range(4):
-            publisher.send(np.array(n))
-        with pytest.raises(TimeoutError, match=f"pid {reader.process.pid}") as raised:
-            publisher.send(np.array(4), timeout=0.01)
-        assert isinstance(raised.value, pw.TopicFull) and raised.value.anchor == "topic-full"
-        with pytest.raises(pw.TopicFull), publisher.loan(1, "int64", timeout=0.01) as out:
-            np.asarray(out)[:] = 4
-        assert frames.stats().held == 0, "it went back"
-        sent = []
-        sender = threading.Thread(target=lambda: sent.append(publisher.send(np.array(4))))
-        sender.start()
-        reader.tell()
-        assert reader.says() == "0 0"
-        reader.tell()
-        sender.join(WATCHDOG)
-        assert sent == [4]
-
-
-def test_a_killed_subscriber_blocks_no_other(frames, child, socket):
-    reader = child(READER, socket, "block")
-    assert reader.says() == "ready"
-    with frames.publisher() as publisher:
-        for n in range(4):
-            publisher.send(np.array(n))
-        threading.Timer(0.05, reader.kill).start()
-        for n in range(10):
-            assert publisher.send(np.array(n), timeout=WATCHDOG) == n + 4
-    eventually(lambda: frames.stats().subscribers == 0)
-
-
-def test_a_killed_publisher_is_replaced(frames, child, socket):
-    with frames.subscriber() as subscriber:
-        for n in range(3):
-            sender = child(SENDER, socket)
-            assert sender.says() == "ready"
-            sender.tell("send")
-            assert sender.says() == "sent"
-            sender.kill()
-            sample = subscriber.recv(WATCHDOG)
-            assert (sample.sequence, sample.position) == (0, n)
-            sample.check()
-
-
-def test_waits_end(frames):
-    subscriber = frames.subscriber()
-    for timeout in (0, 0.01):
-        with pytest.raises(TimeoutError, match='no sample of topic "frames" was published'):
-            subscriber.recv(timeout)
-    with pytest.raises(ValueError, match="timeout"):
-        subscriber.recv(-1)
-    received, raised = [], []
-
-    def iterate() -> None:
-        received.extend(sample.sequence for sample in subscriber)
-
-    def wait() -> None:
-        try:
-            subscriber.recv()
-        except pw.Closed as error:
-            raised.append(error)
-
-    threads = [threading.Thread(target=wait), threading.Thread(target=iterate)]
-    for thread in threads:
-        thread.start()
-    time.sleep(0.01)
-    subscriber.close()
-    for thread in threads:
-        thread.join(WATCHDOG)
-    assert (len(raised), received) == (1, [])
-    with pytest.raises(pw.Closed):
-        subscriber.try_recv()
-    assert list(subscriber) == []
-
-
-def test_ctrl_c_ends_a_wait(frames, child, socket):
-    waiter = child(
-        """
-with pw.connect(socket=sys.argv[1], start=False) as d, d.topic("frames") as frames:
-    subscriber, publisher = frames.subscriber(), frames.publisher()
-    try:
-        say("ready")
-        subscriber.recv()
-    except KeyboardInterrupt:
-        say("received nothing")
-    try:
-        for n in range(100):
-            publisher.send(np.array(n))
-    except KeyboardInterrupt:
-        say("sent", publisher.published)
-    say(subscriber.recv(0).sequence, publisher.send(np.array(4), timeout=0), frames.stats().held)
-    told()
-""",
-        socket,
-    )
-    assert waiter.says() == "ready"
-    time.sleep(0.05)
-    waiter.process.send_signal(signal.SIGINT)
-    assert waiter.says() == "received nothing"
-    eventually(lambda: frames.stats().published == 4)
-    time.sleep(0.05)
-    waiter.process.send_signal(signal.SIGINT)
-    assert waiter.says() == "sent 4"
-    # The block that is held is the publisher's reserve.
-    assert waiter.says() == "0 4 1"
-
-
-def test_event_loops(frames):
-    async def go() -> None:
-        publisher, subscriber = frames.publisher(), frames.subscriber()
-        with pytest.raises(pw.TimeoutError, match="within"):
-            await subscriber.recv_async(0.01)
-        got = []
-
-        async def read() -> None:
-            async for sample in subscriber:
-                got.append(int(np.asarray(sample)))
-
-        readers = [asyncio.create_task(read()) for _ in range(2)]
-        for n in range(100):
-            while True:
-                try:
-                    publisher.send(np.array(n), timeout=0)
-                    break
-                except pw.TopicFull:
-                    await asyncio.sleep(0.001)
-        while len(got) < 100:
-            await asyncio.sleep(0.001)
-        assert sorted(got) == list(range(100))
-        waits = asyncio.create_task(subscriber.recv_async())
-        await asyncio.sleep(0.01)
-        waits.cancel()
-        subscriber.close()
-        await asyncio.gather(*readers)
-        with pytest.raises(pw.Closed):
-            await subscriber.recv_async()
-        with pytest.raises(asyncio.CancelledError):
-            await waits
-        publisher.close()
-
-    asyncio.run(asyncio.wait_for(go(), WATCHDOG))
-
-
-def test_a_descriptor_is_readable_while_there_is_something(frames):
-    with frames.publisher() as publisher, frames.subscriber() as subscriber:
-        fd = subscriber.fileno()
-        assert fd == subscriber.fileno()
-        assert select.select([subscriber], [], [], 0.01)[0] == []
-        for n in range(3):
-            publisher.send(np.array(n))
-            assert select.select([subscriber], [], [], WATCHDOG)[0] == [subscriber]
-            sample = subscriber.try_recv()
-            assert sample is not None and sample.sequence == n
-            while subscriber.try_recv() is not None:
-                pass
-
-
 def test_topic_has_its_options_and_refuses_others(domain, frames):
     assert (frames.name, frames.max_bytes, frames.dtype, frames.depth, frames.held) == ("frames", 1000, None, 4, 4)
     assert (frames.place, frames.version) == ("host", 1)
-    assert repr(frames) == "<partywall.Topic frames: samples of any dtype and shape, up to 1000 bytes on host, 0 publishers, 0 subscribers>"
+    room = "samples of any dtype and shape, up to 1000 bytes on host"
+    assert repr(frames) == f"<partywall.Topic frames: {room}, 0 publishers, 0 subscribers>"
     again = domain.topic("frames", max_bytes=1000, device="host")
     assert again.version == frames.version
     again.close()
@@ -498,7 +283,8 @@ def test_topic_has_its_options_and_refuses_others(domain, frames):
         with pytest.raises(ValueError, match=why) as raised:
             domain.topic("frames", device="host", **arguments)
         assert isinstance(raised.value, pw.WrongTopic) and raised.value.anchor == "wrong-topic"
-    for arguments in ({"max_bytes": 0}, {"max_bytes": 1, "depth": 0}, {"max_bytes": 1, "held": 1 << 31}, {"max_bytes": 1 << 62}):
+    bad = [{"max_bytes": 0}, {"max_bytes": 1, "depth": 0}, {"max_bytes": 1, "held": 1 << 31}, {"max_bytes": 1 << 62}]
+    for arguments in bad:
         with pytest.raises(pw.WrongTopic) as raised:
             domain.topic("x", device="host", **arguments)
         assert raised.value.anchor == "bad-topic"
@@ -519,7 +305,8 @@ def test_topic_has_its_options_and_refuses_others(domain, frames):
             domain.topic("x", max_bytes=1, depth=depth, device="host")
     with domain.topic("images", shape=(480, 640, 3), dtype=np.uint8, device="host") as images:
         assert (images.max_bytes, images.dtype, images.shape) == (921_600, "uint8", (480, 640, 3))
-        assert repr(images).startswith("<partywall.Topic images: samples of uint8 [480, 640, 3], up to 921600 bytes on host")
+        room = "samples of uint8 [480, 640, 3], up to 921600 bytes on host"
+        assert repr(images).startswith(f"<partywall.Topic images: {room}")
         with pytest.raises(pw.WrongTopic, match=r"of uint8 \[480, 640, 3\], not of uint8 \[480, 640\]"):
             domain.topic("images", shape=(480, 640), dtype="uint8", device="host")
     with pytest.raises(pw.WrongTopic, match="does not fill a number of whole bytes below 2⁶⁴"):
@@ -536,7 +323,8 @@ def test_topic_has_its_options_and_refuses_others(domain, frames):
         domain.topic("x")
     with pytest.raises(pw.TimeoutError):
         domain.topic("x", timeout=0.01)
-    with domain.put("weights", np.zeros(1), device="host"), pytest.raises(pw.WrongTopic, match="is a segment") as raised:
+    refused = pytest.raises(pw.WrongTopic, match="is a segment")
+    with domain.put("weights", np.zeros(1), device="host"), refused as raised:
         domain.topic("weights")
     assert raised.value.anchor == "not-a-topic"
     for wrong in ({"policy": "all"}, {"order": "gpu"}, {"order": "stream"}):
@@ -562,26 +350,6 @@ def test_limit_on_participants_is_an_error(domain):
             assert small.stats() == pw.TopicStats(
                 published=0, free=8, held=0, in_ring=0, read=0, publishers=1, subscribers=1
             )
-
-
-def test_evicted_process_gets_an_error(frames, child, socket, domain):
-    reader = child(
-        """
-with pw.connect(socket=sys.argv[1], start=False) as d, d.topic("frames") as frames:
-    subscriber = frames.subscriber()
-    say("ready")
-    told()
-    try:
-        subscriber.recv()
-    except pw.Evicted:
-        say("evicted")
-""",
-        socket,
-    )
-    assert reader.says() == "ready"
-    domain.evict(reader.process.pid)
-    reader.tell()
-    assert reader.says() == "evicted"
 
 
 def test_topics_are_pickled_as_segments_are(domain, frames, child, socket):
@@ -612,142 +380,6 @@ with pw.connect(socket=sys.argv[1], start=False) as d:
             assert reader.says().startswith("topic 'again' now has version 2, but version 1 was sent")
 
 
-def test_forked_child_gets_an_error(frames, child, socket):
-    forker = child(
-        """
-import os, warnings
-warnings.simplefilter("ignore")
-with pw.connect(socket=sys.argv[1], start=False) as d, d.topic("frames") as frames:
-    publisher, subscriber = frames.publisher(), frames.subscriber()
-    publisher.send(b"1")
-    publisher.send(b"2")
-    sample = subscriber.recv()
-    if os.fork() == 0:
-        told = []
-        for use in (frames.publisher, frames.subscriber, lambda: publisher.send(b"3"), subscriber.recv, subscriber.try_recv):
-            try:
-                use()
-            except pw.Forked:
-                told.append("forked")
-        del sample
-        say(*told)
-        os._exit(0)
-    os.wait()
-    say(sample.tobytes(), subscriber.recv(0).tobytes(), publisher.send(b"3"))
-""",
-        socket,
-    )
-    assert forker.says() == "forked forked forked forked forked"
-    assert forker.says() == "b'1' b'2' 2"
-
-
-def test_forgotten_objects_warn_and_come_back(frames):
-    for make in (frames.publisher, frames.subscriber):
-        opened = make()
-        with pytest.warns(ResourceWarning, match="unclosed <partywall"):
-            del opened
-            gc.collect()
-    eventually(lambda: (frames.stats().publishers, frames.stats().subscribers) == (0, 0))
-    with frames.publisher() as publisher:
-        loan = publisher.loan(1, "uint8")
-        array = np.asarray(loan)
-        with pytest.warns(ResourceWarning, match="unclosed <partywall.Loan"):
-            del loan
-            gc.collect()
-        assert frames.stats().held == 1, "arrays keep it"
-        del array
-        eventually(lambda: frames.stats().held == 0)
-
-
-def test_forgotten_objects_are_released_at_once_if_no_thread_starts(frames, child, socket):
-    forgetful = child(
-        """
-import os, resource, warnings
-warnings.simplefilter("ignore")
-with pw.connect(socket=sys.argv[1], start=False) as d, d.topic("frames") as frames:
-    publisher, subscriber = frames.publisher(), frames.subscriber()
-    publisher.send(b"1")
-    native = subscriber._native
-    # The subscriber's last user is then a sample of its own.
-    native.give_up(native.recv(None, True))
-    with open("/proc/self/statm") as sizes:
-        pages = int(sizes.read().split()[0])
-    # Too little for a thread's stack.
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**19, resource.RLIM_INFINITY))
-    del native, subscriber
-    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    threads = [open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")]
-    say("partywall-reaper" in threads, frames.stats().subscribers)
-    publisher.close()
-""",
-        socket,
-        GLIBC_TUNABLES="glibc.pthread.stack_cache_size=0",
-    )
-    assert forgetful.says() == "False 0"
-
-
-def test_the_end_of_the_broker_ends_waits(frames, domain):
-    publisher, subscriber = frames.publisher(), frames.subscriber()
-    publisher.send(b"1")
-    domain._native.stop_broker(True)
-    assert subscriber.recv(WATCHDOG).tobytes() == b"1"
-    for wait in (lambda: subscriber.recv(WATCHDOG), lambda: asyncio.run(subscriber.recv_async(WATCHDOG))):
-        with pytest.raises(pw.BrokerGone):
-            wait()
-    publisher.close()
-    subscriber.close()
-
-
-def test_more_threads_than_a_publisher_has_loans_send_by_turns(frames):
-    rounds, names = 50, 6
-    with frames.publisher() as publisher, frames.subscriber() as subscriber:
-        failed = []
-
-        def send(name: int) -> None:
-            try:
-                for number in range(rounds):
-                    publisher.send(np.array([name, number], np.uint8))
-            except pw.Error as error:
-                failed.append(error)
-
-        threads = [threading.Thread(target=send, args=(name,)) for name in range(names)]
-        for thread in threads:
-            thread.start()
-        received = []
-        for _ in range(rounds * names):
-            with subscriber.recv(WATCHDOG) as sample:
-                received.append(tuple(sample.tobytes()))
-        for thread in threads:
-            thread.join(WATCHDOG)
-        assert failed == []
-        assert sorted(received) == [(name, number) for name in range(names) for number in range(rounds)]
-        # Only the end of the process can end this wait.
-        with publisher.loan((8,), "uint8"), publisher.loan((8,), "uint8"), pytest.raises(pw.TooManyLoans):
-            publisher.send(b"one more")
-
-
-def test_sending_threads_do_not_wait_for_loans_that_never_come_back(frames):
-    threads = 12
-    together, outcomes = threading.Barrier(threads), []
-
-    def send() -> None:
-        together.wait()
-        try:
-            publisher.send(b"one more")
-        except pw.TooManyLoans as error:
-            outcomes.append(error)
-
-    with frames.publisher() as publisher, publisher.loan((8,), "uint8"), publisher.loan((8,), "uint8"):
-        for _ in range(10):
-            senders = [threading.Thread(target=send, daemon=True) for _ in range(threads)]
-            for sender in senders:
-                sender.start()
-            for sender in senders:
-                sender.join(WATCHDOG)
-            assert not any(sender.is_alive() for sender in senders)
-    assert len(outcomes) == 10 * threads
-
-
 def test_a_header_that_is_too_long_keeps_no_loan(frames):
     with frames.publisher() as publisher:
         errors = []
@@ -757,75 +389,3 @@ def test_a_header_that_is_too_long_keeps_no_loan(frames):
                 publisher.loan((8,), "uint8", header=bytes(257))
             errors.append(error)
         assert frames.stats().held == 0
-
-
-def test_descriptor_is_readable_while_there_is_something_to_receive(domain):
-    frames = domain.topic("frames", max_bytes=8, device="host", held=2)
-    publisher, subscriber = frames.publisher(), frames.subscriber(until="idle")
-    other = subscriber._native.event()
-
-    def readable(wait=0.0):
-        assert len(ready := select.select([subscriber, other], [], [], wait)[0]) in (0, 2)
-        return bool(ready)
-
-    def taken_in_a_loop():
-        return next(iter(subscriber))
-
-    def taken_in_an_event_loop():
-        return asyncio.run(subscriber.recv_async(WATCHDOG))
-
-    assert not readable()
-    for take in (subscriber.recv, subscriber.try_recv, taken_in_a_loop, taken_in_an_event_loop):
-        for _ in range(2):
-            publisher.send(b"x")
-        eventually(lambda: readable(0.01))
-        take().close()
-        assert readable(), "there is another"
-        take().close()
-        assert not readable()
-        # Nor does the thread that polls say otherwise later.
-        assert not readable(0.02)
-    publisher.send(b"x")
-    sample = subscriber.recv()
-    assert not readable()
-    subscriber._native.give_up(sample)
-    assert readable(), "it was put back"
-    with subscriber.try_recv() as again:
-        assert again.sequence == 8 and not readable()
-    publisher.send(b"x")
-    publisher.send(b"x")
-    held = [subscriber.recv(), subscriber.recv()]
-    publisher.send(b"x")
-    eventually(lambda: readable(0.01))
-    with pytest.raises(pw.TooManyHeld):
-        subscriber.try_recv()
-    assert readable(), "the call raises"
-    for sample in held:
-        sample.close()
-    subscriber.recv().close()
-    publisher.close()
-    eventually(lambda: readable(0.01))
-    with pytest.raises(pw.TopicIdle):
-        subscriber.try_recv()
-    other.close()
-    subscriber.close()
-    frames.close()
-
-
-def test_publisher_of_a_removed_topic_is_told(domain, socket):
-    frames = domain.topic("frames", max_bytes=8, device="host")
-    publisher, subscriber = frames.publisher(), frames.subscriber()
-    publisher.check()
-    domain.rm("frames")
-    with pytest.raises(pw.NameNotFound, match="was removed by"):
-        publisher.check()
-    publisher.send(b"x", timeout=WATCHDOG)
-    subscriber.recv(WATCHDOG).close()
-    with domain.topic("frames", max_bytes=8, device="host"):
-        with pytest.raises(pw.VersionNotFound):
-            publisher.check()
-    publisher.close()
-    with pytest.raises(pw.Closed):
-        publisher.check()
-    subscriber.close()
-    frames.close()

@@ -204,7 +204,8 @@ def test_wrong_uses_say_what_to_do(domain):
     version(domain, 1)
     with pytest.raises(ValueError, match="streams= says what stable_address=True waits for"):
         handle.advance(streams=[])
-    with pytest.raises(pw.WrongKind, match='"toy" is host memory; advancing in place needs frozen GPU memory') as refused:
+    told = '"toy" is host memory; advancing in place needs frozen GPU memory'
+    with pytest.raises(pw.WrongKind, match=told) as refused:
         handle.advance(stable_address=True)
     assert "without stable_address" in str(refused.value)
     with domain.open("toy", version=2) as segment, pytest.raises(pw.WrongKind, match="advancing in place"):
@@ -309,7 +310,8 @@ def test_damage_is_found_on_request(domain, monkeypatch):
     second = version(domain, 1, checksums=True)
     assert handle.advance(verify=True) == 2 and is_same(model, second)
     _, again = loaded(domain, verify=True)
-    # As if another process had written the third version in spite of its read-only mapping: it has the sums of the second.
+    # As if another process had written the third version in spite of its read-only mapping: it has the sums of the
+    # second.
     sums = shared._checksum.checksums(named(second)[name] for name in handle.segment)
     with torch.no_grad():
         second.norm.bias[3] += 1

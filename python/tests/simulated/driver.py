@@ -31,12 +31,14 @@ def allocate(size: int) -> int:
 
 def fill(address: int, byte: int, size: int, stream: int) -> None:
     """Enqueues a fill."""
-    call("cuMemsetD8Async", ctypes.c_uint64(address), ctypes.c_ubyte(byte), ctypes.c_size_t(size), ctypes.c_void_p(stream))
+    what = (ctypes.c_uint64(address), ctypes.c_ubyte(byte), ctypes.c_size_t(size))
+    call("cuMemsetD8Async", *what, ctypes.c_void_p(stream))
 
 
 def copy(to: int, source: int, size: int, stream: int) -> None:
     """Enqueues a copy."""
-    call("cuMemcpyDtoDAsync_v2", ctypes.c_uint64(to), ctypes.c_uint64(source), ctypes.c_size_t(size), ctypes.c_void_p(stream))
+    what = (ctypes.c_uint64(to), ctypes.c_uint64(source), ctypes.c_size_t(size))
+    call("cuMemcpyDtoDAsync_v2", *what, ctypes.c_void_p(stream))
 
 
 def read(address: int, size: int, stream: int) -> bytes:

@@ -55,7 +55,8 @@ with d.topic("frames", max_bytes=8) as topic, d.pool("blocks", blocks=1, block_b
 
 
 def test_a_name_that_is_there_is_opened_wherever_it_is(domain, child):
-    with domain.topic("frames", max_bytes=8, device="host"), domain.pool("blocks", blocks=1, block_bytes=8, device="host"):
+    topic = domain.topic("frames", max_bytes=8, device="host")
+    with topic, domain.pool("blocks", blocks=1, block_bytes=8, device="host"):
         started = child(NAMED, domain.socket)
         assert [started.says(), started.says()] == ["host", "host"]
         assert started.end() == 0

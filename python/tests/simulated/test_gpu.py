@@ -177,7 +177,9 @@ def test_another_process_reads_it(domain, child):
         assert reader.end() == 0
 
 
-@pytest.mark.parametrize(("code", "said"), [(719, "ContextLost 719 broken-context"), (801, "CudaError 801 not-supported")])
+@pytest.mark.parametrize(
+    ("code", "said"), [(719, "ContextLost 719 broken-context"), (801, "CudaError 801 not-supported")]
+)
 def test_a_refusal_of_the_driver_has_its_code(domain, child, code, said):
     failing = child(
         f"""

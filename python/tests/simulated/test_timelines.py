@@ -3,14 +3,13 @@
 import ctypes
 import os
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
 
 import partywall as pw
 
-from ..conftest import WATCHDOG
+from ..conftest import WATCHDOG, eventually
 from . import driver
 
 pytestmark = pytest.mark.skipif(driver.DRIVER is None, reason="not simulated")
@@ -18,14 +17,6 @@ pytestmark = pytest.mark.skipif(driver.DRIVER is None, reason="not simulated")
 SIZE = 1 << 12
 
 DRIVER = f"sys.path.insert(0, {os.path.dirname(driver.__file__)!r})\nimport driver\ndriver.use()\n"
-
-
-def eventually(is_so) -> None:
-    """Waits until a condition holds."""
-    watchdog = time.monotonic() + WATCHDOG
-    while not is_so():
-        assert time.monotonic() < watchdog
-        time.sleep(0.001)
 
 
 def open_gate() -> driver.Gate:

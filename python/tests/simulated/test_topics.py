@@ -3,14 +3,13 @@
 import asyncio
 import os
 import signal
-import time
 
 import numpy as np
 import pytest
 
 import partywall as pw
 
-from ..conftest import WATCHDOG
+from ..conftest import WATCHDOG, eventually
 from . import driver
 
 pytestmark = pytest.mark.skipif(driver.DRIVER is None, reason="not simulated")
@@ -32,14 +31,6 @@ with pw.connect(socket=sys.argv[1], start=False) as d, d.topic("frames") as fram
     told()
 """
 )
-
-
-def eventually(is_so) -> None:
-    """Waits until a condition holds."""
-    watchdog = time.monotonic() + WATCHDOG
-    while not is_so():
-        assert time.monotonic() < watchdog
-        time.sleep(0.001)
 
 
 @pytest.fixture
@@ -328,7 +319,8 @@ def test_samples_derived_from_a_failed_sample_are_tainted(domain, frames, subscr
 def test_copies_between_host_and_device(domain, frames, publisher, subscriber):
     publisher.send(np.full(SIZE, 7, np.uint8))
     assert subscriber.recv(WATCHDOG).tobytes() == b"\7" * SIZE
-    with domain.topic("host", max_bytes=SIZE, device="host") as host, host.publisher() as other, host.subscriber() as reader:
+    topic = domain.topic("host", max_bytes=SIZE, device="host")
+    with topic as host, host.publisher() as other, host.subscriber() as reader:
         gate = driver.Gate()
         gate.open()
         other.send(filled(7, gate.stream), stream=gate.stream)

@@ -1,7 +1,8 @@
 """The parent: it forks workers and spares, and replaces those that die.
 
 Each child has a pipe of its own. A spare reads from it and so sleeps until the parent writes the number of the worker
-to become, and how often that was started before. The parent sleeps until a signal arrives: SIGCHLD, or one that ends it. Nobody polls.
+to become, and how often that was started before. The parent sleeps until a signal arrives: SIGCHLD, or one that ends
+it. Nobody polls.
 """
 
 import atexit
@@ -82,10 +83,10 @@ def run(
     worker starts with what this process has in memory, and runs `atexit` handlers at its end, so call this first in a
     program.
 
-    Each worker has streams of random numbers of its own in the modules `random`, `numpy.random` and `torch`, also if the
-    program has seeded them before; its replacement has others. With a `seed` they are the same in each run: they depend
-    on it, on the number of the worker, and on how many starts of this worker went before. Of `numpy` and `torch` that
-    holds if they are imported before the first fork, as by `preload`.
+    Each worker has streams of random numbers of its own in the modules `random`, `numpy.random` and `torch`, also if
+    the program has seeded them before; its replacement has others. With a `seed` they are the same in each run: they
+    depend on it, on the number of the worker, and on how many starts of this worker went before. Of `numpy` and `torch`
+    that holds if they are imported before the first fork, as by `preload`.
 
     A worker that fails within a second of its start, by an exception or a crash, is started again after 0.1 s, and
     after twice as long each further time, up to 10 s. After `attempts` such failures in a row, this ends all workers
@@ -283,7 +284,7 @@ class _Parent:
                 os.waitpid(ended.si_pid, 0)
 
     def _replace_spare(self, how: str, lived: float, killed: bool) -> None:
-        # Never gives up, because the worker serves meanwhile. If something kills spares, that is no reason to wait long.
+        # Never gives up, because the worker serves meanwhile. If something kills spares, a short delay is enough.
         self.spare_starts.ended(lived)
         delay = min(self.spare_starts.back_off(), BACK_OFF if killed else MOST_BACK_OFF)
         self.spare_starts.start_in(delay)

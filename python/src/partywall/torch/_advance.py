@@ -89,8 +89,8 @@ def _remap(
     streams: Iterable[Any] | None,
 ) -> None:
     """Maps another segment at the addresses of a model's segment, and overwrites the private tensors."""
-    # Compared with the tensors of the former version, because none of the new one may be in use. The layouts are compared
-    # next.
+    # Compared with the tensors of the former version, because none of the new one may be in use. The layouts are
+    # compared next.
     others = _tensors.attributes(model, tensors)
     _manifest.check(former, mapped(former, loading.device), model, tensors, others, loading.fingerprint)
     _check_manifest(former, segment)

@@ -17,7 +17,8 @@ version, and the engine is told its name:
     llm.finish_weight_update()
     llm.reset_prefix_cache()                                    # else vLLM goes on with blocks of the old weights
 
-The same works through the HTTP routes, between `/pause` and `/resume`: all that travels is JSON, and nothing is unpickled.
+The same works through the HTTP routes, between `/pause` and `/resume`: all that travels is JSON, and nothing is
+unpickled.
 """
 
 BACKEND = "partywall"
