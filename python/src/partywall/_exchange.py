@@ -40,7 +40,7 @@ class Exported:
     """An object that other libraries take as an array."""
 
     _given: _native.Tensor | None = None
-    """Keeps the memory once `__cuda_array_interface__` was read: consumers of that keep this object, and nothing else."""
+    """Keeps the memory once `__cuda_array_interface__` was read: its consumers keep this object, and nothing else."""
 
     def _exported(self) -> _native.Tensor:
         """Returns the tensor that other libraries receive."""

@@ -6,7 +6,7 @@ from typing import Any, SupportsIndex
 
 from partywall import _native, _streams
 from partywall._arrays import Shape, dimensions, dtype_name
-from partywall._errors import BadTensor
+from partywall._errors import BadTensor, NoDevice
 from partywall._exchange import Exported
 from partywall._handle import Handle, Named
 
@@ -234,7 +234,10 @@ class Block(Handle[_native.Block], Exported):
         `stream` and `device` are as for a `Timeline`. If arrays of the block are still in use, the last of them gives
         it back, as with `release`.
         """
-        self._native.release_on(*_streams.place(stream, device))
+        try:
+            self._native.release_on(*_streams.place(stream, device))
+        except NoDevice as error:
+            raise _streams.without_gpu(error, "release()") from None
 
     def _exported(self) -> _native.Tensor:
         return self.tensor()

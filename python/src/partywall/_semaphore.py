@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from partywall import _native, _streams, _threads
+from partywall._errors import NoDevice
 from partywall._handle import Connected, Held
 
 if TYPE_CHECKING:
@@ -151,7 +152,10 @@ class Permit(Held[_native.Permit]):
 
         `stream` and `device` are as for a `Timeline`.
         """
-        self._native.release_on(*_streams.place(stream, device))
+        try:
+            self._native.release_on(*_streams.place(stream, device))
+        except NoDevice as error:
+            raise _streams.without_gpu(error, "release()") from None
 
     def __enter__(self) -> "Permit":
         return self

@@ -553,6 +553,13 @@ def test_streams_without_a_gpu_say_which_calls_are_for_hosts(domain, child):
                     call(7, 0)
                 except pw.NoDevice as error:
                     say(error.advice.split(";")[0])
+            block = d.pool("pool", blocks=1, block_bytes=8, device="host").alloc()
+            for held in (d.semaphore("s", 1).acquire(), block):
+                try:
+                    held.release_on()
+                except pw.NoDevice as error:
+                    say(error.advice.split(";")[0])
+                held.release()
             try:
                 d.publish("x", np.zeros(3))
             except pw.NotShareable as error:
@@ -562,7 +569,8 @@ def test_streams_without_a_gpu_say_which_calls_are_for_hosts(domain, child):
         PARTYWALL_LIBCUDA="/nonexistent/libcuda.so",
     )
     signal = "without a GPU use signal(7)"
-    said = [signal, signal, "without a GPU use wait(7)", "use put() for an array in host memory"]
+    release = "without a GPU use release()"
+    said = [signal, signal, "without a GPU use wait(7)", release, release, "use put() for an array in host memory"]
     assert [started.says() for _ in said] == said
     assert started.end() == 0
 
