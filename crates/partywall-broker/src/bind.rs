@@ -182,8 +182,9 @@ impl Place {
     }
 
     /// Listens at the same path again, under the same descriptor number, after the socket's file or its directory was
-    /// removed, or a socket on which nobody listens was put in its place. Members that are connected stay so. Connections that nobody has accepted yet end. A socket of a service
-    /// manager, which no process can reach any more, is replaced by one of the broker.
+    /// removed, or a socket on which nobody listens was put in its place. Members that are connected stay so.
+    /// Connections that nobody has accepted yet end. A socket of a service manager, which no process can reach any
+    /// more, is replaced by one of the broker.
     ///
     /// # Errors
     /// [`StartError`], [`StartError::Locked`] while another process looks for a broker there. Nothing has changed then.

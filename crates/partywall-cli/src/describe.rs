@@ -12,14 +12,14 @@
 //!   is shown: the tasks that it works on), `waiting` (its threads that wait for a block or permit), `unproven`
 //!   (whether it is dead and what it holds is in quarantine);
 //! - a [`MemberInfo`]: `member`, `pid`, `uid`, `command`, `state` (`alive`, `hung`, `lost_context`, `suspect`,
-//!   `evicted`,
-//!   `held_by_child`, `unproven`, `dead`), `doubt` (why its death does not prove that its work has ended: `mps`,
-//!   `no_pidfd` or null), `mps` (the directory of the MPS daemon whose client it is, or null), `quiet_ms` (since its last heartbeat; null if none is expected), `leases`, `timelines` (that it
-//!   writes), `permits` (of semaphores) and `blocks` (of pools and topics; each null if there are too many to count),
-//!   `bytes`, `since_ms` (since 1970), `waits` (for names, at most four, and the longest for a timeline once it has lasted
-//!   for about half a second: a list of `on`, `commit`, `withdrawal`, `growth` or `timeline`; `name`; `target`, the version
-//!   or null, or the value; `by`, the pid of the process that can end it or null; `ms`, for how long or null),
-//!   `simulated` (whether it runs on the simulated CUDA driver).
+//!   `evicted`, `held_by_child`, `unproven`, `dead`), `doubt` (why its death does not prove that its work has ended:
+//!   `mps`, `no_pidfd` or null), `mps` (the directory of the MPS daemon whose client it is, or null), `quiet_ms` (since
+//!   its last heartbeat; null if none is expected), `leases`, `timelines` (that it writes), `permits` (of semaphores)
+//!   and `blocks` (of pools and topics; each null if there are too many to count), `bytes`, `since_ms` (since 1970),
+//!   `waits` (for names, at most four, and the longest for a timeline once it has lasted for about half a second: a
+//!   list of `on`, `commit`, `withdrawal`, `growth` or `timeline`; `name`; `target`, the version or null, or the value;
+//!   `by`, the pid of the process that can end it or null; `ms`, for how long or null), `simulated` (whether it runs on
+//!   the simulated CUDA driver).
 
 pub(crate) mod control;
 

@@ -10,8 +10,8 @@ pub(crate) fn of_bytes(output: Output, what: &str, total: u64) -> ProgressBar {
     bar(output, total, template).with_message(what.to_owned())
 }
 
-/// Returns a bar on standard error. Dropping it removes it from the screen. The bar is hidden if standard error is not a
-/// terminal, with `--json`, or with `--quiet`.
+/// Returns a bar on standard error. Dropping it removes it from the screen. The bar is hidden if standard error is not
+/// a terminal, with `--json`, or with `--quiet`.
 pub fn bar(output: Output, total: u64, template: &str) -> ProgressBar {
     let is_shown = output.shows_progress() && is_screen(&std::io::stderr());
     let target = if is_shown { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };

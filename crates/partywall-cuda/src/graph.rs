@@ -215,9 +215,9 @@ impl<'a> GraphRef<'a> {
     /// Returns a graph of the caller's framework.
     ///
     /// # Safety
-    /// `exec` was instantiated from `graph`. Neither is destroyed, nor used or changed by another thread, while the result
-    /// is used. Nodes that are used with the result and whose graph has the handle `graph` are of this graph, not of an
-    /// earlier one that was destroyed.
+    /// `exec` was instantiated from `graph`. Neither is destroyed, nor used or changed by another thread, while the
+    /// result is used. Nodes that are used with the result and whose graph has the handle `graph` are of this graph,
+    /// not of an earlier one that was destroyed.
     #[must_use]
     pub const unsafe fn borrow(context: &'a Context, graph: RawGraph, exec: RawGraphExec) -> Self {
         Self { context, graph, exec, capture: None, _not_send: PhantomData }

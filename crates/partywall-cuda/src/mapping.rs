@@ -64,9 +64,8 @@ impl Mapping {
     ///
     /// # Errors
     /// `CUDA_ERROR_NOT_SUPPORTED` if imported memory is larger than the importer declared (measured),
-    /// `CUDA_ERROR_INVALID_VALUE` if it is smaller;
-    /// `CUDA_ERROR_OUT_OF_MEMORY` if addresses ran out; a peer code if the memory lies on a device that this one
-    /// cannot reach. Nothing stays mapped or reserved after an error.
+    /// `CUDA_ERROR_INVALID_VALUE` if it is smaller; `CUDA_ERROR_OUT_OF_MEMORY` if addresses ran out; a peer code if the
+    /// memory lies on a device that this one cannot reach. Nothing stays mapped or reserved after an error.
     pub fn new(memory: impl Into<Arc<PhysicalMemory>>, access: Access) -> Result<Self, CudaError> {
         Self::with_reservation(memory, access, 0)
     }

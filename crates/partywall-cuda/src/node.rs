@@ -76,9 +76,9 @@ impl NodeMemory {
     /// memory of no process until the CPU is given access.
     ///
     /// # Errors
-    /// `CUDA_ERROR_OUT_OF_MEMORY`, which the driver answers at once if the machine has less memory available (measured);
-    /// `CUDA_ERROR_INVALID_VALUE` if there is no such node, and for a size that is zero or not a multiple of the
-    /// granularity; CUDA cannot be initialised.
+    /// `CUDA_ERROR_OUT_OF_MEMORY`, which the driver answers at once if the machine has less memory available
+    /// (measured); `CUDA_ERROR_INVALID_VALUE` if there is no such node, and for a size that is zero or not a multiple
+    /// of the granularity; CUDA cannot be initialised.
     pub fn create(driver: &'static Driver, node: u32, bytes: u64) -> Result<Self, CudaError> {
         driver.initialize()?;
         let describe = |error: CudaError| {

@@ -59,9 +59,9 @@ impl PhysicalMemory {
     /// 1 GiB (measured).
     ///
     /// # Errors
-    /// `CUDA_ERROR_UNKNOWN` if the descriptor is something else (measured); `CUDA_ERROR_INVALID_DEVICE` if its GPU is not
-    /// reachable from this process, and if it is memory of a NUMA node, whose descriptors look the same. Neither means
-    /// that the memory is lost.
+    /// `CUDA_ERROR_UNKNOWN` if the descriptor is something else (measured); `CUDA_ERROR_INVALID_DEVICE` if its GPU is
+    /// not reachable from this process, and if it is memory of a NUMA node, whose descriptors look the same. Neither
+    /// means that the memory is lost.
     pub fn import(context: &Context, descriptor: BorrowedFd<'_>, bytes: u64) -> Result<Self, CudaError> {
         let allocation = Allocation::import(CallContext::Of(context.clone()), descriptor, bytes)?;
         if let place @ MemoryPlace::Node(_) = allocation.place()? {

@@ -19,8 +19,8 @@ use rustix::{
 /// left.
 ///
 /// Until then it has no name, so nothing is left of a process that is killed either. Where the file system has no
-/// unnamed files (NFS, FAT), and without `/proc`, it is a file `.partywall-PID-NUMBER` beside its target, which a killed
-/// process leaves.
+/// unnamed files (NFS, FAT), and without `/proc`, it is a file `.partywall-PID-NUMBER` beside its target, which a
+/// killed process leaves.
 ///
 /// Pipes, devices and open files ([`is_in_place`]) have a name already: they are written directly.
 #[derive(Debug)]
@@ -66,8 +66,8 @@ impl Draft {
         Ok(Self { file, target: Some(Target { path: target, replace, name }) })
     }
 
-    /// Gives the file its name, and returns it. An existing file is replaced in one step: a process finds the old one or
-    /// the new one, and one that has opened the old one keeps it.
+    /// Gives the file its name, and returns it. An existing file is replaced in one step: a process finds the old one
+    /// or the new one, and one that has opened the old one keeps it.
     ///
     /// A kill between the two calls that replace a file leaves the complete new one beside it, as
     /// `.partywall-PID-NUMBER`.
@@ -121,8 +121,8 @@ pub fn is_in_place(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(is_special) || matches!(resolve(path), Ok(None))
 }
 
-/// Follows the links of `path`, also if its target does not exist. Returns `None` if they lead into `/proc`: a file that
-/// is open may look like a regular file there, but has no name that could be given to another one.
+/// Follows the links of `path`, also if its target does not exist. Returns `None` if they lead into `/proc`: a file
+/// that is open may look like a regular file there, but has no name that could be given to another one.
 fn resolve(path: &Path) -> io::Result<Option<PathBuf>> {
     let mut path = path.to_owned();
     for _ in 0..MAX_LINKS {

@@ -73,7 +73,8 @@ impl Index {
         self.wanted.get(tensor).is_some_and(|wanted| *wanted != shard)
     }
 
-    /// Compares the index with the shards, of which tensors that are elsewhere are left out. `found` maps each tensor to the index of its shard.
+    /// Compares the index with the shards, of which tensors that are elsewhere are left out. `found` maps each tensor
+    /// to the index of its shard.
     pub(crate) fn check(&self, found: &HashMap<&str, usize>) -> Result<(), FileError> {
         let missing = self.first(|tensor, from| found.get(tensor) != Some(&from));
         if let Some(tensor) = missing {

@@ -70,8 +70,8 @@ impl fmt::Display for Format {
 
 /// Writes tensors to a stream: all of them, or the one that `selection` names. Returns how many bytes were written.
 ///
-/// `progress` is called with the number of bytes written since its last call. `cancel` ends the writing within one buffer's
-/// time.
+/// `progress` is called with the number of bytes written since its last call. `cancel` ends the writing within one
+/// buffer's time.
 ///
 /// # Errors
 /// [`FileError`], before anything is written if `format` cannot hold the tensors; [`FileProblem::ClosedPipe`] if the

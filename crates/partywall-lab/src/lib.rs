@@ -16,8 +16,8 @@
 //! With `--json` each line is an object. The first one describes the machine (`lab`, `device`, `simulated`, …). One
 //! follows for each step (`role`, `step`, `values`, `why`, `verdict`: `as-expected`, `different` or `not-tried`,
 //! `finding`). The last one has the numbers of `steps`, of steps that are `different` and `not_tried`, the `beliefs`,
-//! each with its `verdict` (`refuted`, `true` or `open`), and for some labs counts. A failure is a line with `error`, as
-//! for every command. The exit code is 1 if a step is different; a refuted belief is a result.
+//! each with its `verdict` (`refuted`, `true` or `open`), and for some labs counts. A failure is a line with `error`,
+//! as for every command. The exit code is 1 if a step is different; a refuted belief is a result.
 
 #![forbid(unsafe_code)]
 

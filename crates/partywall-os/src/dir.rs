@@ -77,8 +77,8 @@ pub struct PrivateDir {
 }
 
 impl PrivateDir {
-    /// Opens `path`. If it does not exist and `create` is set, creates it with mode 0700, whatever the umask is, but not
-    /// its parents.
+    /// Opens `path`. If it does not exist and `create` is set, creates it with mode 0700, whatever the umask is, but
+    /// not its parents.
     ///
     /// # Errors
     /// [`Unsafe::Errno`] with `ENOENT` if it does not exist; any other [`Unsafe`] if it must not be used.

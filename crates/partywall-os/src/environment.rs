@@ -2,9 +2,9 @@
 //!
 //! A variable that is set and empty counts as unset, as the specification of the `XDG_…` variables demands.
 //!
-//! A process that gained privileges when it was executed (by a set-user-ID or set-group-ID bit, or by file capabilities)
-//! has the environment of a caller with fewer. There no variable counts, so the caller chooses neither a program nor a
-//! library that runs with the privileges.
+//! A process that gained privileges when it was executed (by a set-user-ID or set-group-ID bit, or by file
+//! capabilities) has the environment of a caller with fewer. There no variable counts, so the caller chooses neither a
+//! program nor a library that runs with the privileges.
 #![allow(unsafe_code)]
 
 use std::{

@@ -219,9 +219,9 @@ pub fn inherit(command: &mut Command, fds: &[BorrowedFd<'_>]) -> io::Result<Vec<
     Ok(numbers)
 }
 
-/// Returns the most bytes that a file of this process may have (`RLIMIT_FSIZE`), if that is limited. Memory files count.
-/// Where a write or a change of length exceeds it, the kernel also sends SIGXFSZ, which ends a process that does not
-/// ignore it.
+/// Returns the most bytes that a file of this process may have (`RLIMIT_FSIZE`), if that is limited. Memory files
+/// count. Where a write or a change of length exceeds it, the kernel also sends SIGXFSZ, which ends a process that does
+/// not ignore it.
 pub fn file_size_limit() -> Option<u64> {
     process::getrlimit(Resource::Fsize).current
 }

@@ -77,14 +77,15 @@ pub fn listen_for(path: &Path, connecting: Connecting) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Returns whether it is certain that no process listens at `path`. A file that is missing or refuses is no proof alone.
+/// Returns whether it is certain that no process listens at `path`. A file that is missing or refuses is no proof
+/// alone.
 pub fn nobody_listens(path: &Path) -> bool {
     let refuses = || {
         let connected = connect_within(path, Duration::from_millis(20));
         matches!(connected, Err(Errno::NOENT | Errno::NOTDIR | Errno::CONNREFUSED))
     };
-    // The process may have bound its socket again while it was looked for. A file that refuses may be another one in its
-    // place.
+    // The process may have bound its socket again while it was looked for. A file that refuses may be another one in
+    // its place.
     refuses() && listener_of(path).is_none() && refuses()
 }
 

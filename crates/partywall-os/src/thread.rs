@@ -1,7 +1,7 @@
 //! Threads that no signal of the program reaches.
 //!
-//! The kernel gives a signal to any thread that does not block it. A program that blocks a signal in its own threads, in
-//! order to take it with `sigwait` or a signalfd, would otherwise be ended by a signal that a thread of this library
+//! The kernel gives a signal to any thread that does not block it. A program that blocks a signal in its own threads,
+//! in order to take it with `sigwait` or a signalfd, would otherwise be ended by a signal that a thread of this library
 //! gets.
 #![allow(unsafe_code)]
 
@@ -44,8 +44,8 @@ impl Blocked {
     fn all() -> Self {
         let mut all = MaybeUninit::uninit();
         let mut before = MaybeUninit::uninit();
-        // SAFETY: sigfillset initializes the set. Both sets outlive the second call, which fills `before`: it fails only
-        // for an unknown action.
+        // SAFETY: sigfillset initializes the set. Both sets outlive the second call, which fills `before`: it fails
+        // only for an unknown action.
         let before = unsafe {
             libc::sigfillset(all.as_mut_ptr());
             libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());

@@ -7,19 +7,14 @@
 //!
 //! Rules:
 //! 1. A sleeper loads `count`, sets `sleepers`, and checks its condition behind a fence. It sleeps if the condition
-//!    does not
-//!    hold and `count` is still the same.
+//!    does not hold and `count` is still the same.
 //! 2. A notifier changes the condition, and loads `sleepers` behind a fence. If it finds 1, it clears `sleepers`, adds
-//!    to
-//!    `count` and wakes all sleepers, or as many as the change is for.
+//!    to `count` and wakes all sleepers, or as many as the change is for.
 //! 3. `sleepers` is cleared before `count` is added to. In the other order a notifier could clear the mark of a sleeper
-//!    that
-//!    has seen the new `count`, and the next notifier would not wake it.
-//!
+//!    that has seen the new `count`, and the next notifier would not wake it.
 //! 4. Where a notifier may leave sleepers asleep, they have no mark. Each thread that has slept sets it for them once
-//!    it needs
-//!    no notification any more ([`remark`](EventCount::remark)), and checks behind a fence whether there is something for
-//!    another: a notifier may have found no mark meanwhile.
+//!    it needs no notification any more ([`remark`](EventCount::remark)), and checks behind a fence whether there is
+//!    something for another: a notifier may have found no mark meanwhile.
 //!
 //! By the fences, either the notifier sees the mark or the one that set it sees the change.
 //!

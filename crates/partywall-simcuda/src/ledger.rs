@@ -2,8 +2,8 @@
 //! in it were not released.
 //!
 //! `SIMCUDA_LEDGER` names a directory; a process that ends by itself writes `PID.json` there, a list of objects with
-//! `kind`, `handle`, `bytes`, `call` and `index` (of the call in its process). Objects that end with their context stay in
-//! the list, because the program did not release them. A process whose context has a fault can release only
+//! `kind`, `handle`, `bytes`, `call` and `index` (of the call in its process). Objects that end with their context stay
+//! in the list, because the program did not release them. A process whose context has a fault can release only
 //! descriptors, so its list contains only descriptors.
 
 use std::collections::BTreeMap;

@@ -30,8 +30,8 @@ pub fn rank(name: &str, wanted: &str) -> Option<usize> {
     (continues || last(name) == last(wanted)).then_some(FAR + 1)
 }
 
-/// Returns whether the names differ by two neighbouring letters that have changed places: one mistake in typing, and two
-/// steps of the edit distance.
+/// Returns whether the names differ by two neighbouring letters that have changed places: one mistake in typing, and
+/// two steps of the edit distance.
 fn are_swapped(a: &[u8], b: &[u8]) -> bool {
     let Some(at) = a.iter().zip(b).position(|(x, y)| x != y) else { return false };
     match (&a[at..], &b[at..]) {

@@ -3,10 +3,14 @@
 //! A member counts as dead when three conditions hold:
 //! 1. Its process has exited: its pidfd is readable.
 //! 2. No process holds the other end of any of its connections. A forked child holds them, as it holds the GPU's files.
-//! 3. Both have been true for the settle time.  None of them suffices alone: a live process may close its connections,
-//!    and the driver may still write for a process that has just exited.  In a sandbox without pidfds the first
-//!    condition cannot be checked. Such a member counts as gone when no process has held a connection of it for the
-//!    settle time. This proves nothing about its work, so the registry puts its leases in quarantine.
+//! 3. Both have been true for the settle time.
+//!
+//! None of them suffices alone: a live process may close its connections, and the driver may still write for a process
+//! that has just exited.
+//!
+//! In a sandbox without pidfds the first condition cannot be checked. Such a member counts as gone when no process has
+//! held a connection of it for the settle time. This proves nothing about its work, so the registry puts its leases in
+//! quarantine.
 
 use std::{
     collections::BTreeSet,

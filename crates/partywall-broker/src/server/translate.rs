@@ -273,7 +273,6 @@ pub(super) fn invalid(why: impl Into<String>) -> Refusal {
 }
 
 /// Converts the result of a request for the wire.
-///
 pub(super) fn outcome(outcome: Outcome, sources: Sources<'_>) -> Result<Answer, Refusal> {
     outcome.map(|granted| answer(granted, sources)).map_err(refusal)
 }
@@ -284,8 +283,7 @@ pub(super) struct Sources<'a> {
     pub(super) about: &'a About,
     /// The values of timelines and semaphores, and the waits of members.
     pub(super) control: &'a Control,
-    /// The results of killing evicted members.
-    /// The processes of members.
+    /// The processes of members, and the results of killing evicted ones.
     pub(super) members: &'a Membership,
     /// The timelines that members wait for.
     pub(super) registry: &'a Registry,

@@ -1,5 +1,5 @@
-//! `partywall explain`: an entry of `docs/troubleshooting.md`, which is part of the program. With `--json`: `entry`, `text`;
-//! without an entry `entries`, a list of `entry`, `message` and `about` (the section that it is in).
+//! `partywall explain`: an entry of `docs/troubleshooting.md`, which is part of the program. With `--json`: `entry`,
+//! `text`; without an entry `entries`, a list of `entry`, `message` and `about` (the section that it is in).
 
 use clap::Args;
 use partywall::{ErrorKind, near::nearest};

@@ -1,6 +1,6 @@
 //! `partywall put`. With `--json`, once it is committed: `name`, `version`, `kind`, `place`, `bytes` (of the tensors),
-//! `bytes_allocated`, `tensors` (a number), `lifetime`, `mutable`, `uid`, `shared`, `seconds`, `bytes_per_second`, `pid`, `existed`. If
-//! `--if-absent` finds the name: only `name`, `version` and `existed`.
+//! `bytes_allocated`, `tensors` (a number), `lifetime`, `mutable`, `uid`, `shared`, `seconds`, `bytes_per_second`,
+//! `pid`, `existed`. If `--if-absent` finds the name: only `name`, `version` and `existed`.
 
 use std::{
     path::{Path, PathBuf},

@@ -1,5 +1,5 @@
-//! `partywall queue …`. With `--json`: `ls` prints `socket`, `queue` and `tasks`, a list of `task` (its reference), `state`
-//! (`pending`, `claimed`, `enqueued`, `done` or `dead`), `kind`, `attempts`, `max_attempts`, `age_ms`,
+//! `partywall queue …`. With `--json`: `ls` prints `socket`, `queue` and `tasks`, a list of `task` (its reference),
+//! `state` (`pending`, `claimed`, `enqueued`, `done` or `dead`), `kind`, `attempts`, `max_attempts`, `age_ms`,
 //! `failures` (of the last attempts: `attempt`, `reason`) and `text` (the reason that the last worker that failed the
 //! task gave, or null); `retry` prints `retried` and `purge` prints `purged`, lists of references.
 

@@ -5,9 +5,10 @@
 //!
 //! - The first one has `event` (`watching`), `pattern`, `socket`, `point`.
 //! - An event has `event` (`created`, `committed`, `withdrawn`, `deadline_set`, `deadline_passed`, `owner_died`,
-//!   `owner_faulted`, `device_lost`, `reclaimed`), `named` (`segment`, `timeline`, `semaphore`, `pool`, `topic`, `queue`), `name`, `at_ms`
-//!   (since 1970), `point`; `version` and `bytes` if it concerns a version; `pid` if a process caused it, or `gpu` or
-//!   `node`; `then` (`wait`, `stale`, `evict`) with `until_ms` or `readers` (their number) if it concerns the deadline of a withdrawal.
+//!   `owner_faulted`, `device_lost`, `reclaimed`), `named` (`segment`, `timeline`, `semaphore`, `pool`, `topic`,
+//!   `queue`), `name`, `at_ms` (since 1970), `point`; `version` and `bytes` if it concerns a version; `pid` if a
+//!   process caused it, or `gpu` or `node`; `then` (`wait`, `stale`, `evict`) with `until_ms` or `readers` (their
+//!   number) if it concerns the deadline of a withdrawal.
 //! - After missed events, an object has `event` (`missed`), `events` (their number, or null if it is unknown), `point`.
 //! - When the broker ends, the last one has `error` and `point`.
 

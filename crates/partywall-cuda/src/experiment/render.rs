@@ -115,7 +115,8 @@ impl Rasteriser {
     /// Enqueues turning vectors of three words by a matrix of three rows, in 1/2^30.
     ///
     /// # Errors
-    /// `turned` is shorter or read-only; memory is not aligned to 4 bytes or contains a part of a vector; the driver refuses.
+    /// `turned` is shorter or read-only; memory is not aligned to 4 bytes or contains a part of a vector; the driver
+    /// refuses.
     pub fn enqueue_turn(
         &self,
         stream: StreamRef<'_>,

@@ -11,11 +11,11 @@
 //!
 //! So a number stands for one segment only, for as long as the queue exists.
 //!
-//! **Detaching.** The broker takes *attached* back, and behind a fence counts the tasks whose attempts may still read the segment
-//! ([`Queue::begin_detach`]). If there is one, it sets *attached* again and refuses. A submitter describes its task,
-//! and behind a fence looks at *attached*, before the task is pending ([`Queue::submit`]). One of them sees what the
-//! other did. So a task that is in the queue names segments that are attached, and no number has to be counted up or
-//! down by a process that may be killed.
+//! **Detaching.** The broker takes *attached* back, and behind a fence counts the tasks whose attempts may still read
+//! the segment ([`Queue::begin_detach`]). If there is one, it sets *attached* again and refuses. A submitter describes
+//! its task, and behind a fence looks at *attached*, before the task is pending ([`Queue::submit`]). One of them sees
+//! what the other did. So a task that is in the queue names segments that are attached, and no number has to be counted
+//! up or down by a process that may be killed.
 //!
 //! The broker may read a body while its submitter writes it. A task whose submitter has found *attached* is read whole,
 //! or is over by then; the others are given back.

@@ -42,9 +42,9 @@
 //! | contents | 40 | of the output: 72 bytes; see `contents` | the worker |
 //!
 //! A record is **open** while an attempt that is over may still read the inputs or write its own output: a fenced one,
-//! or one whose worker has views of them. It opens before the task is taken back, so that the place cannot go to another
-//! task meanwhile: only for that reason may a fenced worker, which does not know yet, write the other words of its
-//! record. It is **drained** once the worker's streams are done and its views gone, or the worker is proved dead.
+//! or one whose worker has views of them. It opens before the task is taken back, so that the place cannot go to
+//! another task meanwhile: only for that reason may a fenced worker, which does not know yet, write the other words of
+//! its record. It is **drained** once the worker's streams are done and its views gone, or the worker is proved dead.
 //!
 //! The attempts of a task are numbered from 1, and no number is used twice: the record of an attempt, and the word of
 //! its place, tell it from all others of the task. So a retry does not set the number back. It writes which attempt was
@@ -675,8 +675,8 @@ mod layout {
 
     const _: () = assert!(size_of::<super::Body>() == 1944);
 
-    // SAFETY: `repr(C)`, as the structs in it: records, inputs and contents. All fields are atomics of 8 bytes or arrays
-    // of them, and lie without gaps: their sizes add up to 1944.
+    // SAFETY: `repr(C)`, as the structs in it: records, inputs and contents. All fields are atomics of 8 bytes or
+    // arrays of them, and lie without gaps: their sizes add up to 1944.
     unsafe impl partywall_os::map::Atomics for super::Body {}
 }
 

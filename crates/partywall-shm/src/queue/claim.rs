@@ -3,16 +3,14 @@
 //! 1. The worker searches for the oldest pending task: among all places if `late` is ahead of `late_claimed`, else at
 //!    `head`.
 //! 2. It makes the place *claimed* by one compare-and-swap, which counts the attempt. A claim is a generation, an
-//!    attempt and a
-//!    row; the word says all three.
+//!    attempt and a row; the word says all three.
 //! 3. It writes the lease. The lease names the attempt, so an older one means nothing. If the worker is stopped before
-//!    it, the
-//!    member that checks for ended leases writes one on its behalf.
+//!    it, the member that checks for ended leases writes one on its behalf.
 //!
-//! **Taking back.** When a worker is gone, or its lease ends, another member records the attempt as open and makes the place
-//! *pending* or *dead*, by one compare-and-swap from the word of that attempt. From then on no change that the old worker tries
-//! succeeds, for each starts from that word: it is *fenced*. If the worker was faster, its own change has succeeded,
-//! and the record is drained by the worker.
+//! **Taking back.** When a worker is gone, or its lease ends, another member records the attempt as open and makes the
+//! place *pending* or *dead*, by one compare-and-swap from the word of that attempt. From then on no change that the
+//! old worker tries succeeds, for each starts from that word: it is *fenced*. If the worker was faster, its own change
+//! has succeeded, and the record is drained by the worker.
 //!
 //! If the worker is killed or stopped between any two steps: before step 2 nothing has happened; after it, the task
 //! waits until its lease ends or the worker is proved dead. A member that is killed or stopped while it takes a task

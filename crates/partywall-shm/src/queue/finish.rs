@@ -1,13 +1,12 @@
 //! Finishing: how a task gets its one result, how the result is read, and how the place becomes free.
 //!
 //! 1. The worker names its output block in the record of its attempt, and records the attempt as drained if no stream
-//!    uses its
-//!    blocks any more. It makes the place *done* by one compare-and-swap from its own attempt's word: that publishes attempt and
-//!    block in one step, and fails if the attempt has been taken back. Then it gives up its own hold on the block.
-//!    A worker whose stream still works makes the place *enqueued* first, and *done* when the stream has come so far.
+//!    uses its blocks any more. It makes the place *done* by one compare-and-swap from its own attempt's word: that
+//!    publishes attempt and block in one step, and fails if the attempt has been taken back. Then it gives up its own
+//!    hold on the block. A worker whose stream still works makes the place *enqueued* first, and *done* when the stream
+//!    has come so far.
 //! 2. A reader makes the place *ending*, which one reader alone can, takes the block over, and makes the place
-//!    *draining*. The
-//!    same is done to cancel a pending task, and to purge a result or a dead letter.
+//!    *draining*. The same is done to cancel a pending task, and to purge a result or a dead letter.
 //! 3. The inputs are freed, and a place that is *draining* becomes free, once no record of the task is open
 //!    ([`Queue::settle`]). The worker does that, or the reader, or the worker that drains last.
 //!
@@ -203,8 +202,8 @@ impl Queue {
         Err(Fenced)
     }
 
-    /// Records that an attempt of ours that has a result does not use its output any more. [`drain`](Self::drain) has to
-    /// follow.
+    /// Records that an attempt of ours that has a result does not use its output any more. [`drain`](Self::drain) has
+    /// to follow.
     pub fn leave_output(&self, pools: Pools<'_>, claimed: &Claimed) {
         let record = self.bodies[claimed.index].record(claimed.attempt());
         let found = record.load();
@@ -367,9 +366,8 @@ impl Queue {
     /// Makes a dead letter pending again. It may be attempted as often as before, under further numbers.
     ///
     /// 1. The caller writes which attempt is the last one before the retry. Until step 2 that changes nothing, because
-    ///    no attempt of
-    ///    a dead letter is under way. Two retries at once may see different records open; then the task may have an attempt more
-    ///    or less, but at least one.
+    ///    no attempt of a dead letter is under way. Two retries at once may see different records open; then the task
+    ///    may have an attempt more or less, but at least one.
     /// 2. It makes the place *pending*.
     ///
     /// # Errors
@@ -494,8 +492,8 @@ impl Queue {
         None
     }
 
-    /// Ends a task that is *ending*: frees an output that is still the queue's and that its worker does not use, and the
-    /// place once it is drained.
+    /// Ends a task that is *ending*: frees an output that is still the queue's and that its worker does not use, and
+    /// the place once it is drained.
     pub(super) fn end(&self, pools: Pools<'_>, index: usize, ending: Word, output: Option<BlockId>) {
         if let Some(output) = output.filter(|_| !self.is_viewed(index, ending)) {
             release(pools.outputs, output);

@@ -28,17 +28,15 @@
 //! place only. The words of the places alone say what becomes of a task; `head` and `tail` say where to look:
 //!
 //! 1. A place is taken at a position before `head` + `tasks` only, and `tail` is moved behind it before its task is
-//!    pending. So
-//!    the positions from `head` to `tail` contain each place once at most, in the order in which the tasks were submitted.
+//!    pending. So the positions from `head` to `tail` contain each place once at most, in the order in which the tasks
+//!    were submitted.
 //! 2. `head` passes positions that are not pending. If one becomes pending afterwards, because its submitter was slow
-//!    or its
-//!    attempt was taken back, the member that made it pending adds to `late`. A worker that finds `late` ahead of
-//!    `late_claimed` checks all places first, so that a task that came back goes first; also one of a slow submitter,
-//!    unless the ring has come round to its place.
+//!    or its attempt was taken back, the member that made it pending adds to `late`. A worker that finds `late` ahead
+//!    of `late_claimed` checks all places first, so that a task that came back goes first; also one of a slow
+//!    submitter, unless the ring has come round to its place.
 //! 3. A member that was killed or stopped between making a task pending and adding to `late` leaves a task that no hint
-//!    names.
-//!    The members that wait search for such tasks, and for leases that have ended, every [`TEND_EVERY`]. The broker does so when
-//!    it recovers the holdings of dead members.
+//!    names. The members that wait search for such tasks, and for leases that have ended, every [`TEND_EVERY`]. The
+//!    broker does so when it recovers the holdings of dead members.
 //!
 //! The protocols: `submit`, `claim`, `finish`, `attachments` and `recovery`.
 

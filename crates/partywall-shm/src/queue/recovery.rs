@@ -183,8 +183,8 @@ impl Queue {
 
     /// Frees the blocks that are the queue's and that no task has.
     ///
-    /// **Why this is right.** While a block is the queue's, a task has it, unless a process died in between. The words of the
-    /// blocks are read first; a block that no task has afterwards, and whose word has not changed, is lost.
+    /// **Why this is right.** While a block is the queue's, a task has it, unless a process died in between. The words
+    /// of the blocks are read first; a block that no task has afterwards, and whose word has not changed, is lost.
     fn free_unused(&self, slots: &Slots, each: impl Fn(&Self, usize, Word, &mut dyn FnMut(BlockId))) {
         let all = (0..slots.count()).filter_map(|block| Some((block, slots.seen(block)?)));
         let published: Vec<_> = all.filter(|(_, seen)| seen.state() == slots::State::Held(NOBODY)).collect();

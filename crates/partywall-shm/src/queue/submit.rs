@@ -1,14 +1,11 @@
 //! Submitting: how a task comes into the queue.
 //!
 //! 1. The submitter takes a free place (*writing*), and moves `tail` behind it. If `head` has come past its position
-//!    meanwhile,
-//!    it gives the place back and begins again.
+//!    meanwhile, it gives the place back and begins again.
 //! 2. It writes the body. The input blocks are still its own. If the body names attachments that are attached no more,
-//!    the
-//!    submitter gives the place back; see `attachments`.
+//!    the submitter gives the place back; see `attachments`.
 //! 3. It makes the place *pending*, by one compare-and-swap: from here on the blocks that the body names are the
-//!    task's. Then it
-//!    gives up its own hold on them.
+//!    task's. Then it gives up its own hold on them.
 //! 4. Behind a fence, it adds to `late` if `head` has passed the position. It notifies workers.
 //!
 //! If the submitter is killed or stopped between any two steps: before step 3 nothing has been submitted; the place and
@@ -16,9 +13,9 @@
 //! broker gives the blocks to the task if the submitter cannot. Workers that sleep look again after
 //! [`MAX_SLEEP`](crate::MAX_SLEEP).
 //!
-//! **Why `head` passes no pending task.** A worker that passes a position moves `head`, and behind a fence looks at the place
-//! again; a submitter makes it pending, and behind a fence looks at `head`. One of them sees what the other did, and
-//! adds to `late`.
+//! **Why `head` passes no pending task.** A worker that passes a position moves `head`, and behind a fence looks at the
+//! place again; a submitter makes it pending, and behind a fence looks at `head`. One of them sees what the other did,
+//! and adds to `late`.
 
 use super::{
     NewInput, NewTask, Queue, Row, TaskId,

@@ -5,8 +5,7 @@
 //! costs time.
 //!
 //! 1. A member that finds no waiter takes a free slot. Otherwise it begins to wait: it takes the entry at `tail`,
-//!    advances
-//!    `tail`, and serves. Every member that has freed a slot serves, too.
+//!    advances `tail`, and serves. Every member that has freed a slot serves, too.
 //! 2. A member that serves searches, behind a fence, for the first waiter and for a free slot. It hands the slot to the
 //!    waiter (*handed*), notifies the waiter (*granted*), and repeats this until there is no such pair. The waiter
 //!    takes the slot (*held*) and leaves the entry.

@@ -19,9 +19,8 @@
 //!    process that finds an incomplete end completes it ([`Cell::settle`]). The value that counts is the one that was
 //!    poisoned.
 //! 3. Once `ending` is set, `last` alone says what has been reached. A later store of the GPU, from a writer that was
-//!    not
-//!    dead, that replaces the poison changes nothing for hosts; the broker repairs the poison for streams ([`Cell::undo`])
-//!    as long as such a store is possible.
+//!    not dead, that replaces the poison changes nothing for hosts; the broker repairs the poison for streams
+//!    ([`Cell::undo`]) as long as such a store is possible.
 //! 4. `value` is loaded before `ending`. In the other order, a late store as in rule 3 could count: `ending` is loaded
 //!    as 0, then the timeline ends and the late store happens, then the late value is loaded.
 //! 5. Every change that a sleeper may wait for is followed by a notification of `events`.

@@ -12,8 +12,8 @@ use crate::{
 impl Topic {
     /// Counts the blocks by state. While members use the topic, the numbers do not belong to a single moment.
     ///
-    /// `invalid` counts the words that no correct member writes: a block that is in the ring twice, or in the ring or a hold
-    /// although it is free, or whose state is invalid; a position that is not filled although a later one is.
+    /// `invalid` counts the words that no correct member writes: a block that is in the ring twice, or in the ring or a
+    /// hold although it is free, or whose state is invalid; a position that is not filled although a later one is.
     pub fn audit(&self, slots: &Slots) -> BlockCounts {
         let of_slots = slots.audit();
         let invalid = of_slots.invalid + self.ports().filter(|port| *port == Occupancy::Invalid).count() as u32;

@@ -19,9 +19,8 @@
 //! 2. A reader has a hold on the block, taken from the ring, so the words do not change until it releases the hold.
 //! 3. A process without a hold may read the words, and uses them only if the block's slot word is unchanged afterwards.
 //! 4. `status` changes later by compare-and-swap, from *by timeline* or *unverified* to a final one. The publisher
-//!    changes it;
-//!    once the publisher is dead or evicted, the broker does. The generation is part of the word, so a process that was
-//!    stopped before the change changes nothing of a later sample.
+//!    changes it; once the publisher is dead or evicted, the broker does. The generation is part of the word, so a
+//!    process that was stopped before the change changes nothing of a later sample.
 //!
 //! | status | bits 0–2 | |
 //! |---|---|---|

@@ -14,12 +14,12 @@
 //! [`MAX_SLEEP`](crate::MAX_SLEEP), and the publisher keeps the block until it continues or is proved dead. The ring
 //! and subscribers may use the block, too; it becomes free when all have released it.
 //!
-//! **Why a subscriber that joins is not overrun.** The subscriber counts itself in `joins`, and behind a fence reads the
-//! tail. A publisher sees position `p` unfilled, and behind a fence reads `joins`. If it does not see the subscriber
-//! there, its fence came first: the subscriber finds the positions before `p` filled, begins at `p` − depth + 1 or
-//! later, and does not need the sample that the publisher overwrites at `p`. If the publisher comes later with another
-//! position, it reads `joins` again. The fence has to come after the positions before `p` were filled; if they were
-//! filled before the publisher's last fence, that fence serves.
+//! **Why a subscriber that joins is not overrun.** The subscriber counts itself in `joins`, and behind a fence reads
+//! the tail. A publisher sees position `p` unfilled, and behind a fence reads `joins`. If it does not see the
+//! subscriber there, its fence came first: the subscriber finds the positions before `p` filled, begins behind
+//! `p` − depth, and does not need the sample that the publisher overwrites at `p`. If the publisher comes later with
+//! another position, it reads `joins` again. The fence has to come after the positions before `p` were filled; if they
+//! were filled before the publisher's last fence, that fence serves.
 
 use std::time::Duration;
 
@@ -133,8 +133,8 @@ impl Topic {
         self.publish_within(slots, place, held, message, message.status.is_final())
     }
 
-    /// As [`publish`](Self::publish), but the block stays held in any case until it is [retired](Topic::retire), because
-    /// the publisher's program may still use it.
+    /// As [`publish`](Self::publish), but the block stays held in any case until it is [retired](Topic::retire),
+    /// because the publisher's program may still use it.
     ///
     /// # Errors
     /// As [`publish`](Self::publish).

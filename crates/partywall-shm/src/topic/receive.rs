@@ -18,8 +18,8 @@
 //! publisher may be about to take, need not be read again.
 //!
 //! A subscriber that may fall `queue` samples behind checks whether the entry `queue` positions later is filled; if so,
-//! it skips to the last `queue` samples. A subscriber whose next sample was overwritten skips to the oldest sample in the
-//! ring. That one is overwritten next; if it is before the hold is seen, the subscriber skips further.
+//! it skips to the last `queue` samples. A subscriber whose next sample was overwritten skips to the oldest sample in
+//! the ring. That one is overwritten next; if it is before the hold is seen, the subscriber skips further.
 //!
 //! If the subscriber is killed or stopped between any two steps, its holds keep the blocks from being reused until it
 //! continues or is proved dead. Publishers that wait for it keep waiting; any process can see that, and have the

@@ -20,25 +20,24 @@
 //! | 40 | `object` | the [number](object) of the topic, queue or timeline |
 //! | 48 | `value` | the sample's position, the task's [number](TaskId::number) or the timeline's value |
 //!
-//! **Switching on.** A tracer renews `until`, a little ahead of now ([`LEASE`]). Members read the word before each event. The
-//! member that first finds the lease expired clears the word. A tracer that is killed therefore costs members a read of
-//! the clock for each event until its lease has expired, and one load of a shared word afterwards. Several tracers may
-//! run at a time: each has its own position in the rings.
+//! **Switching on.** A tracer renews `until`, a little ahead of now ([`LEASE`]). Members read the word before each
+//! event. The member that first finds the lease expired clears the word. A tracer that is killed therefore costs
+//! members a read of the clock for each event until its lease has expired, and one load of a shared word afterwards.
+//! Several tracers may run at a time: each has its own position in the rings.
 //!
 //! **Recording.**
 //! 1. A member counts `next` up, which gives it a number, and with it a slot.
 //! 2. It marks the slot as being written, by a compare-and-swap. If another thread is writing the slot, or a later
-//!    event is
-//!    there, the event is lost.
+//!    event is there, the event is lost.
 //! 3. Behind a fence it writes the words, and then stores the state without the mark.
 //!
 //! If the member is killed or stopped after step 1, this event is lost. After step 2, the slot stays marked and all its
 //! later events are lost, one in [`EVENTS`] of the ring, until the broker ends. A reader uses the words of a slot only
 //! if the state is the event's number, without the mark, before and after it has read them. So no event is torn.
 //!
-//! **Reading.** A tracer follows `next`. It counts an event as lost if the slot holds a later one, and if the slot is not
-//! written by its next reading, unless that follows at once. No contents of the memory are trusted: reading terminates,
-//! and unknown codes count as lost.
+//! **Reading.** A tracer follows `next`. It counts an event as lost if the slot holds a later one, and if the slot is
+//! not written by its next reading, unless that follows at once. No contents of the memory are trusted: reading
+//! terminates, and unknown codes count as lost.
 
 #[cfg(not(loom))]
 mod mapped;

@@ -133,8 +133,8 @@ impl HostRange {
 /// by side). A caller that needs all bytes calls this again for the rest.
 ///
 /// # Errors
-/// `ILLEGAL_ADDRESS`: nothing is mapped at the address, or not for this device, or not for writing. If running work gets
-/// this error, it becomes a fault of the context ([`Ctx::fault`]).
+/// `ILLEGAL_ADDRESS`: nothing is mapped at the address, or not for this device, or not for writing. If running work
+/// gets this error, it becomes a fault of the context ([`Ctx::fault`]).
 pub(crate) fn access(context: &Ctx, address: DevicePtr, bytes: usize, want: Want) -> Result<HostRange, Code> {
     let state = state::lock();
     let (start, region) = state.memory.region(address).ok_or(Code::ILLEGAL_ADDRESS)?;

@@ -27,9 +27,9 @@ pub struct Location {
 impl Location {
     /// Finds the socket of `domain`. Arguments take precedence over the environment, and a socket over a name:
     /// `PARTYWALL_SOCKET`, then `PARTYWALL_DOMAIN`. The socket of a name is in `$XDG_RUNTIME_DIR/partywall`, or
-    /// otherwise in this user's directory under the temporary directory. A variable that is empty counts as unset, and so
-    /// does a directory that is not an absolute path. No variable counts in a process that gained privileges when it was
-    /// executed.
+    /// otherwise in this user's directory under the temporary directory. A variable that is empty counts as unset, and
+    /// so does a directory that is not an absolute path. No variable counts in a process that gained privileges when it
+    /// was executed.
     ///
     /// # Errors
     /// [`InvalidArgument::Name`] for a domain that cannot be a file name.

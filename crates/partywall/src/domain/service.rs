@@ -184,8 +184,8 @@ impl Service {
     }
 }
 
-/// Refuses a process whose clock does not agree with the broker's: leases and heartbeats compare the two. The broker has
-/// written its time into the row of this process between the first call of [`members::now`] and this one.
+/// Refuses a process whose clock does not agree with the broker's: leases and heartbeats compare the two. The broker
+/// has written its time into the row of this process between the first call of [`members::now`] and this one.
 fn check_clock(link: &Link, members: &Members, begun: u64) -> Result<()> {
     let Some(theirs) = members.heartbeat(link.row()) else { return Ok(()) };
     let ours = members::now();

@@ -67,8 +67,8 @@ pub enum Busy {
         outputs: u32,
         /// The number of results that were not taken.
         results: u32,
-        /// How many blocks views of tasks keep that this process has ended. They are arrays of such tasks in Python, and
-        /// [`TaskMemory`](crate::TaskMemory) in Rust.
+        /// How many blocks views of tasks keep that this process has ended. They are arrays of such tasks in Python,
+        /// and [`TaskMemory`](crate::TaskMemory) in Rust.
         kept: u32,
     },
     /// There is no task, and none can come: views of tasks that this process has ended keep all places, or all input

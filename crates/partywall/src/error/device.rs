@@ -13,7 +13,8 @@ use crate::place::Place;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceFault {
-    /// `CUDA_LAUNCH_BLOCKING` makes a process wait for each kernel: a wait of a stream for another process would stop it.
+    /// `CUDA_LAUNCH_BLOCKING` makes a process wait for each kernel: a wait of a stream for another process would stop
+    /// it.
     #[error("this process runs with CUDA_LAUNCH_BLOCKING: waiting on a stream for timeline {name:?} would stop it")]
     LaunchBlocking {
         /// The timeline.

@@ -69,8 +69,8 @@ pub enum LimitReached {
         allowed: u64,
         /// What would be needed.
         needed: u64,
-        /// The processes that hold most of it, as far as this one may see them; the largest first. Empty for limits that
-        /// are not shared.
+        /// The processes that hold most of it, as far as this one may see them; the largest first. Empty for limits
+        /// that are not shared.
         holders: Vec<Holder>,
     },
     /// This user's share of a limit of the broker is reached.
@@ -89,8 +89,8 @@ pub enum LimitReached {
         held: u64,
         /// What would be needed.
         needed: u64,
-        /// The processes that hold most of it, as far as this one may see them; the largest first. Empty for limits that
-        /// are not shared.
+        /// The processes that hold most of it, as far as this one may see them; the largest first. Empty for limits
+        /// that are not shared.
         holders: Vec<Holder>,
     },
     /// This process or others have not read file descriptors that the broker has sent. If it is others, the call has

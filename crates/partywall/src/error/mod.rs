@@ -99,8 +99,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// `{:?}` is the message with the advice, so that a `main` that returns the error prints both; `{:#?}` is the variant with
-/// its fields.
+/// `{:?}` is the message with the advice, so that a `main` that returns the error prints both; `{:#?}` is the variant
+/// with its fields.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -111,8 +111,8 @@ pub enum Unreachable {
     /// The broker cannot tell which process has connected.
     #[error("the broker cannot identify this process: {0}")]
     NoPidfd(String),
-    /// The clock of this process does not agree with the broker's, so leases would end at the wrong time. One of the two
-    /// is in a time namespace, and the kernel could not be asked for its offset.
+    /// The clock of this process does not agree with the broker's, so leases would end at the wrong time. One of the
+    /// two is in a time namespace, and the kernel could not be asked for its offset.
     #[error(
         "the clock of this process is {} {} that of the broker at {}",
         seconds(*by), if *ahead { "ahead of" } else { "behind" }, socket.display()

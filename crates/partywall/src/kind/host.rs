@@ -191,7 +191,8 @@ struct HostUploads<'a> {
 
 impl Uploads for HostUploads<'_> {
     fn start(&self) -> Result<Box<dyn Upload + '_>> {
-        // Writes with write calls instead of through a mapping: the kernel then does not zero a page that is overwritten.
+        // Writes with write calls instead of through a mapping: the kernel then does not zero a page that is
+        // overwritten.
         Ok(Box::new(HostUpload::new(&self.chunks, |chunk, offset, bytes| {
             chunk.write_all_at(bytes, offset).map_err(|e| Error::system("writing into host memory", e))
         })))

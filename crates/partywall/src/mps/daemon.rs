@@ -133,8 +133,8 @@ impl MpsDaemon {
     ///
     /// # Errors
     /// [`MpsFault::NoProgram`], [`MpsFault::NotStarted`], [`MpsFault::NoAnswer`], [`MpsFault::User`],
-    /// [`MpsFault::PathTooLong`];
-    /// [`Unreachable`](crate::error::Unreachable) if the directory cannot be made or is not private.
+    /// [`MpsFault::PathTooLong`]; [`Unreachable`](crate::error::Unreachable) if the directory cannot be made or is not
+    /// private.
     pub fn start(&self) -> Result<MpsStarted> {
         self.directory.check()?;
         check_owner(&self.pipes())?;

@@ -137,8 +137,8 @@ impl MpsDaemon {
         }
         self.end()?;
         reap();
-        // `remove` takes the lock of the holds by itself. A process that comes in between holds a daemon that has ended,
-        // keeps the directory, and starts another one once the lock of the directory is free.
+        // `remove` takes the lock of the holds by itself. A process that comes in between holds a daemon that has
+        // ended, keeps the directory, and starts another one once the lock of the directory is free.
         drop(unheld);
         self.directory.remove()?;
         Ok(true)

@@ -91,8 +91,9 @@ impl Block {
         self
     }
 
-    /// Has this be the bytes of a range of the block: all methods use that range, and a task that it is an input of gets
-    /// that range. The whole block is `..`; of a task's output, the bytes that the submitter asked for. Changes no byte.
+    /// Has this be the bytes of a range of the block: all methods use that range, and a task that it is an input of
+    /// gets that range. The whole block is `..`; of a task's output, the bytes that the submitter asked for. Changes no
+    /// byte.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -136,8 +137,8 @@ impl Block {
     ///
     /// # Errors
     /// [`Mismatch::BlockSize`] for a larger tensor than there is room for, [`Mismatch::Room`] in the output of a task;
-    /// [`InvalidArgument::Range`] for one of more than 8 dimensions, that does not fill whole bytes, or whose beginning is
-    /// not aligned for its type.
+    /// [`InvalidArgument::Range`] for one of more than 8 dimensions, that does not fill whole bytes, or whose beginning
+    /// is not aligned for its type.
     pub fn set_tensor(&mut self, dtype: DType, shape: &[u64]) -> Result<()> {
         let contents = tensor(self.pool(), dtype, shape)?;
         let has = self.room - self.offset;

@@ -33,10 +33,10 @@ impl Queue {
     ///
     /// # Errors
     /// [`Error::Timeout`], [`Error::Cancelled`]; [`Busy::OutputsFull`] if there are tasks, but no output block is free:
-    /// at the end of the wait, or soon if views of tasks that this process has ended ([`TaskMemory`](super::TaskMemory)) keep all of them;
-    /// [`Busy::TasksKept`] if there is no task, and such views keep all places or all input blocks;
-    /// [`Unreachable::Gone`](crate::error::Unreachable::Gone) if it has to wait without a broker;
-    /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
+    /// at the end of the wait, or soon if views of tasks that this process has ended
+    /// ([`TaskMemory`](super::TaskMemory)) keep all of them; [`Busy::TasksKept`] if there is no task, and such views
+    /// keep all places or all input blocks; [`Unreachable::Gone`](crate::error::Unreachable::Gone) if it has to wait
+    /// without a broker; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn claim<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<ClaimedTask> {
         let _span = tracing::trace_span!("claim", queue = self.name()).entered();
         let mut room = None;

@@ -104,10 +104,10 @@ impl ClaimedTask {
         &self.inputs
     }
 
-    /// Returns the block for the output, which only this attempt uses: as many bytes as the submitter asked for, with the
-    /// type and shape that it gave. They are the bytes of the block's last user. A worker that writes less says so with
-    /// [`Block::set_tensor`] or [`Block::set_range`], and the result has that type, shape and length; a range has to begin
-    /// at 0.
+    /// Returns the block for the output, which only this attempt uses: as many bytes as the submitter asked for, with
+    /// the type and shape that it gave. They are the bytes of the block's last user. A worker that writes less says so
+    /// with [`Block::set_tensor`] or [`Block::set_range`], and the result has that type, shape and length; a range has
+    /// to begin at 0.
     ///
     /// # Errors
     /// [`InvalidArgument::Task`] for a task without output.

@@ -98,8 +98,8 @@ impl Open {
 }
 
 impl EnqueuedResult {
-    /// Returns the range of the output on its GPU, for streams that wait for it. In pinned memory it is for reading, because it may outlive [`take`](Self::take), after which the CPU may
-    /// have the bytes.
+    /// Returns the range of the output on its GPU, for streams that wait for it. In pinned memory it is for reading,
+    /// because it may outlive [`take`](Self::take), after which the CPU may have the bytes.
     ///
     /// # Errors
     /// [`Mismatch::Kind`](crate::error::Mismatch::Kind) for host memory; [`InvalidArgument::Task`] for a task without

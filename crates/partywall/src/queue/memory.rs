@@ -17,8 +17,8 @@ use partywall_shm::{
 use super::{ControlMemory, Open};
 use crate::completion::{Completion, Fence};
 
-/// Keeps the inputs or the output of a claimed task for views that outlive it, such as arrays of another language: until
-/// the last clone is dropped, no other task uses the blocks, also after the attempt is over.
+/// Keeps the inputs or the output of a claimed task for views that outlive it, such as arrays of another language:
+/// until the last clone is dropped, no other task uses the blocks, also after the attempt is over.
 ///
 /// The output of a completed task is delivered all the same. Its block is free again once the result was given back
 /// *and* the last clone was dropped. The task keeps its place in the queue until then.

@@ -193,10 +193,9 @@ impl Queue {
     /// The error contains the task. [`Busy::QueueFull`], which counts the results that were not taken;
     /// [`Error::Cancelled`]; [`InvalidArgument::Task`] for a task that is too long; [`Mismatch::BlockSize`] for an
     /// output larger than the queue's; [`Mismatch::Options`] for blocks of another pool or queue; [`Gone::Attachment`]
-    /// for a part of a segment that was detached;
-    /// [`Unreachable::Gone`](crate::error::Unreachable::Gone) if it has to wait without a broker; [`Gone::HeldBlock`]
-    /// if the broker took this process for dead and gave a block to another process;
-    /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
+    /// for a part of a segment that was detached; [`Unreachable::Gone`](crate::error::Unreachable::Gone) if it has to
+    /// wait without a broker; [`Gone::HeldBlock`] if the broker took this process for dead and gave a block to another
+    /// process; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn submit<'w>(&self, task: Task, wait: impl Into<Wait<'w>>) -> Result<Ticket, Box<Unsubmitted>> {
         self.submit_at([task], None, Some(wait.into())).map(|mut tickets| tickets.swap_remove(0))
     }

@@ -85,9 +85,9 @@ impl Build {
     /// memory has chunks, and no call waits for the copy. The commit waits for it, and so does dropping the source,
     /// whose lease stays until then.
     ///
-    /// `stream` belongs to the GPU on which this process uses the source or the build. The other side is on the same GPU,
-    /// pinned memory, or a host segment that is [pinned](Segment::pin): there is no slow path. Keep the pin until the
-    /// copy is done.
+    /// `stream` belongs to the GPU on which this process uses the source or the build. The other side is on the same
+    /// GPU, pinned memory, or a host segment that is [pinned](Segment::pin): there is no slow path. Keep the pin until
+    /// the copy is done.
     ///
     /// # Errors
     /// [`Mismatch::Tensors`] unless both have the same tensors; [`Mismatch::Kind`] for a source in host memory that is

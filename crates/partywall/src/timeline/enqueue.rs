@@ -71,8 +71,8 @@ impl Domain {
     /// Returns a fence that `stream` reaches once all work that is on it now is done. The stream then writes a private
     /// word.
     ///
-    /// `what` is for errors: "giving a permit to a stream". Even after an error the stream may write the word, so that word
-    /// is not used again.
+    /// `what` is for errors: "giving a permit to a stream". Even after an error the stream may write the word, so that
+    /// word is not used again.
     pub(crate) fn fence_on(&self, stream: StreamRef<'_>, what: impl Fn() -> String) -> Result<Fence> {
         self.link().require_ours()?;
         let work = Work { domain: self, stream, what: &what };

@@ -169,9 +169,8 @@ impl<'a> GraphLaunch<'a> {
     /// Before `launch` is called, so that nothing is launched: those of [`Timeline::wait_on`] and
     /// [`TimelineWriter::signal_on`], among them [`InvalidArgument::Value`] for a value that is not larger than the one
     /// before; [`InvalidArgument::Graph`] for a node of another graph, one that is named twice, or a wait that only
-    /// signals behind it in the graph could end. Then the error of
-    /// `launch`, after which nothing is promised. An error while the nodes are made idle again comes last: the values
-    /// are then promised.
+    /// signals behind it in the graph could end. Then the error of `launch`, after which nothing is promised. An error
+    /// while the nodes are made idle again comes last: the values are then promised.
     pub fn run<E: From<Error>>(mut self, launch: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
         let domains = self.waits.iter().map(|(_, timeline, _)| timeline.domain());
         let mut domains = domains.chain(self.signals.iter().map(|(_, writer, _)| writer.timeline().domain()));

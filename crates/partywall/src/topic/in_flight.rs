@@ -62,8 +62,8 @@ impl PublisherPort {
         self.id
     }
 
-    /// Returns how many blocks are in flight, because a stream or views use them after the loan. Each has a reference to
-    /// the port, and so has the publisher.
+    /// Returns how many blocks are in flight, because a stream or views use them after the loan. Each has a reference
+    /// to the port, and so has the publisher.
     pub(super) fn in_flight(self: &Arc<Self>) -> usize {
         Arc::strong_count(self) - 1
     }

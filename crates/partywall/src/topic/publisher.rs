@@ -100,9 +100,10 @@ impl Publisher {
     ///
     /// # Errors
     /// [`TopicLimit::Loans`], [`TopicLimit::Viewed`]; [`Mismatch::BlockSize`]; [`Mismatch::Sample`] if the topic's
-    /// samples are of another type or shape; [`InvalidArgument::Range`] for a tensor of more than 8 dimensions, or that does not fill whole bytes;
-    /// [`Error::Timeout`], [`Error::Cancelled`]; [`Unreachable::Gone`](crate::error::Unreachable::Gone) when it has to
-    /// wait; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
+    /// samples are of another type or shape; [`InvalidArgument::Range`] for a tensor of more than 8 dimensions, or that
+    /// does not fill whole bytes; [`Error::Timeout`], [`Error::Cancelled`];
+    /// [`Unreachable::Gone`](crate::error::Unreachable::Gone) when it has to wait;
+    /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn loan<'w>(&self, dtype: DType, shape: &[u64], wait: impl Into<Wait<'w>>) -> Result<Loan> {
         self.await_turns(wait.into(), 0, |wait| self.loan_now(dtype, shape, wait))
     }
@@ -192,14 +193,16 @@ impl Publisher {
         }
     }
 
-    /// Checks that other processes can find the topic by its name, and that this publisher can publish. Asks the broker.
+    /// Checks that other processes can find the topic by its name, and that this publisher can publish. Asks the
+    /// broker.
     ///
     /// A publisher of a topic that was removed can go on: subscribers that have the topic open receive its samples.
     /// Processes that open the name from now on do not find the topic, or find another one.
     ///
     /// # Errors
-    /// [`NotFound::Name`] if the name was removed, which says by whom within a minute after that;
-    /// [`NotFound::Version`] if the name was used again since; [`Gone::Detached`], [`Gone::Evicted`]; [`DeviceFault::DeviceLost`](crate::error::DeviceFault::DeviceLost); those of every call.
+    /// [`NotFound::Name`] if the name was removed, which says by whom within a minute after that; [`NotFound::Version`]
+    /// if the name was used again since; [`Gone::Detached`], [`Gone::Evicted`];
+    /// [`DeviceFault::DeviceLost`](crate::error::DeviceFault::DeviceLost); those of every call.
     pub fn check(&self) -> Result<()> {
         let Joined { open, port, .. } = &*self.joined;
         open.domain().link().require_ours()?;

@@ -1,4 +1,5 @@
-//! `partywall metrics`: prints what a domain holds and does as metrics for Prometheus, once or at each request over HTTP.
+//! `partywall metrics`: prints what a domain holds and does as metrics for Prometheus, once or at each request over
+//! HTTP.
 //!
 //! The program is a client of the broker, so the broker neither listens nor waits for anything on its behalf. `--json`
 //! changes only how errors and the address are printed: metrics are always text.

@@ -11,9 +11,9 @@
 //! - `timelines` (each with `rate`, values per second) and `semaphores` as in `partywall ls --json`;
 //! - `waits`: members that wait for others, a list of `on` (`subscriber`: that it takes a sample; `block`, `permit`; of
 //!   a queue `room`: for the input of a task, `result`: for its result, `block`: for either; `commit`, `withdrawal` or
-//!   `growth` of a version; `timeline`: for a value), `name` (of the topic, pool, queue, semaphore, segment or timeline),
-//!   `target` (the version of the segment, null if any will do, or the value of the timeline; else null), `pid`,
-//!   `waits_for` (the pids of those that can end the wait) and `ms` (for how long; null if that is not known).
+//!   `growth` of a version; `timeline`: for a value), `name` (of the topic, pool, queue, semaphore, segment or
+//!   timeline), `target` (the version of the segment, null if any will do, or the value of the timeline; else null),
+//!   `pid`, `waits_for` (the pids of those that can end the wait) and `ms` (for how long; null if that is not known).
 
 mod app;
 mod draw;

@@ -1,5 +1,5 @@
-//! `partywall topic cat`: the bytes of samples on standard output, for programs in any language. `docs/topics.md` describes
-//! the lines of `--header`.
+//! `partywall topic cat`: the bytes of samples on standard output, for programs in any language. `docs/topics.md`
+//! describes the lines of `--header`.
 
 use std::io::Write;
 

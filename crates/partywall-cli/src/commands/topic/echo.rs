@@ -1,8 +1,7 @@
 //! `partywall topic echo`. With `--json` each line is an object:
 //!
 //! - for a sample `event` (`sample`), `position`, `publisher`, `sequence`, `age_ns`, `missed`, `lag`, `dtype`, `shape`,
-//!   `bytes`,
-//!   `header` (in hexadecimal digits), `values` (the first ones; bytes if JSON has no numbers for the type),
+//!   `bytes`, `header` (in hexadecimal digits), `values` (the first ones; bytes if JSON has no numbers for the type),
 //!   `values_left_out` (how many more there are), `error` (why the sample is not complete, or null), `rate` (recent
 //!   samples per second);
 //! - at the end `event` (`end`), `samples`, `missed`, `failed`, `bytes`, `seconds`, `rate`, `ages` (of the samples, see

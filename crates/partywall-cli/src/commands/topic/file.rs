@@ -28,8 +28,8 @@ pub(super) struct Recording {
 }
 
 impl Recording {
-    /// Creates a file, or writes to standard output for `-`. Only `force` replaces an existing file. A reader of standard
-    /// output that has gone sets `stop`.
+    /// Creates a file, or writes to standard output for `-`. Only `force` replaces an existing file. A reader of
+    /// standard output that has gone sets `stop`.
     pub(super) fn create(path: &Path, topic: &Topic, force: bool, stop: &Arc<AtomicBool>) -> Result<Self, Failure> {
         let file: Box<dyn Write> =
             if path == Path::new("-") { Box::new(Stdout::new(stop)) } else { Box::new(create(path, force)?) };

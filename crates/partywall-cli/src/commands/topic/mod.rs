@@ -1,4 +1,5 @@
-//! `partywall topic …`: lists topics; publishes, prints, passes on and measures samples; records them in files and plays them.
+//! `partywall topic …`: lists topics; publishes, prints, passes on and measures samples; records them in files and
+//! plays them.
 
 mod cat;
 mod echo;
@@ -207,7 +208,8 @@ impl Presence<'_> {
     }
 }
 
-/// Reports once that the topic of a publisher was removed. Its subscribers go on receiving, so the command goes on, too.
+/// Reports once that the topic of a publisher was removed. Its subscribers go on receiving, so the command goes on,
+/// too.
 struct NameCheck {
     /// When to check again; `None` once it was reported.
     due: Option<Instant>,

@@ -1,6 +1,6 @@
-//! `partywall topic record`. With `--json`, at the end: `name`, `file`, `samples`, `missed`, `failed` (incomplete samples,
-//! which are not in the file), `bytes` (of the samples), `seconds`; on standard error if the file is standard output.
-//! `docs/topic-files.md` describes the file.
+//! `partywall topic record`. With `--json`, at the end: `name`, `file`, `samples`, `missed`, `failed` (incomplete
+//! samples, which are not in the file), `bytes` (of the samples), `seconds`; on standard error if the file is standard
+//! output. `docs/topic-files.md` describes the file.
 
 use std::path::{Path, PathBuf};
 

@@ -18,8 +18,8 @@ use rustix::{
 use crate::failure::Failure;
 
 /// Writes to the program that reads standard output. Once it has gone, everything else is discarded and the flag is set
-/// that ends the command: a reader that has enough (`| head`) is not a failure. Ctrl-C ends a write to a reader that has
-/// stopped reading.
+/// that ends the command: a reader that has enough (`| head`) is not a failure. Ctrl-C ends a write to a reader that
+/// has stopped reading.
 pub(super) struct Stdout {
     stop: Arc<AtomicBool>,
     has_gone: bool,

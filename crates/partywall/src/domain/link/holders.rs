@@ -12,8 +12,8 @@ use crate::{
 };
 
 impl Link {
-    /// Adds the processes that hold most to an error that a limit is reached. It asks the broker for what listings show this
-    /// process, so the names of others stay private.
+    /// Adds the processes that hold most to an error that a limit is reached. It asks the broker for what listings show
+    /// this process, so the names of others stay private.
     pub(super) fn with_holders(&self, mut error: Error) -> Error {
         if let Error::LimitReached(reached) = &mut error {
             match reached {
