@@ -65,9 +65,9 @@ impl Write for &RotatingLog {
         let mut state = self.state();
         state.follow(&self.path);
         if state.bytes + kept.len() as u64 > self.limit {
-            let mut aside = self.path.clone().into_os_string();
-            aside.push(".1");
-            fs::rename(&self.path, aside)?;
+            let mut former = self.path.clone().into_os_string();
+            former.push(".1");
+            fs::rename(&self.path, former)?;
             *state = State::open(&self.path)?;
         }
         state.file.write_all(kept)?;
@@ -112,8 +112,8 @@ mod tests {
     use super::*;
 
     fn sizes(path: &Path) -> (u64, Option<u64>) {
-        let aside = path.with_extension("log.1");
-        (fs::metadata(path).unwrap().len(), fs::metadata(aside).ok().map(|m| m.len()))
+        let former = path.with_extension("log.1");
+        (fs::metadata(path).unwrap().len(), fs::metadata(former).ok().map(|m| m.len()))
     }
 
     #[test]

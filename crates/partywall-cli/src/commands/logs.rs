@@ -133,9 +133,9 @@ struct Log {
 
 /// Returns the path of the log before this one.
 fn predecessor(path: &Path) -> PathBuf {
-    let mut aside = path.to_owned().into_os_string();
-    aside.push(".1");
-    aside.into()
+    let mut name = path.to_owned().into_os_string();
+    name.push(".1");
+    name.into()
 }
 
 impl Log {

@@ -190,7 +190,8 @@ pub(super) fn owner_of_freed_memory(check: &Check, line: &Line) -> Result<(), St
     Ok(())
 }
 
-/// Either answer is right: an H200 with driver 580.159 opens the later allocation, at any rate of 4 MiB.
+/// Either answer is right: H200s with driver 580.159.04 have given both, and the vendor's manual says nothing about the
+/// handle of freed memory. Partywall relies on neither: its publishers withdraw memory before they free it.
 pub(super) fn a_handle_of_freed_memory_is_refused_or_opens_later_memory(check: &Check) -> Result<(), String> {
     let mut owner = Peer::start("owner_of_freed_memory")?;
     let handle = owner.hear()?.handle()?;
@@ -203,7 +204,8 @@ pub(super) fn a_handle_of_freed_memory_is_refused_or_opens_later_memory(check: &
         check.same("opens what was allocated later", check.holds_pattern(address, BYTES, 2)?, true);
         check.cuda.ipc_close_mem_handle(address).ok()?;
     } else {
-        // An H200 with driver 580.159 has given the second answer.
+        // INVALID_HANDLE is the answer to a handle whose exporter has gone. Here the exporter lives and only the
+        // allocation is gone, and an H200 with driver 580.159.04 answered NOT_PERMITTED (2026-11-28).
         let known = [CuResult::INVALID_HANDLE, CuResult::NOT_PERMITTED].contains(&opened.code);
         check.same(&format!("the handle of freed memory is refused: {}", opened.code), known, true);
     }
