@@ -165,7 +165,8 @@ impl Sample {
     ///
     /// Returns `None` if the publisher did not [stamp](super::TopicOptions::stamps) it.
     ///
-    /// Processes in different time namespaces (time_namespaces(7)) have different clocks; an age is never negative.
+    /// All processes use the clock of the machine, also those in time namespaces (time_namespaces(7)). An age is never
+    /// negative.
     pub fn age(&self) -> Option<Duration> {
         let stamp = Some(self.description.stamp).filter(|stamp| *stamp != NO_STAMP);
         stamp.map(|stamp| Duration::from_nanos(members::now_ns().saturating_sub(stamp)))
