@@ -27,6 +27,12 @@ pub enum FileProblem {
     /// Reading failed.
     #[error("cannot be read: {0}")]
     Read(#[source] io::Error),
+    /// A part of the file that is read at once does not fit into the memory of this process.
+    #[error("cannot be read: {bytes} bytes of it do not fit into the memory of this process")]
+    Memory {
+        /// The bytes of the part.
+        bytes: u64,
+    },
     /// The file is a pipe, a socket or a device.
     #[error("is {kind}, not a regular file")]
     NotRegular {
@@ -243,6 +249,7 @@ impl FileProblem {
     pub fn advice(&self) -> &'static str {
         match self {
             Self::Open(_) | Self::Write(_) => "check the path and its permissions",
+            Self::Memory { .. } => "raise the limit of this process, if there is one (`ulimit -v`), or free memory",
             Self::Read(_) => "check the disk, then copy or download the file again",
             Self::NotRegular { .. } => "name a regular file, or use - and redirect it to standard input",
             Self::NoShards => "name a folder with .safetensors files, or a single file",

@@ -11,7 +11,7 @@ use partywall_shm::DType;
 use crate::{
     SINGLE_TENSOR,
     error::FileProblem,
-    plan::read_exact_at,
+    plan::{read_exact_at, read_vec_at},
     tensor::{Order, TensorInfo},
     write::Format,
 };
@@ -42,9 +42,7 @@ pub(crate) fn read_header(file: &File, length: u64) -> Result<(TensorInfo, u64),
     if length < start {
         return Err(truncated(start));
     }
-    let mut text = vec![0; text_bytes as usize];
-    read_exact_at(file, &mut text, text_at)?;
-    let tensor = parse(&text)?;
+    let tensor = parse(&read_vec_at(file, text_bytes, text_at)?)?;
     match start.checked_add(tensor.bytes) {
         Some(expected) if expected == length => Ok((tensor, start)),
         Some(expected) if expected < length => Err(FileProblem::TrailingBytes { expected, found: length }),

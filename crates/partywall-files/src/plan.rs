@@ -64,13 +64,14 @@ impl Plan {
     /// Reads the headers of a file, or of all shards of a folder or an index.
     ///
     /// A folder with a `*.safetensors.index.json` is read by this index: tensors that are only in the index or only in
-    /// its shards are errors; files that it does not name are ignored. Of a tensor that is in several of its shards, the
-    /// one in the shard that the index names is meant. A folder without an index is the set of all its `*.safetensors`
-    /// that are not hidden. Metadata of all shards is merged; in a conflict, the first shard by name wins.
+    /// its shards are errors; files that it does not name are ignored. Of a tensor that is in several of its shards,
+    /// the one in the shard that the index names is meant. A folder without an index is the set of all its
+    /// `*.safetensors` that are not hidden. Metadata of all shards is merged; in a conflict, the first shard by name
+    /// wins.
     ///
     /// # Errors
-    /// [`FileError`]: the file cannot be read, is not a regular file, is damaged or truncated, or shards and index do not
-    /// belong together.
+    /// [`FileError`]: the file cannot be read, is not a regular file, is damaged or truncated, or shards and index do
+    /// not belong together.
     pub fn from_path(path: &Path) -> Result<Self, FileError> {
         let found = fs::metadata(path).map_err(|source| FileProblem::Open(source).of(path))?;
         if found.is_dir() {
@@ -167,7 +168,8 @@ impl Plan {
     /// Reads the bytes of one tensor, given its index in [`Plan::tensors`], into memory of its own.
     ///
     /// # Errors
-    /// [`FileProblem::Changed`] if the file has changed since the plan was made; [`FileProblem::Read`].
+    /// [`FileProblem::Changed`] if the file has changed since the plan was made; [`FileProblem::Memory`];
+    /// [`FileProblem::Read`].
     ///
     /// # Panics
     /// If there is no such tensor.
@@ -175,8 +177,8 @@ impl Plan {
         let source = self.sources.iter().find(|source| source.tensors.contains(&index));
         let source = source.expect("the index is in range, and each tensor is in one file");
         let file = source.open()?;
-        let mut bytes = vec![0; self.tensors[index].bytes as usize];
-        read_exact_at(&file, &mut bytes, self.starts[index]).map_err(|problem| problem.of(&source.path))?;
+        let bytes = read_vec_at(&file, self.tensors[index].bytes, self.starts[index]);
+        let bytes = bytes.map_err(|problem| problem.of(&source.path))?;
         source.check()?;
         Ok(bytes)
     }
@@ -328,6 +330,15 @@ pub(crate) fn read_exact_at(file: &File, out: &mut [u8], offset: u64) -> Result<
         io::ErrorKind::UnexpectedEof => FileProblem::changed("it became shorter"),
         _ => FileProblem::Read(source),
     })
+}
+
+/// Reads `bytes` bytes into memory of their own. A file may have more than fits there, even without using its disk.
+pub(crate) fn read_vec_at(file: &File, bytes: u64, offset: u64) -> Result<Vec<u8>, FileProblem> {
+    let mut read = Vec::new();
+    read.try_reserve_exact(usize::try_from(bytes).unwrap_or(usize::MAX)).map_err(|_| FileProblem::Memory { bytes })?;
+    read.resize(bytes as usize, 0);
+    read_exact_at(file, &mut read, offset)?;
+    Ok(read)
 }
 
 /// Opens a file to read its header. Refuses a pointer of Git LFS in its place.

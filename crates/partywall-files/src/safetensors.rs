@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 use crate::{
     error::FileProblem,
     json::{Member, Members},
-    plan::read_exact_at,
+    plan::{read_exact_at, read_vec_at},
     tensor::{Order, TensorInfo},
     write::Format,
 };
@@ -43,9 +43,7 @@ pub(crate) fn read_header(file: &File, length: u64) -> Result<Header, FileProble
     if length < start {
         return Err(truncated(start));
     }
-    let mut json = vec![0; bytes as usize];
-    read_exact_at(file, &mut json, PREFIX)?;
-    whole(&json, start, length)
+    whole(&read_vec_at(file, bytes, PREFIX)?, start, length)
 }
 
 /// Reads the header of a file that is in memory as a whole, and checks it against the file's length.

@@ -60,11 +60,11 @@
 //! | `PARTYWALL_LIBCUDA` | the CUDA driver library | `libcuda.so.1` |
 //! | `CUDA_VISIBLE_DEVICES` | which GPUs the process sees, as in every CUDA program | all |
 //!
-//! A variable that is empty counts as unset. `XDG_RUNTIME_DIR` and `TMPDIR` also count as unset if they are not absolute
-//! paths. In a program that gained privileges when it was executed (a set-user-ID bit, file capabilities) no variable
-//! names a program, a library, a socket or a domain: its caller must not choose what runs with the privileges. The
-//! broker is then the program of [`DomainOptions::program`], else `partywall` in `/usr/local/bin`, `/usr/bin` or `/bin`,
-//! and it starts without the caller's environment.
+//! A variable that is empty counts as unset. `XDG_RUNTIME_DIR` and `TMPDIR` also count as unset if they are not
+//! absolute paths. In a program that gained privileges when it was executed (a set-user-ID bit, file capabilities) no
+//! variable names a program, a library, a socket or a domain: its caller must not choose what runs with the privileges.
+//! The broker is then the program of [`DomainOptions::program`], else `partywall` in `/usr/local/bin`, `/usr/bin` or
+//! `/bin`, and it starts without the caller's environment.
 //!
 //! # Features
 //!
@@ -83,16 +83,16 @@
 //!
 //! # Tracing
 //!
-//! `open`, `publish`, `receive`, `wait`, `submit` and `claim` are spans of the crate `tracing`, at level `TRACE`, with the name of
-//! the object that they use. A program that installs a subscriber, for NVTX, Perfetto or Tracy, sees them on the time
-//! line of its threads. Without a subscriber a span costs the load of a word.
+//! `open`, `publish`, `receive`, `wait`, `submit` and `claim` are spans of the crate `tracing`, at level `TRACE`, with
+//! the name of the object that they use. A program that installs a subscriber, for NVTX, Perfetto or Tracy, sees them
+//! on the time line of its threads. Without a subscriber a span costs the load of a word.
 //!
 //! # Limits
 //!
 //! Partywall is for one Linux machine. The processes of a domain run as one user, or as users that its broker admits
-//! ([`shared`](Builder::shared) names are theirs, too). Processes of one user trust each other: read-only memory protects
-//! against mistakes, not against attacks. Names and memory end with the machine. Processes that write the same `mutable`
-//! segment order their writes themselves. This library launches no kernels on a caller's stream.
+//! ([`shared`](Builder::shared) names are theirs, too). Processes of one user trust each other: read-only memory
+//! protects against mistakes, not against attacks. Names and memory end with the machine. Processes that write the same
+//! `mutable` segment order their writes themselves. This library launches no kernels on a caller's stream.
 //!
 //! # Modules
 //!
@@ -152,7 +152,7 @@ pub use partywall_files as files;
 pub use partywall_os::map::SharedSlice;
 pub use partywall_shm::{
     DType, TableBuilder,
-    topic::{PublisherState, SubscriberState},
+    topic::{MAX_DEPTH, PublisherState, SubscriberState},
 };
 #[doc(hidden)]
 pub use partywall_wire::near; // for the command and the Python package

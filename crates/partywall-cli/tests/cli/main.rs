@@ -15,6 +15,7 @@ mod mps;
 mod objects;
 mod pools;
 mod queues;
+mod recordings;
 mod restart;
 mod serve;
 mod service;

@@ -53,12 +53,12 @@ fn listening(sandbox: &Sandbox, topic: &Topic, arguments: &[&str]) -> Running {
 }
 
 /// Writes a file of these messages: channel, time in nanoseconds, contents.
-fn messages(path: &Path, messages: &[(&str, u64, Vec<u8>)]) {
+pub(super) fn messages(path: &Path, messages: &[(&str, u64, Vec<u8>)]) {
     messages_of(path, &[("max_bytes", "64")], messages);
 }
 
 /// Writes a file that says this about its channels.
-fn messages_of(path: &Path, facts: &[(&str, &str)], messages: &[(&str, u64, Vec<u8>)]) {
+pub(super) fn messages_of(path: &Path, facts: &[(&str, &str)], messages: &[(&str, u64, Vec<u8>)]) {
     let facts = facts.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
     let options = mcap::WriteOptions::new().compression(None);
     let mut writer = options.create(BufWriter::new(File::create(path).unwrap())).unwrap();
@@ -70,7 +70,7 @@ fn messages_of(path: &Path, facts: &[(&str, &str)], messages: &[(&str, u64, Vec<
     writer.finish().unwrap();
 }
 
-fn message(shape: &[u64], header: &str, bytes: &[u8]) -> Vec<u8> {
+pub(super) fn message(shape: &[u64], header: &str, bytes: &[u8]) -> Vec<u8> {
     let tensor = TensorInfo::contiguous("x", DType::F32, shape.to_vec()).unwrap();
     let metadata = [("header".to_owned(), header.to_owned())];
     [&safetensors_header(&tensor, &metadata).unwrap()[..], bytes].concat()
@@ -94,7 +94,7 @@ fn first_chunk(bytes: &[u8]) -> Range<usize> {
     }
 }
 
-fn play<'a>(file: &'a Path, rest: &[&'a str]) -> Vec<&'a str> {
+pub(super) fn play<'a>(file: &'a Path, rest: &[&'a str]) -> Vec<&'a str> {
     let file = file.to_str().unwrap();
     [&["topic", "play", file][..], rest, &["--device", device()]].concat()
 }

@@ -84,7 +84,7 @@ pub use port::PortId;
 pub use publish::{Message, PublisherPlace, Unpublished};
 pub use receive::{Ahead, Received, SubscriberPlace, Taken};
 
-/// The maximum number of entries of a ring.
+/// The maximum number of samples in the ring of a topic.
 pub const MAX_DEPTH: u32 = 1 << 12;
 
 /// The maximum number of publishers of a topic at a time.

@@ -5,8 +5,7 @@
 
 use std::{
     collections::BTreeMap,
-    fs::File,
-    io::{self, BufReader, Read, Write},
+    io::{self, Write},
     mem,
 };
 
@@ -233,45 +232,6 @@ fn sized(bytes: &[u8]) -> Vec<u8> {
     [&(bytes.len() as u32).to_le_bytes()[..], bytes].concat()
 }
 
-/// Reads the records of a file. A length is believed only if the file has so many bytes.
-pub(super) struct Records {
-    file: BufReader<File>,
-    /// The bytes that were not read yet.
-    left: u64,
-}
-
-impl Records {
-    /// Begins with the first record of a file of `length` bytes. Returns `None` if it is not an MCAP file.
-    pub(super) fn begin(file: File, length: u64) -> io::Result<Option<Self>> {
-        let mut records = Self { file: BufReader::new(file), left: length };
-        let magic = records.bytes(MAGIC.len() as u64)?;
-        Ok(magic.is_some_and(|magic| magic == MAGIC).then_some(records))
-    }
-
-    /// Returns the kind and the contents of the next record, or `None` if the file ends before the end of the record.
-    pub(super) fn next(&mut self) -> io::Result<Option<(u8, Vec<u8>)>> {
-        let Some(head) = self.bytes(HEAD as u64)? else { return Ok(None) };
-        let length = Fields(&head[1..]).u64().unwrap_or(u64::MAX);
-        Ok(self.bytes(length)?.map(|data| (head[0], data)))
-    }
-
-    /// Returns whether the file has all bytes that follow the footer.
-    pub(super) fn has_end(&self) -> bool {
-        self.left >= MAGIC.len() as u64
-    }
-
-    fn bytes(&mut self, length: u64) -> io::Result<Option<Vec<u8>>> {
-        if length > self.left {
-            return Ok(None);
-        }
-        self.left -= length;
-        let mut bytes = Vec::with_capacity(length as usize);
-        let read = self.file.by_ref().take(length).read_to_end(&mut bytes)?;
-        // The file may have become shorter since.
-        Ok((read as u64 == length).then_some(bytes))
-    }
-}
-
 /// The rest of a record. Each method returns `None` if that is too short, and allocates nothing.
 pub(super) struct Fields<'a>(pub(super) &'a [u8]);
 
@@ -316,7 +276,7 @@ const HEAD: usize = 9;
 const CHUNK: usize = 4 << 20;
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::io::Cursor;
 
     use mcap::{WriteOptions, records::MessageHeader, write::NoSeek};
@@ -324,7 +284,7 @@ mod tests {
     use super::*;
 
     /// Returns a file of messages by this module and by the format's own library. `None` is a flush.
-    fn files(messages: &[Option<(u64, usize)>]) -> [Vec<u8>; 2] {
+    pub(in super::super) fn files(messages: &[Option<(u64, usize)>]) -> [Vec<u8>; 2] {
         let metadata = BTreeMap::from([("depth".to_owned(), "4".to_owned()), ("place".to_owned(), "host".to_owned())]);
         let mut ours = Vec::new();
         let mut theirs = Vec::new();
@@ -381,33 +341,5 @@ mod tests {
         assert_eq!(writer.flush().unwrap_err().kind(), io::ErrorKind::StorageFull);
         assert!(writer.finish().is_err());
         assert_eq!(full.0, 3);
-    }
-
-    #[test]
-    fn records_of_a_file_are_read_as_far_as_it_goes() {
-        let [file, _] = files(&[Some((7, 3)), None, Some((8, 2))]);
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("f");
-        let read = |bytes: &[u8]| {
-            std::fs::write(&path, bytes).unwrap();
-            let mut records = Records::begin(File::open(&path).unwrap(), bytes.len() as u64).unwrap()?;
-            let mut opcodes = Vec::new();
-            while let Some((opcode, _)) = records.next().unwrap() {
-                opcodes.push(opcode);
-                if opcode == op::FOOTER {
-                    return Some((opcodes, records.has_end()));
-                }
-            }
-            Some((opcodes, false))
-        };
-        let all = [1, 6, 7, 6, 7, 15, 4, 11, 8, 8, 14, 14, 14, 2].to_vec();
-        assert_eq!(read(&file), Some((all.clone(), true)));
-        for end in 0..file.len() {
-            match read(&file[..end]) {
-                None => assert!(end < MAGIC.len()),
-                Some((opcodes, whole)) => assert!(all.starts_with(&opcodes) && !whole, "{end}"),
-            }
-        }
-        assert_eq!(read(b"no such file"), None);
     }
 }

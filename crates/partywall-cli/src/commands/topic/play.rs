@@ -8,7 +8,7 @@ use std::{
 };
 
 use partywall::{
-    Domain, ErrorKind, Publisher, Topic, TopicOptions, bytes,
+    Domain, ErrorKind, MAX_DEPTH, Publisher, Topic, TopicOptions, bytes,
     files::{Message, TensorInfo},
 };
 use serde_json::json;
@@ -65,8 +65,8 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     let mut cut_off = false;
     loop {
         match next {
-            Next::Sample { channel, log_time, message } => {
-                if player.is_chosen(&playback, channel)? && !player.play(&playback, channel, log_time, &message)? {
+            Next::Sample { channel, log_time } => {
+                if player.is_chosen(&playback, channel)? && !player.play(&playback, channel, log_time)? {
                     break;
                 }
                 next = playback.next()?;
@@ -123,9 +123,9 @@ impl<'a> Player<'a> {
     }
 
     /// Publishes a sample when it is due. Returns false if Ctrl-C interrupted it.
-    fn play(&mut self, playback: &Playback, channel: u16, log_time: u64, message: &[u8]) -> Result<bool, Failure> {
+    fn play(&mut self, playback: &Playback, channel: u16, log_time: u64) -> Result<bool, Failure> {
         let name = format!("sample {} of {}", self.samples + 1, self.arguments.file.display());
-        let (Message { tensor, bytes, .. }, header) = decode(Path::new(&name), message)?;
+        let (Message { tensor, bytes, .. }, header) = decode(Path::new(&name), playback.message())?;
         if self.topic.is_none() {
             let topic = self.open(playback, channel, &tensor)?;
             let publisher = topic.publisher()?;
@@ -158,21 +158,40 @@ impl<'a> Player<'a> {
             let fact = |name: &str| metadata.get(name).map(String::as_str);
             let number = |name: &str| fact(name).and_then(|value| value.parse::<u64>().ok());
             // What the file says about its samples may be wrong, and decides how much memory the topic takes. It is
-            // believed as far as the samples agree, and as far as it asks for no more bytes than the file has.
+            // believed as far as the samples agree, as far as it asks for no more bytes than the file has, and as far
+            // as a topic can have it.
             let dtype = fact("dtype").and_then(|name| name.parse().ok()).filter(|dtype| *dtype == first.dtype);
             let shape = fact("shape").and_then(|shape| parse_shape(shape).ok());
             let shape = shape.filter(|shape| matches(shape, &first.shape)).map(Lengths);
             let is_fixed = dtype.is_some() && shape.as_ref().is_some_and(|shape| !shape.0.contains(&None));
             let most = playback.length().max(SMALL);
-            let max_bytes = max_bytes.unwrap_or_else(|| match number("max_bytes").filter(|bytes| *bytes <= most) {
+            let is_given = max_bytes.is_some();
+            let recorded = number("max_bytes").filter(|bytes| *bytes <= most);
+            let max_bytes = max_bytes.unwrap_or_else(|| match recorded {
                 _ if is_fixed => first.bytes.max(1),
                 recorded => {
                     let found = largest(file, topic, self.stop).unwrap_or(0);
-                    found.max(first.bytes).max(recorded.unwrap_or(1))
+                    found.max(first.bytes).max(recorded.unwrap_or(1)).max(1)
                 }
             });
-            let fits = |depth: &u64| depth.checked_mul(max_bytes).is_some_and(|bytes| bytes <= most);
-            let depth = number("depth").filter(fits).and_then(|depth| u32::try_from(depth).ok());
+            let fits = |depth: &u64| {
+                (1..=MAX_DEPTH.into()).contains(depth)
+                    && depth.checked_mul(max_bytes).is_some_and(|bytes| bytes <= most)
+            };
+            let depth = number("depth").filter(fits).map(|depth| depth as u32);
+            let used = [
+                ("dtype", dtype.is_some()),
+                ("shape", shape.is_some()),
+                ("max_bytes", recorded.is_some() || is_fixed || is_given),
+                ("depth", depth.is_some() || numbers.has_depth()),
+            ];
+            let ignored = used.iter().filter(|(name, is_used)| fact(name).is_some() && !is_used);
+            let ignored: Vec<_> = ignored.map(|(name, _)| *name).collect();
+            if !ignored.is_empty() {
+                let what = format!("the metadata {} of {}", ignored.join(", "), file.display());
+                let why = "its samples, its size or the limits of topics contradict it";
+                self.context.output().note(format!("ignored {what}: {why}"));
+            }
             let options = depth.filter(|_| !numbers.has_depth()).into_iter().fold(options, TopicOptions::depth);
             Type { dtype, shape, max_bytes: Some(max_bytes) }.of(options)
         })

@@ -1,10 +1,12 @@
 //! Reads files of samples. No number in a file is believed before the file has shown that it has so many bytes, so a
-//! damaged file costs no more memory than it has bytes.
+//! damaged file costs no more memory than it has bytes. A file may have more bytes than this process may have memory,
+//! even without using its disk; what does not fit is an error.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::File,
-    io,
+    ops::Range,
+    os::unix::fs::FileExt,
     path::{Path, PathBuf},
     sync::atomic::{AtomicBool, Ordering},
 };
@@ -16,20 +18,24 @@ use partywall::{
 
 use super::{
     file::{ENCODING, failed, unhex},
-    mcap::{Fields, Records, op},
+    mcap::{Fields, MAGIC, op},
 };
 use crate::failure::Failure;
 
 /// Reads a file of samples from its beginning.
 pub(super) struct Playback {
     path: PathBuf,
+    file: File,
     /// The bytes of the file when it was opened.
     length: u64,
-    records: Records,
-    /// The records of the current chunk.
-    chunk: Vec<u8>,
-    /// Where the next record of the chunk begins.
+    /// Where the next record of the file begins.
+    offset: u64,
+    /// The records of the current chunk, or a record outside of chunks.
+    records: Vec<u8>,
+    /// Where the next of them begins.
     at: usize,
+    /// Where the data of the last sample is in them.
+    message: Range<usize>,
     channels: Channels,
 }
 
@@ -47,8 +53,8 @@ pub(super) struct Channel {
 
 /// The next item of a file.
 pub(super) enum Next {
-    /// A sample of the channel with this topic.
-    Sample { channel: u16, log_time: u64, message: Vec<u8> },
+    /// A sample of this channel, whose data is [`Playback::message`].
+    Sample { channel: u16, log_time: u64 },
     /// The end of the file, which may be incomplete.
     End { cut_off: bool },
 }
@@ -62,17 +68,17 @@ impl Playback {
             return Err(Failure::new(ErrorKind::Refused, what, "name an MCAP file"));
         }
         let length = metadata.len();
-        let records = Records::begin(file, length).map_err(|error| unreadable(path, &error))?;
-        let Some(records) = records else {
-            // As for files of models.
-            if let Err(error @ FileError { problem: FileProblem::LfsPointer, .. }) = Plan::from_path(path) {
-                return Err(Error::from(error).into());
-            }
-            let what = format!("{} is not an MCAP file", path.display());
-            return Err(Failure::new(ErrorKind::Refused, what, "name a file that `partywall topic record` wrote"));
+        let playback = Self {
+            path: path.to_owned(),
+            file,
+            length,
+            offset: MAGIC.len() as u64,
+            records: Vec::new(),
+            at: 0,
+            message: 0..0,
+            channels: Channels::default(),
         };
-        let channels = Channels::default();
-        Ok(Self { path: path.to_owned(), length, records, chunk: Vec::new(), at: 0, channels })
+        if playback.has_magic(0)? { Ok(playback) } else { Err(playback.is_no_mcap()) }
     }
 
     /// Returns the bytes of the file.
@@ -90,39 +96,99 @@ impl Playback {
         self.channels.0.values().map(|channel| channel.topic.as_str()).collect()
     }
 
+    /// Returns the data of the last sample.
+    pub(super) fn message(&self) -> &[u8] {
+        &self.records[self.message.clone()]
+    }
+
     /// Returns the next message of a channel of samples.
     pub(super) fn next(&mut self) -> Result<Next, Failure> {
         loop {
-            while self.at < self.chunk.len() {
-                let Some((opcode, data, rest)) = record(&self.chunk[self.at..]) else {
+            while self.at < self.records.len() {
+                let Some((opcode, data, rest)) = record(&self.records[self.at..]) else {
                     return Err(damaged(&self.path, "a record is longer than its chunk"));
                 };
-                self.at = self.chunk.len() - rest.len();
-                if let Some(next) = self.channels.accept(opcode, data).map_err(|why| damaged(&self.path, why))? {
-                    return Ok(next);
+                self.at = self.records.len() - rest.len();
+                let accepted = self.channels.accept(opcode, data).map_err(|why| damaged(&self.path, why))?;
+                if let Some((channel, log_time, message)) = accepted {
+                    // A message ends with its data.
+                    self.message = self.at - message.len()..self.at;
+                    return Ok(Next::Sample { channel, log_time });
                 }
             }
-            let record = self.records.next().map_err(|error| unreadable(&self.path, &error))?;
-            let (opcode, data) = match record {
-                None => return Ok(Next::End { cut_off: true }),
-                Some((op::FOOTER, _)) => return Ok(Next::End { cut_off: !self.records.has_end() }),
-                Some(record) => record,
-            };
-            if opcode == op::CHUNK {
-                let records = chunk(&self.path, &data)?;
-                self.chunk.clear();
-                self.chunk.extend_from_slice(records);
-                self.at = 0;
-            } else if let Some(next) = self.channels.accept(opcode, &data).map_err(|why| damaged(&self.path, why))? {
-                return Ok(next);
+            if let Some(cut_off) = self.read()? {
+                return Ok(Next::End { cut_off });
             }
         }
+    }
+
+    /// Reads the records of the next chunk, or the next channel or message outside of chunks. At the end of the file it
+    /// returns whether the file is incomplete.
+    fn read(&mut self) -> Result<Option<bool>, Failure> {
+        loop {
+            let start = self.offset;
+            let mut head = [0; RECORD_HEAD];
+            if self.length - start < head.len() as u64 {
+                return Ok(Some(true));
+            }
+            self.read_at(&mut head, start)?;
+            let [opcode, length @ ..] = head;
+            let bytes = u64::from_le_bytes(length).saturating_add(head.len() as u64);
+            // A record that is longer than the file cannot be complete.
+            let Some(end) = start.checked_add(bytes).filter(|end| *end <= self.length) else { return Ok(Some(true)) };
+            match opcode {
+                op::CHUNK | op::CHANNEL | op::MESSAGE => {}
+                op::FOOTER => return Ok(Some(!self.has_magic(end)?)),
+                _ => {
+                    self.offset = end;
+                    continue;
+                }
+            }
+            let mut records = std::mem::take(&mut self.records);
+            records.clear();
+            let room = records.try_reserve_exact(usize::try_from(bytes).unwrap_or(usize::MAX));
+            room.map_err(|_| Error::from(FileProblem::Memory { bytes }.of(&self.path)))?;
+            records.resize(bytes as usize, 0);
+            self.read_at(&mut records, start)?;
+            self.offset = end;
+            self.at = 0;
+            if opcode == op::CHUNK {
+                let within = chunk(&self.path, &records[RECORD_HEAD..])?;
+                self.at = RECORD_HEAD + within.start;
+                records.truncate(RECORD_HEAD + within.end);
+            }
+            self.records = records;
+            return Ok(None);
+        }
+    }
+
+    /// Returns whether the file has the magic number at `offset`.
+    fn has_magic(&self, offset: u64) -> Result<bool, Failure> {
+        let mut found = [0; MAGIC.len()];
+        if self.length - offset < found.len() as u64 {
+            return Ok(false);
+        }
+        self.read_at(&mut found, offset)?;
+        Ok(found == *MAGIC)
+    }
+
+    fn read_at(&self, out: &mut [u8], offset: u64) -> Result<(), Failure> {
+        self.file.read_exact_at(out, offset).map_err(|error| failed(&self.path, "cannot be read", &error))
+    }
+
+    fn is_no_mcap(&self) -> Failure {
+        // As for files of models.
+        if let Err(error @ FileError { problem: FileProblem::LfsPointer, .. }) = Plan::from_path(&self.path) {
+            return Error::from(error).into();
+        }
+        let what = format!("{} is not an MCAP file", self.path.display());
+        Failure::new(ErrorKind::Refused, what, "name a file that `partywall topic record` wrote")
     }
 }
 
 impl Channels {
-    /// Takes a record. Returns the sample that is in it, or why it is damaged.
-    fn accept(&mut self, opcode: u8, data: &[u8]) -> Result<Option<Next>, &'static str> {
+    /// Takes a record. Returns the channel, the time and the data of the sample in it, or why it is damaged.
+    fn accept<'a>(&mut self, opcode: u8, data: &'a [u8]) -> Result<Option<(u16, u64, &'a [u8])>, &'static str> {
         match opcode {
             op::CHANNEL => {
                 let (number, encoding, channel) =
@@ -133,9 +199,8 @@ impl Channels {
                 Ok(None)
             }
             op::MESSAGE => {
-                let (number, log_time, message) = message(Fields(data)).ok_or("a message is too short")?;
-                let next = Next::Sample { channel: number, log_time, message: message.to_vec() };
-                Ok(self.0.contains_key(&number).then_some(next))
+                let message = message(Fields(data)).ok_or("a message is too short")?;
+                Ok(self.0.contains_key(&message.0).then_some(message))
             }
             _ => Ok(None),
         }
@@ -147,12 +212,12 @@ pub(super) fn largest(path: &Path, topic: &str, stop: &AtomicBool) -> Result<u64
     let mut playback = Playback::open(path)?;
     let mut largest = 0;
     // Playing the file reports what is wrong with it.
-    while let Ok(Next::Sample { channel, message, .. }) = playback.next() {
+    while let Ok(Next::Sample { channel, .. }) = playback.next() {
         if stop.load(Ordering::Relaxed) {
             break;
         }
         let is_meant = playback.channel(channel).is_some_and(|channel| channel.topic == topic);
-        if is_meant && let Ok((message, _)) = decode(path, &message) {
+        if is_meant && let Ok((message, _)) = decode(path, playback.message()) {
             largest = largest.max(message.bytes.len() as u64);
         }
     }
@@ -170,8 +235,8 @@ pub(super) fn decode<'a>(name: &Path, message: &'a [u8]) -> Result<(Message<'a>,
     Ok((message, header))
 }
 
-/// Returns the records of a chunk, if they are not compressed and as they were written.
-fn chunk<'a>(path: &Path, data: &'a [u8]) -> Result<&'a [u8], Failure> {
+/// Returns where the records of a chunk are, if they are not compressed and as they were written.
+fn chunk(path: &Path, data: &[u8]) -> Result<Range<usize>, Failure> {
     let parse = || {
         let mut fields = Fields(data);
         let _start_time = fields.u64()?;
@@ -180,7 +245,9 @@ fn chunk<'a>(path: &Path, data: &'a [u8]) -> Result<&'a [u8], Failure> {
         let sum = fields.u32()?;
         let compression = fields.text()?;
         let length = fields.u64()?;
-        Some((sum, compression, fields.bytes(length)?))
+        fields.bytes(length)?;
+        let end = data.len() - fields.0.len();
+        Some((sum, compression, end - length as usize..end))
     };
     let (sum, compression, records) = parse().ok_or_else(|| damaged(path, "a chunk is longer than its record"))?;
     if !compression.is_empty() {
@@ -189,7 +256,7 @@ fn chunk<'a>(path: &Path, data: &'a [u8]) -> Result<&'a [u8], Failure> {
         return Err(Failure::new(ErrorKind::Refused, what, advice));
     }
     // A writer without sums writes 0.
-    if sum != 0 && sum != crc32fast::hash(records) {
+    if sum != 0 && sum != crc32fast::hash(&data[records.clone()]) {
         return Err(damaged(path, "a chunk differs from its checksum"));
     }
     Ok(records)
@@ -230,14 +297,13 @@ fn message(mut fields: Fields<'_>) -> Option<(u16, u64, &[u8])> {
     Some((channel, log_time, fields.0))
 }
 
-fn unreadable(path: &Path, error: &io::Error) -> Failure {
-    failed(path, "cannot be read", error)
-}
-
 fn damaged(path: &Path, why: &str) -> Failure {
     let what = format!("{} is damaged: {why}", path.display());
     Failure::new(ErrorKind::Refused, what, "run `mcap recover` to save its readable part")
 }
+
+/// The bytes of a record before its data: its kind and its length.
+const RECORD_HEAD: usize = 1 + 8;
 
 #[cfg(test)]
 mod tests {
@@ -283,8 +349,10 @@ mod tests {
         let chunk_of = |sum: u32, compression: &str, length: u64| {
             [&[0; 24][..], &sum.to_le_bytes(), &text(compression), &length.to_le_bytes(), b"records"].concat()
         };
-        assert_eq!(chunk(path, &chunk_of(crc32fast::hash(b"records"), "", 7)).unwrap(), b"records");
-        assert_eq!(chunk(path, &chunk_of(0, "", 7)).unwrap(), b"records");
+        for sum in [crc32fast::hash(b"records"), 0] {
+            let data = chunk_of(sum, "", 7);
+            assert_eq!(&data[chunk(path, &data).unwrap()], b"records");
+        }
         for (data, why) in [
             (chunk_of(1, "", 7), "checksum"),
             (chunk_of(0, "", 8), "longer than its record"),
@@ -293,5 +361,31 @@ mod tests {
         ] {
             assert!(chunk(path, &data).unwrap_err().message.contains(why), "{why}");
         }
+    }
+
+    #[test]
+    fn file_is_read_as_far_as_it_goes() {
+        let [file, _] = crate::commands::topic::mcap::tests::files(&[Some((7, 3)), None, Some((8, 2))]);
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("f");
+        let read = |bytes: &[u8]| {
+            std::fs::write(&path, bytes).unwrap();
+            let mut playback = Playback::open(&path).ok()?;
+            let mut times = Vec::new();
+            loop {
+                match playback.next().unwrap() {
+                    Next::Sample { log_time, .. } => times.push(log_time),
+                    Next::End { cut_off } => return Some((times, cut_off)),
+                }
+            }
+        };
+        assert_eq!(read(&file), Some((vec![7, 8], false)));
+        for end in 0..file.len() {
+            match read(&file[..end]) {
+                None => assert!(end < MAGIC.len()),
+                Some((times, cut_off)) => assert!([7, 8].starts_with(&times) && cut_off, "{end}"),
+            }
+        }
+        assert_eq!(read(b"no such file"), None);
     }
 }
