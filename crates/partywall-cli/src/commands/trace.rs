@@ -1,8 +1,8 @@
-//! `partywall trace`: writes what the processes of a domain publish, receive, submit, claim, signal and wait for, as a file
-//! for <https://ui.perfetto.dev>.
+//! `partywall trace`: writes what the processes of a domain publish, receive, submit, claim, signal and wait for, as a
+//! file for <https://ui.perfetto.dev>.
 //!
 //! With `--json` it prints an object with `out` (the file), `events`, `arrows` (between events), `processes`, `lost`
-//! (events that were not read in time) and `seconds`.
+//! (events that were not read in time) and `seconds`; on standard error if the file is standard output.
 
 use std::{
     io::{self, BufWriter, ErrorKind as IoErrorKind},
@@ -31,8 +31,8 @@ pub(crate) struct Arguments {
     /// How long to trace; Ctrl-C ends it earlier
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_time)]
     seconds: Duration,
-    /// The file, in Chrome's format for traces
-    #[arg(long, value_name = "FILE", default_value = "trace.json")]
+    /// The file, in Chrome's format for traces; or `-` for standard output
+    #[arg(long, value_name = "FILE|-", default_value = "trace.json")]
     out: PathBuf,
     /// Replace the file if it exists
     #[arg(long)]
@@ -54,21 +54,34 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     let stop = signals::cancel_flag()?;
     let domain = context.options().start(false).operator(true).connect()?;
     check_names(&domain, &arguments.names)?;
-    let mut file = create(arguments)?;
+    let Arguments { names, out, force, .. } = arguments;
+    let is_stream = out == Path::new("-") || is_standard_output(out);
+    // Begun before anything is traced, so that a wrong name costs no time.
+    let mut file =
+        if is_stream { None } else { Some(Draft::create(out, *force).map_err(|error| refused(out, error))?) };
     let mut recording = domain.record_trace(usize::try_from(arguments.max_events).unwrap_or(usize::MAX));
     let start = Instant::now();
     let output = context.output();
-    let output = if is_standard_output(&arguments.out) { output.on_standard_error() } else { output };
+    let output = if is_stream { output.on_standard_error() } else { output };
     output.note(format!("tracing the domain at {}; Ctrl-C ends it", domain.socket().display()));
     while start.elapsed() < arguments.seconds && !stop.load(Ordering::Relaxed) {
         recording.poll();
     }
     let took = start.elapsed().as_secs_f64();
-    let Arguments { names, out, .. } = arguments;
     let trace = recording.finish(|name| names.is_empty() || names.iter().any(|pattern| pattern.matches(name)));
-    let failed = |error: io::Error| Failure::system(&format!("cannot write {}", out.display()), error);
-    trace.write(&mut BufWriter::new(&mut file)).map_err(failed)?;
-    file.publish().map_err(|error| refused(out, error))?;
+    let to = if is_stream { "standard output".to_owned() } else { out.display().to_string() };
+    let written = match &mut file {
+        Some(file) => trace.write(&mut BufWriter::new(file)),
+        None => trace.write(&mut BufWriter::new(io::stdout().lock())),
+    };
+    match written {
+        // A reader that has closed the pipe (`| head`) is not a failure.
+        Err(error) if is_stream && error.kind() == IoErrorKind::BrokenPipe => {}
+        written => written.map_err(|error| Failure::system(&format!("cannot write {to}"), error))?,
+    }
+    if let Some(file) = file {
+        file.publish().map_err(|error| refused(out, error))?;
+    }
     let processes = trace.processes();
     let lost = trace.lost();
     output.value(&json!({
@@ -81,8 +94,8 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     }));
     let what = text::count(trace.events() as u64, "event");
     let of = if processes == 1 { "1 process".to_owned() } else { format!("{processes} processes") };
-    let out = out.display();
-    output.line(format!("{what} of {of} in {took:.1} s are in {out}, {lost} lost; open it at https://ui.perfetto.dev"));
+    let to = if is_stream { format!("on {to}") } else { format!("in {to}") };
+    output.line(format!("{what} of {of} in {took:.1} s are {to}, {lost} lost; open it at https://ui.perfetto.dev"));
     Ok(())
 }
 
@@ -108,20 +121,6 @@ fn check_names(domain: &Domain, wanted: &[Pattern]) -> Result<(), Failure> {
             Err(Failure::new(ErrorKind::NotFound, what, advice))
         }
     }
-}
-
-/// Begins the file before anything is traced, so that a wrong name costs no time.
-fn create(arguments: &Arguments) -> Result<Draft, Failure> {
-    let path = &arguments.out;
-    // Other commands write to standard output for `-`.
-    if path == Path::new("-") {
-        return Err(Failure::new(
-            ErrorKind::Usage,
-            "cannot write a trace to standard output",
-            "name a file with --out; ./- is a file of this name",
-        ));
-    }
-    Draft::create(path, arguments.force).map_err(|error| refused(path, error))
 }
 
 fn refused(path: &Path, error: io::Error) -> Failure {

@@ -8,7 +8,7 @@ use std::{
 };
 
 use partywall::{DType, Domain, Place, Policy, Publisher, Task};
-use partywall_harness::{Sandbox, Signal, eventually};
+use partywall_harness::{Running, Sandbox, Signal, eventually};
 use serde_json::Value;
 
 const LONG: Duration = Duration::from_secs(60);
@@ -195,13 +195,26 @@ fn wrong_file_is_refused_before_anything_is_traced() {
     tracer.signal(Signal::HUP);
     tracer.wait().expect(0);
     assert_eq!(events(&file), [Value::Null; 0]);
-    let printed = sandbox.run(["trace", "--seconds", "0.01", "--out", "/dev/stdout"]).expect(0);
-    serde_json::from_str::<Value>(&printed.text()).expect("standard output has the trace alone");
-    let stream = sandbox.run(["trace", "--out", "-"]).expect(2);
-    assert!(stream.stderr.contains("standard output") && !Path::new("-").exists(), "{stream:?}");
     let lost = sandbox.run(["trace", "--out", "/missing/t.json"]).expect(3);
     assert!(lost.stderr.contains("cannot create /missing/t.json") && lost.stderr.contains("--out"), "{lost:?}");
     sandbox.run(["trace", "a b"]).expect(2);
+}
+
+#[test]
+fn standard_output_has_the_trace_alone() {
+    let sandbox = Sandbox::new();
+    sandbox.broker();
+    for (out, json) in [("-", &[][..]), ("/dev/stdout", &[]), ("-", &["--json"])] {
+        let printed = sandbox.run([&["trace", "--seconds", "0.01", "--out", out][..], json].concat()).expect(0);
+        let trace: Value = serde_json::from_str(&printed.text()).unwrap();
+        assert!(trace["traceEvents"].is_array() && printed.stderr.contains("lost"), "{printed:?}");
+    }
+    assert!(!Path::new("-").exists());
+    // A reader that has enough is not a failure.
+    let shell = "\"$0\" trace --seconds 0.01 --out - 2>/dev/null | true; echo ${PIPESTATUS[0]}";
+    let mut piped = sandbox.program("bash");
+    piped.args(["-c", shell]).arg(partywall_harness::binary());
+    assert_eq!(Running::spawn(&mut piped).wait().expect(0).text(), "0\n");
 }
 
 #[test]
