@@ -43,7 +43,7 @@ def place(stream: Any, device: Any) -> tuple[str, int | None]:
 
 def without_gpu(error: NoDevice, call: str) -> NoDevice:
     """Returns an error of a call for streams, with advice that names the call for hosts."""
-    error.advice = f"without a GPU use {call}; {error.advice}"
+    error.advice = f"without a GPU use {call}; `partywall doctor` says what is missing"
     return error
 
 

@@ -220,6 +220,9 @@ def test_every_error_about_models_of_torch_is_quoted_by_its_entry(domain):
             fail()
         assert raised.value.anchor == anchor and raised.value.advice
         assert_quoted(raised.value)
+    domain.put("deep", np.ones(3), metadata={"partywall.torch": "[" * 50_000})
+    with pytest.raises(pw.WrongKind, match="another version"):
+        shared.load_module(linear(2, 2), "deep", domain=domain)
     del view
 
 

@@ -77,8 +77,8 @@ class Manifest:
                 and len(read.checksums or "") in (0, count * CHECKSUM)
             ):
                 return read
-        except (ValueError, TypeError, KeyError, AttributeError):
-            # Not what `write` writes.
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            # Not what `write` writes: metadata of a file that was put under a name is the file's.
             pass
         raise WrongKind(
             f"the model in {segment.name!r} was shared by another version of Partywall",
