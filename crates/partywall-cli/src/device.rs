@@ -1,20 +1,20 @@
 //! `--device`: where memory is allocated.
 
-use partywall::{DeviceChoice, ErrorKind, Place, gpu};
+use partywall::{DeviceChoice, ErrorKind, Place, cuda::Driver, gpu};
 
 use crate::{failure::Failure, output::Output};
 
-/// Returns the place that a choice means on this machine. Prints a remark if it is host memory only because no GPU
-/// exists.
+/// Returns the place that a choice means on this machine. Prints a remark if `auto` means host memory although there is
+/// a driver. Without one, host memory is what `auto` promises, and the command's result names it.
 ///
 /// # Errors
 /// As [`gpu::resolve`].
 pub fn place(output: Output, choice: DeviceChoice) -> partywall::Result<Place> {
     let (place, why) = gpu::resolve(choice)?;
-    if why.is_some() {
-        output.remark(
-            "no GPU was found, so the memory is on the host, as with --device host; `partywall doctor` says what is missing",
-        );
+    if let Some(why) = why
+        && Driver::load().is_ok()
+    {
+        output.remark(format!("in host memory, because no GPU can be used: {why}; `partywall doctor` says more"));
     }
     Ok(place)
 }

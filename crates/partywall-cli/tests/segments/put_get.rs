@@ -572,15 +572,20 @@ fn mutable_memory_is_written_by_others() {
 }
 
 #[test]
-fn needs_no_gpu_auto_says_so_in_one_line_and_cuda_fails() {
+fn auto_speaks_of_gpus_only_where_a_driver_is_and_cuda_fails_without_one() {
     let sandbox = Sandbox::new();
     sandbox.file("f", "x");
     assert!(!partywall::gpu::devices().is_ok_and(|all| !all.is_empty()), "there is a GPU here");
-    let auto = sandbox.run(["put", "f", "x"]).expect(0);
-    assert_eq!(auto.stderr.lines().count(), 1, "{auto:?}");
-    assert!(auto.stderr.contains("the memory is on the host"), "{auto:?}");
-    let json = sandbox.run(["put", "f", "x", "--json"]).expect(0);
-    assert_eq!((json.json()["place"].as_str(), json.stderr.lines().count()), (Some("host"), 1));
+    let auto = |more: &[&str], driver: &str| {
+        let mut command = sandbox.command([&["put", "f", "x"][..], more].concat());
+        Running::spawn(command.env("PARTYWALL_LIBCUDA", driver).env("CUDA_VISIBLE_DEVICES", "")).wait().expect(0)
+    };
+    // Host memory is what `auto` means without a driver, and the result names it.
+    let without = auto(&[], "/missing/libcuda.so");
+    assert!(without.stderr.is_empty() && without.text().contains(" on host "), "{without:?}");
+    let hidden = auto(&["--json"], "simulated");
+    assert_eq!((hidden.json()["place"].as_str(), hidden.stderr.lines().count()), (Some("host"), 1));
+    assert!(hidden.stderr.contains("NO_DEVICE") && hidden.stderr.contains("partywall doctor"), "{hidden:?}");
     for device in ["cuda", "cuda:3", "GPU-12345678-1234-1234-1234-123456789abc"] {
         let refused = sandbox.run(["put", "f", "y", "--device", device]).expect(6);
         assert!(refused.stderr.contains("no GPU") && refused.stderr.contains("doctor"), "{refused:?}");

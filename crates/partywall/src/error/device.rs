@@ -120,7 +120,7 @@ impl DeviceFault {
             Self::NoPinned { .. } => ErrorKind::Device.help(
                 "no-pinned-memory",
                 format!(
-                    "name a node that exists, if you named one; `partywall doctor` says what else is missing; host memory works without it ({}, and pin() where a GPU reads it)",
+                    "`partywall doctor` says what is missing; if you named a node, name one that exists; host memory works without it ({}, and pin() where a GPU reads it)",
                     on_host(language)
                 ),
             ),
