@@ -2,7 +2,7 @@
 
 use std::{
     io::{BufWriter, ErrorKind as IoErrorKind},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -35,6 +35,10 @@ pub(super) struct Tracing {
 impl TraceFile {
     /// Creates the file. Called before the lab starts, so that a wrong name costs no time.
     pub(super) fn create(path: PathBuf) -> Result<Self, Failure> {
+        if path == Path::new("-") {
+            let what = "cannot write a trace to standard output, which has the lines of the lab";
+            return Err(Failure::new(ErrorKind::Usage, what, "name a file with --trace; ./- is a file of this name"));
+        }
         match Draft::create(&path, false) {
             Ok(file) => Ok(Self { path, file }),
             Err(error) => Err(Failure::new(

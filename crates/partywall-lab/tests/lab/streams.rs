@@ -186,6 +186,7 @@ fn trace_of_a_lab_in_host_memory_has_arrows_between_its_processes() {
     }
     for (arguments, code, what) in [
         (&["ring", "--device", "host", "--trace", "/missing/t.json"][..], 5, "cannot create /missing/t.json"),
+        (&["ring", "--device", "host", "--trace", "-"], 2, "standard output, which has the lines of the lab"),
         (&["ring", "writer", "--device", "host", "--trace", "t.json"], 2, "partywall lab ring reader --trace t.json"),
         (&["vmm", "--trace", "t.json"], 2, "the lab vmm records no trace"),
         (&["pool", "--trace", "t.json"], 2, "it is an option of events, crash, ring, pipeline"),
