@@ -13,7 +13,7 @@ use std::{
 
 use partywall::{
     Error, ErrorKind,
-    files::{FileError, FileProblem, Message, Plan, safetensors_message},
+    files::{self, FileError, FileProblem, Plan, safetensors_message},
 };
 
 use super::{
@@ -110,9 +110,9 @@ impl Playback {
                 };
                 self.at = self.records.len() - rest.len();
                 let accepted = self.channels.accept(opcode, data).map_err(|why| damaged(&self.path, why))?;
-                if let Some((channel, log_time, message)) = accepted {
+                if let Some(Message { channel, log_time, data }) = accepted {
                     // A message ends with its data.
-                    self.message = self.at - message.len()..self.at;
+                    self.message = self.at - data.len()..self.at;
                     return Ok(Next::Sample { channel, log_time });
                 }
             }
@@ -187,8 +187,8 @@ impl Playback {
 }
 
 impl Channels {
-    /// Takes a record. Returns the channel, the time and the data of the sample in it, or why it is damaged.
-    fn accept<'a>(&mut self, opcode: u8, data: &'a [u8]) -> Result<Option<(u16, u64, &'a [u8])>, &'static str> {
+    /// Takes a record. Returns the message in it, if that is a sample, or why the record is damaged.
+    fn accept<'a>(&mut self, opcode: u8, data: &'a [u8]) -> Result<Option<Message<'a>>, &'static str> {
         match opcode {
             op::CHANNEL => {
                 let (number, encoding, channel) =
@@ -200,7 +200,7 @@ impl Channels {
             }
             op::MESSAGE => {
                 let message = message(Fields(data)).ok_or("a message is too short")?;
-                Ok(self.0.contains_key(&message.0).then_some(message))
+                Ok(self.0.contains_key(&message.channel).then_some(message))
             }
             _ => Ok(None),
         }
@@ -225,7 +225,7 @@ pub(super) fn largest(path: &Path, topic: &str, stop: &AtomicBool) -> Result<u64
 }
 
 /// Returns a message and the user's header. Errors name the message by `name`.
-pub(super) fn decode<'a>(name: &Path, message: &'a [u8]) -> Result<(Message<'a>, Vec<u8>), Failure> {
+pub(super) fn decode<'a>(name: &Path, message: &'a [u8]) -> Result<(files::Message<'a>, Vec<u8>), Failure> {
     let message = safetensors_message(message).map_err(|problem| Error::from(problem.of(name)))?;
     let header = message.metadata.iter().find(|(key, _)| key == "header").map_or("", |(_, value)| value);
     let header = unhex(header).ok_or_else(|| {
@@ -288,13 +288,19 @@ fn channel(mut fields: Fields<'_>) -> Option<(u16, &str, Channel)> {
     Some((number, encoding, Channel { topic, metadata }))
 }
 
-/// Returns the channel, the time and the data of a message.
-fn message(mut fields: Fields<'_>) -> Option<(u16, u64, &[u8])> {
+/// A message of any channel.
+struct Message<'a> {
+    channel: u16,
+    log_time: u64,
+    data: &'a [u8],
+}
+
+fn message(mut fields: Fields<'_>) -> Option<Message<'_>> {
     let channel = fields.u16()?;
     let _sequence = fields.u32()?;
     let log_time = fields.u64()?;
     let _publish_time = fields.u64()?;
-    Some((channel, log_time, fields.0))
+    Some(Message { channel, log_time, data: fields.0 })
 }
 
 fn damaged(path: &Path, why: &str) -> Failure {
