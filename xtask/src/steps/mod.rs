@@ -180,9 +180,15 @@ const TEST: &[Step] = &[
     },
     Step {
         name: "python",
-        about: "the Python package: built, installed, type-checked and tested in host memory",
+        about: "the Python package, installed and tested in host memory",
         lane: Lane::Waiting,
         run: python::package,
+    },
+    Step {
+        name: "python-types",
+        about: "the types of the Python package, of its stubs and of its examples",
+        lane: Lane::Waiting,
+        run: python::types,
     },
     Step {
         name: "python-simulated",

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use super::Outcome;
-use super::rust::{LIBCUDA, build_of_what_tests_run, build_what_tests_run, tests_at_once};
+use super::rust::{LIBCUDA, build_of_what_tests_run, build_what_tests_run, processors};
 use crate::tools::Workspace;
 
 /// The timeout for downloading the packages that tests need.
@@ -26,11 +26,18 @@ pub(super) fn packages(workspace: &Workspace) -> Outcome {
     }
 }
 
-/// Builds and installs the package, checks its types, and runs its tests on host memory.
+/// Checks the types of the package, and of what uses it.
+pub(super) fn types(workspace: &Workspace) -> Outcome {
+    in_environment(workspace, |environment| {
+        install(environment)?;
+        environment.check_types()
+    })
+}
+
+/// Runs the package's tests on host memory.
 pub(super) fn package(workspace: &Workspace) -> Outcome {
     in_environment(workspace, |environment| {
         install(environment)?;
-        environment.check_types()?;
         let examples = [("PARTYWALL_EXAMPLES", workspace.target.join("debug/examples"))];
         environment.test_at_once("python/tests/host", &examples)
     })
@@ -159,7 +166,7 @@ impl<'a> Environment<'a> {
     /// Runs tests in several processes, for each test has a broker of its own. Their output is short: pytest would name
     /// the process of each test.
     fn test_at_once(&self, folder: &str, variables: &[(&str, PathBuf)]) -> Result<(), String> {
-        self.run_tests(&format!(" --quiet --dist worksteal -n {}", tests_at_once()), folder, variables)
+        self.run_tests(&format!(" --quiet --dist worksteal -n {}", 2 * processors()), folder, variables)
     }
 
     fn run_tests(&self, options: &str, folder: &str, variables: &[(&str, PathBuf)]) -> Result<(), String> {

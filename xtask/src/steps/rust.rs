@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
 
+use serde_json::json;
+
 use super::Outcome;
 use crate::changes;
 use crate::fuzz;
@@ -240,13 +242,29 @@ pub(super) fn unit_tests_of_changes(workspace: &Workspace) -> Outcome {
     workspace.say(&format!("changed: {}", packages.join(", ")));
     let mut command = if tools::has_nextest(workspace) {
         let expression = packages.iter().map(|package| format!("rdeps(={package})")).collect::<Vec<_>>().join(" | ");
-        let words = ["nextest", "run", "--lib", "--bins", "--no-fail-fast", "--no-tests", "pass", "-E", &expression];
-        workspace.cargo(words)
+        workspace.cargo(["nextest", "run", "--no-fail-fast", "--no-tests", "pass", "-E", &expression])
     } else {
-        workspace.cargo(["test", "--lib", "--bins", "--no-fail-fast"])
+        workspace.cargo(["test", "--no-fail-fast"])
     };
-    command.arg(PACKAGES);
+    command.arg(PACKAGES).args(unit_tests(workspace));
     workspace.run(in_test_environment(workspace, &mut command)).into()
+}
+
+/// Returns the arguments that select the targets with unit tests. With `--lib` and `--bins` alone, cargo would compile the
+/// tests of targets that have none.
+fn unit_tests(workspace: &Workspace) -> Vec<&str> {
+    let mut words = vec!["--lib"];
+    for package in &workspace.packages {
+        let targets = package.manifest["targets"].as_array().into_iter().flatten();
+        let tested: Vec<_> =
+            targets.filter(|target| target["test"] == true && target["kind"] != json!(["test"])).collect();
+        let programs = tested.iter().filter(|target| target["kind"] == json!(["bin"]));
+        words.extend(programs.filter_map(|program| program["name"].as_str()).flat_map(|name| ["--bin", name]));
+        if tested.is_empty() {
+            words.extend(["--exclude", &package.name]);
+        }
+    }
+    words
 }
 
 /// Runs the models of shared words, whose names contain `models`. All code is compiled with another flag, so they have
@@ -296,7 +314,8 @@ fn run(workspace: &Workspace, selection: &Selection<'_>, variables: &[(&str, Pat
         let expression = selection.expression();
         let mut command =
             workspace.cargo(["nextest", "run", "--no-fail-fast", "-E", &expression, "--binaries-metadata"]);
-        command.arg(test_programs(workspace)).arg("--test-threads").arg(tests_at_once().to_string());
+        // Most tests wait, mainly for proofs that processes have ended.
+        command.arg(test_programs(workspace)).arg("--test-threads").arg((3 * processors()).to_string());
         command
     } else {
         workspace.say("cargo-nextest is not installed; cargo test runs the tests, which takes longer");
@@ -342,10 +361,8 @@ pub(super) fn in_test_environment<'a>(workspace: &Workspace, command: &'a mut Co
     command.env("PARTYWALL_BIN", workspace.debug_binary()).env_remove("PARTYWALL_SOCKET").env_remove("PARTYWALL_DOMAIN")
 }
 
-/// Returns how many tests of a step run at once. That is more than there are processors: most tests wait, mainly for
-/// proofs that processes have ended.
-pub(super) fn tests_at_once() -> usize {
-    2 * thread::available_parallelism().map_or(1, usize::from)
+pub(super) fn processors() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
 }
 
 fn succeeds<'a>(mut words: impl Iterator<Item = &'a str>) -> bool {
