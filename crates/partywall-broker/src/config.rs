@@ -118,8 +118,10 @@ pub struct Limits {
     pub clients: Option<u64>,
     /// Bytes of a message's body, between [`MIN_MESSAGE`] and `u32::MAX`. [`MAX_MESSAGE`] by default.
     pub message: usize,
-    /// Waiting requests of one member. 1,024 by default.
+    /// Waiting requests of all members together. 65,536 by default.
     pub waits: u64,
+    /// Waiting requests of one member. 1,024 by default.
+    pub member_waits: u64,
     /// Leases of all members together. 262,144 by default: a restarted broker restores them in a fraction of a second.
     pub leases: u64,
     /// Leases of one member. 65,536 by default.
@@ -148,6 +150,12 @@ pub struct UserLimits {
     pub clients: Option<u64>,
     /// Leases of its members on versions, timelines and semaphores.
     pub leases: Option<u64>,
+    /// Timelines.
+    pub timelines: Option<u64>,
+    /// Semaphores.
+    pub semaphores: Option<u64>,
+    /// Waiting requests of its members.
+    pub waits: Option<u64>,
     /// Seats: connections at a time that are not members, for `ps`, `ls` and the like. Does not limit the broker's own
     /// user.
     pub operators: Option<u64>,
@@ -162,7 +170,8 @@ impl Default for Limits {
             fds: None,
             clients: None,
             message: MAX_MESSAGE,
-            waits: 1024,
+            waits: 1 << 16,
+            member_waits: 1024,
             leases: 1 << 18,
             member_leases: 1 << 16,
             timelines: 1 << 16,
@@ -204,8 +213,7 @@ impl Limits {
     /// Refuses a limit that would refuse everything, and a share that is more than the whole. Such a number is a
     /// mistake, and the broker would otherwise start and fail its first member.
     fn check(&self, fds: u64, clients: u64) -> Result<(), StartError> {
-        let UserLimits { bytes, pinned, names, fds: fds_of_user, clients: clients_of_user, leases, operators } =
-            self.per_uid;
+        let of_user = &self.per_uid;
         let message = self.message as u64;
         let all = [
             ("--max-bytes", Some(self.bytes), 1, u64::MAX),
@@ -215,14 +223,18 @@ impl Limits {
             ("--max-leases", Some(self.leases), 1, u64::MAX),
             ("--max-timelines", Some(self.timelines), 1, u64::MAX),
             ("--max-semaphores", Some(self.semaphores), 1, u64::MAX),
+            ("--max-waits", Some(self.waits), 1, u64::MAX),
             ("--max-message", Some(message), MIN_MESSAGE as u64, u64::from(u32::MAX)),
-            ("--max-bytes-per-uid", bytes, 1, self.bytes),
-            ("--max-pinned-bytes-per-uid", pinned, 1, self.pinned()),
-            ("--max-names-per-uid", names, 1, self.names),
-            ("--max-fds-per-uid", fds_of_user, 1, fds),
-            ("--max-clients-per-uid", clients_of_user, 1, clients),
-            ("--max-leases-per-uid", leases, 1, self.leases),
-            ("--max-seats-per-uid", operators, 1, OPERATORS_OF_GUESTS),
+            ("--max-bytes-per-uid", of_user.bytes, 1, self.bytes),
+            ("--max-pinned-bytes-per-uid", of_user.pinned, 1, self.pinned()),
+            ("--max-names-per-uid", of_user.names, 1, self.names),
+            ("--max-fds-per-uid", of_user.fds, 1, fds),
+            ("--max-clients-per-uid", of_user.clients, 1, clients),
+            ("--max-leases-per-uid", of_user.leases, 1, self.leases),
+            ("--max-timelines-per-uid", of_user.timelines, 1, self.timelines),
+            ("--max-semaphores-per-uid", of_user.semaphores, 1, self.semaphores),
+            ("--max-waits-per-uid", of_user.waits, 1, self.waits),
+            ("--max-seats-per-uid", of_user.operators, 1, OPERATORS_OF_GUESTS),
         ];
         for (option, value, least, most) in all {
             value.map(|value| checked(option, value, least, most)).transpose()?;
@@ -256,19 +268,22 @@ pub(crate) struct Resolved {
 impl Resolved {
     /// Returns the limits on one user: the broker's own, or another.
     pub(crate) fn quota(&self, is_own: bool) -> Quota {
-        let UserLimits { bytes, pinned, names, fds, clients, leases, .. } = self.given.per_uid;
+        let of_user = &self.given.per_uid;
         let share = |given: Option<u64>, of_all: u64| match given {
             Some(given) => given,
             None if is_own => u64::MAX,
             None => (of_all / GUESTS_SHARE).max(1),
         };
         Quota {
-            members: share(clients, self.clients),
-            names: share(names, self.given.names),
-            fds: share(fds, self.fds),
-            bytes: share(bytes, self.given.bytes),
-            pinned: share(pinned, self.given.pinned()),
-            leases: share(leases, self.given.leases),
+            members: share(of_user.clients, self.clients),
+            names: share(of_user.names, self.given.names),
+            fds: share(of_user.fds, self.fds),
+            bytes: share(of_user.bytes, self.given.bytes),
+            pinned: share(of_user.pinned, self.given.pinned()),
+            leases: share(of_user.leases, self.given.leases),
+            timelines: share(of_user.timelines, self.given.timelines),
+            semaphores: share(of_user.semaphores, self.given.semaphores),
+            waits: share(of_user.waits, self.given.waits),
         }
     }
 
@@ -357,6 +372,7 @@ mod tests {
     fn other_users_have_a_quarter_unless_more_or_less_is_given() {
         let limits =
             Limits { names: 40, bytes: 400, fds: Some(100), clients: Some(12), leases: 200, ..Limits::default() };
+        let limits = Limits { timelines: 32, semaphores: 16, waits: 8, ..limits };
         let resolved = limits.resolve(1024).unwrap();
         let own = Quota {
             members: u64::MAX,
@@ -365,12 +381,23 @@ mod tests {
             bytes: u64::MAX,
             pinned: u64::MAX,
             leases: u64::MAX,
+            timelines: u64::MAX,
+            semaphores: u64::MAX,
+            waits: u64::MAX,
         };
         assert_eq!(resolved.quota(true), own);
-        assert_eq!(
-            resolved.quota(false),
-            Quota { members: 3, names: 10, fds: 25, bytes: 100, pinned: 100, leases: 50 }
-        );
+        let others = Quota {
+            members: 3,
+            names: 10,
+            fds: 25,
+            bytes: 100,
+            pinned: 100,
+            leases: 50,
+            timelines: 8,
+            semaphores: 4,
+            waits: 2,
+        };
+        assert_eq!(resolved.quota(false), others);
         assert_eq!((resolved.operators(true), resolved.operators(false)), (16, 4));
         let per_uid = UserLimits { names: Some(5), operators: Some(1), ..UserLimits::default() };
         let resolved = Limits { per_uid, ..limits }.resolve(1024).unwrap();
@@ -396,11 +423,15 @@ mod tests {
             fds: Some(100),
             clients: Some(12),
             leases: Some(200),
+            timelines: Some(32),
+            semaphores: Some(16),
+            waits: Some(8),
             operators: Some(OPERATORS_OF_GUESTS),
         };
         let limits = Limits { message: MIN_MESSAGE, pinned: Some(300), per_uid, ..limits };
+        let limits = Limits { timelines: 32, semaphores: 16, waits: 8, ..limits };
         limits.resolve(1024).unwrap();
-        let wrong: [(&str, Change); 26] = [
+        let wrong: [(&str, Change); 33] = [
             ("--max-bytes", |limits| limits.bytes = 0),
             ("--max-pinned-bytes", |limits| limits.pinned = Some(0)),
             ("--max-pinned-bytes", |limits| limits.pinned = Some(401)),
@@ -411,6 +442,7 @@ mod tests {
             ("--max-leases", |limits| limits.leases = 0),
             ("--max-timelines", |limits| limits.timelines = 0),
             ("--max-semaphores", |limits| limits.semaphores = 0),
+            ("--max-waits", |limits| limits.waits = 0),
             ("--max-message", |limits| limits.message = MIN_MESSAGE - 1),
             ("--max-message", |limits| limits.message = 1 << 32),
             ("--max-bytes-per-uid", |limits| limits.per_uid.bytes = Some(0)),
@@ -425,6 +457,12 @@ mod tests {
             ("--max-clients-per-uid", |limits| limits.per_uid.clients = Some(13)),
             ("--max-leases-per-uid", |limits| limits.per_uid.leases = Some(0)),
             ("--max-leases-per-uid", |limits| limits.per_uid.leases = Some(201)),
+            ("--max-timelines-per-uid", |limits| limits.per_uid.timelines = Some(0)),
+            ("--max-timelines-per-uid", |limits| limits.per_uid.timelines = Some(33)),
+            ("--max-semaphores-per-uid", |limits| limits.per_uid.semaphores = Some(0)),
+            ("--max-semaphores-per-uid", |limits| limits.per_uid.semaphores = Some(17)),
+            ("--max-waits-per-uid", |limits| limits.per_uid.waits = Some(0)),
+            ("--max-waits-per-uid", |limits| limits.per_uid.waits = Some(9)),
             ("--max-seats-per-uid", |limits| limits.per_uid.operators = Some(0)),
             ("--max-seats-per-uid", |limits| limits.per_uid.operators = Some(OPERATORS_OF_GUESTS + 1)),
         ];

@@ -49,7 +49,7 @@ pub const VARIABLE: &str = "PARTYWALL_HANDOVER";
 
 /// The number of the format of everything that one program leaves to the next: `Handover`, the words of the page, the
 /// frames of the journal, and the state in its snapshot. Raise it with each change of these.
-pub(crate) const STATE_VERSION: u32 = 5;
+pub(crate) const STATE_VERSION: u32 = 6;
 
 /// What a program is executed for by the broker.
 #[derive(Debug, Clone, PartialEq, Eq)]

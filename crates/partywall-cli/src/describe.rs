@@ -219,6 +219,7 @@ pub(crate) fn limit(limit: Limit) -> &'static str {
         Limit::Clients => "clients",
         Limit::Message => "message",
         Limit::Waits => "waits",
+        Limit::WaitsOfMember => "waits_per_member",
         Limit::Leases => "leases",
         Limit::LeasesOfMember => "leases_per_member",
         Limit::Timelines => "timelines",

@@ -69,7 +69,7 @@ pub use object::{
     ObjectDetail, ObjectHolder, ObjectInfo, ObjectKind, OpenedTimeline, SemaphoreInfo, TimelineEnding, TimelineInfo,
 };
 pub use pattern::Pattern;
-pub use refusal::{Ending, FdFault, Limit, NameEnd, NoGrowth, NoReplacement, Refusal};
-pub use user::{OtherUsers, UserInfo};
+pub use refusal::{Ending, FdFault, Limit, LimitHolder, NameEnd, NoGrowth, NoReplacement, Refusal};
+pub use user::{OtherUsers, Quota, UserInfo};
 pub use watch::{Change, Gap, Happened, NameEvent, Named, Point};
 pub use withdrawal::{Deadline, Notice, Staleness, Then};

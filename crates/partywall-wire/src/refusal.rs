@@ -189,6 +189,9 @@ pub enum Refusal {
         allowed: u64,
         /// The value that the request would have led to.
         needed: u64,
+        /// The processes that have most of it, as far as the one that asks may see them; the largest first. Empty for
+        /// limits of one process or one object.
+        holders: Vec<LimitHolder>,
     },
     /// The user's share of a limit is reached.
     Quota {
@@ -202,6 +205,8 @@ pub enum Refusal {
         held: u64,
         /// The value that the request would have led to.
         needed: u64,
+        /// The processes that have most of it, as far as the one that asks may see them; the largest first.
+        holders: Vec<LimitHolder>,
     },
     /// It belongs to another user.
     OtherUser {
@@ -400,6 +405,18 @@ pub enum FdFault {
     },
 }
 
+/// A process that has part of what a limit counts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LimitHolder {
+    /// The process: the one that is connected, has the leases, waits or has the object open, or that created the
+    /// version.
+    pub pid: u32,
+    /// Its user.
+    pub uid: u32,
+    /// How much it has, in what the limit counts. A timeline or semaphore counts for each process that has it open.
+    pub held: u64,
+}
+
 /// The limits that a broker enforces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -424,7 +441,7 @@ pub enum Limit {
     Handshakes,
     /// Bytes of a message.
     Message,
-    /// Waiting requests of one member.
+    /// Waiting requests of all members together.
     Waits,
     /// Leases of all members together.
     Leases,
@@ -440,4 +457,6 @@ pub enum Limit {
     Attachments,
     /// Leases of one member.
     LeasesOfMember,
+    /// Waiting requests of one member.
+    WaitsOfMember,
 }

@@ -67,10 +67,39 @@ pub struct UserInfo {
     pub bytes: u64,
     /// Leases of its members on versions, timelines and semaphores.
     pub leases: u64,
+    /// Its timelines.
+    pub timelines: u64,
+    /// Its semaphores.
+    pub semaphores: u64,
+    /// Waiting requests of its members.
+    pub waits: u64,
     /// Bytes of its pinned memory on each NUMA node, the largest first.
     pub pinned: Vec<(u32, u64)>,
     /// Its seats in use, without that of the connection that asked.
     pub seats: u64,
-    /// Its limits on members, names, descriptors, bytes, leases, and bytes of pinned memory on each NUMA node.
-    pub limits: [u64; 6],
+    /// Its limits.
+    pub limits: Quota,
+}
+
+/// The limits on what one user has; `u64::MAX` where it has none beside those of the domain.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Quota {
+    /// Members, including those in quarantine.
+    pub members: u64,
+    /// Names, including timelines, semaphores and claims.
+    pub names: u64,
+    /// File descriptors of versions and control memory.
+    pub fds: u64,
+    /// Bytes of versions and control memory.
+    pub bytes: u64,
+    /// Bytes of pinned memory on each NUMA node.
+    pub pinned: u64,
+    /// Leases of its members.
+    pub leases: u64,
+    /// Timelines.
+    pub timelines: u64,
+    /// Semaphores.
+    pub semaphores: u64,
+    /// Waiting requests of its members.
+    pub waits: u64,
 }

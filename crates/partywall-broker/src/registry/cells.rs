@@ -374,6 +374,12 @@ impl Registry {
         self.cells.slabs.get(&number).map(|slab| slab.memory.fd)
     }
 
+    /// Returns the memory of the slab that a cell is in.
+    pub(super) fn slab_of(&self, cell: CellId) -> Option<ControlMemory> {
+        let (slab, _) = self.place_in_slab(cell);
+        self.cells.slabs.get(&slab).map(|slab| slab.memory)
+    }
+
     pub(super) fn at(&self, cell: CellId) -> Option<CellAt> {
         let (slab, index) = self.place_in_slab(cell);
         Some(CellAt { slab: self.slab(slab)?, index })

@@ -28,6 +28,7 @@
 //! | `objects` | the common parts of timelines and semaphores |
 //! | `reclaim` | reclaims what a member held that is gone |
 //! | `users` | what belongs to which user, and what each user may use |
+//! | `limits` | the processes that a refusal because of a limit names |
 //! | `members` | members in trouble: evicted, with a broken CUDA context, or dead while their work may continue |
 //! | `report` | listings |
 //! | `restart` | what a server needs to continue after a restart |
@@ -46,6 +47,7 @@ mod cells;
 mod claims;
 mod coding;
 mod growth;
+mod limits;
 mod losses;
 mod members;
 mod near;
@@ -72,6 +74,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use cells::Guarded;
 pub(crate) use effect::{Answer, Effect, Effects, Outcome, Refused};
 pub(crate) use event::{Call, Event};
+pub(crate) use limits::largest;
 pub(crate) use objects::ControlNeeded;
 #[cfg(fuzzing)]
 pub(crate) use tests::fuzz;

@@ -14,7 +14,7 @@ use super::{
     event::Identity,
     objects::LeasedObject,
     state::{Entry, Life, Member, Version, Waiting, Want},
-    types::{Awaited, LeaseId, MemberId, MemberState, Millis, Name, Place, Quota, UserInfo},
+    types::{Awaited, LeaseId, MemberId, MemberState, Millis, Name, Place, UserInfo},
 };
 
 impl Registry {
@@ -250,7 +250,6 @@ impl Registry {
             *counted.entry(member.identity.uid).or_default() += 1;
         }
         let users = self.users.iter().filter(|(uid, _)| self.acts_for(asker, **uid)).map(|(uid, user)| {
-            let Quota { members: most, names, fds, bytes, pinned, leases } = self.quota_of(*uid);
             let on_node = |(place, held): (&Place, &u64)| match place {
                 Place::Pinned(node) => Some((*node, *held)),
                 Place::Host | Place::Gpu(_) => None,
@@ -265,9 +264,12 @@ impl Registry {
                 fds: user.totals.fds,
                 bytes: user.totals.bytes(),
                 leases: user.leases,
+                timelines: user.timelines,
+                semaphores: user.semaphores,
+                waits: user.waits,
                 pinned: nodes,
                 seats: seats.get(uid).copied().unwrap_or(0),
-                limits: [most, names, fds, bytes, leases, pinned],
+                limits: self.quota_of(*uid),
             }
         });
         users.take(USERS).collect()

@@ -518,7 +518,7 @@ impl Registry {
         limit(Limit::LeasesOfMember, self.bounds.member_leases, held + 1)?;
         limit(Limit::Leases, self.bounds.leases, self.all_leases() + 1)?;
         let uid = self.uid_of(member);
-        self.check_quota(uid, Limit::Leases, self.users.get(&uid).map_or(0, |user| user.leases), 1)
+        self.check_one_more(uid, Limit::Leases, |user| user.leases)
     }
 
     /// Returns the number of leases of all members.

@@ -44,7 +44,7 @@ impl Registry {
             let uid = self.uid_of(member);
             let owned = Owned { uid, shared };
             self.charge(uid, |totals| totals.add_control(memory));
-            self.user_mut(uid).objects += 1;
+            self.user_mut(uid).semaphores += 1;
             self.semaphores.insert(name.clone(), Semaphore { memory, maximum, owned, holders: BTreeMap::new() });
             let pid = self.pid_of(member);
             self.log(Named::Semaphore, &name, owned, Change::Created { pid });
@@ -80,6 +80,7 @@ impl Registry {
         self.check_new_name(member, name)?;
         let uid = self.uid_of(member);
         self.check_names(uid)?;
+        self.check_one_more(uid, Limit::Semaphores, |user| user.semaphores)?;
         self.check_memory(uid, 1, bytes)?;
         Ok(true)
     }
@@ -99,7 +100,7 @@ impl Registry {
         }
         if let Some(Semaphore { memory, owned, .. }) = self.semaphores.remove(name) {
             self.charge(owned.uid, |totals| totals.subtract_control(memory));
-            self.user_mut(owned.uid).objects -= 1;
+            self.user_mut(owned.uid).semaphores -= 1;
             out.push(Effect::Close(vec![memory.fd]));
             let pid = self.pid_of(member);
             self.log(Named::Semaphore, name, owned, Change::Withdrawn { pid });

@@ -69,7 +69,7 @@ impl Registry {
                 None => {
                     let timeline = Timeline { present, ended: false, writer: None, owned, holders: BTreeMap::new() };
                     self.timelines.insert(name.clone(), timeline);
-                    self.user_mut(owned.uid).objects += 1;
+                    self.user_mut(owned.uid).timelines += 1;
                     let pid = self.pid_of(member);
                     self.log(Named::Timeline, &name, owned, Change::Created { pid });
                 }
@@ -110,6 +110,7 @@ impl Registry {
                 limit(Limit::Timelines, self.bounds.timelines, self.timelines.len() as u64 + 1)?;
                 self.check_new_timeline(member, name)?;
                 self.check_names(owned.uid)?;
+                self.check_one_more(owned.uid, Limit::Timelines, |user| user.timelines)?;
                 true
             }
             Some(timeline) => {
@@ -199,7 +200,7 @@ impl Registry {
             if let Some(timeline) = self.timelines.remove(name) {
                 self.cells.drop_use(timeline.present, &self.bounds);
                 self.end_area(timeline.present);
-                self.user_mut(timeline.owned.uid).objects -= 1;
+                self.user_mut(timeline.owned.uid).timelines -= 1;
                 let pid = self.pid_of(member);
                 self.log(Named::Timeline, name, timeline.owned, Change::Withdrawn { pid });
             }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use partywall_wire::{
     Access, Awaited, Change, Deadline, Doubt, Ending, Gap, Kind, LegacyHandle, Lifetime, Limit, MemberState, Named,
-    NoGrowth, Notice, ObjectKind, OtherUsers, Place, Staleness, Then, TimelineEnding, UserInfo, Whom,
+    NoGrowth, Notice, ObjectKind, OtherUsers, Place, Quota, Staleness, Then, TimelineEnding, UserInfo, Whom,
 };
 
 macro_rules! ids {
@@ -224,23 +224,6 @@ pub(crate) struct CellAt {
     pub(crate) index: u32,
 }
 
-/// The limits on what one user uses.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Quota {
-    /// Members, including those in quarantine.
-    pub(crate) members: u64,
-    /// Names, including timelines, semaphores and claims.
-    pub(crate) names: u64,
-    /// File descriptors of versions and control memory.
-    pub(crate) fds: u64,
-    /// Bytes of versions and control memory.
-    pub(crate) bytes: u64,
-    /// Bytes of pinned memory on each NUMA node.
-    pub(crate) pinned: u64,
-    /// Leases of its members.
-    pub(crate) leases: u64,
-}
-
 /// The limits that the registry enforces.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Bounds {
@@ -262,8 +245,10 @@ pub(crate) struct Bounds {
     pub(crate) names: u64,
     /// File descriptors of all versions and of control memory together.
     pub(crate) fds: u64,
-    /// Waiting requests of one member.
+    /// Waiting requests of all members together.
     pub(crate) waits: u64,
+    /// Waiting requests of one member.
+    pub(crate) member_waits: u64,
     /// Bytes of events that are kept for watchers.
     pub(crate) log: u64,
     /// Leases of all members together.

@@ -24,12 +24,14 @@ use super::{
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct User {
     pub(super) totals: Totals,
-    /// Its timelines and semaphores.
-    pub(super) objects: u64,
+    pub(super) timelines: u64,
+    pub(super) semaphores: u64,
     /// Its claims, each of which may become a name.
     pub(super) claims: u64,
     /// Leases of its members, those in quarantine among them.
     pub(super) leases: u64,
+    /// Waiting requests of its members.
+    pub(super) waits: u64,
     /// True if its members run on the simulated driver, or the last one did if it has none now.
     pub(super) simulated: bool,
 }
@@ -37,7 +39,7 @@ pub(super) struct User {
 impl User {
     /// Returns the names that count for its quota.
     pub(super) fn names(&self) -> u64 {
-        self.totals.names + self.objects + self.claims
+        self.totals.names + self.timelines + self.semaphores + self.claims
     }
 }
 
@@ -178,6 +180,9 @@ impl Registry {
             Limit::Bytes => quota.bytes,
             Limit::Pinned(_) => quota.pinned,
             Limit::Leases => quota.leases,
+            Limit::Timelines => quota.timelines,
+            Limit::Semaphores => quota.semaphores,
+            Limit::Waits => quota.waits,
             _ => quota.members,
         };
         if needed > allowed { Err(Refused::Quota { uid, limit, allowed, held, needed }) } else { Ok(()) }
@@ -185,7 +190,12 @@ impl Registry {
 
     /// Refuses another name of a user, of any kind.
     pub(super) fn check_names(&self, uid: u32) -> Result<(), Refused> {
-        self.check_quota(uid, Limit::Names, self.users.get(&uid).map_or(0, User::names), 1)
+        self.check_one_more(uid, Limit::Names, User::names)
+    }
+
+    /// Refuses one more of what `held` counts.
+    pub(super) fn check_one_more(&self, uid: u32, limit: Limit, held: impl Fn(&User) -> u64) -> Result<(), Refused> {
+        self.check_quota(uid, limit, self.users.get(&uid).map_or(0, held), 1)
     }
 
     /// Refuses further descriptors and bytes of a user.

@@ -23,11 +23,18 @@ impl Registry {
 
     /// Records a request among the waits of its member.
     pub(super) fn enlist(&mut self, member: MemberId, ticket: RequestId, what: Waiting) -> Result<WaitId, Refused> {
-        let Some(record) = self.members.get_mut(&member) else { return Err(STALE_TICKET) };
-        limit(Limit::Waits, self.bounds.waits, record.waits.len() as u64 + 1)?;
+        let record = self.members.get(&member).ok_or(STALE_TICKET)?;
+        let uid = record.identity.uid;
+        limit(Limit::WaitsOfMember, self.bounds.member_waits, record.waits.len() as u64 + 1)?;
+        let of_all: u64 = self.users.values().map(|user| user.waits).sum();
+        limit(Limit::Waits, self.bounds.waits, of_all + 1)?;
+        self.check_one_more(uid, Limit::Waits, |user| user.waits)?;
         self.last_wait += 1;
         let id = WaitId(self.last_wait);
-        record.waits.insert(ticket, (id, what));
+        self.user_mut(uid).waits += 1;
+        if let Some(record) = self.members.get_mut(&member) {
+            record.waits.insert(ticket, (id, what));
+        }
         Ok(id)
     }
 
@@ -125,7 +132,10 @@ impl Registry {
     }
 
     fn end_wait(&mut self, member: MemberId, ticket: RequestId) -> Option<()> {
-        let (id, what) = self.members.get_mut(&member)?.waits.remove(&ticket)?;
+        let record = self.members.get_mut(&member)?;
+        let (id, what) = record.waits.remove(&ticket)?;
+        let uid = record.identity.uid;
+        self.user_mut(uid).waits -= 1;
         let name = match what {
             Waiting::For(name) => name,
             Waiting::Watching => return self.watchers.remove(&id).map(drop),

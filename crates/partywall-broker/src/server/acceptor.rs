@@ -8,7 +8,7 @@ use std::{
 
 use partywall_os::{Errno, dir::DirLock, socket};
 use partywall_wire::{
-    BrokerHello, Limit, Refusal,
+    BrokerHello, Limit, LimitHolder, Refusal,
     handshake::{self, Speaker},
 };
 use rustix::event::{EventfdFlags, epoll::EventFlags, eventfd};
@@ -16,6 +16,7 @@ use rustix::event::{EventfdFlags, epoll::EventFlags, eventfd};
 use crate::{
     bind::{Place, Sought, own_user},
     config::{Admission, Config},
+    registry::largest,
     server::{
         connection::{Channel, Connection, ConnectionId},
         event_loop::Server,
@@ -151,6 +152,18 @@ impl Acceptor {
 enum Of {
     All,
     Process(ProcessKey),
+    /// Returns the processes of a user that have most of the unauthenticated connections.
+    fn introducing(&self, uid: u32) -> Vec<LimitHolder> {
+        let mut counts = BTreeMap::<(u32, u32), u64>::new();
+        let of_user = self.unauthenticated.values().filter(|(process, _)| Of::User(uid).includes(process));
+        for (process, _) in of_user {
+            if let ProcessKey::Pid(pid) = process.key {
+                *counts.entry((uid, pid)).or_default() += 1;
+            }
+        }
+        largest(counts)
+    }
+
     /// Of one user.
     User(u32),
     /// Of all users other than the broker's.
@@ -211,7 +224,8 @@ impl Server {
             for (of, allowed) in shares {
                 if self.acceptor.count(of) >= allowed && !self.drop_silent(of) {
                     let needed = allowed as u64 + 1;
-                    let refusal = Refusal::Limit { limit: Limit::Handshakes, allowed: allowed as u64, needed };
+                    let holders = self.acceptor.introducing(process.uid);
+                    let refusal = Refusal::Limit { limit: Limit::Handshakes, allowed: allowed as u64, needed, holders };
                     return self.acceptor.refuse(&call, refusal);
                 }
             }
@@ -266,7 +280,7 @@ pub(super) fn spare() -> Result<OwnedFd, Errno> {
 /// Returns the refusal of a request because no file descriptor is free.
 pub(super) fn no_fds() -> Refusal {
     let open_files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
-    Refusal::Limit { limit: Limit::Fds, allowed: open_files, needed: open_files.saturating_add(1) }
+    Refusal::Limit { limit: Limit::Fds, allowed: open_files, needed: open_files.saturating_add(1), holders: Vec::new() }
 }
 
 /// Connections accepted in one turn of the loop.

@@ -35,10 +35,20 @@ impl Server {
         let share = self.peers.members.share_of(process.key);
         let allowed = (self.limits.clients / PROCESS_SHARE).max(MIN_PROCESS_SHARE);
         if share.connected >= allowed {
-            return Err(Refusal::Limit { limit: Limit::ClientsOfProcess, allowed, needed: share.connected + 1 });
+            return Err(Refusal::Limit {
+                limit: Limit::ClientsOfProcess,
+                allowed,
+                needed: share.connected + 1,
+                holders: Vec::new(),
+            });
         }
         if share.hung_up >= MAX_HUNG_UP {
-            return Err(Refusal::Limit { limit: Limit::HungUp, allowed: MAX_HUNG_UP, needed: share.hung_up + 1 });
+            return Err(Refusal::Limit {
+                limit: Limit::HungUp,
+                allowed: MAX_HUNG_UP,
+                needed: share.hung_up + 1,
+                holders: Vec::new(),
+            });
         }
         self.registry.check_room(process.uid).map_err(translate::refusal)
     }
@@ -48,7 +58,7 @@ impl Server {
         let share = self.peers.members.share_of(process.key).operators;
         let allowed = OPERATORS / PROCESS_SHARE;
         if share >= allowed {
-            return Err(Refusal::Limit { limit: Limit::Operators, allowed, needed: share + 1 });
+            return Err(Refusal::Limit { limit: Limit::Operators, allowed, needed: share + 1, holders: Vec::new() });
         }
         let own = |uid| uid == process.uid;
         let allowed = self.limits.operators(!process.is_guest);
@@ -58,13 +68,15 @@ impl Server {
             allowed,
             held: needed - 1,
             needed,
+            holders: Vec::new(),
         })?;
         if process.is_guest {
             let allowed = OPERATORS_OF_GUESTS;
-            let limit = |needed| Refusal::Limit { limit: Limit::Operators, allowed, needed };
+            let limit = |needed| Refusal::Limit { limit: Limit::Operators, allowed, needed, holders: Vec::new() };
             self.make_room_for_operator(|uid| uid != own_user(), allowed, limit)?;
         }
-        let limit = |needed| Refusal::Limit { limit: Limit::Operators, allowed: OPERATORS, needed };
+        let limit =
+            |needed| Refusal::Limit { limit: Limit::Operators, allowed: OPERATORS, needed, holders: Vec::new() };
         self.make_room_for_operator(|_| true, OPERATORS, limit)?;
         self.registry.check_rows().map_err(translate::refusal)
     }
@@ -127,6 +139,7 @@ impl Server {
                     },
                 };
                 if let Err(refusal) = admitted {
+                    let refusal = self.registry.with_holders(refusal, process.uid);
                     if process.is_guest {
                         self.audit.not_joined(process.uid, pid, &refusal);
                     }

@@ -79,12 +79,14 @@ impl Server {
         Ok(call)
     }
 
-    /// Converts the result of a request for the wire.
-    fn translated(&self, outcome: Outcome) -> Result<wire::Answer, Refusal> {
+    /// Converts the result of a member's request for the wire.
+    fn translated(&self, member: MemberId, outcome: Outcome) -> Result<wire::Answer, Refusal> {
         let control = &self.runner.control;
         let members = &self.peers.members;
         let sources = translate::Sources { about: &self.about, control, members, registry: &self.registry };
-        translate::outcome(outcome, sources)
+        translate::outcome(outcome, sources).map_err(|refusal| {
+            self.registry.row_of(member).map_or(refusal.clone(), |(uid, _)| self.registry.with_holders(refusal, uid))
+        })
     }
 
     /// Applies an event to the registry and carries out the effects.
@@ -101,7 +103,7 @@ impl Server {
             point("broker: effect not carried out");
             match effect {
                 Effect::Reply { member, request, outcome, fds } => {
-                    let outcome = self.translated(outcome);
+                    let outcome = self.translated(member, outcome);
                     let reply = Reply { id: request.0, outcome };
                     effects.extend(self.send(member, Channel::Call, &reply, &fds));
                     if let Some(supervised) = &self.supervised {
@@ -109,7 +111,7 @@ impl Server {
                     }
                 }
                 Effect::Notify { member, ticket, outcome, fds } => {
-                    let outcome = self.translated(outcome);
+                    let outcome = self.translated(member, outcome);
                     let completion = wire::Event::Completion { ticket: ticket.0, outcome };
                     effects.extend(self.send(member, Channel::Events, &completion, &fds));
                 }

@@ -482,6 +482,7 @@ fn end(Tombstone { ending, version, pid, command, at, .. }: Tombstone) -> wire::
     wire::NameEnd { version, ending, pid, command: command.to_string(), at }
 }
 
+/// Converts a refusal for the wire. [`Registry::with_holders`] adds the processes that have reached a limit.
 pub(super) fn refusal(refused: Refused) -> Refusal {
     match refused {
         Refused::NotFound { name, near, is, ended } => Refusal::NotFound {
@@ -511,8 +512,10 @@ pub(super) fn refusal(refused: Refused) -> Refusal {
         },
         Refused::CannotHold { name, version } => Refusal::CannotHold { name: name.to_string(), version },
         Refused::Invalid(why) => invalid(why),
-        Refused::Limit { limit, allowed, needed } => Refusal::Limit { limit, allowed, needed },
-        Refused::Quota { uid, limit, allowed, held, needed } => Refusal::Quota { uid, limit, allowed, held, needed },
+        Refused::Limit { limit, allowed, needed } => Refusal::Limit { limit, allowed, needed, holders: Vec::new() },
+        Refused::Quota { uid, limit, allowed, held, needed } => {
+            Refusal::Quota { uid, limit, allowed, held, needed, holders: Vec::new() }
+        }
         Refused::OtherUser { what, owner, uid } => Refusal::OtherUser { what, owner, uid },
         Refused::OtherDriver { simulated } => Refusal::OtherDriver { simulated },
         Refused::Stale(handle) => Refusal::Stale {

@@ -10,7 +10,7 @@ use partywall_shm::{
 use partywall_wire::{Answer, Call, Control, Limit, QueueHolder, QueueShape, Refusal};
 
 use crate::{
-    common::{Client, TestBroker, eventually, opened},
+    common::{Client, TestBroker, eventually, full, opened},
     pools::{self, create, inspect, survive_any_control_memory},
     roles::Role,
 };
@@ -159,8 +159,7 @@ fn invalid_attachments_are_refused() {
         assert_eq!(queue.attach(&mut one, segment), Ok(i));
     }
     let limit = u64::from(MAX_ATTACHMENTS);
-    let full = Refusal::Limit { limit: Limit::Attachments, allowed: limit, needed: limit + 1 };
-    assert_eq!(queue.attach(&mut one, segment), Err(full));
+    assert_eq!(queue.attach(&mut one, segment), Err(full(Limit::Attachments, limit, 0)));
     queue.detach(&mut one, 5).unwrap();
     assert_eq!(queue.attach(&mut one, segment), Ok(5 + MAX_ATTACHMENTS));
 }

@@ -16,7 +16,7 @@ use partywall_wire::{
 };
 
 use crate::{
-    common::{Client, TestBroker, eventually, host_commit, open, shake_hands, slow_to_close},
+    common::{Client, TestBroker, eventually, full, host_commit, open, shake_hands, slow_to_close},
     roles::Role,
 };
 
@@ -244,7 +244,7 @@ fn exceeded_limits_are_answered_by_name() {
     let mut client = broker.client();
     assert_eq!(client.welcome.max_message as usize, partywall_wire::limits::MIN_MESSAGE);
     let mut refused = |commit: Commit, fds: &[&OwnedFd]| match client.ask_with(Call::Commit(commit), fds).0 {
-        Err(Refusal::Limit { limit, allowed, needed }) => (limit, allowed, needed),
+        Err(Refusal::Limit { limit, allowed, needed, .. }) => (limit, allowed, needed),
         other => panic!("{other:?}"),
     };
     let chunk = frozen(1);
@@ -253,7 +253,7 @@ fn exceeded_limits_are_answered_by_name() {
     client.commit("a", b"x", true);
     client.commit("b", b"x", true);
     let outcome = client.ask_with(Call::Commit(host_commit("c", &[1])), &[&chunk]).0;
-    assert_eq!(outcome, Err(Refusal::Limit { limit: Limit::Names, allowed: 2, needed: 3 }));
+    assert_eq!(outcome, Err(full(Limit::Names, 2, 2)));
 }
 
 #[test]

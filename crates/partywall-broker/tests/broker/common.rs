@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use partywall_broker::{Config, Exit};
 use partywall_harness::World;
 use partywall_os::dir::{DirLock, PrivateDir};
-use partywall_wire::{Answer, Commit, Lifetime, Opened, Refusal, Table};
+use partywall_wire::{Answer, Commit, Lifetime, Limit, LimitHolder, Opened, Refusal, Table};
 
 pub(crate) use partywall_harness::{
     eventually,
@@ -74,6 +74,14 @@ pub(crate) fn opened(outcome: Result<Answer, Refusal>) -> Opened {
         Ok(Answer::Opened(opened)) => opened,
         other => panic!("{other:?}"),
     }
+}
+
+/// Returns the refusal because of a limit of which this process has `held`.
+pub(crate) fn full(limit: Limit, allowed: u64, held: u64) -> Refusal {
+    let uid = rustix::process::geteuid().as_raw();
+    let holder = LimitHolder { pid: std::process::id(), uid, held };
+    let holders = if held > 0 { vec![holder] } else { Vec::new() };
+    Refusal::Limit { limit, allowed, needed: allowed + 1, holders }
 }
 
 /// Returns a socket whose last close lasts until the other end is closed.

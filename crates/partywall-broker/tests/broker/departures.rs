@@ -5,7 +5,7 @@ use std::time::Duration;
 use partywall_wire::{Answer, Call, Doubt, Evicted, Freed, Kill, Limit, MemberInfo, MemberState, Refusal, Whom};
 
 use crate::{
-    common::{Client, TestBroker, eventually, open, opened, shake_hands},
+    common::{Client, TestBroker, eventually, full, open, opened, shake_hands},
     roles::Role,
     semaphores::User,
 };
@@ -236,7 +236,7 @@ fn quarantine_takes_no_room_from_new_members() {
         eventually("it is unproven", || watcher.state_of(member) == Some(MemberState::Unproven));
     }
     let mut operator = broker.client();
-    let refused = Refusal::Limit { limit: Limit::Clients, allowed: 2, needed: 3 };
+    let refused = full(Limit::Clients, 2, 2);
     assert_eq!(shake_hands(&broker.socket, None).err(), Some(refused), "the living count");
     assert_eq!(free(&mut operator, None).unwrap().len(), 2);
 }

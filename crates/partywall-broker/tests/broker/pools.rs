@@ -14,7 +14,7 @@ use partywall_wire::{
 };
 
 use crate::{
-    common::{Client, TestBroker, eventually, host_commit, shake_hands},
+    common::{Client, TestBroker, eventually, full, host_commit, shake_hands},
     roles::{Orphan, Role},
     timelines::User,
 };
@@ -352,8 +352,7 @@ fn control_memory_is_bounded() {
     assert!(matches!(create(&mut client, "p", POOL), Err(Refusal::Limit { limit: Limit::Bytes, .. })));
     let broker = TestBroker::with(|config| config.limits.fds = Some(2));
     let mut client = broker.client();
-    let full = Refusal::Limit { limit: Limit::Fds, allowed: 2, needed: 3 };
-    assert_eq!(create(&mut client, "t", TOPIC).err(), Some(full));
+    assert_eq!(create(&mut client, "t", TOPIC).err(), Some(full(Limit::Fds, 2, 0)));
     assert_eq!(client.status().fds, 0);
     assert!(create(&mut client, "p", POOL).is_ok());
 }

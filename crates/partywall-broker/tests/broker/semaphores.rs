@@ -10,7 +10,7 @@ use partywall_wire::{
 };
 
 use crate::{
-    common::{Client, TestBroker, eventually},
+    common::{Client, TestBroker, eventually, full},
     roles::{Orphan, Role},
 };
 
@@ -225,8 +225,7 @@ fn semaphores_are_bounded() {
     let mut client = broker.client();
     open(&mut client, "a", 1).unwrap();
     open(&mut client, "b", 1).unwrap();
-    let full = Refusal::Limit { limit: Limit::Semaphores, allowed: 2, needed: 3 };
-    assert_eq!(open(&mut client, "c", 1).err(), Some(full));
+    assert_eq!(open(&mut client, "c", 1).err(), Some(full(Limit::Semaphores, 2, 2)));
     open(&mut client, "a", 1).unwrap();
 
     let broker = TestBroker::with(|config| config.limits.bytes = 100);

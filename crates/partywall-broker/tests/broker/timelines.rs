@@ -10,7 +10,7 @@ use partywall_wire::{
 };
 
 use crate::{
-    common::{Client, TestBroker, eventually, shake_hands},
+    common::{Client, TestBroker, eventually, full, shake_hands},
     roles::{Orphan, Role},
 };
 
@@ -349,8 +349,7 @@ fn timeline_is_refused_when_no_cell_is_left() {
     let broker = TestBroker::with(|config| config.limits.fds = Some(1));
     let mut user = User::join(&broker.socket);
     let opened: Vec<_> = (0..CELLS).map(|i| user.open(&format!("{i}"), false).unwrap()).collect();
-    let full = Refusal::Limit { limit: Limit::Fds, allowed: 1, needed: 2 };
-    assert_eq!(user.open("more", false).err(), Some(full));
+    assert_eq!(user.open("more", false).err(), Some(full(Limit::Fds, 1, 1)));
     assert!(user.open("0", true).is_ok(), "it has its cell");
     user.release(&opened[5]);
     let more = user.open("more", true).unwrap();

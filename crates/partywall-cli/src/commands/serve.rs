@@ -126,6 +126,9 @@ struct Settings {
     /// Most semaphores [default: 4096]
     #[arg(long, value_name = "N", value_parser = parse_number::<u64>)]
     max_semaphores: Option<u64>,
+    /// Most requests of all members that wait for names [default: 65536]
+    #[arg(long, value_name = "N", value_parser = parse_number::<u64>)]
+    max_waits: Option<u64>,
     /// Most bytes of each user's versions, timelines and semaphores [default: a quarter of --max-bytes for each user
     /// but the broker's]
     #[arg(long, value_name = "BYTES", value_parser = parse_size)]
@@ -145,6 +148,15 @@ struct Settings {
     /// Most leases of each user's members [default: likewise, of --max-leases]
     #[arg(long, value_name = "N", value_parser = parse_number::<u64>)]
     max_leases_per_uid: Option<u64>,
+    /// Most timelines of each user [default: likewise, of --max-timelines]
+    #[arg(long, value_name = "N", value_parser = parse_number::<u64>)]
+    max_timelines_per_uid: Option<u64>,
+    /// Most semaphores of each user [default: likewise, of --max-semaphores]
+    #[arg(long, value_name = "N", value_parser = parse_number::<u64>)]
+    max_semaphores_per_uid: Option<u64>,
+    /// Most requests of each user's members that wait for names [default: likewise, of --max-waits]
+    #[arg(long, value_name = "N", value_parser = parse_number::<u64>)]
+    max_waits_per_uid: Option<u64>,
     /// Most connections at a time of each user but the broker's that are no members, for `ps`, `ls` and the like
     /// [default: 4 of 16]
     #[arg(long, value_name = "N", value_parser = parse_number::<u64>)]
@@ -434,6 +446,7 @@ fn config(arguments: &Arguments, location: &Location, log: Option<PathBuf>) -> C
             per_uid: UserLimits {
                 bytes: settings.max_bytes_per_uid,
                 pinned: settings.max_pinned_bytes_per_uid,
+                waits: settings.max_waits.unwrap_or(defaults.waits),
                 names: settings.max_names_per_uid,
                 fds: settings.max_fds_per_uid,
                 clients: settings.max_clients_per_uid,
@@ -442,6 +455,9 @@ fn config(arguments: &Arguments, location: &Location, log: Option<PathBuf>) -> C
             },
             ..defaults
         },
+        timelines: settings.max_timelines_per_uid,
+        semaphores: settings.max_semaphores_per_uid,
+        waits: settings.max_waits_per_uid,
         admission: Admission { uids: settings.allow_uid.iter().copied().collect(), group: settings.group },
         idle_exit: match settings.idle_exit {
             Some(Idle(after)) => after,

@@ -6,10 +6,11 @@
 //! members since the start: `all`, and `unproven`, whose work on GPUs may have continued), `members` (a list of
 //! members, as in [`describe`], without this process), `bytes` (a list of `place`, `bytes`), `largest` (a list of
 //! `name`, `place`, `bytes`), `limits` (an object: `bytes`, `names`, `fds`, `clients`, `pinned_bytes` on each NUMA
-//! node, `message`, `waits`, `leases`, `timelines`, `semaphores`), `users` (a list of `uid`, `members`, `names`, `fds`,
-//! `bytes`, `seats` (its connections that are no members, without this one), `pinned` (a list of `place`, `bytes`), and
-//! `limits`, an object of `members`, `names`, `fds`, `bytes`, `seats` and `pinned_bytes` on each NUMA node; for others
-//! than the broker's user only its own).
+//! node, `message`, `waits`, `waits_per_member`, `leases`, `leases_per_member`, `timelines`, `semaphores`), `users` (a
+//! list of `uid`, `members`, `names`, `fds`, `bytes`, `leases`, `timelines`, `semaphores`, `waits`, `seats` (its
+//! connections that are no members, without this one), `pinned` (a list of `place`, `bytes`), and `limits`, an object of
+//! the same without `uid` and `pinned`, and with `pinned_bytes` on each NUMA node; for others than the broker's user only
+//! its own).
 
 use partywall::{
     Limit, Place, bytes,
@@ -87,18 +88,33 @@ fn seats(status: &StatusInfo, uid: u32) -> u64 {
 }
 
 fn user(status: &StatusInfo, user: &UserInfo) -> Value {
-    let UserInfo { uid, members, names, fds, bytes, leases, pinned, seats: taken, limits } = user;
-    let [most_members, most_names, most_fds, most_bytes, most_leases, most_pinned] = limits;
+    let UserInfo {
+        uid,
+        members,
+        names,
+        fds,
+        bytes,
+        leases,
+        timelines,
+        semaphores,
+        waits,
+        pinned,
+        seats: taken,
+        limits,
+    } = user;
     // The broker's own user has no limits beside those of the domain.
-    let limit = |most: &u64| if *most == u64::MAX { Value::Null } else { json!(most) };
+    let limit = |most: u64| if most == u64::MAX { Value::Null } else { json!(most) };
     let pinned =
         pinned.iter().map(|(node, bytes)| json!({ "place": describe::place(Place::Pinned(*node)), "bytes": bytes }));
     json!({
-        "uid": uid, "members": members, "names": names, "fds": fds, "bytes": bytes, "leases": leases, "seats": taken,
+        "uid": uid, "members": members, "names": names, "fds": fds, "bytes": bytes, "leases": leases,
+        "timelines": timelines, "semaphores": semaphores, "waits": waits, "seats": taken,
         "pinned": pinned.collect::<Vec<_>>(),
         "limits": {
-            "members": limit(most_members), "names": limit(most_names), "fds": limit(most_fds), "bytes": limit(most_bytes),
-            "leases": limit(most_leases), "pinned_bytes": limit(most_pinned), "seats": seats(status, *uid),
+            "members": limit(limits.members), "names": limit(limits.names), "fds": limit(limits.fds),
+            "bytes": limit(limits.bytes), "leases": limit(limits.leases), "timelines": limit(limits.timelines),
+            "semaphores": limit(limits.semaphores), "waits": limit(limits.waits), "pinned_bytes": limit(limits.pinned),
+            "seats": seats(status, *uid),
         },
     })
 }
@@ -109,21 +125,25 @@ fn users(output: Output, status: &StatusInfo) {
         return;
     }
     for user in &status.users {
-        let [most_members, most_names, most_fds, most_bytes, most_leases, most_pinned] = user.limits;
+        let limits = user.limits;
         let of = |held: String, most: u64, limit: String| match most {
             u64::MAX => held,
             _ => format!("{held} of {limit}"),
         };
+        let number = |held: u64, what: &str, most: u64| of(count(held, what), most, most.to_string());
         let held = [
-            of(count(user.members, "member"), most_members, most_members.to_string()),
-            of(count(user.names, "name"), most_names, most_names.to_string()),
-            of(count(user.fds, "file descriptor"), most_fds, most_fds.to_string()),
-            of(bytes(user.bytes), most_bytes, bytes(most_bytes)),
-            of(count(user.leases, "lease"), most_leases, most_leases.to_string()),
+            number(user.members, "member", limits.members),
+            number(user.names, "name", limits.names),
+            number(user.fds, "file descriptor", limits.fds),
+            of(bytes(user.bytes), limits.bytes, bytes(limits.bytes)),
+            number(user.leases, "lease", limits.leases),
+            number(user.timelines, "timeline", limits.timelines),
+            number(user.semaphores, "semaphore", limits.semaphores),
+            number(user.waits, "waiting request", limits.waits),
             format!("{} of {}", count(user.seats, "seat"), seats(status, user.uid)),
         ];
         let on_node = |(node, held): &(u32, u64)| {
-            let held = of(bytes(*held), most_pinned, bytes(most_pinned));
+            let held = of(bytes(*held), limits.pinned, bytes(limits.pinned));
             format!("{held} on {}", describe::place(Place::Pinned(*node)))
         };
         let held: Vec<_> = held.into_iter().chain(user.pinned.iter().map(on_node)).collect();

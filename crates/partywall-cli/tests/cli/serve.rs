@@ -449,7 +449,9 @@ fn needs_python_member_held_by_a_forked_child_is_shown_so() {
 fn limits_are_set_and_each_is_refused_by_name() {
     let sandbox = Sandbox::new();
     let flags = ["--max-bytes", "1MiB", "--max-names", "2", "--max-fds", "3", "--max-clients", "2"];
-    let flags = [&flags[..], &["--max-timelines", "5", "--max-semaphores", "6", "--max-leases", "7"]].concat();
+    let flags =
+        [&flags[..], &["--max-timelines", "5", "--max-semaphores", "6", "--max-leases", "7", "--max-waits", "9"]]
+            .concat();
     let mut serve = sandbox.spawn([&["serve"], &flags[..]].concat());
     serve.line();
     let limits = sandbox.json(["status"])["limits"].clone();
@@ -461,6 +463,8 @@ fn limits_are_set_and_each_is_refused_by_name() {
         ("timelines", 5),
         ("semaphores", 6),
         ("leases", 7),
+        ("waits", 9),
+        ("waits_per_member", 1024),
     ] {
         assert_eq!(limits[key], value, "{key}");
     }
@@ -473,9 +477,12 @@ fn limits_are_set_and_each_is_refused_by_name() {
     put("small", "b").expect(0);
     let refused = put("small", "c").expect(5);
     assert!(refused.stderr.contains("limit on names is 2"), "{refused:?}");
+    assert!(refused.stderr.contains("the largest holders are pid"), "{refused:?}");
     let domains: Vec<_> = (0..2).map(|_| sandbox.domain_of_running()).collect();
     let refused = sandbox.run(["watch", "x"]).expect(5);
     assert!(refused.stderr.contains("limit on members is 2"), "{refused:?}");
+    let holder = format!("the largest holders are pid {} of user", std::process::id());
+    assert!(refused.stderr.contains(&holder) && refused.stderr.contains("(2 members)"), "{refused:?}");
     sandbox.run(["ls"]).expect(0);
     drop(domains);
     sandbox.run(["serve", "--max-bytes", "1KB"]).expect(2);

@@ -398,7 +398,7 @@ mod tests {
         let location = Location { socket: path.clone(), domain: "test".into(), is_given: true };
         let call = open(&location).unwrap();
         let theirs = socket::accept(&listener).unwrap().unwrap();
-        let refusal = Refusal::Limit { limit: Limit::Fds, allowed: 7, needed: 8 };
+        let refusal = Refusal::Limit { limit: Limit::Fds, allowed: 7, needed: 8, holders: Vec::new() };
         let hello = BrokerHello { instance: 1, outcome: Err(refusal) };
         socket::send(&theirs, &handshake::encode(&Speaker::new(VERSION), &hello, 0).unwrap(), &[]).unwrap();
         drop(theirs);

@@ -1,6 +1,6 @@
 //! Limits that are reached.
 
-use partywall_wire::Limit;
+use partywall_wire::{Limit, LimitHolder};
 
 use super::{
     Error, ErrorKind, Held, Help, Language, MemoryLimit,
@@ -69,9 +69,9 @@ pub enum LimitReached {
         allowed: u64,
         /// What would be needed.
         needed: u64,
-        /// The processes that hold most of it, as far as this one may see them; the largest first. Empty for limits
-        /// that are not shared.
-        holders: Vec<Holder>,
+        /// The processes that have most of it, as far as this one may see them; the largest first. Empty for limits of
+        /// one process or one object.
+        holders: Vec<LimitHolder>,
     },
     /// This user's share of a limit of the broker is reached.
     #[error(
@@ -89,9 +89,9 @@ pub enum LimitReached {
         held: u64,
         /// What would be needed.
         needed: u64,
-        /// The processes that hold most of it, as far as this one may see them; the largest first. Empty for limits
-        /// that are not shared.
-        holders: Vec<Holder>,
+        /// The processes that have most of it, as far as this one may see them; the largest first. Empty for limits of
+        /// one process or one object.
+        holders: Vec<LimitHolder>,
     },
     /// This process or others have not read file descriptors that the broker has sent. If it is others, the call has
     /// waited for them. Unread descriptors count against the limit of the user.
@@ -119,17 +119,6 @@ pub enum LimitReached {
         /// The limit that is reached, as far as it is known.
         limit: MemoryLimit,
     },
-}
-
-/// A process that holds part of what fills a limit of the broker.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Holder {
-    /// The process: the one that has the leases, or that created the names.
-    pub pid: u32,
-    /// Its user.
-    pub uid: u32,
-    /// How much it holds: leases, bytes or names. Descriptors are counted by names.
-    pub held: u64,
 }
 
 /// A limit of a topic, as its options name it.
@@ -183,6 +172,8 @@ impl LimitReached {
             Self::Broker { limit: Limit::Operators, .. } => ErrorKind::Refused.help("limit-reached", "try again in a second; `partywall logs` shows which process connects so often"),
             Self::Broker { limit: Limit::Clients, .. } => ErrorKind::Refused.help("limit-reached", "`partywall ps` lists them; `partywall rm --unproven` forgets those that are dead without proof; or start the broker with a higher --max-clients"),
             Self::Broker { limit: Limit::Leases, .. } => ErrorKind::Refused.help("limit-reached", "drop segments, timelines and semaphores that are open and not used (`partywall ps` shows the leases of each process), or start the broker with a higher --max-leases"),
+            Self::Broker { limit: Limit::Waits, .. } => ErrorKind::Refused.help("limit-reached", "end processes that wait for names and are not needed (`partywall ps` shows what each waits for), or start the broker with a higher --max-waits"),
+            Self::Broker { limit: Limit::WaitsOfMember, .. } => ErrorKind::Refused.help("limit-reached", "have fewer calls of this process wait at a time"),
             Self::Broker { limit: Limit::LeasesOfMember, .. } => ErrorKind::Refused.help("limit-reached", "drop segments, timelines and semaphores that this process has open and does not use"),
             Self::Broker { limit: Limit::Attachments, .. } => ErrorKind::Refused.help("limit-reached", "detach segments that no task names, or put more tensors into one segment"),
             Self::Broker { limit: Limit::Pinned(_), .. } => ErrorKind::Refused.help("limit-reached", "remove names there (`partywall ls`), take another node (device `pinned:N`), or start the broker with a higher --max-pinned-bytes"),

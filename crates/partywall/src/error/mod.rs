@@ -27,6 +27,7 @@ use std::{
 
 use partywall_os::{Errno, dir::Unsafe, process};
 use partywall_wire::Ending;
+pub use partywall_wire::LimitHolder;
 
 use self::advice::Help;
 pub use self::{
@@ -37,7 +38,7 @@ pub use self::{
     denied::Denied,
     device::DeviceFault,
     gone::Gone,
-    limit::{Holder, LimitReached, TopicLimit},
+    limit::{LimitReached, TopicLimit},
     memory::MemoryLimit,
     mismatch::Mismatch,
     mps::MpsFault,

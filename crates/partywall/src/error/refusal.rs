@@ -60,11 +60,11 @@ impl Error {
                 no_pinned(format!("this machine has no NUMA node {node}: its nodes have numbers up to {highest}"))
             }
             Refusal::NoPidfd { why } => Unreachable::NoPidfd(why).into(),
-            Refusal::Limit { limit, allowed, needed } => {
-                LimitReached::Broker { limit, allowed, needed, holders: Vec::new() }.into()
+            Refusal::Limit { limit, allowed, needed, holders } => {
+                LimitReached::Broker { limit, allowed, needed, holders }.into()
             }
-            Refusal::Quota { uid, limit, allowed, held, needed } => {
-                LimitReached::User { uid, limit, allowed, held, needed, holders: Vec::new() }.into()
+            Refusal::Quota { uid, limit, allowed, held, needed, holders } => {
+                LimitReached::User { uid, limit, allowed, held, needed, holders }.into()
             }
             Refusal::OtherUser { what, owner, uid } => Denied::OtherUser { what, owner, uid }.into(),
             Refusal::Unread { unread, allowed, pids } => {

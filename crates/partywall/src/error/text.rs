@@ -4,10 +4,11 @@ use std::{borrow::Cow, time::Duration};
 
 use partywall_cuda::PointerKind;
 use partywall_wire::{
-    Ending, FdFault, Limit, MemberState, Named, NoGrowth, NoReplacement, ObjectKind, OtherUsers, TimelineEnding, Whom,
+    Ending, FdFault, Limit, LimitHolder, MemberState, Named, NoGrowth, NoReplacement, ObjectKind, OtherUsers,
+    TimelineEnding, Whom,
 };
 
-use super::{Ended, Error, Held, Holder, NotFound};
+use super::{Ended, Error, Held, NotFound};
 use crate::place::Place;
 
 pub(super) fn near_names(near: &[String]) -> String {
@@ -155,7 +156,8 @@ pub(super) fn limit_name(limit: Limit) -> Cow<'static, str> {
         Limit::Operators => "connections that are not members",
         Limit::Handshakes => "new connections of other users",
         Limit::Message => "message bytes",
-        Limit::Waits => "waiting requests of one member",
+        Limit::Waits => "waiting requests",
+        Limit::WaitsOfMember => "waiting requests of one member",
         Limit::Leases => "leases",
         Limit::LeasesOfMember => "leases of one member",
         Limit::Chunks => "chunks of one version",
@@ -169,15 +171,21 @@ pub(super) fn limit_name(limit: Limit) -> Cow<'static, str> {
 }
 
 /// Says which processes hold most of what a limit counts.
-pub(super) fn holders_text(limit: Limit, holders: &[Holder]) -> String {
+pub(super) fn holders_text(limit: Limit, holders: &[LimitHolder]) -> String {
     let amount = |held: u64| match limit {
         Limit::Bytes | Limit::Pinned(_) => bytes(held),
         Limit::Leases => counted(held, "lease"),
-        _ => counted(held, "name"),
+        Limit::Names => counted(held, "name"),
+        Limit::Fds => counted(held, "file descriptor"),
+        Limit::Clients => counted(held, "member"),
+        Limit::Timelines => counted(held, "timeline"),
+        Limit::Semaphores => counted(held, "semaphore"),
+        Limit::Waits => counted(held, "waiting request"),
+        _ => counted(held, "connection"),
     };
     let holders: Vec<_> = holders
         .iter()
-        .map(|Holder { pid, uid, held }| format!("pid {pid} of user {uid} ({})", amount(*held)))
+        .map(|LimitHolder { pid, uid, held }| format!("pid {pid} of user {uid} ({})", amount(*held)))
         .collect();
     if holders.is_empty() { String::new() } else { format!("; the largest holders are {}", holders.join(", ")) }
 }
@@ -207,6 +215,9 @@ pub(super) fn user_option(limit: Limit) -> &'static str {
         Limit::Names => "--max-names-per-uid",
         Limit::Fds => "--max-fds-per-uid",
         Limit::Leases => "--max-leases-per-uid",
+        Limit::Timelines => "--max-timelines-per-uid",
+        Limit::Semaphores => "--max-semaphores-per-uid",
+        Limit::Waits => "--max-waits-per-uid",
         Limit::Operators => "--max-seats-per-uid",
         _ => "--max-clients-per-uid",
     }

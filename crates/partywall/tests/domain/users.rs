@@ -129,12 +129,24 @@ fn obey(domain: &Domain, kept: &mut Kept, what: &str, name: &str) -> partywall::
             kept.keep(publisher);
         }
         "receive" => drop(domain.topic(name).open()?.subscriber(Policy::Block)?.recv(TIMEOUT)?),
+        "await" => drop(domain.open(name, Duration::from_secs(60))?),
+        "semaphore" => kept.keep(domain.semaphore(name, 1)?),
         "work" => {
             let queue = domain.queue(name).open()?;
             let task = queue.claim(TIMEOUT)?;
             let reference = task.task();
             task.complete()?;
             queue.retry(&reference)?;
+        }
+        "join" => kept.keep(Domain::options().start(false).connect()?),
+        "operate" => {
+            let operator = Domain::options().start(false).operator(true).connect()?;
+            // One that is idle has to go.
+            std::thread::spawn(move || {
+                while operator.status().is_ok() {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+            });
         }
         "names" => {
             let names = domain.names()?.into_iter().map(|name| name.name);
@@ -267,7 +279,7 @@ fn needs_root_quota_of_a_user_binds_it_and_no_other_in_host_memory() {
     let refused = order(&mut guest, "commit c");
     assert!(refused.contains("user 65533 has a share of 2 of the broker's names"), "{refused}");
     assert!(
-        refused.contains(&format!("the largest holders are pid {} of user 65533 (1 name)", guest.pid())),
+        refused.contains(&format!("the largest holders are pid {} of user 65533 (2 names)", guest.pid())),
         "{refused}"
     );
     let _own = (commit(&domain, "d", false), commit(&domain, "e", false));
@@ -278,6 +290,45 @@ fn needs_root_quota_of_a_user_binds_it_and_no_other_in_host_memory() {
     assert!(failed.advice().contains("--max-names-per-uid"), "{}", failed.advice());
     let status = domain.status().unwrap();
     assert_eq!(status.users.iter().map(|user| (user.uid, user.names)).collect::<Vec<_>>(), [(0, 2), (GUEST, 2)]);
+}
+
+#[test]
+fn needs_root_each_share_of_a_user_is_refused_with_the_processes_that_have_it_in_host_memory() {
+    let shares = UserLimits { timelines: Some(1), semaphores: Some(1), waits: Some(1), ..UserLimits::default() };
+    let users = TwoUsers::with(UserLimits { clients: Some(4), operators: Some(1), ..shares });
+    let domain = users.world.connect();
+    let (mut first, mut second, mut waiting) = (users.guest(), users.guest(), users.guest());
+    assert_eq!(order(&mut first, "signal t"), "done");
+    assert_eq!(order(&mut first, "semaphore s"), "done");
+    waiting.send("await later");
+    let of_guest = || domain.status().unwrap().users.into_iter().find(|user| user.uid == GUEST).unwrap();
+    eventually("it waits", || of_guest().waits == 1);
+    let named =
+        |actor: &Actor, what: &str| format!("the largest holders are pid {} of user {GUEST} ({what})", actor.pid());
+    for (command, what, holder) in [
+        ("signal t2", "a share of 1 of the broker's timelines, and 1 in use", named(&first, "1 timeline")),
+        ("semaphore s2", "a share of 1 of the broker's semaphores, and 1 in use", named(&first, "1 semaphore")),
+        (
+            "await other",
+            "a share of 1 of the broker's waiting requests, and 1 in use",
+            named(&waiting, "1 waiting request"),
+        ),
+    ] {
+        let refused = order(&mut second, command);
+        assert!(refused.contains(what) && refused.contains(&holder), "{command}: {refused}");
+    }
+    let guest = of_guest();
+    assert_eq!((guest.timelines, guest.semaphores, guest.limits.waits), (1, 1, 1));
+
+    // A process that may not join, as a member or as an operator, is told who is in its way.
+    second.send("join 1");
+    assert_eq!(second.expect("outcome"), "done");
+    let refused = order(&mut second, "join 2");
+    assert!(refused.contains("a share of 4 of the broker's members, and 4 in use"), "{refused}");
+    assert!(refused.contains(&format!("pid {} of user {GUEST} (2 members)", second.pid())), "{refused}");
+    assert_eq!(order(&mut first, "operate 1"), "done");
+    let refused = order(&mut second, "operate 2");
+    assert!(refused.contains(&named(&first, "1 connection")), "{refused}");
 }
 
 #[test]

@@ -196,7 +196,7 @@ fn left_publication_lasts_until_its_readers_are_gone_on_the_simulated_gpu() {
 #[test]
 fn left_publication_lasts_without_room_for_its_watch_on_the_simulated_gpu() {
     simulated("deaths::left_publication_lasts_without_room_for_its_watch_on_the_simulated_gpu", |_| {
-        let world = World::with(|config| config.limits.waits = 0);
+        let world = World::with(|config| config.limits.member_waits = 0);
         let domain = world.connect();
         let other = world.connect();
         let memory = buffer(&gpu(&domain), 4096, 3);

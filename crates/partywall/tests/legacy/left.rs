@@ -82,7 +82,7 @@ fn alive(freed: &[Weak<DeviceBuffer>]) -> usize {
 #[test]
 fn many_left_publications_need_one_thread_and_one_wait_on_the_simulated_gpu() {
     simulated("left::many_left_publications_need_one_thread_and_one_wait_on_the_simulated_gpu", |_| {
-        let world = World::with(|config| config.limits.waits = 2);
+        let world = World::with(|config| config.limits.member_waits = 2);
         let domain = world.connect();
         let other = world.connect();
         let (published, freed): (Vec<_>, Vec<_>) = (0..MANY).map(|i| payload(&domain, &name(i), 7)).unzip();

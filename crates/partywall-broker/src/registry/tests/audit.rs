@@ -122,7 +122,7 @@ pub(super) fn audit(
         totals.add_control(semaphore.memory);
         let user = users.entry(semaphore.owned.uid).or_default();
         user.totals.add_control(semaphore.memory);
-        user.objects += 1;
+        user.semaphores += 1;
         assert!(fds.insert(semaphore.memory.fd), "{} is in two places", semaphore.memory.fd);
     }
     for (id, watcher) in &registry.watchers {
@@ -131,7 +131,7 @@ pub(super) fn audit(
     }
     assert!(registry.withdrawals.keys().all(|id| noticed.contains(id)), "a withdrawal ends with its last version");
     for timeline in registry.timelines.values() {
-        users.entry(timeline.owned.uid).or_default().objects += 1;
+        users.entry(timeline.owned.uid).or_default().timelines += 1;
     }
     for claim in registry.claims.values() {
         users.entry(registry.uid_of(claim.member)).or_default().claims += 1;
@@ -139,6 +139,9 @@ pub(super) fn audit(
     for (id, member) in &registry.members {
         if member.all_leases() > 0 {
             users.entry(registry.uid_of(*id)).or_default().leases += member.all_leases();
+        }
+        if !member.waits.is_empty() {
+            users.entry(registry.uid_of(*id)).or_default().waits += member.waits.len() as u64;
         }
     }
     assert_eq!(registry.totals, totals);

@@ -50,8 +50,17 @@ pub(crate) fn fuzz(input: &[u8]) {
     }
 }
 
-const NO_QUOTA: Quota =
-    Quota { members: u64::MAX, names: u64::MAX, fds: u64::MAX, bytes: u64::MAX, pinned: u64::MAX, leases: u64::MAX };
+const NO_QUOTA: Quota = Quota {
+    members: u64::MAX,
+    names: u64::MAX,
+    fds: u64::MAX,
+    bytes: u64::MAX,
+    pinned: u64::MAX,
+    leases: u64::MAX,
+    timelines: u64::MAX,
+    semaphores: u64::MAX,
+    waits: u64::MAX,
+};
 
 /// A user that is not the broker's.
 const GUEST: u32 = 7;
@@ -67,6 +76,7 @@ const UNBOUNDED: Bounds = Bounds {
     names: 1 << 20,
     fds: 1 << 20,
     waits: 1 << 20,
+    member_waits: 1 << 20,
     leases: 1 << 20,
     member_leases: 1 << 20,
     chunks: 1 << 20,

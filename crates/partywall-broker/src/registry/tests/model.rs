@@ -282,13 +282,16 @@ impl Model {
 
     pub(super) fn within(&self, uid: u32, limit: Limit, held: u64, more: u64) -> Result<(), Refused> {
         let needed = held + more;
-        let Quota { names, fds, bytes, pinned, leases, .. } = self.quota(uid);
+        let quota = self.quota(uid);
         let allowed = match limit {
-            Limit::Names => names,
-            Limit::Fds => fds,
-            Limit::Pinned(_) => pinned,
-            Limit::Leases => leases,
-            _ => bytes,
+            Limit::Names => quota.names,
+            Limit::Fds => quota.fds,
+            Limit::Pinned(_) => quota.pinned,
+            Limit::Leases => quota.leases,
+            Limit::Timelines => quota.timelines,
+            Limit::Semaphores => quota.semaphores,
+            Limit::Waits => quota.waits,
+            _ => quota.bytes,
         };
         if needed > allowed { Err(Refused::Quota { uid, limit, allowed, held, needed }) } else { Ok(()) }
     }
@@ -307,7 +310,7 @@ impl Model {
     pub(super) fn one_more_name(&self, uid: u32) -> Result<(), Refused> {
         let latest = self.versions.iter().filter(|v| v.latest && v.uid == uid).count();
         let claims = self.claims.iter().filter(|c| self::uid(c.member) == uid).count();
-        self.within(uid, Limit::Names, (latest + claims) as u64 + self.objects_of(uid), 1)
+        self.within(uid, Limit::Names, (latest + claims) as u64 + self.timelines_of(uid) + self.semaphores_of(uid), 1)
     }
 
     /// Refuses more memory of a user.

@@ -452,7 +452,10 @@ impl Model {
 
     pub(super) fn enqueue(&mut self, member: MemberId, ticket: RequestId, waits_for: WaitFor) -> Outcome {
         let waits = self.waits.iter().filter(|q| q.member == member).count() as u64;
-        over(Limit::Waits, self.bounds.waits, waits + 1)?;
+        over(Limit::WaitsOfMember, self.bounds.member_waits, waits + 1)?;
+        over(Limit::Waits, self.bounds.waits, self.waits.len() as u64 + 1)?;
+        let of_user = self.waits.iter().filter(|q| uid(q.member) == uid(member)).count() as u64;
+        self.within(uid(member), Limit::Waits, of_user, 1)?;
         self.waits.push(Waiting { member, ticket, waits_for });
         Ok(Answer::Pending)
     }

@@ -121,6 +121,7 @@ impl Model {
                 over(Limit::Timelines, self.bounds.timelines, self.objects.timelines.len() as u64 + 1)?;
                 self.under_own_names(member, &open.name, true)?;
                 self.one_more_name(owner)?;
+                self.within(owner, Limit::Timelines, self.timelines_of(owner), 1)?;
                 None
             }
             Some(timeline) => {
@@ -341,6 +342,7 @@ impl Model {
         let uid = uid(member);
         self.under_own_names(member, name, false)?;
         self.one_more_name(uid)?;
+        self.within(uid, Limit::Semaphores, self.semaphores_of(uid), 1)?;
         self.more_memory(uid, 1, bytes)?;
         self.objects.semaphores.push(Semaphore {
             name: name.clone(),
@@ -544,10 +546,14 @@ impl Model {
         self.objects.timelines.iter().filter(is_it).min_by_key(|t| t.name.clone()).map(|t| (t.name.clone(), t.uid))
     }
 
-    /// Returns the number of a user's timelines and semaphores.
-    pub(super) fn objects_of(&self, uid: u32) -> u64 {
-        let timelines = self.objects.timelines.iter().filter(|t| t.uid == uid).count();
-        (timelines + self.objects.semaphores.iter().filter(|s| s.uid == uid).count()) as u64
+    /// Returns the number of a user's timelines.
+    pub(super) fn timelines_of(&self, uid: u32) -> u64 {
+        self.objects.timelines.iter().filter(|t| t.uid == uid).count() as u64
+    }
+
+    /// Returns the number of a user's semaphores.
+    pub(super) fn semaphores_of(&self, uid: u32) -> u64 {
+        self.objects.semaphores.iter().filter(|s| s.uid == uid).count() as u64
     }
 
     pub(super) fn inspect_object(&self, member: MemberId, kind: ObjectKind, name: &Name) -> Outcome {

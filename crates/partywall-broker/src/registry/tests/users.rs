@@ -333,7 +333,7 @@ fn each_user_has_a_share_of_leases_that_holds_after_a_restart() {
     w.opened(a, "x");
     let Answer::Status(counts) = w.ask(b, Call::Status).1.unwrap() else { panic!() };
     let [user] = &counts.users[..] else { panic!("{counts:?}") };
-    assert_eq!((user.uid, user.leases, user.limits[4]), (GUEST, 3, 3));
+    assert_eq!((user.uid, user.leases, user.limits.leases), (GUEST, 3, 3));
 
     // A request that waits is granted a lease later, and refused then.
     assert_eq!(w.open(b, "later", None, true), Ok(Answer::Pending));
@@ -347,6 +347,45 @@ fn each_user_has_a_share_of_leases_that_holds_after_a_restart() {
         w.release(b, lease);
     }
     w.opened(c, "x");
+}
+
+#[test]
+fn each_user_has_a_share_of_waits_timelines_and_semaphores_that_holds_after_a_restart() {
+    let guests = Quota { waits: 2, timelines: 1, semaphores: 1, ..NO_QUOTA };
+    let (mut w, [a, _], [b, c]) = two_users_within(Bounds { guests, ..UNBOUNDED });
+    let full = |limit, allowed| Err(Refused::Quota { uid: GUEST, limit, allowed, held: allowed, needed: allowed + 1 });
+    let watch = || {
+        let after = crate::registry::event::After::Event(0);
+        Call::Watch(crate::registry::event::Watch { pattern: Pattern::new("*").unwrap(), after })
+    };
+    assert_eq!(w.open(b, "x", None, true), Ok(Answer::Pending));
+    assert_eq!(w.ask(c, watch()).1, Ok(Answer::Pending));
+    for _ in 0..2 {
+        assert_eq!(w.open(c, "x", None, true), full(Limit::Waits, 2));
+        assert_eq!(w.ask(b, watch()).1, full(Limit::Waits, 2));
+        assert_eq!(w.open(a, "x", None, true), Ok(Answer::Pending), "the broker's user");
+        w.restart();
+    }
+    // A wait that ends makes room, however it ends.
+    w.apply(Event::Suspected { member: b });
+    assert_eq!(w.open(c, "x", None, true), Ok(Answer::Pending));
+    assert_eq!(w.open(c, "y", None, true), full(Limit::Waits, 2));
+    commit_as(&mut w, a, "x", true).unwrap();
+    let Answer::Status(counts) = w.ask(c, Call::Status).1.unwrap() else { panic!() };
+    assert_eq!((counts.users[0].waits, counts.users[0].limits.waits), (0, 2));
+
+    timeline_as(&mut w, c, "t", true, false).unwrap();
+    semaphore_as(&mut w, c, "s", false).unwrap();
+    for _ in 0..2 {
+        assert_eq!(timeline_as(&mut w, c, "t2", true, false), full(Limit::Timelines, 1));
+        assert_eq!(semaphore_as(&mut w, c, "s2", false), full(Limit::Semaphores, 1));
+        w.restart();
+    }
+    timeline_as(&mut w, c, "t", false, false).expect("it exists");
+    let Answer::Status(counts) = w.ask(c, Call::Status).1.unwrap() else { panic!() };
+    assert_eq!((counts.users[0].timelines, counts.users[0].semaphores), (1, 1));
+    timeline_as(&mut w, a, "t2", true, false).unwrap();
+    semaphore_as(&mut w, a, "s2", false).unwrap();
 }
 
 #[test]

@@ -48,6 +48,9 @@ fn every_answer_fits_the_smallest_message() {
         bytes: u64::MAX,
         pinned: u64::MAX,
         leases: u64::MAX,
+        timelines: u64::MAX,
+        semaphores: u64::MAX,
+        waits: u64::MAX,
     };
     let bounds = Bounds {
         user: u32::MAX,
@@ -60,6 +63,7 @@ fn every_answer_fits_the_smallest_message() {
         names: many,
         fds: many,
         waits: many,
+        member_waits: many,
         leases: many,
         member_leases: many,
         chunks: many,

@@ -73,9 +73,8 @@ fn broker(status: &StatusInfo) -> Vec<Family> {
             let place = describe::place(Place::Pinned(*node));
             of_users.push([label("uid", user.uid), label("place", place)], *bytes);
         }
-        let [.., of_leases, of_pinned] = user.limits;
         // The broker's own user has none unless one was set.
-        for (family, share) in [(&mut shares, of_pinned), (&mut lease_shares, of_leases)] {
+        for (family, share) in [(&mut shares, user.limits.pinned), (&mut lease_shares, user.limits.leases)] {
             if share != u64::MAX {
                 family.push([label("uid", user.uid)], share);
             }

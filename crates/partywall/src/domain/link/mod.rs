@@ -13,7 +13,6 @@
 //! | `holders` | who holds most of what fills a limit |
 //! | `renewal` | the renewal of a lost connection |
 
-mod holders;
 mod renewal;
 mod socket;
 mod stale;
@@ -269,7 +268,7 @@ impl Link {
     fn accept(&self, (outcome, fds): Outcome) -> Result<Answered> {
         match outcome {
             Ok(answer) => Ok((answer, fds)),
-            Err(refusal) => Err(self.with_holders(Error::refused(refusal, self.socket_path()))),
+            Err(refusal) => Err(Error::refused(refusal, self.socket_path())),
         }
     }
 

@@ -204,7 +204,7 @@ mod tests {
             let call = answer(1, Ok(welcome), &[&theirs, &Members::create(16).unwrap()]);
             (domain.join().unwrap(), call)
         });
-        let full = || Refusal::Limit { limit: Limit::Fds, allowed: 7, needed: 8 };
+        let full = || Refusal::Limit { limit: Limit::Fds, allowed: 7, needed: 8, holders: Vec::new() };
         let cases = [(1, Refusal::CannotResume, Some(false)), (1, full(), None), (2, full(), Some(true))];
         for (instance, refusal, gone) in cases.into_iter().chain([(2, Refusal::CannotResume, Some(true))]) {
             let found = thread::scope(|scope| {

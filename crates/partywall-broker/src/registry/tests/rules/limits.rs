@@ -1,10 +1,13 @@
 //! Limits.
 
+use partywall_wire::Refusal;
+
 use super::*;
 
 #[test]
 fn exceeded_limits_are_named_and_change_nothing() {
-    let bounds = Bounds { bytes: 25, names: 2, fds: 4, waits: 1, leases: 6, member_leases: 5, ..UNBOUNDED };
+    let bounds =
+        Bounds { bytes: 25, names: 2, fds: 4, waits: 2, member_waits: 1, leases: 6, member_leases: 5, ..UNBOUNDED };
     let mut w = Watched::new(bounds);
     let a = MemberId(1);
     w.join(a);
@@ -21,12 +24,16 @@ fn exceeded_limits_are_named_and_change_nothing() {
     assert_eq!(commit(&mut w, "c", &[], false), over(Limit::Names, 2, 3));
     assert!(commit(&mut w, "b", &[], false).is_ok(), "an existing name is not one more");
     assert_eq!(w.open(a, "q", None, true), Ok(Answer::Pending));
-    assert_eq!(w.open(a, "r", None, true), over(Limit::Waits, 1, 2));
+    assert_eq!(w.open(a, "r", None, true), over(Limit::WaitsOfMember, 1, 2));
     w.opened(a, "a");
     w.opened(a, "a");
     assert_eq!(w.open(a, "a", None, false), over(Limit::LeasesOfMember, 5, 6));
     let b = MemberId(2);
     w.join(b);
+    assert_eq!(w.open(b, "q", None, true), Ok(Answer::Pending));
+    let c = MemberId(3);
+    w.join(c);
+    assert_eq!(w.open(c, "q", None, true), over(Limit::Waits, 2, 3));
     w.opened(b, "a");
     assert_eq!(w.open(b, "a", None, false), over(Limit::Leases, 6, 7));
     assert_eq!(w.registry.totals.names, 2);
@@ -58,7 +65,7 @@ fn pinned_memory_is_limited_on_each_node() {
     assert_eq!(asks(&mut w, a, 5), over(26));
     assert_eq!([asks(&mut w, a, 4), asks(&mut w, a, 4)], [const { Ok(Answer::Done) }; 2]);
     let Ok(Answer::Status(counts)) = w.ask(b, Call::Status).1 else { panic!("a status") };
-    let users = counts.users.iter().map(|user| (user.uid, user.pinned.clone(), user.limits[5])).collect::<Vec<_>>();
+    let users = counts.users.iter().map(|user| (user.uid, user.pinned.clone(), user.limits.pinned)).collect::<Vec<_>>();
     assert_eq!(users, [(GUEST, vec![(1, 6)], 6)]);
     let grow = |w: &mut Watched, bytes| {
         let growth = Growth { kind: Kind::Pinned, ..w.growth(lease, 0, &[bytes]) };
@@ -68,6 +75,74 @@ fn pinned_memory_is_limited_on_each_node() {
     assert!(grow(&mut w, 4).is_ok());
     w.restart();
     assert_eq!(commit(&mut w, a, "b", NODE, 1), over(26));
+}
+
+#[test]
+fn refusal_names_the_processes_that_have_most_and_none_that_its_reader_may_not_see() {
+    let mut w = Watched::new(UNBOUNDED);
+    let [a, b, c] = [1, 2, 3].map(MemberId);
+    w.join(a);
+    w.join_as(b, GUEST);
+    w.join_as(c, GUEST);
+    let memory = |w: &mut Watched, bytes| w.memory(&[bytes], true, false, Lifetime::Kept);
+    for (member, name, bytes) in [(a, "a", 7), (b, "b", 5), (b, "b2", 5), (c, "c", 30)] {
+        let commit = Commit { shared: true, ..commit(Name::new(name), memory(&mut w, bytes)) };
+        w.ask(member, Call::Commit(commit)).1.unwrap();
+    }
+    let node = w.memory_of(Kind::Pinned, &[9], true, true, Lifetime::Kept);
+    let node = Arc::new(Memory { place: NODE, ..Memory::clone(&node) });
+    w.ask(c, Call::Commit(commit(Name::new("n"), node))).1.unwrap();
+    // Others have these open, too: but only processes of their user can close them.
+    for (member, name) in [(b, "t"), (c, "t"), (c, "t2"), (a, "t2")] {
+        let open = OpenTimeline { name: Name::new(name), writer: false, shared: true, slab: None };
+        w.ask(member, Call::OpenTimeline(open)).1.unwrap();
+    }
+    for (member, name) in [(b, "s"), (b, "s2")] {
+        w.open_semaphore(member, name, 1).unwrap();
+    }
+    w.claim(b, "building");
+    w.open(b, "later", None, true).unwrap();
+    w.open(c, "later", None, true).unwrap();
+    w.open(c, "much/later", None, true).unwrap();
+    let named = |w: &Watched, limit, of: Option<u32>, asker| {
+        let refusal = match of {
+            Some(uid) => Refusal::Quota { uid, limit, allowed: 1, held: 1, needed: 2, holders: Vec::new() },
+            None => Refusal::Limit { limit, allowed: 1, needed: 2, holders: Vec::new() },
+        };
+        let (Refusal::Quota { holders, .. } | Refusal::Limit { holders, .. }) = w.registry.with_holders(refusal, asker)
+        else {
+            panic!()
+        };
+        holders.into_iter().map(|holder| (holder.pid, holder.uid, holder.held)).collect::<Vec<_>>()
+    };
+    let [a, b, c] = [(pid(a), 0), (pid(b), GUEST), (pid(c), GUEST)];
+    let of_guests = |limit, first: ((u32, u32), u64), second: ((u32, u32), u64)| {
+        let row = |((pid, uid), held)| (pid, uid, held);
+        assert_eq!(named(&w, limit, Some(GUEST), GUEST), [row(first), row(second)], "{limit:?}");
+        assert_eq!(
+            named(&w, limit, None, GUEST),
+            [row(first), row(second)],
+            "{limit:?}: the other user's are not shown"
+        );
+        assert_eq!(named(&w, limit, Some(GUEST), 0), [row(first), row(second)], "{limit:?}");
+        let all = named(&w, limit, None, 0);
+        assert!(all.contains(&row(first)) && all.contains(&row(second)), "{limit:?}: {all:?}");
+    };
+    of_guests(Limit::Names, (b, 6), (c, 4));
+    // Chunks, tables of 3 bytes, slabs, and semaphores of a byte.
+    of_guests(Limit::Bytes, (c, 39 + 2 * 3 + 2 * SLAB_BYTES), (b, 10 + 2 * 3 + SLAB_BYTES + 2));
+    of_guests(Limit::Fds, (b, 7), (c, 6));
+    of_guests(Limit::Timelines, (c, 2), (b, 1));
+    of_guests(Limit::Waits, (c, 2), (b, 1));
+    of_guests(Limit::Leases, (b, 5), (c, 4));
+    of_guests(Limit::Clients, (b, 1), (c, 1));
+    assert_eq!(named(&w, Limit::Semaphores, None, GUEST), [(b.0, b.1, 2)]);
+    assert_eq!(named(&w, Limit::Pinned(Some(1)), Some(GUEST), GUEST), [(c.0, c.1, 9)]);
+    assert_eq!(named(&w, Limit::Pinned(Some(0)), None, 0), []);
+    assert_eq!(named(&w, Limit::Names, Some(0), 0), [(a.0, a.1, 1)]);
+    for limit in [Limit::Chunks, Limit::LeasesOfMember, Limit::WaitsOfMember, Limit::Message] {
+        assert_eq!(named(&w, limit, None, 0), [], "a limit of one process or object");
+    }
 }
 
 #[test]
