@@ -31,12 +31,8 @@ pub(super) const GUARDS: [Guard; 5] = [
     Guard {
         step: "labs",
         paths: &[
-            "crates/partywall-cli/tests/cli/bench.rs",
-            "crates/partywall-cli/tests/cli/chaos.rs",
-            "crates/partywall-cli/tests/cli/lab",
-            "crates/partywall-cli/tests/cli/render.rs",
-            "crates/partywall-cli/tests/cli/weights.rs",
-            "crates/partywall-labs",
+            "crates/partywall-cli/src/lab.rs",
+            "crates/partywall-lab",
             "crates/partywall-measure",
             "crates/partywall-simcuda",
             "crates/partywall-vulkan",

@@ -48,13 +48,8 @@ const NEEDS: [&str; 8] = [
 /// A part of the names of the tests that pass every crash point of something that passes many.
 const SWEEP: &str = "at_every_crash_point";
 
-/// The tests of the labs, the benchmarks and of random kills under load: modules of a test program.
-const LABS: Selection<'_> = Selection {
-    programs: &["cli"],
-    with: &["bench::", "chaos::", "lab::", "render::", "weights::"],
-    without: &NEEDS,
-    except: None,
-};
+/// The tests of the labs, the benchmarks and of random kills under load.
+const LABS: Selection<'_> = Selection { programs: &["lab"], with: &[], without: &NEEDS, except: None };
 
 /// A selection of tests.
 #[derive(Default)]

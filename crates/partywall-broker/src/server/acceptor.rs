@@ -142,16 +142,6 @@ impl Acceptor {
         }
     }
 
-    fn count(&self, of: Of) -> usize {
-        self.unauthenticated.values().filter(|(process, _)| of.includes(process)).count()
-    }
-}
-
-/// Unauthenticated connections that share a limit.
-#[derive(Debug, Clone, Copy)]
-enum Of {
-    All,
-    Process(ProcessKey),
     /// Returns the processes of a user that have most of the unauthenticated connections.
     fn introducing(&self, uid: u32) -> Vec<LimitHolder> {
         let mut counts = BTreeMap::<(u32, u32), u64>::new();
@@ -164,6 +154,16 @@ enum Of {
         largest(counts)
     }
 
+    fn count(&self, of: Of) -> usize {
+        self.unauthenticated.values().filter(|(process, _)| of.includes(process)).count()
+    }
+}
+
+/// Unauthenticated connections that share a limit.
+#[derive(Debug, Clone, Copy)]
+enum Of {
+    All,
+    Process(ProcessKey),
     /// Of one user.
     User(u32),
     /// Of all users other than the broker's.
