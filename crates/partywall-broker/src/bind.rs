@@ -251,10 +251,10 @@ pub(crate) fn own_user() -> u32 {
 }
 
 /// Checks whether [`Place::take`] can succeed, and changes nothing.
-pub(crate) fn check(config: &Config) -> Result<(), StartError> {
-    let path = absolute(&config.socket)?;
+pub(crate) fn check(socket: &Path, entry: Entry) -> Result<(), StartError> {
+    let path = absolute(socket)?;
     SocketAddrUnix::new(&path).map_err(StartError::at("listen at", &path))?;
-    match open_directory(&path, config.admission.entry(own_user()), false) {
+    match open_directory(&path, entry, false) {
         // A missing directory is created, but not its parent.
         Err(StartError::Directory { path: directory, why: Unsafe::Errno(Errno::NOENT) }) => {
             let parent = directory.parent().unwrap_or(Path::new("/"));

@@ -90,7 +90,7 @@ impl Broker {
     /// As [`Broker::bind`].
     pub fn check(config: &Config) -> Result<(), StartError> {
         config.limits.resolve(partywall_os::process::raise_fd_limit())?;
-        bind::check(config)
+        bind::check(&config.socket, config.admission.entry(bind::own_user()))
     }
 
     /// Serves until a member or a [`StopHandle`] ends the broker, or until it has been idle for [`Config::idle_exit`].

@@ -415,7 +415,7 @@ impl Supervisor {
             // A worker that ends the domain says so before it removes the file.
             && !self.page.is_ending()
         {
-            // Tried again after the next pulse; meanwhile the worker says in the log that the file is missing.
+            // Tried again after the next pulse; meanwhile the worker says in the log that the file is missing, and why.
             let _ = worker.place.bind_again(&worker.config);
         }
     }

@@ -260,6 +260,7 @@ fn class(error: &Error) -> &'static str {
             | Unreachable::NoAnswer { .. }
             | Unreachable::NoPidfd(_)
             | Unreachable::Clock { .. }
+            | Unreachable::Unbound { .. }
             | Unreachable::NoDirectory { .. },
         ) => "BrokerUnreachable",
         Error::Unreachable(Unreachable::Version { .. }) => "VersionMismatch",

@@ -248,6 +248,13 @@ fn every_error() -> Vec<Error> {
             their_protocol: 2,
             pid: 7,
         }),
+        Error::Unreachable(Unreachable::Unbound {
+            socket: socket.clone(),
+            pid: 7,
+            directory: "/run/pw".into(),
+            why: "it is no directory".into(),
+            parent: None,
+        }),
         Error::Unreachable(Unreachable::UnsafeDirectory { path: socket.clone(), why: "a link".into() }),
         Error::Unreachable(Unreachable::NoDirectory { path: socket.clone(), parent: "/run".into() }),
         Error::InvalidArgument(InvalidArgument::SocketPath { path: socket.clone() }),

@@ -14,7 +14,7 @@ use partywall_wire::{
 use rustix::event::{EventfdFlags, epoll::EventFlags, eventfd};
 
 use crate::{
-    bind::{Place, Sought, own_user},
+    bind::{Place, Sought, check, own_user},
     config::{Admission, Config},
     registry::largest,
     server::{
@@ -71,6 +71,16 @@ impl Acceptor {
     /// Locks the socket's directory; see [`SocketFile::lock_directory`](crate::bind::SocketFile::lock_directory).
     pub(super) fn lock_directory(&self) -> Result<Option<DirLock>, Sought> {
         self.place.file.lock_directory(self.admission.entry(own_user()))
+    }
+
+    /// Returns why no process can connect, if the socket's file was removed or replaced: what keeps the supervisor from
+    /// binding it again, as far as this process sees it.
+    pub(super) fn lost(&self) -> Option<String> {
+        let file = &self.place.file;
+        file.is_lost().then(|| match check(file.path(), self.admission.entry(own_user())) {
+            Ok(()) => "the supervisor has not bound it again yet".into(),
+            Err(error) => error.to_string(),
+        })
     }
 
     /// Returns the number of the next connection.

@@ -54,8 +54,8 @@ pub(crate) struct Supervised {
     supervisor: u32,
     /// Signals that are only noted. This process blocks them, too.
     stray: WaitedSignals,
-    /// Whether the log says that the socket's file is missing.
-    says_lost: bool,
+    /// What the log says about the socket's file, if that is missing.
+    says_lost: Option<String>,
     /// A request that was being handled at two deaths: it is not handled again.
     pub(super) fatal: Option<(MemberId, RequestId)>,
     /// Set while an event is missing in the journal, from which a restart would continue with a wrong state: when to
@@ -141,7 +141,7 @@ pub(super) fn encode(state: &impl Serialize) -> Result<Vec<u8>, postcard::Error>
 
 impl Supervised {
     pub(crate) fn new(journal: Journal, page: Page, poke: Arc<OwnedFd>, supervisor: u32, stray: WaitedSignals) -> Self {
-        Self { journal, page, poke, supervisor, stray, says_lost: false, fatal: None, behind: None }
+        Self { journal, page, poke, supervisor, stray, says_lost: None, fatal: None, behind: None }
     }
 
     /// Notes the signals that have come to this process or to the supervisor.
@@ -204,17 +204,18 @@ impl Server {
     /// Looks after what other processes may have changed, because the supervisor has asked for a sign of life.
     pub(super) fn on_poke(&mut self) {
         let is_new = self.acceptor.follow_listener(&self.reactor);
-        let is_lost = self.acceptor.place.file.is_lost();
+        let lost = self.acceptor.lost();
         let Some(supervised) = &mut self.supervised else { return };
         supervised.note_signals();
         if is_new {
             tracing::warn!("the socket's file was removed or replaced; the socket is bound again");
-        } else if is_lost && !supervised.says_lost {
+        } else if let Some(why) = lost.as_ref().filter(|why| supervised.says_lost.as_ref() != Some(why)) {
             tracing::warn!(
+                why,
                 "the socket's file was removed or replaced; no process can connect until the supervisor binds it again"
             );
         }
-        supervised.says_lost = is_lost && !is_new;
+        supervised.says_lost = lost.filter(|_| !is_new);
         if self.about.log.as_ref().is_some_and(|log| !Path::new(log).exists()) {
             // This line is the first one of the next file.
             tracing::info!("the former log was renamed or removed");

@@ -16,6 +16,7 @@ use partywall_harness::{
     Running, Sandbox, Signal, WATCHDOG, assert_contains, binary, commit, eventually, kill, pidfd_of,
 };
 use partywall_os::process;
+use serde_json::Value;
 
 fn mode(path: impl AsRef<Path>) -> u32 {
     fs::symlink_metadata(path).unwrap().permissions().mode() & 0o7777
@@ -229,6 +230,47 @@ fn log_goes_on_after_it_was_rotated_by_another_program() {
     serve.signal(Signal::TERM);
     serve.wait().expect(0);
     assert!(follower.wait().expect(0).text().contains("has ended exit="));
+}
+
+#[test]
+fn socket_whose_directory_cannot_be_made_again_is_named_to_all_who_look_for_it() {
+    let sandbox = Sandbox::new();
+    sandbox.file("f", "x");
+    let above = sandbox.path().join("above");
+    fs::create_dir(&above).unwrap();
+    let socket = above.join("pw").join("x.sock");
+    let at = ["--socket", socket.to_str().unwrap()];
+    let mut serve = sandbox.spawn([&["serve", "--json"], &at[..]].concat());
+    let ready: Value = serde_json::from_str(&serve.line()).unwrap();
+    fs::remove_dir_all(&above).unwrap();
+    let missing = format!("its parent directory {} does not exist", above.display());
+    for arguments in [&["put", "f", "x", "--device", "host"][..], &["ls"], &["status"]] {
+        let refused = sandbox.run([arguments, &at[..]].concat()).expect(4);
+        let broker = format!("the broker with pid {} cannot be reached", serve.pid());
+        assert!(refused.stderr.contains(&broker) && refused.stderr.contains(&missing), "{refused:?}");
+    }
+    let log = || fs::read_to_string(ready["log"].as_str().unwrap()).unwrap();
+    eventually("the log has the reason", || log().contains(&missing));
+    // Another poll of the supervisor says nothing new.
+    serve.signal(Signal::USR1);
+    eventually("it is poked", || log().contains("signal=10"));
+    assert_eq!(log().matches(&missing).count(), 1);
+    fs::create_dir(&above).unwrap();
+    eventually("it is bound again", || socket.exists());
+    sandbox.run([&["put", "f", "x", "--device", "host"], &at[..]].concat()).expect(0);
+
+    // A directory that others may enter is not taken back.
+    let directory = socket.parent().unwrap();
+    fs::remove_file(&socket).unwrap();
+    fs::set_permissions(directory, fs::Permissions::from_mode(0o777)).unwrap();
+    let refused = sandbox.run([&["ls"], &at[..]].concat()).expect(4);
+    assert!(refused.stderr.contains("its mode is 0777"), "{refused:?}");
+    eventually("the log has the reason", || log().contains("its mode is 0777"));
+    fs::set_permissions(directory, fs::Permissions::from_mode(0o700)).unwrap();
+    eventually("it is bound again", || socket.exists());
+    sandbox.run([&["get", "x", "-"], &at[..]].concat()).expect(0);
+    serve.signal(Signal::TERM);
+    serve.wait().expect(0);
 }
 
 #[test]

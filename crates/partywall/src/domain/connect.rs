@@ -11,7 +11,7 @@ use std::{
 use partywall_cuda::Driver;
 use partywall_os::{
     Errno,
-    dir::PrivateDir,
+    dir::{Entry, PrivateDir, Unsafe},
     environment, process,
     socket::{self, Ready},
 };
@@ -127,7 +127,7 @@ pub(super) fn open(location: &Location) -> Result<OwnedFd> {
     let call = socket::connect_within(path, TIMEOUT).map_err(|errno| match errno {
         Errno::AGAIN => unreachable("it does not accept connections; is it stopped?".into()),
         Errno::MFILE | Errno::NFILE => Error::system("connecting to the broker", errno),
-        Errno::NOENT => unreachable(NO_SOCKET.into()),
+        Errno::NOENT => unbound(location).unwrap_or_else(|| unreachable(NO_SOCKET.into())),
         Errno::ACCESS => match deepest_visible(path) {
             Some((path, owner)) if owner != ours => Unreachable::Barred { path, owner, ours }.into(),
             _ => unreachable(errno.to_string()),
@@ -140,6 +140,24 @@ pub(super) fn open(location: &Location) -> Result<OwnedFd> {
         broker if broker != ours => check_foreign(location, broker).map(|()| call).map_err(|why| foreign(broker, why)),
         _ => Ok(call),
     }
+}
+
+/// Returns the error that a broker lives whose socket has no file, if it cannot bind the socket again in the directory
+/// as that is now: a cleaner has removed the parent, too, or something else is in its place.
+fn unbound(location: &Location) -> Option<Error> {
+    let path = location.directory();
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let why = match PrivateDir::open(path, false) {
+        Err(Unsafe::Errno(Errno::NOENT)) if !parent.exists() => Unsafe::NoParent(parent.to_owned()),
+        Err(why @ (Unsafe::NotADirectory | Unsafe::Owner(_))) => why,
+        // Its broker may admit other users.
+        Err(why @ Unsafe::Mode { .. }) if PrivateDir::open_for(path, false, Entry::Passable).is_err() => why,
+        _ => return None,
+    };
+    let pid = socket::listener_of(&location.socket)?;
+    let parent = matches!(why, Unsafe::NoParent(_)).then(|| parent.to_owned());
+    let socket = location.socket.clone();
+    Some(Unreachable::Unbound { socket, pid, directory: path.to_owned(), why: why.to_string(), parent }.into())
 }
 
 /// Returns the user that this process runs as.

@@ -36,6 +36,24 @@ pub enum Unreachable {
         /// Why.
         why: String,
     },
+    /// The file of a living broker's socket was removed, and the broker cannot bind the socket again. It serves those
+    /// that are connected.
+    #[error(
+        "the broker with pid {pid} cannot be reached: its socket {} was removed, and the directory {} cannot be used: {why}",
+        socket.display(), directory.display()
+    )]
+    Unbound {
+        /// The socket.
+        socket: PathBuf,
+        /// The broker's pid.
+        pid: u32,
+        /// The directory of the socket.
+        directory: PathBuf,
+        /// What is wrong with it.
+        why: String,
+        /// Its parent, if that is missing.
+        parent: Option<PathBuf>,
+    },
     /// The broker of this connection is gone. Mapped memory stays readable; names are lost. A call in progress may have
     /// taken effect.
     #[error("the broker at {} is gone", socket.display())]
@@ -194,6 +212,8 @@ impl Unreachable {
             Self::NotStarted { .. } => ErrorKind::Unreachable.help("broker-not-started", "run `partywall serve` to see why, and `partywall doctor`"),
             Self::NoAnswer { why, .. } if why == NO_SOCKET => ErrorKind::Unreachable.help("connection-refused", "nothing is shared there yet: `partywall put` and `partywall serve` start a broker; if one should run, check --domain and PARTYWALL_SOCKET"),
             Self::NoAnswer { .. } => ErrorKind::Unreachable.help("connection-refused", "start one with `partywall serve`, or check --domain and PARTYWALL_SOCKET"),
+            Self::Unbound { parent: Some(parent), .. } => ErrorKind::Unreachable.help("socket-removed", format!("make it again (`mkdir -p {}`, with its former owner and mode): the broker then binds its socket within 2 s", parent.display())),
+            Self::Unbound { directory, .. } => ErrorKind::Unreachable.help("socket-removed", format!("give it back to the broker's user alone (mode 0700, or 0711 with --allow-uid), or remove it (`rmdir {}`): the broker then binds its socket within 2 s", directory.display())),
             Self::Gone { .. } => ErrorKind::Unreachable.help("broker-gone", "connect again; the owners of names must create them again"),
             Self::Version { .. } => ErrorKind::Unreachable.help("version-mismatch", "run `partywall stop --force` (it drops all names), then try again"),
             Self::UnsafeDirectory { path, .. } => ErrorKind::Unreachable.help("unsafe-directory", format!("give only your user access (chmod 700 {}) if it is yours, or set PARTYWALL_SOCKET to a socket in another directory", path.display())),
