@@ -3,18 +3,26 @@
 use std::{
     fs::{self, DirBuilder, File, Metadata, OpenOptions},
     io::{self, Write},
-    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
+    os::{
+        fd::{AsRawFd, RawFd},
+        unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
+    },
     path::{Path, PathBuf},
     sync::{Mutex, MutexGuard},
 };
 
-use partywall_os::lock::IgnorePoison;
+use partywall_os::{Errno, lock::IgnorePoison};
+use rustix::fs::{FlockOperation, fcntl_lock};
 
 /// A log file that is renamed to `<path>.1` when it is full, replacing the previous `<path>.1`. Both files together
 /// never exceed twice [`RotatingLog::FILE_BYTES`].
 ///
 /// Another program may rename, remove or truncate the file, as logrotate does: the next line then begins a new file at
 /// the same path.
+///
+/// One broker writes a file at a time: it holds a lock on the file (fcntl(2)). The lock belongs to the table of file
+/// descriptors, which a supervisor shares with its workers, so each of them may open the log. Closing any descriptor of
+/// the file gives the lock up, as a worker does with what its predecessor has left, so each line takes it again.
 ///
 /// `&RotatingLog` writes too, so an `Arc` of it is a writer for `tracing_subscriber`. One call of [`Write::write`] is
 /// one line. A line is never split between the files. A line longer than a file is cut off.
@@ -38,7 +46,7 @@ impl RotatingLog {
     /// Opens the log at `path` to append to it. Creates the file and its directories if needed, for this user alone.
     ///
     /// # Errors
-    /// As mkdir(2) and open(2).
+    /// As mkdir(2) and open(2); [`ErrorKind::ResourceBusy`](io::ErrorKind::ResourceBusy) if another broker writes it.
     pub fn open(path: impl Into<PathBuf>) -> io::Result<Self> {
         Self::with_limit(path.into(), Self::FILE_BYTES)
     }
@@ -53,6 +61,11 @@ impl RotatingLog {
         &self.path
     }
 
+    /// Returns the number of the open file.
+    pub(crate) fn number(&self) -> RawFd {
+        self.state().file.as_raw_fd()
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         // A panic while a line is written leaves at worst half a line.
         self.state.lock().ignore_poison()
@@ -63,7 +76,7 @@ impl Write for &RotatingLog {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let kept = &line[..line.len().min(usize::try_from(self.limit).unwrap_or(usize::MAX))];
         let mut state = self.state();
-        state.follow(&self.path);
+        state.follow(&self.path)?;
         if state.bytes + kept.len() as u64 > self.limit {
             let mut former = self.path.clone().into_os_string();
             former.push(".1");
@@ -88,12 +101,27 @@ impl State {
         DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
         let file = OpenOptions::new().append(true).create(true).mode(0o600).open(path)?;
         let bytes = file.metadata()?.len();
-        Ok(Self { file, bytes })
+        let state = Self { file, bytes };
+        state.lock()?;
+        Ok(state)
+    }
+
+    /// Takes the lock on the file, or keeps it. Where the file system has no locks, the file is taken to be this broker's.
+    fn lock(&self) -> io::Result<()> {
+        match fcntl_lock(&self.file, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::AGAIN | Errno::ACCESS) => {
+                Err(io::Error::new(io::ErrorKind::ResourceBusy, "another broker writes this file"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Opens the log anew if another file, or none, is at its path by now. If that fails, the log goes on in the former
     /// file.
-    fn follow(&mut self, path: &Path) {
+    ///
+    /// # Errors
+    /// [`State::lock`]'s, if another broker has begun to write the file.
+    fn follow(&mut self, path: &Path) -> io::Result<()> {
         let identity = |file: &Metadata| (file.dev(), file.ino());
         match (fs::metadata(path), self.file.metadata()) {
             // It may have been truncated.
@@ -104,6 +132,7 @@ impl State {
                 }
             }
         }
+        self.lock()
     }
 }
 

@@ -43,6 +43,7 @@ use crate::{
     bind::Place,
     config::Resolved,
     journal::Journal,
+    log::RotatingLog,
     page::Page,
     replacement::{self, Continuation, Handover},
     server::Supervised,
@@ -61,6 +62,8 @@ pub struct Supervisor {
     continues: bool,
     /// The file of that program, until the first worker of this one serves.
     former: Option<OwnedFd>,
+    /// Keeps the lock on the log while no worker writes it.
+    log: Option<RotatingLog>,
 }
 
 /// What a supervisor calls because it is unsafe, or because a test does it in another way.
@@ -184,7 +187,7 @@ impl Supervisor {
         let place = Place::for_broker(&config, listener)?;
         let supervised = Supervised::new(journal, page.clone(), Arc::clone(&poke), std::process::id(), signals.stray);
         let worker = Worker { config, limits, place, supervised, of_supervisor: BTreeSet::new() };
-        Ok(Self { worker: Some(worker), page, poke, signals, continues: false, former: None })
+        Ok(Self { worker: Some(worker), page, poke, signals, continues: false, former: None, log: None })
     }
 
     /// Continues in the process of a supervisor that has executed this program. `left` is what that had open. If this
@@ -232,7 +235,17 @@ impl Supervisor {
         let supervised = Supervised::new(journal, page.clone(), Arc::clone(&poke), std::process::id(), signals.stray);
         let worker = Worker { config, limits, place, supervised, of_supervisor };
         page.clear_ready();
-        Ok(Self { worker: Some(worker), page, poke, signals, continues: true, former: former_file })
+        Ok(Self { worker: Some(worker), page, poke, signals, continues: true, former: former_file, log: None })
+    }
+
+    /// Has the workers report this log. Each of them opens it for itself. The supervisor never writes it, and keeps it
+    /// open, so that no other broker takes it.
+    pub fn keep_log(&mut self, log: RotatingLog) {
+        if let Some(worker) = &mut self.worker {
+            worker.config.log_path = Some(log.path().to_owned());
+            worker.of_supervisor.insert(log.number());
+        }
+        self.log = Some(log);
     }
 
     /// Starts workers until one of them ends the domain.
@@ -389,6 +402,8 @@ impl Supervisor {
         let former = if may_return { replacement::this_program().ok() } else { None };
         let mut of_supervisor = worker.of_supervisor.clone();
         of_supervisor.remove(&program);
+        // The next program opens the log anew, under any number.
+        self.log.iter().for_each(|log| _ = of_supervisor.remove(&log.number()));
         let handover = Handover {
             listener: worker.place.listener.as_raw_fd(),
             file: worker.place.file.clone(),

@@ -85,9 +85,7 @@ fn find(context: &Context) -> Result<(PathBuf, Broker), Failure> {
     let location = options.location()?;
     // A broker that cannot be reached is itself a reason to read its log.
     let Some(status) = options.connect().and_then(|domain| domain.status()).ok() else {
-        let places = location.logs();
-        let path = places.iter().find(|path| path.exists() || predecessor(path).exists()).unwrap_or(&places[0]).clone();
-        return Ok((path, Broker { pid: None, pidfd: None, location }));
+        return Ok((latest(location.logs()), Broker { pid: None, pidfd: None, location }));
     };
     let Some(path) = status.log.as_ref().map(PathBuf::from) else {
         let what = format!("the broker with pid {} keeps no log", status.pid);
@@ -97,6 +95,15 @@ fn find(context: &Context) -> Result<(PathBuf, Broker), Failure> {
     // The pid of a broker in another PID namespace means nothing here.
     let pidfd = partywall::broker_pid(&location).ok().flatten().and_then(|pid| process::pidfd(pid).ok());
     Ok((path, Broker { pid: Some(status.pid), pidfd, location }))
+}
+
+/// Returns the log that was written last. A broker writes beside its socket if it cannot write in the usual place, such
+/// as when another broker writes the log there.
+fn latest(places: Vec<PathBuf>) -> PathBuf {
+    let written = |path: &Path| fs::metadata(path).and_then(|file| file.modified()).ok();
+    let last = |path: &PathBuf| written(path).max(written(&predecessor(path)));
+    // Of equals, as of logs that do not exist, the first is the usual place.
+    places.into_iter().rev().max_by_key(last).unwrap_or_default()
 }
 
 /// The process that writes the log.

@@ -242,14 +242,18 @@ fn serve(
         Some(Purpose::Continue(continuation)) => Some((continuation, daemon::left_open()?)),
         _ => None,
     };
-    // The supervisor only makes sure that a log can be written. Each worker opens it for itself.
-    let log = if arguments.of_a_lab.is_some() { None } else { try_log(context, location) };
-    let config = config(arguments, location, log.clone());
+    let config = config(arguments, location);
     let supervisor = match left {
         Some((continuation, left)) => Supervisor::resume(config, continuation, left, execute),
         None => Supervisor::bind(config, listener),
     };
-    let supervisor = supervisor.map_err(failure)?;
+    let mut supervisor = supervisor.map_err(failure)?;
+    // Not before it is certain that no broker listens there, which would have another log then.
+    let opened = if arguments.of_a_lab.is_some() { None } else { try_log(context, location) };
+    let log = opened.as_ref().map(|log| log.path().to_owned());
+    if let Some(opened) = opened {
+        supervisor.keep_log(opened);
+    }
     if let Some(lab) = arguments.of_a_lab {
         let refused = |errno| Failure::system("asking for a signal", errno);
         set_parent_process_death_signal(Some(Signal::TERM)).map_err(refused)?;
@@ -327,7 +331,7 @@ fn work(worker: Worker, left: LeftOpen, log: Option<&Path>) -> u8 {
 
 /// Says to the broker that has executed this program whether this program can continue for it.
 fn answer(arguments: &Arguments, location: &Location, check: Check) -> Result<(), Failure> {
-    let answered = check.answer(&config(arguments, location, None), |_| ());
+    let answered = check.answer(&config(arguments, location), |_| ());
     answered.map(drop).map_err(|errno| Failure::system("answering the broker", errno))
 }
 
@@ -348,7 +352,7 @@ fn check_memory(check: MemoryCheck) -> Result<(), Failure> {
 
 /// Says whether a broker can start.
 fn check(context: &Context, arguments: &Arguments, location: &Location) -> Result<(), Failure> {
-    Broker::check(&config(arguments, location, None)).map_err(failure)?;
+    Broker::check(&config(arguments, location)).map_err(failure)?;
     let Location { domain, socket, .. } = location;
     let log = absolute_logs(location).into_iter().next().unwrap_or_default();
     let text = format!("a broker of domain {domain:?} can listen at {}; log in {}", socket.display(), log.display());
@@ -362,22 +366,25 @@ fn absolute_logs(location: &Location) -> Vec<PathBuf> {
     location.logs().into_iter().map(|log| std::path::absolute(&log).unwrap_or(log)).collect()
 }
 
-/// Returns the first path at which a log can be written, with a remark if that is not the usual place; `None` with a
-/// remark if there is none.
-fn try_log(context: &Context, location: &Location) -> Option<PathBuf> {
+/// Returns the first log that can be written, with a remark if it is not in the usual place; `None` with a remark if
+/// there is none. A log that another broker writes cannot: that broker sees another directory at the path of its socket
+/// (containers, `PrivateTmp=`), so the logs beside the sockets are different ones.
+fn try_log(context: &Context, location: &Location) -> Option<RotatingLog> {
     let mut failed: Vec<String> = Vec::new();
-    let found = absolute_logs(location).into_iter().find(|log| match RotatingLog::open(log) {
-        Ok(_) => true,
+    let found = absolute_logs(location).into_iter().find_map(|log| match RotatingLog::open(&log) {
+        Ok(log) => Some(log),
         Err(error) => {
             failed.push(format!("{}: {error}", log.display()));
-            false
+            None
         }
     });
     // The broker starts without a log too.
     if !failed.is_empty() {
         let failed = failed.join("; ");
         context.output().remark(match &found {
-            Some(log) => format!("the log is in {}, because another place cannot be used: {failed}", log.display()),
+            Some(log) => {
+                format!("the log is in {}, because another place cannot be used: {failed}", log.path().display())
+            }
             None => format!("no log is written: {failed}"),
         });
     }
@@ -428,7 +435,7 @@ fn parse_members(text: &str) -> Result<u64, String> {
     }
 }
 
-fn config(arguments: &Arguments, location: &Location, log: Option<PathBuf>) -> Config {
+fn config(arguments: &Arguments, location: &Location) -> Config {
     let settings = &arguments.settings;
     let defaults = Limits::default();
     let config = Config::new(&location.socket, &location.domain, partywall::VERSION);
@@ -467,7 +474,6 @@ fn config(arguments: &Arguments, location: &Location, log: Option<PathBuf>) -> C
         settle: Duration::from_millis(settings.settle_ms),
         unproven_after: settings.unproven_after,
         handshake_timeout: Duration::from_millis(settings.handshake_timeout_ms),
-        log_path: log,
         checks_memory: true,
         starter_holds_lock: arguments.starter_holds_lock,
         ..config

@@ -16,7 +16,8 @@ use partywall_harness::{
     Running, Sandbox, Signal, WATCHDOG, assert_contains, binary, commit, eventually, kill, pidfd_of,
 };
 use partywall_os::process;
-use serde_json::Value;
+use rustix::fs::FlockOperation;
+use serde_json::{Value, json};
 
 fn mode(path: impl AsRef<Path>) -> u32 {
     fs::symlink_metadata(path).unwrap().permissions().mode() & 0o7777
@@ -230,6 +231,68 @@ fn log_goes_on_after_it_was_rotated_by_another_program() {
     serve.signal(Signal::TERM);
     serve.wait().expect(0);
     assert!(follower.wait().expect(0).text().contains("has ended exit="));
+}
+
+#[test]
+fn log_that_another_broker_writes_is_left_to_it() {
+    let sandbox = Sandbox::new();
+    let log = sandbox.log();
+    fs::create_dir_all(log.parent().unwrap()).unwrap();
+    let of_another = fs::File::create(&log).unwrap();
+    let lock = |file: &fs::File| rustix::fs::fcntl_lock(file, FlockOperation::NonBlockingLockExclusive);
+    lock(&of_another).unwrap();
+    let mut serve = sandbox.spawn(["serve", "--json"]);
+    let ready: Value = serde_json::from_str(&serve.line()).unwrap();
+    let beside = sandbox.socket().parent().unwrap().join(log.file_name().unwrap());
+    let status = sandbox.json(["status"]);
+    assert_eq!([&ready["log"], &status["log"]], [beside.to_str().unwrap(); 2]);
+    assert!(sandbox.run(["logs"]).expect(0).text().contains("listening"));
+
+    // Its own log is its alone, with each worker and after a rotation.
+    let is_free = || lock(&fs::File::options().append(true).open(&beside).unwrap()).is_ok();
+    assert!(!is_free());
+    kill(u32::try_from(status["pid"].as_u64().unwrap()).unwrap());
+    eventually("the next worker serves", || sandbox.json(["status"])["restarts"] == 1);
+    serve.signal(Signal::HUP);
+    let says = |what: &str| fs::read_to_string(&beside).is_ok_and(|log| log.contains(what));
+    eventually("it has noted the signal", || says("SIGHUP"));
+    assert!(!is_free());
+    fs::rename(&beside, beside.with_extension("log.1")).unwrap();
+    serve.signal(Signal::USR1);
+    eventually("the next log has begun", || says("signal=10"));
+    assert!(!is_free());
+    serve.signal(Signal::TERM);
+    let ended = serve.wait().expect(0);
+    assert!(ended.stderr.contains("another broker writes this file"), "{ended:?}");
+    assert!(is_free());
+    assert_eq!(fs::read(&log).unwrap(), b"");
+    // Without a broker, what was written last is shown.
+    assert!(sandbox.run(["logs"]).expect(0).text().contains("has ended exit="));
+    drop(of_another);
+    sandbox.broker();
+    assert_eq!(sandbox.json(["status"])["log"], log.to_str().unwrap());
+    for file in [&beside, &beside.with_extension("log.1")] {
+        fs::remove_file(file).unwrap();
+    }
+}
+
+#[test]
+fn needs_namespaces_brokers_at_one_path_in_two_mount_namespaces_write_two_logs() {
+    let sandbox = Sandbox::new();
+    sandbox.broker();
+    let directory = sandbox.socket().parent().unwrap().to_owned();
+    let script =
+        format!("mount -t tmpfs -o mode=700 none {}; exec \"$PARTYWALL_BIN\" serve --json", directory.display());
+    let mut inside = sandbox.program("unshare");
+    inside.args(["--user", "--map-root-user", "--mount", "sh", "-ec", &script]);
+    let mut inside = Running::spawn(&mut inside);
+    let ready: Value = serde_json::from_str(&inside.line()).unwrap();
+    let beside = directory.join(sandbox.log().file_name().unwrap());
+    assert_eq!((&ready["log"], &sandbox.json(["status"])["log"]), (&json!(beside), &json!(sandbox.log())));
+    inside.signal(Signal::TERM);
+    inside.wait().expect(0);
+    assert!(!beside.exists(), "it was in the other directory");
+    assert_eq!(fs::read_to_string(sandbox.log()).unwrap().matches("listening").count(), 1);
 }
 
 #[test]
