@@ -196,7 +196,8 @@ class Segment(Interruptible[_native.Segment], Named[_native.Segment], Tensors):
         return self._native.tensors()
 
     def close(self) -> None:
-        """Releases the lease: immediately if no tensor is in use, else when the last of them is dropped.
+        """Releases the lease: immediately if no tensor is in use, else when the last of them is dropped. If this object
+        has committed the name, and it is not kept, the name ends then, too.
 
         Waits for the work of this process on the GPU that has the memory. Calling it again does nothing.
         """
