@@ -93,6 +93,8 @@ fn killed_producer_leaves_its_array_to_the_others() {
         assert!(lines[read_on]["rounds"].as_u64() >= Some(1));
         assert_eq!(lines[open]["name"], lines[of("producer", "commit")]["name"]);
     }
+    // Otherwise the end of the sandbox would wait for its idle exit.
+    sandbox.run(["stop", "--domain", "simulated"]).expect(0);
 }
 
 #[test]

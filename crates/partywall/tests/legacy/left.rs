@@ -20,7 +20,7 @@ use super::{
 };
 
 /// How many publications a test leaves. A member may wait for 1,024 events.
-const MANY: usize = 3000;
+const MANY: usize = 1200;
 
 fn name(number: usize) -> String {
     format!("payload/{number}")
