@@ -7,6 +7,7 @@
 use std::{
     fs,
     io::{BufRead, BufReader, Read, Write},
+    net::Shutdown,
     os::unix::{
         net::{UnixListener, UnixStream},
         process::CommandExt,
@@ -172,6 +173,8 @@ fn ask(pipes: &Path) {
         finish("Cannot find MPS control daemon process", 1);
     };
     stream.write_all(request.as_bytes()).unwrap();
+    // Without it the daemon would wait for the request of a program that was killed before it made one.
+    stream.shutdown(Shutdown::Write).unwrap();
     let mut answer = String::new();
     let _ = stream.read_to_string(&mut answer);
     finish(answer.trim_end(), 0);
