@@ -36,8 +36,8 @@ const STAYS: [&str; 5] = [
 const C_EXAMPLE: &str = "crates/partywall/examples/descriptors.c";
 const RUN: &str = include_str!("gpu_bundle_run.sh");
 
-/// The profile of its programs, which leaves out debugging information.
-const PROFILE: &str = "release";
+/// The profile of its programs: that of what a release ships.
+const PROFILE: &str = "dist";
 
 /// The largest size of a bundle, so that it can be sent to a borrowed machine.
 const MOST_BYTES: u64 = 40 << 20;
