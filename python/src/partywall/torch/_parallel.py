@@ -66,8 +66,11 @@ def spare_read_only() -> None:
 
 def _read_only(module: Any) -> set[str]:
     """Returns the names of the parameters and buffers of a module that this process can only read."""
-    tensors = [
-        *module.named_parameters(remove_duplicate=False),
-        *module.named_buffers(remove_duplicate=False),
-    ]
+    # As torch finds them: a module under several names, or one that contains itself, has those of its first name.
+    tensors = (
+        (f"{path}.{name}" if path else name, tensor)
+        for path, part in module.named_modules()
+        for name, tensor in (*part._parameters.items(), *part._buffers.items())
+        if tensor is not None
+    )
     return {name for name, tensor in tensors if _native.read_only_at(address(tensor)) is not None}
