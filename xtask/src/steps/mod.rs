@@ -94,7 +94,7 @@ const CHECK: &[Step] = &[
     Step { name: "clippy", about: "clippy, with warnings as errors", lane: Lane::Main, run: sources::clippy },
     Step {
         name: "unit-tests",
-        about: "unit tests of the crates that changed since main, and of those that depend on them",
+        about: "unit tests of the crates that changed since main",
         lane: Lane::Main,
         run: rust::unit_tests_of_changes,
     },

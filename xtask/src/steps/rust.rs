@@ -5,12 +5,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
 
-use serde_json::json;
-
 use super::Outcome;
 use crate::changes;
 use crate::fuzz;
-use crate::tools::{self, Workspace};
+use crate::tools::{self, Package, Workspace};
 
 /// The variable that names the library in place of the vendor's driver.
 pub(super) const LIBCUDA: &str = "PARTYWALL_LIBCUDA";
@@ -227,40 +225,65 @@ pub(super) fn doc_tests(workspace: &Workspace) -> Outcome {
     run().into()
 }
 
-/// Runs the unit tests of the packages that changed, and of those that depend on them.
+/// Runs the unit tests of the packages that changed.
+///
+/// Those of the packages that depend on them would take minutes to compile after a change of a low one; clippy compiles
+/// all of these packages, and `test` runs their tests. One package is built alone, as while it is developed. For several,
+/// cargo would select other features of their dependencies each time, so all packages are built.
 pub(super) fn unit_tests_of_changes(workspace: &Workspace) -> Outcome {
-    let packages = match changes::packages(workspace) {
-        Ok(packages) if packages.is_empty() => return Outcome::Skipped("no crate has changed".to_owned()),
-        Ok(packages) => packages,
+    let names = match changes::packages(workspace) {
+        Ok(names) if names.is_empty() => return Outcome::Skipped("no crate has changed".to_owned()),
+        Ok(names) => names,
         Err(message) => return Outcome::Failed(message),
     };
-    workspace.say(&format!("changed: {}", packages.join(", ")));
+    workspace.say(&format!("changed: {}", names.join(", ")));
+    let mut words = Vec::new();
+    let built = match &names[..] {
+        [name] => {
+            words.extend(["--package", name]);
+            workspace.packages.iter().filter(|package| package.name == *name).collect::<Vec<_>>()
+        }
+        _ => {
+            words.push(PACKAGES);
+            workspace.packages.iter().collect()
+        }
+    };
+    let mut targets: Vec<_> = built.iter().flat_map(|package| unit_tests(package)).collect();
+    // Cargo takes this option once.
+    targets.sort_by_key(|words| *words != [LIBRARY]);
+    targets.dedup();
+    if targets.is_empty() {
+        return Outcome::Skipped(format!("{} has no unit tests", names.join(", ")));
+    }
+    words.extend(targets.concat());
+    if built.len() > 1 {
+        let untested = built.iter().filter(|package| unit_tests(package).is_empty());
+        words.extend(untested.flat_map(|package| ["--exclude", &package.name]));
+    }
     let mut command = if tools::has_nextest(workspace) {
-        let expression = packages.iter().map(|package| format!("rdeps(={package})")).collect::<Vec<_>>().join(" | ");
+        let expression = names.iter().map(|name| format!("package(={name})")).collect::<Vec<_>>().join(" | ");
         workspace.cargo(["nextest", "run", "--no-fail-fast", "--no-tests", "pass", "-E", &expression])
     } else {
         workspace.cargo(["test", "--no-fail-fast"])
     };
-    command.arg(PACKAGES).args(unit_tests(workspace));
-    workspace.run(in_test_environment(workspace, &mut command)).into()
+    workspace.run(in_test_environment(workspace, command.args(words))).into()
 }
 
-/// Returns the arguments that select the targets with unit tests. With `--lib` and `--bins` alone, cargo would compile the
-/// tests of targets that have none.
-fn unit_tests(workspace: &Workspace) -> Vec<&str> {
-    let mut words = vec!["--lib"];
-    for package in &workspace.packages {
-        let targets = package.manifest["targets"].as_array().into_iter().flatten();
-        let tested: Vec<_> =
-            targets.filter(|target| target["test"] == true && target["kind"] != json!(["test"])).collect();
-        let programs = tested.iter().filter(|target| target["kind"] == json!(["bin"]));
-        words.extend(programs.filter_map(|program| program["name"].as_str()).flat_map(|name| ["--bin", name]));
-        if tested.is_empty() {
-            words.extend(["--exclude", &package.name]);
-        }
-    }
-    words
+/// Returns the arguments that select each target of a package with unit tests. With `--lib` and `--bins` alone, cargo
+/// would compile the tests of targets that have none.
+fn unit_tests(package: &Package) -> Vec<Vec<&str>> {
+    let targets = package.manifest["targets"].as_array().into_iter().flatten().filter(|target| target["test"] == true);
+    targets
+        .filter_map(|target| match target["kind"][0].as_str() {
+            Some("lib") => Some(vec![LIBRARY]),
+            Some("bin") => Some(vec!["--bin", target["name"].as_str()?]),
+            _ => None,
+        })
+        .collect()
 }
+
+/// The argument that selects libraries.
+const LIBRARY: &str = "--lib";
 
 /// Runs the models of shared words, whose names contain `models`. All code is compiled with another flag, so they have
 /// a target directory of their own.
