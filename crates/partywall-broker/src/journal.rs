@@ -174,9 +174,10 @@ impl Journal {
         self.snapshot == 0
     }
 
-    /// Returns whether the records take so much more memory than the snapshot that a new one is worth its time.
+    /// Returns whether the records take so much memory that a new snapshot is worth its time: a restarted worker repeats
+    /// each record, which takes several times as long as reading the same bytes of a snapshot.
     pub(crate) fn is_long(&self) -> bool {
-        self.end - self.snapshot_bytes > self.retry_at.max(MIN_RECORDS).max(2 * self.snapshot_bytes)
+        self.end - self.snapshot_bytes > self.retry_at.max(MIN_RECORDS).max(self.snapshot_bytes / 2)
     }
 
     /// Begins the journal anew with a snapshot. If this fails, the journal goes on as it was.

@@ -34,6 +34,7 @@ pub(super) struct Cells {
     areas: BTreeMap<Area, Free>,
     /// Shared timelines that do not exist any more, by their slabs.
     ended: BTreeSet<u32>,
+    #[serde(deserialize_with = "super::coding::ordered")]
     pub(super) used: BTreeMap<CellId, Cell>,
     /// Cells that have ended, but may still be written.
     pub(super) restless: BTreeSet<CellId>,

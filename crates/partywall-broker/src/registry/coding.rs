@@ -2,7 +2,17 @@
 
 use std::{fmt, sync::Arc};
 
-use serde::{Deserializer, Serializer, de};
+use serde::{Deserialize, Deserializer, Serializer, de};
+
+/// Decodes a map or a set that may be large. What was written is in order, so the tree is built at once; serde would
+/// insert one element after the other, which takes most of the time of a restart.
+pub(super) fn ordered<'de, D, C>(deserializer: D) -> Result<C, D::Error>
+where
+    D: Deserializer<'de>,
+    C: IntoIterator<Item: Deserialize<'de>> + FromIterator<C::Item>,
+{
+    Ok(Vec::<C::Item>::deserialize(deserializer)?.into_iter().collect())
+}
 
 /// Bytes in one piece. The encoding equals that of a sequence of numbers, without a call for each number.
 pub(super) mod bytes {

@@ -102,12 +102,16 @@ pub(crate) struct Registry {
     members: BTreeMap<MemberId, Member>,
     rows: Rows,
     /// Entries with a version, a claim or a waiting request; others are removed ([`Registry::drop_unreferenced`]).
+    #[serde(deserialize_with = "coding::ordered")]
     entries: BTreeMap<Name, Entry>,
+    #[serde(deserialize_with = "coding::ordered")]
     version_leases: BTreeMap<LeaseId, VersionLease>,
     claims: BTreeMap<ClaimId, Claim>,
+    #[serde(deserialize_with = "coding::ordered")]
     timelines: BTreeMap<Name, Timeline>,
     semaphores: BTreeMap<Name, Semaphore>,
     /// Leases on timelines and semaphores.
+    #[serde(deserialize_with = "coding::ordered")]
     object_leases: BTreeMap<LeaseId, ObjectLease>,
     cells: Cells,
     /// Always equal to a recount.

@@ -34,16 +34,20 @@ pub(super) struct Member {
     /// repetition, if it does more than ask.
     pub(super) last_request: RequestId,
     /// Leases on versions.
+    #[serde(deserialize_with = "super::coding::ordered")]
     pub(super) version_leases: BTreeSet<LeaseId>,
     /// Versions whose names it keeps without a lease, until the versions are closed.
     pub(super) names: BTreeSet<(Name, u64)>,
     /// Leases on timelines and semaphores.
+    #[serde(deserialize_with = "super::coding::ordered")]
     pub(super) object_leases: BTreeSet<LeaseId>,
     /// Cells that it and its streams may store in.
+    #[serde(deserialize_with = "super::coding::ordered")]
     pub(super) cells: BTreeSet<CellId>,
     /// The last request that was granted, if it created neither lease nor claim, and its answer.
     pub(super) answered: Option<(RequestId, Answer)>,
     pub(super) claims: BTreeSet<ClaimId>,
+    #[serde(deserialize_with = "super::coding::ordered")]
     pub(super) waits: BTreeMap<RequestId, (WaitId, Waiting)>,
     /// Bytes of the versions it holds leases on, each counted once.
     pub(super) bytes: u64,
