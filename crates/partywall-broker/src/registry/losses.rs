@@ -31,7 +31,7 @@ impl Registry {
     pub(crate) fn chunks_at(&self, place: Place) -> Vec<FdId> {
         let versions = self.entries.values().flat_map(|entry| entry.versions.values());
         let is_there = |version: &&Version| version.memory.place == place && !version.is_lost();
-        let there = versions.filter(|version| place.needs_driver() && is_there(version));
+        let there = versions.map(Box::as_ref).filter(|version| place.needs_driver() && is_there(version));
         there.filter_map(Version::first_chunk).collect()
     }
 

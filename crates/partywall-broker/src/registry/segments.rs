@@ -60,7 +60,7 @@ impl Registry {
             notice: None,
             stale: None,
         };
-        entry.versions.insert(number, version);
+        entry.versions.insert(number, Box::new(version));
         if let Some(record) = owner.and_then(|owner| self.members.get_mut(&owner)) {
             record.names.insert((name.clone(), number));
         }
@@ -241,7 +241,8 @@ impl Registry {
         let Some(entry) = self.entries.get_mut(&name).filter(|entry| entry.latest == Some(number)) else {
             return false;
         };
-        let leaves = |version: &&mut Version| version.ends_with(lease) && !(version.is_legacy() && version.is_owned());
+        let leaves =
+            |version: &&mut Box<Version>| version.ends_with(lease) && !(version.is_legacy() && version.is_owned());
         let Some(version) = entry.versions.get_mut(&number).filter(leaves) else { return false };
         version.keeper = Some(member);
         if let Some(record) = self.members.get_mut(&member) {
@@ -336,7 +337,7 @@ impl Registry {
         let number = held.version;
         let Some(entry) = self.entries.get_mut(&name) else { return };
         let is_latest = entry.latest == Some(number);
-        let ends = |version: &&mut Version| version.ends_with(lease);
+        let ends = |version: &&mut Box<Version>| version.ends_with(lease);
         let Some(version) = entry.versions.get_mut(&number).filter(ends) else { return };
         if is_latest {
             self.withdraw(&name, ending, by, None, out);
@@ -500,11 +501,11 @@ impl Registry {
     }
 
     pub(super) fn version(&self, name: &Name, number: u64) -> Option<&Version> {
-        self.entries.get(name)?.versions.get(&number)
+        self.entries.get(name)?.versions.get(&number).map(Box::as_ref)
     }
 
     pub(super) fn version_mut(&mut self, name: &Name, number: u64) -> Option<&mut Version> {
-        self.entries.get_mut(name)?.versions.get_mut(&number)
+        self.entries.get_mut(name)?.versions.get_mut(&number).map(Box::as_mut)
     }
 
     /// Returns a member's lease on a version.

@@ -198,8 +198,9 @@ pub(super) struct Entry {
     pub(super) last: u64,
     /// The version that an open without a number returns. Always in `versions`.
     pub(super) latest: Option<u64>,
-    /// Versions whose memory is held: the latest, and those with leases of members or queues.
-    pub(super) versions: BTreeMap<u64, Version>,
+    /// Versions whose memory is held: the latest, and those with leases of members or queues. In boxes, because a map
+    /// has room for eleven values even if it has one, as most names do.
+    pub(super) versions: BTreeMap<u64, Box<Version>>,
     /// The claim of the member that builds. Requests wait to build only while this is set and `latest` is absent.
     pub(super) claim: Option<ClaimId>,
     /// Waiting requests, in order of arrival.

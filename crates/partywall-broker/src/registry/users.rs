@@ -121,7 +121,7 @@ impl Registry {
     pub(super) fn check_new_timeline(&self, member: MemberId, name: &Name) -> Result<(), Refused> {
         let is_used = |version: &Version| version.memory.control.is_some() && version.holders.contains_key(&member);
         // The name may be another user's by now, and the removed topic still in use.
-        self.check_names_above(member, name, |entry| entry.versions.values().any(is_used))
+        self.check_names_above(member, name, |entry| entry.versions.values().any(|version| is_used(version)))
     }
 
     fn check_names_above(
