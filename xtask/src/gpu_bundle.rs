@@ -60,7 +60,7 @@ pub(crate) fn build(workspace: &Workspace) -> Result<(), String> {
     pack(&built, &bundle, &commit(workspace)).map_err(failed)?;
     fs::copy(rival.join("release").join(RIVAL[1]), bundle.join(RIVAL[1])).map_err(failed)?;
     pack_python(workspace, &bundle).map_err(failed)?;
-    Environment::fresh(workspace)?.wheel(PROFILE, &bundle)?;
+    Environment::fresh(workspace)?.wheel("./python", PROFILE, &bundle)?;
     weigh(&bundle)
 }
 

@@ -259,7 +259,7 @@ const LONG: &[Step] = &[
     },
     Step {
         name: "wheel",
-        about: "the Python package as its users build it: optimised, installed and tested",
+        about: "the Python package and the lab as their users build them: optimised, installed and tested",
         lane: Lane::Main,
         run: python::wheel,
     },

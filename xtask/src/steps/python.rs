@@ -51,13 +51,16 @@ pub(super) fn on_simulated_gpu(workspace: &Workspace) -> Outcome {
     })
 }
 
-/// Builds the wheel as its users do, optimised and with a program of its own, and tests it on host memory.
+/// Builds the wheels as their users do, optimised and with programs of their own, and tests them on host memory.
 pub(super) fn wheel(workspace: &Workspace) -> Outcome {
     let folder = workspace.target.join("wheels");
     in_environment(workspace, |environment| {
-        environment.wheel(OPTIMISED, &folder)?;
-        environment.install_wheel(&folder)?;
-        environment.test_at_once("python/tests/host", &[])
+        environment.wheel("./python", OPTIMISED, &folder)?;
+        environment.install_wheel("partywall", &folder)?;
+        environment.test_at_once("python/tests/host", &[])?;
+        environment.wheel("./python/lab", OPTIMISED, &folder)?;
+        environment.install_wheel("partywall-lab", &folder)?;
+        environment.test_at_once("python/tests/lab", &[])
     })
 }
 
@@ -132,20 +135,19 @@ impl<'a> Environment<'a> {
         self.workspace.run(&mut command)
     }
 
-    /// Builds the wheel for other machines into `folder`.
-    pub(crate) fn wheel(&self, profile: &str, folder: &Path) -> Result<(), String> {
-        let words = "-m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps ./python -w";
+    /// Builds the wheel of a project for other machines into `folder`.
+    pub(crate) fn wheel(&self, project: &str, profile: &str, folder: &Path) -> Result<(), String> {
+        let words = "-m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps -w";
         // The wheel is named after the oldest C library that it works with, which maturin determines.
         let mut command = self.python(words);
-        command.arg(folder).env("PARTYWALL_PROFILE", profile).env("MATURIN_PEP517_ARGS", "--compatibility pypi");
+        command.arg(folder).arg(project).env("PARTYWALL_PROFILE", profile).env("MATURIN_PEP517_ARGS", "--compatibility pypi");
         self.workspace.run(&mut command)
     }
 
     /// Installs the wheel of a folder in place of what is installed.
-    fn install_wheel(&self, folder: &Path) -> Result<(), String> {
-        let words =
-            "-m pip install --quiet --disable-pip-version-check --force-reinstall --no-index --no-deps partywall";
-        self.workspace.run(self.python(words).arg("--find-links").arg(folder))
+    fn install_wheel(&self, name: &str, folder: &Path) -> Result<(), String> {
+        let words = "-m pip install --quiet --disable-pip-version-check --force-reinstall --no-index --no-deps";
+        self.workspace.run(self.python(words).arg(name).arg("--find-links").arg(folder))
     }
 
     /// Checks the types of the package, including the stubs that the build has generated, and compares the stubs with
