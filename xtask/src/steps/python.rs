@@ -140,7 +140,11 @@ impl<'a> Environment<'a> {
         let words = "-m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps -w";
         // The wheel is named after the oldest C library that it works with, which maturin determines.
         let mut command = self.python(words);
-        command.arg(folder).arg(project).env("PARTYWALL_PROFILE", profile).env("MATURIN_PEP517_ARGS", "--compatibility pypi");
+        command
+            .arg(folder)
+            .arg(project)
+            .env("PARTYWALL_PROFILE", profile)
+            .env("MATURIN_PEP517_ARGS", "--compatibility pypi");
         self.workspace.run(&mut command)
     }
 
