@@ -40,7 +40,7 @@ const RUN: &str = include_str!("gpu_bundle_run.sh");
 const PROFILE: &str = "dist";
 
 /// The largest size of a bundle, so that it can be sent to a borrowed machine.
-const MOST_BYTES: u64 = 40 << 20;
+const MOST_BYTES: u64 = 48 << 20;
 
 /// Builds the programs and packs them into the bundle.
 pub(crate) fn build(workspace: &Workspace) -> Result<(), String> {
