@@ -114,7 +114,7 @@ pub(super) fn shaders(workspace: &Workspace) -> Outcome {
 /// Builds the program as `cargo install` does, without the slow options, and checks its size. With debugging
 /// information it would be several times as large.
 pub(super) fn optimised_binary(workspace: &Workspace) -> Outcome {
-    const MAX_BYTES: u64 = 24 << 20;
+    const MAX_BYTES: u64 = 14 << 20;
     let build = || {
         workspace.run(&mut workspace.cargo(["build", "--profile", OPTIMISED, "-p", "partywall-cli"]))?;
         let program = workspace.target.join(OPTIMISED).join("partywall");
