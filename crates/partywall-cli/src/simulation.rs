@@ -2,7 +2,8 @@
 
 use std::{env, process::Command};
 
-use partywall::cuda::Driver;
+use partywall::{ErrorKind, cuda::Driver};
+use partywall_os::environment;
 
 use crate::{Context, failure::Failure, lab};
 
@@ -14,13 +15,18 @@ pub(crate) const DOMAIN: &str = "simulated";
 /// The environment chooses the driver, so that child processes use the same one.
 ///
 /// # Errors
-/// If `partywall-lab` is missing or cannot be started.
+/// If `partywall-lab` is missing or cannot be started, and in a program with privileges.
 pub fn enter(context: &Context) -> Result<(), Failure> {
     let names_broker = context.domain.is_some() || context.socket.is_some();
     let own_domain =
         env::var_os("PARTYWALL_DOMAIN").is_some_and(|name| name == DOMAIN) && env::var_os("PARTYWALL_SOCKET").is_none();
     if is_chosen() && (names_broker || own_domain) {
         return Ok(());
+    }
+    if environment::is_privileged() {
+        // The next process would ignore the variable, too, and start itself again for ever.
+        let message = "--simulated chooses a driver by the environment, which a program with privileges ignores";
+        return Err(Failure::new(ErrorKind::Refused, message, "run it as a user, without set-user-ID or capabilities"));
     }
     let mut command = Command::new(lab::program("--simulated")?);
     command.env(Driver::LIBRARY_VARIABLE, Driver::SIMULATED);
@@ -32,7 +38,7 @@ pub fn enter(context: &Context) -> Result<(), Failure> {
 
 /// Returns whether this process runs on the simulated driver that `partywall-lab` contains.
 pub(crate) fn is_chosen() -> bool {
-    env::var_os(Driver::LIBRARY_VARIABLE).is_some_and(|library| library == Driver::SIMULATED)
+    environment::place(Driver::LIBRARY_VARIABLE).is_some_and(|library| library == Driver::SIMULATED)
 }
 
 /// Returns the option with which another command uses the same driver: ` --simulated`, or nothing.

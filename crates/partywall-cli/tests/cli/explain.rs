@@ -95,6 +95,7 @@ fn needs_no_gpu_whose_error_names_the_option_for_host_memory_once() {
     sandbox.file("x", "x");
     let said = sandbox.run(["put", "x", "x", "--device", "cuda"]).expect(6).stderr;
     assert_eq!(said.matches("--device host").count(), 1, "{said}");
-    let said = sandbox.run(["put", "x", "x"]).expect(0).stderr;
-    assert_eq!(said.matches("--device host").count(), 1, "{said}");
+    // What `auto` means is in the result; nothing is wrong.
+    let put = sandbox.run(["put", "x", "x"]).expect(0);
+    assert!(put.text().contains("on host") && put.stderr.is_empty(), "{put:?}");
 }
