@@ -4,7 +4,7 @@
 //! | module | holds |
 //! |---|---|
 //! | `commands` | the arguments of `lab` and `bench` |
-//! | [`bench`] | the benchmarks |
+//! | [`mod@bench`] | the benchmarks |
 //! | all others | the labs and their runner |
 //!
 //! Labs are experiments that show how the CUDA driver and Partywall share memory, and how sharing fails.
