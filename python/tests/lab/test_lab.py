@@ -18,7 +18,7 @@ def test_python_uses_the_simulated_gpu_by_its_name(socket, child):
         """
         import numpy as np
         with pw.connect(socket=sys.argv[1]) as domain, domain.put("x", np.arange(3), device="cuda") as x:
-            say(x.place.startswith("GPU-"), domain.status().simulated)
+            say(x.place.startswith("GPU-"), domain.ps()[0].simulated)
         """,
         socket,
         PARTYWALL_LIBCUDA="simulated",
