@@ -572,7 +572,7 @@ fn mutable_memory_is_written_by_others() {
 }
 
 #[test]
-fn auto_speaks_of_gpus_only_where_a_driver_is_and_cuda_fails_without_one() {
+fn needs_no_gpu_auto_speaks_of_gpus_only_where_a_driver_is_and_cuda_fails_without_one() {
     let sandbox = Sandbox::new();
     sandbox.file("f", "x");
     assert!(!partywall::gpu::devices().is_ok_and(|all| !all.is_empty()), "there is a GPU here");
