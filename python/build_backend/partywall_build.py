@@ -1,8 +1,7 @@
-"""Builds the wheel: the `partywall` program first, so that maturin can pack it as a script, then maturin.
+"""Builds the wheel: the `partywall` program and the extension in one command, then maturin, which packs both.
 
-`PARTYWALL_PROFILE` names the cargo profile of both; the default is `release`. `PARTYWALL_PROGRAM` names a program to
-pack in place of building one, because a build of it alone would choose other features of its dependencies than the
-workspace.
+`PARTYWALL_PROFILE` names the cargo profile; the default is `release`. `PARTYWALL_BUILD` has the arguments of cargo where
+they belong to a larger build.
 """
 
 import json
@@ -20,6 +19,7 @@ __all__ = ["build_wheel", "build_sdist", "get_requires_for_build_wheel", "prepar
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "python/data/scripts/partywall"
+CARGO = Path(__file__).with_name("cargo.sh")
 
 
 def prepare_metadata_for_build_wheel(metadata_directory: str, config_settings: Any = None) -> str:
@@ -34,19 +34,24 @@ def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_dire
         # tested.
         raise RuntimeError("free-threaded builds of Python are not supported: use the ordinary build of this version")
     profile = os.environ.get("PARTYWALL_PROFILE", "release")
-    program = os.environ.get("PARTYWALL_PROGRAM") or _build_program(profile)
+    os.environ.setdefault("PARTYWALL_BUILD", f"build --locked --profile {profile} -p partywall-cli -p partywall-python")
+    os.environ["PARTYWALL_CARGO"] = os.environ.get("CARGO", "cargo")
+    os.environ["CARGO"] = str(CARGO)
     PROGRAM.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy2(program, PROGRAM)
+    shutil.copy2(_program(), PROGRAM)
     arguments = os.environ.get("MATURIN_PEP517_ARGS", "")
     os.environ["MATURIN_PEP517_ARGS"] = f"--profile={profile} --generate-stubs {arguments}"
     return str(maturin.build_wheel(wheel_directory, config_settings, metadata_directory))
 
 
-def _build_program(profile: str) -> str:
-    command = ["cargo", "build", "--locked", "--profile", profile, "-p", "partywall-cli", "--message-format=json"]
-    built = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True)
-    messages = map(json.loads, built.stdout.splitlines())
-    [program] = [path for message in messages if (path := message.get("executable"))]
+def _program() -> str:
+    built = subprocess.run([CARGO, "rustc"], cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True)
+    artifacts = [message for line in built.stdout.splitlines() if (message := json.loads(line)).get("executable")]
+    [program] = [
+        artifact["executable"]
+        for artifact in artifacts
+        if artifact["target"]["name"] == "partywall" and not artifact["profile"]["test"]
+    ]
     return str(program)
 
 

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -38,6 +39,8 @@ pub(crate) struct Workspace {
     incremental: bool,
     /// The file that receives the output, if it is not the terminal.
     log: Option<Arc<File>>,
+    /// The processor time of the commands that have ended, in milliseconds.
+    processor_time: Arc<AtomicU64>,
 }
 
 /// A package of the workspace.
@@ -84,7 +87,8 @@ impl Workspace {
         let packages = metadata["packages"].as_array().ok_or_else(lacks("packages"))?;
         let packages = packages.iter().map(package).collect::<Option<_>>().ok_or_else(lacks("packages"))?;
         let target = path("target_directory")?;
-        Ok(Self { target, root, packages, once: Arc::default(), cargo, incremental: true, log: None })
+        let (once, processor_time) = Default::default();
+        Ok(Self { target, root, packages, once, cargo, incremental: true, log: None, processor_time })
     }
 
     /// Returns the same workspace for a run that compiles everything once, if this clone is not developed in.
@@ -102,6 +106,16 @@ impl Workspace {
     /// Returns the same workspace with its output in a file.
     pub(crate) fn logging_to(&self, log: File) -> Self {
         Self { log: Some(Arc::new(log)), ..self.clone() }
+    }
+
+    /// Returns the same workspace, whose commands are counted by themselves.
+    pub(crate) fn counting(&self) -> Self {
+        Self { processor_time: Arc::default(), ..self.clone() }
+    }
+
+    /// Returns the processor time of the commands that have ended, with that of the processes that they have waited for.
+    pub(crate) fn processor_time(&self) -> Duration {
+        Duration::from_millis(self.processor_time.load(Ordering::Relaxed))
     }
 
     /// Returns a cargo command in the root of the workspace.
@@ -148,26 +162,27 @@ impl Workspace {
 
     /// Prints a command as a user would type it, and runs it.
     pub(crate) fn run(&self, command: &mut Command) -> Result<(), String> {
-        let status = self.start(command)?.wait().map_err(|error| cannot_wait(command, &error))?;
-        judge(command, status)
+        self.run_within(Duration::MAX, command)
     }
 
     /// Runs a command as [`run`](Self::run) does, and writes its output to a file.
     pub(crate) fn run_into(&self, file: File, command: &mut Command) -> Result<(), String> {
         self.announce(command);
-        let status =
-            command.stdin(Stdio::null()).stdout(file).status().map_err(|error| cannot_start(command, &error))?;
-        judge(command, status)
+        let child = command.stdin(Stdio::null()).stdout(file).spawn().map_err(|error| cannot_start(command, &error))?;
+        self.wait(child, Duration::MAX, command)
     }
 
     /// Runs a command as [`run`](Self::run) does, and ends it after `limit`.
     pub(crate) fn run_within(&self, limit: Duration, command: &mut Command) -> Result<(), String> {
-        let mut child = self.start(command)?;
+        self.wait(self.start(command)?, limit, command)
+    }
+
+    fn wait(&self, mut child: Child, limit: Duration, command: &Command) -> Result<(), String> {
         let start = Instant::now();
         loop {
-            let status = child.try_wait().map_err(|error| cannot_wait(command, &error))?;
-            if let Some(status) = status {
-                return judge(command, status);
+            if let Some(used) = processor_time_if_ended(child.id())? {
+                self.processor_time.fetch_add(used, Ordering::Relaxed);
+                return judge(command, child.wait().map_err(|error| cannot_wait(command, &error))?);
             }
             if start.elapsed() > limit {
                 // Either fails only if the child has ended by itself meanwhile.
@@ -272,6 +287,19 @@ fn program(command: &Command) -> String {
     path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
 }
 
+/// Returns the processor time of a child, in milliseconds, if it has ended. It contains that of the processes for which
+/// the child has waited. The kernel reports it until somebody waits for the child.
+fn processor_time_if_ended(child: u32) -> Result<Option<u64>, String> {
+    /// The kernel's unit for times in `/proc` is 1/100 s for programs (proc_pid_stat(5), `USER_HZ`).
+    const TICK: u64 = 10;
+    let path = PathBuf::from(format!("/proc/{child}/stat"));
+    let stat = std::fs::read_to_string(&path).map_err(|error| cannot_read(&path, &error))?;
+    // The name, in parentheses, may contain spaces and parentheses. The state follows it.
+    let fields: Vec<_> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+    let ticks = fields.iter().skip(11).take(4).filter_map(|ticks| ticks.parse::<u64>().ok()).sum::<u64>();
+    Ok((fields.first() == Some(&"Z")).then_some(ticks * TICK))
+}
+
 fn cannot_start(command: &Command, error: &std::io::Error) -> String {
     format!("cannot start {}: {error}", program(command))
 }
@@ -355,5 +383,13 @@ mod tests {
         let error = workspace.run_within(Duration::from_millis(50), &mut sh("exec sleep 60")).unwrap_err();
         assert!(error.contains("took over"), "{error}");
         workspace.run_within(Duration::from_secs(60), &mut sh("true")).unwrap();
+    }
+
+    #[test]
+    fn processor_time_of_a_command_contains_that_of_its_children() {
+        let workspace = Workspace::locate().unwrap().counting();
+        assert_eq!(workspace.processor_time(), Duration::ZERO);
+        workspace.run(&mut sh("(i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done); true")).unwrap();
+        assert!(workspace.processor_time() > Duration::ZERO);
     }
 }

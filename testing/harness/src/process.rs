@@ -152,22 +152,26 @@ impl Running {
         stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
     }
 
-    /// Waits until the process has ended.
+    /// Waits until the process has ended. The watchdog starts anew with each line of standard output, so that a process
+    /// may take minutes if it says how far it is.
     ///
     /// # Panics
     /// If the watchdog ends the wait.
     pub fn wait(mut self) -> Output {
         drop(self.child.stdin.take());
-        let status = self.reap();
         let mut stdout = std::mem::take(&mut self.seen);
         // The output ends with the last process that has inherited it.
         loop {
             match self.lines.get_mut().unwrap().recv_timeout(WATCHDOG) {
                 Ok(line) => stdout.extend_from_slice(&line),
                 Err(RecvTimeoutError::Disconnected) => break,
-                Err(RecvTimeoutError::Timeout) => panic!("watchdog: a process keeps standard output open"),
+                Err(RecvTimeoutError::Timeout) if self.has_ended() => {
+                    panic!("watchdog: a process keeps standard output open")
+                }
+                Err(RecvTimeoutError::Timeout) => panic!("watchdog: process {} does not end", self.pid()),
             }
         }
+        let status = self.reap();
         let stderr = self.stderr.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
         Output { code: status.code(), stdout, stderr }
     }

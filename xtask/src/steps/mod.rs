@@ -433,7 +433,7 @@ fn run_logged(workspace: &Workspace, planned: &Planned) -> Line {
         Ok(file) => planned.run(&workspace.logging_to(file)),
         Err(error) => {
             let outcome = Outcome::Failed(format!("cannot create {}: {error}", path.display()));
-            return Line { name, time: Duration::ZERO, outcome, log: None };
+            return Line { name, time: Duration::ZERO, processor_time: Duration::ZERO, outcome, log: None };
         }
     };
     line.log = Some(path);
@@ -455,17 +455,21 @@ impl Planned {
 
     fn run(&self, workspace: &Workspace) -> Line {
         let start = Instant::now();
+        let workspace = workspace.counting();
         let outcome = match &self.left_out {
             Some(reason) => Outcome::LeftOut(reason.clone()),
-            None => (self.step.run)(workspace),
+            None => (self.step.run)(&workspace),
         };
-        Line { name: self.step.name, time: start.elapsed(), outcome, log: None }
+        let (time, processor_time) = (start.elapsed(), workspace.processor_time());
+        Line { name: self.step.name, time, processor_time, outcome, log: None }
     }
 }
 
 struct Line {
     name: &'static str,
     time: Duration,
+    /// That of the commands of the step.
+    processor_time: Duration,
     outcome: Outcome,
     /// The output of a step in the background.
     log: Option<PathBuf>,
@@ -477,7 +481,7 @@ fn table(lines: &[Line]) -> String {
     let mut failed = 0;
     let mut skipped = 0;
     let mut left_out = 0;
-    let mut text = String::new();
+    let mut text = format!("{:<width$}  {:>9}  {:>9}\n", "step", "time", "processor");
     for line in lines {
         match line.outcome {
             Outcome::Passed => passed += 1,
@@ -486,8 +490,8 @@ fn table(lines: &[Line]) -> String {
             Outcome::LeftOut(_) => left_out += 1,
         }
         let name = line.name;
-        let seconds = line.time.as_secs_f64();
-        text += &format!("{name:<width$}  {seconds:>7.1} s  {}\n", line.outcome);
+        let [seconds, processor] = [line.time, line.processor_time].map(|time| time.as_secs_f64());
+        text += &format!("{name:<width$}  {seconds:>7.1} s  {processor:>7.1} s  {}\n", line.outcome);
     }
     text += &format!("\nsteps: {passed} passed, {failed} failed, {skipped} skipped, {left_out} left out, ");
     text
@@ -499,7 +503,8 @@ mod tests {
 
     #[test]
     fn table_gives_the_reason_of_a_skipped_step() {
-        let line = |name, outcome| Line { name, time: Duration::from_millis(1250), outcome, log: None };
+        let (time, processor_time) = (Duration::from_millis(1250), Duration::from_secs(2));
+        let line = |name, outcome| Line { name, time, processor_time, outcome, log: None };
         let text = table(&[
             line("format", Outcome::Passed),
             line("clippy", Outcome::Failed("exit status: 101".to_owned())),
@@ -507,11 +512,12 @@ mod tests {
             line("loom", Outcome::LeftOut("nothing it guards has changed".to_owned())),
         ]);
         let lines: Vec<_> = text.lines().collect();
-        assert_eq!(lines[0], "format          1.2 s  passed");
-        assert_eq!(lines[1], "clippy          1.2 s  FAILED (exit status: 101)");
-        assert_eq!(lines[2], "advisories      1.2 s  skipped (out of reach)");
-        assert_eq!(lines[3], "loom            1.2 s  left out (nothing it guards has changed)");
-        assert_eq!(lines[5], "steps: 1 passed, 1 failed, 1 skipped, 1 left out, ");
+        assert_eq!(lines[0], "step             time  processor");
+        assert_eq!(lines[1], "format          1.2 s      2.0 s  passed");
+        assert_eq!(lines[2], "clippy          1.2 s      2.0 s  FAILED (exit status: 101)");
+        assert_eq!(lines[3], "advisories      1.2 s      2.0 s  skipped (out of reach)");
+        assert_eq!(lines[4], "loom            1.2 s      2.0 s  left out (nothing it guards has changed)");
+        assert_eq!(lines[6], "steps: 1 passed, 1 failed, 1 skipped, 1 left out, ");
     }
 
     #[test]

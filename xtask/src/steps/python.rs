@@ -14,9 +14,6 @@ const FETCH_TIMEOUT: Duration = Duration::from_secs(600);
 /// The profile for optimised builds that are faster to build than a release.
 pub(super) const OPTIMISED: &str = "ci";
 
-/// The program that maturin calls in place of cargo, from the root.
-const CARGO_OF_MATURIN: &str = "xtask/src/steps/cargo_of_maturin.sh";
-
 /// Downloads the packages that the tests need. They include jax, which takes half a minute, but not torch, which has
 /// five gigabytes.
 pub(super) fn packages(workspace: &Workspace) -> Outcome {
@@ -128,9 +125,7 @@ impl<'a> Environment<'a> {
         build_what_tests_run(self.workspace)?;
         let words = "-m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps ./python";
         let mut command = self.python(words);
-        command.env("PARTYWALL_PROFILE", "dev").env("PARTYWALL_PROGRAM", self.workspace.debug_binary());
-        let cargo = self.workspace.cargo([]);
-        command.env("CARGO", self.workspace.root.join(CARGO_OF_MATURIN)).env("PARTYWALL_CARGO", cargo.get_program());
+        command.env("PARTYWALL_PROFILE", "dev");
         command.env("PARTYWALL_BUILD", build_of_what_tests_run().collect::<Vec<_>>().join(" "));
         self.workspace.run(&mut command)
     }
