@@ -130,8 +130,11 @@ impl<'a> DeviceSlice<'a> {
         self.access
     }
 
-    /// Returns the number of elements of `element` bytes, if the range is aligned to them.
-    pub(crate) fn elements(&self, element: u64) -> Result<u64, AccessError> {
+    /// Returns the number of elements of `element` bytes, as a kernel needs them: whole, and at an aligned address.
+    ///
+    /// # Errors
+    /// [`AccessError::Misaligned`].
+    pub fn elements(&self, element: u64) -> Result<u64, AccessError> {
         if self.device_ptr.is_multiple_of(element) && self.len.is_multiple_of(element) {
             Ok(self.len / element)
         } else {
@@ -139,7 +142,11 @@ impl<'a> DeviceSlice<'a> {
         }
     }
 
-    pub(crate) fn require_writable(&self) -> Result<(), AccessError> {
+    /// Checks that a kernel may write the range.
+    ///
+    /// # Errors
+    /// [`AccessError::ReadOnly`].
+    pub fn require_writable(&self) -> Result<(), AccessError> {
         match self.access {
             Access::ReadWrite => Ok(()),
             Access::ReadOnly => Err(AccessError::ReadOnly),
