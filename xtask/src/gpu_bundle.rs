@@ -13,11 +13,13 @@ use std::process::{Command, Stdio};
 use crate::steps::Environment;
 use crate::tools::Workspace;
 
-const PROGRAMS: [(&str, &str); 4] = [
-    ("partywall-cli", "partywall"),
-    ("partywall-lab", "partywall-lab"),
-    ("partywall-gpu-tests", "partywall-gpu-tests"),
-    ("partywall-bench", "partywall-bench"),
+/// The packages of the programs, their names, and those in the bundle. `partywall-render` is `partywall-lab` with one more
+/// lab, so that one program serves for both.
+const PROGRAMS: [(&str, &str, &str); 4] = [
+    ("partywall-cli", "partywall", "partywall"),
+    ("partywall-render", "partywall-render", "partywall-lab"),
+    ("partywall-gpu-tests", "partywall-gpu-tests", "partywall-gpu-tests"),
+    ("partywall-bench", "partywall-bench", "partywall-bench"),
 ];
 /// The rival that is not in Python, in a workspace of its own, and its program.
 const RIVAL: [&str; 2] = ["benches/peers/iceoryx2/Cargo.toml", "partywall-peer-iceoryx2"];
@@ -45,7 +47,7 @@ const MOST_BYTES: u64 = 48 << 20;
 /// Builds the programs and packs them into the bundle.
 pub(crate) fn build(workspace: &Workspace) -> Result<(), String> {
     let mut command = workspace.cargo(["build", "--profile", PROFILE]);
-    for (package, _) in PROGRAMS {
+    for (package, ..) in PROGRAMS {
         command.args(["-p", package]);
     }
     workspace.run(&mut command)?;
@@ -70,8 +72,8 @@ fn pack(built: &Path, bundle: &Path, commit: &str) -> std::io::Result<()> {
         fs::remove_dir_all(bundle)?;
     }
     fs::create_dir_all(bundle)?;
-    for (_, program) in PROGRAMS {
-        fs::copy(built.join(program), bundle.join(program))?;
+    for (_, program, name) in PROGRAMS {
+        fs::copy(built.join(program), bundle.join(name))?;
     }
     let script = bundle.join("run.sh");
     fs::write(&script, RUN.replace("@COMMIT@", commit))?;

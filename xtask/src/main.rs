@@ -37,7 +37,7 @@ usage: cargo xtask COMMAND
   test --list     the steps of both, with their names, and what some of them guard
   test --only STEP...   these steps alone
   fuzz TARGET SECONDS   run a target of fuzz/ for so long, and keep inputs that reach new code
-  ptx             compile crates/*/kernels/*.cu to PTX, which is checked in
+  ptx             compile */*/kernels/*.cu to PTX, which is checked in
   ptx --check     compile them and compare with what is checked in
   spirv           compile */*/kernels/*.comp to SPIR-V, which is checked in
   gpu-bundle      pack the binary, the GPU tests and the benchmarks into target/gpu-bundle/, to be

@@ -179,7 +179,7 @@ fn definition(text: &str, keyword: &str, function: &str) -> Option<usize> {
 /// Returns the paths in a page that do not exist. A path is code that begins with a top-level folder, or that ends as
 /// the names of sources and pages do: that may be the end of a path.
 fn paths(page: &Path, text: &str, tree: &Tree) -> Vec<String> {
-    let folders = ["crates/", "testing/", "python/", "docs/", "xtask/", "benches/"];
+    let folders = ["crates/", "testing/", "python/", "docs/", "xtask/", "benches/", "examples/"];
     let endings = [".rs", ".md", ".cu", ".toml"];
     let is_absent = |text: &&str| {
         let is_plain = text.chars().all(|c| is_word(c) || matches!(c, '/' | '.' | '-'));
@@ -247,10 +247,13 @@ fn places_of_unsafe(architecture: &str, tree: &Tree) -> Vec<String> {
     let Some(sentence) = architecture.lines().find(|line| line.starts_with(UNSAFE)) else {
         return vec![format!("ARCHITECTURE.md has no sentence that begins with {UNSAFE:?}")];
     };
-    let named = |path: &Path| code(sentence).any(|place| path.starts_with(Path::new("crates").join(place)));
+    let named = |path: &Path| {
+        code(sentence).any(|place| path.starts_with(place) || path.starts_with(Path::new("crates").join(place)))
+    };
     let sources = tree.files.iter().filter(|(path, _)| {
         let mut parts = path.components().map(|part| part.as_os_str());
-        parts.next().is_some_and(|part| part == "crates") && parts.nth(1).is_some_and(|part| part == "src")
+        let is_ours = parts.next().is_some_and(|part| part == "crates" || part == "examples");
+        is_ours && parts.nth(1).is_some_and(|part| part == "src")
     });
     let allowed = sources.filter(|(_, text)| text.contains("allow(unsafe_code")).map(|(path, _)| path.as_path());
     let unnamed = allowed.filter(|path| !named(path));

@@ -1,4 +1,4 @@
-//! `cargo xtask ptx`: compiles `crates/*/kernels/*.cu` to the PTX beside them, or compares with what is checked in.
+//! `cargo xtask ptx`: compiles `*/*/kernels/*.cu` to the PTX beside them, or compares with what is checked in.
 //!
 //! The compiler is NVRTC 12.4 from its wheel, pinned by version and hash: it needs neither a GPU nor a driver, and the
 //! PTX ISA 8.4 that it writes loads on every driver from 550 on. The same wheel writes the same bytes, so the check is
@@ -38,7 +38,7 @@ pub(crate) fn regenerate() -> Result<(), String> {
     let nvrtc = Nvrtc::obtain(&root).map_err(|error| match error {
         ObtainError::Unavailable(reason) | ObtainError::Failed(reason) => reason,
     })?;
-    for source in kernel_sources(&root)? {
+    for source in tools::kernels(&root, "cu")? {
         let ptx = nvrtc.compile(&source)?;
         let target = source.with_extension("ptx");
         fs::write(&target, ptx).map_err(|error| format!("cannot write {}: {error}", target.display()))?;
@@ -58,7 +58,7 @@ pub(crate) fn check() -> Result<CheckOutcome, String> {
         Err(ObtainError::Unavailable(reason)) => return Ok(CheckOutcome::Skipped(reason)),
         Err(ObtainError::Failed(reason)) => return Err(reason),
     };
-    let sources = kernel_sources(&root)?;
+    let sources = tools::kernels(&root, "cu")?;
     let mut differences = Vec::new();
     for source in &sources {
         let made = nvrtc.compile(source)?;
@@ -263,19 +263,6 @@ fn python(arguments: &[&str]) -> Result<(), String> {
     let stderr = String::from_utf8_lossy(&output.stderr);
     let reason = stderr.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("no message");
     Err(format!("{} ({})", reason.trim(), output.status))
-}
-
-/// Returns `crates/*/kernels/*.cu`, sorted.
-fn kernel_sources(root: &Path) -> Result<Vec<PathBuf>, String> {
-    let mut sources = Vec::new();
-    for package in tools::entries(&root.join("crates"))? {
-        let folder = package.join("kernels");
-        if folder.is_dir() {
-            sources.extend(tools::entries(&folder)?);
-        }
-    }
-    sources.retain(|path| path.extension().is_some_and(|extension| extension == "cu"));
-    if sources.is_empty() { Err("there is no crates/*/kernels/*.cu".to_owned()) } else { Ok(sources) }
 }
 
 /// Returns the first line in which two texts differ, or `None` if they are the same bytes.

@@ -13,8 +13,6 @@ const COMPILER: &str = "glslangValidator";
 /// The beginning of what the compiler prints about itself.
 const VERSION: &str = "Glslang Version: 11:12.0.0";
 const OPTIONS: [&str; 5] = ["-V", "--target-env", "vulkan1.2", "-g0", "--quiet"];
-/// The folders of crates whose shaders are compiled.
-const FOLDERS: [&str; 2] = ["crates", "testing"];
 
 /// The result of comparing the checked-in SPIR-V.
 pub(crate) enum CheckOutcome {
@@ -32,7 +30,9 @@ pub(crate) enum CheckOutcome {
 /// The compiler is not available, a shader does not compile, or a file cannot be read or written.
 pub(crate) fn regenerate(workspace: &Workspace) -> Result<(), String> {
     require_compiler()?;
-    shaders(workspace)?.iter().try_for_each(|shader| compile(shader, &shader.with_extension("spv")))
+    tools::kernels(&workspace.root, "comp")?
+        .iter()
+        .try_for_each(|shader| compile(shader, &shader.with_extension("spv")))
 }
 
 /// Compiles every shader and compares with the SPIR-V beside it; writes nothing outside `target/`.
@@ -46,7 +46,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<CheckOutcome, String> {
     let made = workspace.target.join("xtask").join("shader.spv");
     let read = |path: &Path| fs::read(path).map_err(|error| cannot_read(path, &error));
     fs::create_dir_all(workspace.target.join("xtask")).map_err(|error| cannot_read(&made, &error))?;
-    let shaders = shaders(workspace)?;
+    let shaders = tools::kernels(&workspace.root, "comp")?;
     let mut differ = Vec::new();
     for shader in &shaders {
         compile(shader, &made)?;
@@ -71,18 +71,4 @@ fn compile(shader: &Path, to: &Path) -> Result<(), String> {
     let output = command.output().map_err(|error| format!("{COMPILER}: {error}"))?;
     let printed = String::from_utf8_lossy(&output.stdout);
     if output.status.success() { Ok(()) } else { Err(format!("{} does not compile:\n{printed}", shader.display())) }
-}
-
-fn shaders(workspace: &Workspace) -> Result<Vec<PathBuf>, String> {
-    let mut shaders = Vec::new();
-    for folder in FOLDERS {
-        for package in tools::entries(&workspace.root.join(folder))? {
-            let kernels = package.join("kernels");
-            if kernels.is_dir() {
-                shaders.extend(tools::entries(&kernels)?);
-            }
-        }
-    }
-    shaders.retain(|path| path.extension().is_some_and(|extension| extension == "comp"));
-    if shaders.is_empty() { Err("there is no */*/kernels/*.comp".to_owned()) } else { Ok(shaders) }
 }

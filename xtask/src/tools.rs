@@ -277,6 +277,21 @@ pub(crate) fn entries(folder: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(paths)
 }
 
+/// Returns the files `*/*/kernels/*.EXTENSION`, sorted.
+pub(crate) fn kernels(root: &Path, extension: &str) -> Result<Vec<PathBuf>, String> {
+    let mut sources = Vec::new();
+    for folder in ["crates", "examples", "testing"] {
+        for package in entries(&root.join(folder))? {
+            let kernels = package.join("kernels");
+            if kernels.is_dir() {
+                sources.extend(entries(&kernels)?);
+            }
+        }
+    }
+    sources.retain(|path| path.extension().is_some_and(|other| other == extension));
+    if sources.is_empty() { Err(format!("there is no */*/kernels/*.{extension}")) } else { Ok(sources) }
+}
+
 pub(crate) fn cannot_read(path: &Path, error: &std::io::Error) -> String {
     format!("cannot read {}: {error}", path.display())
 }

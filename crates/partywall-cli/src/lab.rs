@@ -2,7 +2,8 @@
 //!
 //! `partywall` starts that program with its own arguments and becomes it, as git does with its commands: for `lab` and
 //! `bench`, for `--simulated` and `PARTYWALL_LIBCUDA=simulated`, and where help, completions and manual pages describe
-//! these. It looks for it in its own directory, then on `PATH`.
+//! these. It looks for it in its own directory, then on `PATH`. In the same way `partywall-lab` becomes the program of a
+//! lab that it does not contain.
 
 use std::{env, os::unix::process::CommandExt, path::PathBuf, process::Command, sync::OnceLock};
 
@@ -19,6 +20,17 @@ pub struct Lab {
     pub commands: [Extension; 2],
     /// Tries memory in Vulkan, for the doctor.
     pub vulkan: TryVulkan,
+    /// The program of a lab that this one does not contain.
+    pub elsewhere: fn() -> Option<&'static Program>,
+}
+
+/// A program that this one becomes for what it does not contain.
+#[derive(Debug)]
+pub struct Program {
+    /// Its file.
+    pub name: &'static str,
+    /// How to get it, in the imperative.
+    pub install: &'static str,
 }
 
 /// A command that `partywall` knows by its name and its summary.
@@ -32,8 +44,12 @@ pub struct Extension {
     pub run: fn(&Context, &ArgMatches) -> Result<(), Failure>,
 }
 
-/// The name of the program.
-const PROGRAM: &str = "partywall-lab";
+/// The program that contains the lab.
+pub(crate) const LAB_PROGRAM: Program = Program {
+    name: "partywall-lab",
+    install: "install it in a clone of the repository: `cargo install --locked --path crates/partywall-lab`, or \
+              `pip install ./python/lab`",
+};
 
 static LAB: OnceLock<Option<&'static Lab>> = OnceLock::new();
 
@@ -49,7 +65,6 @@ pub(crate) fn contained() -> Option<&'static Lab> {
 
 /// Completes the definition of the command line. Where the lab is missing, its commands take any arguments.
 pub(crate) fn complete(program: clap::Command) -> clap::Command {
-    let arguments = || Arg::new("arguments").num_args(0..).trailing_var_arg(true).allow_hyphen_values(true).hide(true);
     program.mut_subcommands(|command| match contained() {
         Some(lab) => match lab.commands.iter().find(|extension| extension.name == command.get_name()) {
             Some(extension) => {
@@ -58,16 +73,21 @@ pub(crate) fn complete(program: clap::Command) -> clap::Command {
             }
             None => command,
         },
-        None if ["bench", "lab"].contains(&command.get_name()) => {
-            command.disable_help_flag(true).arg(arguments().action(ArgAction::Append))
-        }
+        None if ["bench", "lab"].contains(&command.get_name()) => with_any_arguments(command),
         None => command,
     })
 }
 
+/// Lets a command take any arguments, which the program that contains it reads.
+#[must_use]
+pub fn with_any_arguments(command: clap::Command) -> clap::Command {
+    let arguments = Arg::new("arguments").num_args(0..).trailing_var_arg(true).allow_hyphen_values(true).hide(true);
+    command.disable_help_flag(true).arg(arguments.action(ArgAction::Append))
+}
+
 /// Runs a command of the lab, in the program that contains it.
 pub(crate) fn run(context: &Context, name: &str, matches: &ArgMatches) -> Result<(), Failure> {
-    let Some(lab) = contained() else { return Err(execute(Command::new(program(&format!("partywall {name}"))?))) };
+    let Some(lab) = contained() else { return Err(LAB_PROGRAM.enter(&format!("partywall {name}"))) };
     let extension = lab.commands.iter().find(|extension| extension.name == name);
     match (extension, matches.subcommand_matches(name)) {
         (Some(extension), Some(matches)) => (extension.run)(context, matches),
@@ -83,49 +103,76 @@ pub(crate) fn take_over_simulation() {
     }
 }
 
-/// Becomes `partywall-lab` if the help is about its commands.
+/// Becomes the program that describes its commands if the help is about them.
 pub(crate) fn take_over_help() {
     if env::args_os().skip(1).any(|word| word == "lab" || word == "bench") {
-        take_over();
+        take_over_description();
     }
 }
 
 /// Becomes `partywall-lab`, unless this is that program, or it is not installed.
 pub(crate) fn take_over() {
-    if contained().is_none()
-        && let Some(program) = find()
-    {
-        execute(Command::new(program));
+    if contained().is_none() {
+        LAB_PROGRAM.take_over();
     }
 }
 
-/// Becomes a program, with the arguments of this process. Returns only if that fails.
-pub(crate) fn execute(mut command: Command) -> Failure {
-    let mut arguments = env::args_os();
-    let name = arguments.next().unwrap_or_else(|| "partywall".into());
-    let program = command.get_program().display().to_string();
-    let error = environment::shield(&mut command).arg0(name).args(arguments).exec();
-    Failure::new(ErrorKind::Refused, format!("cannot start {program}: {error}"), INSTALL)
-}
-
-/// Returns the path of the program that contains the lab: this one, or the one that is installed.
-pub(crate) fn program(needed_for: &str) -> Result<PathBuf, Failure> {
-    if contained().is_some() {
-        return env::current_exe().map_err(|error| Failure::system("finding this program", error));
+/// Becomes a program that describes commands that this one does not contain, if one is installed.
+pub(crate) fn take_over_description() {
+    if let Some(program) = contained().map_or(Some(&LAB_PROGRAM), |lab| (lab.elsewhere)()) {
+        program.take_over();
     }
-    find().ok_or_else(|| {
-        let message =
-            format!("`{needed_for}` needs the program {PROGRAM}, which is neither beside this one nor on PATH");
-        Failure::new(ErrorKind::NotFound, message, INSTALL)
-    })
 }
 
-/// Returns the path of `partywall-lab`, if it is installed.
-fn find() -> Option<PathBuf> {
-    let directories = environment::program_directories().into_iter();
-    directories.map(|directory| directory.join(PROGRAM)).find(|program| environment::is_executable(program))
+/// Returns the command of the program that contains the simulated driver: this one, or the one that is installed.
+pub(crate) fn command(needed_for: &str) -> Result<Command, Failure> {
+    let program = match contained() {
+        Some(_) => env::current_exe().map_err(|error| Failure::system("finding this program", error))?,
+        None => LAB_PROGRAM.path(needed_for)?,
+    };
+    Ok(Command::new(program))
 }
 
-/// How to get `partywall-lab`.
-const INSTALL: &str = "install it in a clone of the repository: `cargo install --locked --path crates/partywall-lab`, or \
-    `pip install ./python/lab`";
+impl Program {
+    /// Becomes the program, with the arguments of this process. Returns only if that fails.
+    #[must_use]
+    pub fn enter(&self, needed_for: &str) -> Failure {
+        self.path(needed_for).map_or_else(|failure| failure, |path| self.execute(Command::new(path)))
+    }
+
+    fn path(&self, needed_for: &str) -> Result<PathBuf, Failure> {
+        self.find().ok_or_else(|| {
+            let name = self.name;
+            let message =
+                format!("`{needed_for}` needs the program {name}, which is neither beside this one nor on PATH");
+            Failure::new(ErrorKind::NotFound, message, self.install)
+        })
+    }
+
+    /// Returns whether it is installed.
+    #[must_use]
+    pub fn is_installed(&self) -> bool {
+        self.find().is_some()
+    }
+
+    /// Becomes the program, if it is installed.
+    fn take_over(&self) {
+        if let Some(path) = self.find() {
+            self.execute(Command::new(path));
+        }
+    }
+
+    /// Becomes the program by this command, with the arguments of this process. Returns only if that fails.
+    pub(crate) fn execute(&self, mut command: Command) -> Failure {
+        let mut arguments = env::args_os();
+        let name = arguments.next().unwrap_or_else(|| "partywall".into());
+        let program = command.get_program().display().to_string();
+        let error = environment::shield(&mut command).arg0(name).args(arguments).exec();
+        Failure::new(ErrorKind::Refused, format!("cannot start {program}: {error}"), self.install)
+    }
+
+    fn find(&self) -> Option<PathBuf> {
+        let directories = environment::program_directories().into_iter();
+        directories.map(|directory| directory.join(self.name)).find(|program| environment::is_executable(program))
+    }
+}

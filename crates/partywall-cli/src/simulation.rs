@@ -1,6 +1,6 @@
 //! `--simulated`: runs the same command on the simulated CUDA driver, which `partywall-lab` contains.
 
-use std::{env, process::Command};
+use std::env;
 
 use partywall::{ErrorKind, cuda::Driver};
 use partywall_os::environment;
@@ -28,12 +28,12 @@ pub fn enter(context: &Context) -> Result<(), Failure> {
         let message = "--simulated chooses a driver by the environment, which a program with privileges ignores";
         return Err(Failure::new(ErrorKind::Refused, message, "run it as a user, without set-user-ID or capabilities"));
     }
-    let mut command = Command::new(lab::program("--simulated")?);
+    let mut command = lab::command("--simulated")?;
     command.env(Driver::LIBRARY_VARIABLE, Driver::SIMULATED);
     if !names_broker {
         command.env("PARTYWALL_DOMAIN", DOMAIN).env_remove("PARTYWALL_SOCKET");
     }
-    Err(lab::execute(command))
+    Err(lab::LAB_PROGRAM.execute(command))
 }
 
 /// Returns whether this process runs on the simulated driver that `partywall-lab` contains.

@@ -24,7 +24,7 @@ use crate::{
 
 /// A broker that ends when this value is dropped, or when this process ends.
 #[derive(Debug)]
-pub(super) struct Broker {
+pub struct Broker {
     /// The supervisor.
     child: Child,
     /// The first worker, once it is ready.
@@ -75,7 +75,7 @@ impl Broker {
     }
 
     /// Kills the broker's present worker (SIGKILL), which its supervisor replaces. Returns its pid.
-    pub(super) fn kill_worker(&mut self, domain: &Domain) -> Result<u32, Failure> {
+    pub fn kill_worker(&mut self, domain: &Domain) -> Result<u32, Failure> {
         let pid = domain.status()?.pid;
         let worker = process::pidfd(pid).doing(KILLING)?;
         // Once it has answered, the worker begins the request that waited behind this one. Killed at that moment twice

@@ -14,27 +14,28 @@ use crate::failure::Failure;
 
 /// A moment, in nanoseconds since the machine started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub(super) struct Moment(u64);
+pub struct Moment(u64);
 
 impl Moment {
-    pub(super) fn now() -> Self {
+    /// Returns this moment.
+    pub fn now() -> Self {
         let now = clock_gettime(ClockId::Monotonic);
         // Neither value is negative, because the clock starts at 0.
         Self(Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32).as_nanos() as u64)
     }
 
     /// Returns the nanoseconds since the machine started.
-    pub(super) fn nanos(self) -> u64 {
+    pub fn nanos(self) -> u64 {
         self.0
     }
 
     /// Returns the moment this many nanoseconds after the machine started.
-    pub(super) fn at(nanoseconds: u64) -> Self {
+    pub fn at(nanoseconds: u64) -> Self {
         Self(nanoseconds)
     }
 
     /// Returns the time since `earlier`, or zero if `earlier` is later.
-    pub(super) fn since(self, earlier: Self) -> Duration {
+    pub fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 }
@@ -56,7 +57,7 @@ pub(super) fn until(
 }
 
 /// Formats the median, the shortest and the longest of some times: `2,240 µs (1,970 to 4,410 µs)`.
-pub(super) fn spread(times: &[Duration]) -> String {
+pub fn spread(times: &[Duration]) -> String {
     let mut sorted = times.to_vec();
     sorted.sort_unstable();
     match sorted.as_slice() {
@@ -70,12 +71,12 @@ pub(super) fn spread(times: &[Duration]) -> String {
 }
 
 /// Formats a short time; below 100 µs with one decimal.
-pub(super) fn short(time: Duration) -> String {
+pub fn short(time: Duration) -> String {
     if time < Duration::from_micros(100) { format!("{:.1} µs", time.as_nanos() as f64 / 1000.0) } else { micros(time) }
 }
 
 /// Formats a time in milliseconds.
-pub(super) fn millis(time: Duration) -> String {
+pub fn millis(time: Duration) -> String {
     format!("{:.1} ms", time.as_secs_f64() * 1000.0)
 }
 

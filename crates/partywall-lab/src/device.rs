@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Parses a GPU as labs name it: its number here, or its UUID.
-pub(super) fn parse_gpu(text: &str) -> Result<DeviceChoice, String> {
+pub fn parse_gpu(text: &str) -> Result<DeviceChoice, String> {
     let number = text.strip_prefix("cuda:").unwrap_or(text);
     number.parse().map(DeviceChoice::Cuda).or_else(|_| text.parse().map(DeviceChoice::Uuid)).map_err(|_| {
         format!(
@@ -29,7 +29,7 @@ pub(super) fn parse_gpu(text: &str) -> Result<DeviceChoice, String> {
 }
 
 /// Opens a GPU.
-pub(super) fn open(choice: DeviceChoice) -> Result<Gpu, Failure> {
+pub fn open(choice: DeviceChoice) -> Result<Gpu, Failure> {
     match gpu::resolve(choice) {
         Ok((Place::Gpu(uuid), _)) => Ok(Gpu::open(uuid)?),
         Ok(_) => unreachable!("a GPU was chosen"),
@@ -74,7 +74,7 @@ pub(super) const NO_DAEMON: &str = "/nonexistent/partywall";
 pub(super) const NEEDS_A_GPU: &str = "it needs a GPU: --device cuda";
 
 /// Returns whether this process is a client of an MPS server.
-pub(super) fn under_mps(gpu: &Gpu) -> Result<bool, Failure> {
+pub fn under_mps(gpu: &Gpu) -> Result<bool, Failure> {
     let device = gpu.context().device();
     Ok(device.attribute(DeviceAttribute::MPS_ENABLED).doing("asking about MPS")? != 0)
 }

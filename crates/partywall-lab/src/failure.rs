@@ -11,12 +11,12 @@ pub(crate) use partywall_cli::Failure;
 use partywall_os::Errno;
 
 /// Returns the class of a failure to use a file.
-pub(crate) fn kind_of(error: &io::Error) -> ErrorKind {
+pub fn kind_of(error: &io::Error) -> ErrorKind {
     if error.kind() == io::ErrorKind::NotFound { ErrorKind::NotFound } else { ErrorKind::Refused }
 }
 
 /// Adds the failed operation to errors that are not part of the experiment.
-pub(super) trait Doing<T> {
+pub trait Doing<T> {
     /// Converts an error of the driver or of the system into a failure of the lab during `what`.
     fn doing(self, what: &str) -> Result<T, Failure>;
 }

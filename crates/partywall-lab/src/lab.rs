@@ -15,17 +15,21 @@ use std::{path::PathBuf, sync::Arc, thread};
 
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, parser::ValueSource};
 use partywall::{DeviceChoice, Domain, ErrorKind, Gpu, Place};
-use partywall_cli::device::{place, require_unpinned};
+use partywall_cli::{
+    device::{place, require_unpinned},
+    lab::{Program, with_any_arguments},
+};
 use partywall_measure::capital;
 use rustix::process::{Signal, set_parent_process_death_signal};
 use serde::Serialize;
 
 use crate::{
-    Context, LABS,
+    Context,
     broker::{self, Broker},
     device,
     failure::{Doing, Failure},
     forked::{self, Forked},
+    labs,
     peer::Peer,
     prelude::{TIMEOUT, unexpected},
     reporter::Reporter,
@@ -35,55 +39,63 @@ use crate::{
 
 /// The description of a lab.
 #[derive(Debug)]
-pub(crate) struct Lab {
+pub struct Lab {
     /// Its subcommand.
-    pub(crate) name: &'static str,
+    pub name: &'static str,
     /// What it shows, in the list of labs and at the beginning of its output.
-    pub(crate) title: &'static str,
+    pub title: &'static str,
     /// Its line in `partywall lab --help`, if that is not its title.
-    pub(crate) about: Option<&'static str>,
+    pub about: Option<&'static str>,
     /// True if it also runs in host memory.
-    pub(crate) on_host: bool,
+    pub on_host: bool,
     /// True if it also runs in pinned host memory.
-    pub(crate) on_pinned: bool,
+    pub on_pinned: bool,
     /// True if the observer starts a broker that all roles connect to.
-    pub(crate) broker: bool,
+    pub broker: bool,
     /// True if its roles hand each other what a trace shows: samples, tasks, or values of timelines.
-    pub(crate) traced: bool,
+    pub traced: bool,
     /// The options with which the tour starts it, if it kills processes on request only and they may be killed.
-    pub(crate) kills_by: &'static [&'static str],
+    pub kills_by: &'static [&'static str],
     /// Adds the lab's own options.
-    pub(crate) options: fn(Command) -> Command,
+    pub options: fn(Command) -> Command,
     /// Returns whether standard output is for what the lab makes, so that its report goes to standard error.
-    pub(crate) takes_standard_output: fn(&ArgMatches) -> bool,
+    pub takes_standard_output: fn(&ArgMatches) -> bool,
     /// Every role but the observer. The first one is the observer's partner if it can be started in a terminal.
-    pub(crate) roles: &'static [Role],
-    pub(crate) observer: Role,
+    pub roles: &'static [Role],
+    /// The role that reports the steps of all, and concludes.
+    pub observer: Role,
     /// The remark at the end of a role in its own terminal, if the observer is not simply done.
-    pub(crate) farewell: Option<&'static str>,
+    pub farewell: Option<&'static str>,
     /// The beliefs that the lab tests.
-    pub(crate) beliefs: &'static [Belief],
+    pub beliefs: &'static [Belief],
+    /// The program that contains the lab, unless it is this one.
+    pub elsewhere: Option<&'static Program>,
 }
 
+/// A part of a lab that a process plays.
 #[derive(Debug)]
-pub(crate) struct Role {
-    pub(crate) name: &'static str,
+pub struct Role {
+    /// Its name, with which the process is started.
+    pub name: &'static str,
     /// Its line in `--help`, if a user can start it in a terminal.
-    pub(crate) about: Option<&'static str>,
+    pub about: Option<&'static str>,
     /// What a child does that this role forks before it opens CUDA.
     child: Option<forked::Child>,
-    pub(crate) play: Play,
+    /// What the process does.
+    pub play: Play,
 }
 
-type Play = fn(&mut Session) -> Result<(), Failure>;
+/// Plays a role.
+pub type Play = fn(&mut Session) -> Result<(), Failure>;
 
 /// One process of a lab, playing one role.
-pub(crate) struct Session {
+pub struct Session {
     lab: &'static Lab,
     context: Context,
     arguments: ArgMatches,
     reporter: Reporter,
-    pub(crate) place: Place,
+    /// Where the memory of the lab is.
+    pub place: Place,
     gpu: Option<Arc<Gpu>>,
     domain: Option<Domain>,
     broker: Option<Broker>,
@@ -136,12 +148,12 @@ struct Child {
 
 impl Role {
     /// Returns a role that a user can start in its own terminal.
-    pub(crate) const fn new(name: &'static str, about: &'static str, play: Play) -> Self {
+    pub const fn new(name: &'static str, about: &'static str, play: Play) -> Self {
         Self { about: Some(about), ..Self::hidden(name, play) }
     }
 
     /// Returns a role that only another role starts.
-    pub(crate) const fn hidden(name: &'static str, play: Play) -> Self {
+    pub const fn hidden(name: &'static str, play: Play) -> Self {
         Self { name, about: None, child: None, play }
     }
 
@@ -153,7 +165,7 @@ impl Role {
 
 impl Lab {
     /// A lab without name, beliefs and roles, for GPUs alone. Each lab says how it differs.
-    pub(crate) const DEFAULT: Self = Self {
+    pub const DEFAULT: Self = Self {
         name: "",
         title: "",
         about: None,
@@ -168,6 +180,7 @@ impl Lab {
         observer: Role::hidden("observer", |_| Ok(())),
         farewell: None,
         beliefs: &[],
+        elsewhere: None,
     };
 
     /// Returns the names of the roles, as the list of labs shows them.
@@ -178,13 +191,16 @@ impl Lab {
 
     /// Returns the lab's subcommand.
     pub(crate) fn command(&self) -> Command {
+        let about = self.about.map_or_else(|| capital(self.title), str::to_owned);
         let command = Command::new(self.name);
+        if self.elsewhere.is_some() {
+            return with_any_arguments(command).about(about);
+        }
         let command = if self.on_host { Places::augment_args(command) } else { Gpus::augment_args(command) };
         let command =
             if self.on_pinned { command.mut_arg("device", |device| device.help(WITH_PINNED)) } else { command };
         let command = Traced::augment_args(command).mut_arg("trace", |trace| trace.hide(!self.traced));
         // Adding the options replaces the description, so it is set last.
-        let about = self.about.map_or_else(|| capital(self.title), str::to_owned);
         let command = (self.options)(Child::augment_args(command)).about(about);
         if self.partner().is_none() {
             // No role can be started in a terminal, so there are no subcommands.
@@ -199,6 +215,9 @@ impl Lab {
 
     /// Runs the role that the arguments name, or the whole lab.
     pub(crate) fn run(&'static self, context: &Context, arguments: &ArgMatches) -> Result<(), Failure> {
+        if let Some(program) = self.elsewhere {
+            return Err(program.enter(&format!("partywall lab {}", self.name)));
+        }
         let argument = || arguments.try_get_one::<String>(ROLE).ok().flatten().map(String::as_str);
         let name = arguments.subcommand_name().or_else(argument);
         let role = self.roles.iter().find(|role| Some(role.name) == name);
@@ -253,7 +272,7 @@ impl Lab {
         let Some(path) = read::<Traced>(arguments)?.trace else { return Ok(None) };
         if !self.traced {
             let why = format!("the lab {} records no trace: a trace shows samples, tasks and timelines", self.name);
-            let traced: Vec<_> = LABS.iter().filter(|lab| lab.traced).map(|lab| lab.name).collect();
+            let traced: Vec<_> = labs().filter(|lab| lab.traced).map(|lab| lab.name).collect();
             let advice = format!("leave --trace out; it is an option of {}", traced.join(", "));
             return Err(Failure::new(ErrorKind::Usage, why, advice));
         }
@@ -352,7 +371,7 @@ impl Session {
     }
 
     /// Returns the lab's own options.
-    pub(crate) fn options<T: FromArgMatches>(&self) -> Result<T, Failure> {
+    pub fn options<T: FromArgMatches>(&self) -> Result<T, Failure> {
         read(&self.arguments)
     }
 
@@ -363,18 +382,23 @@ impl Session {
 
     /// Returns the GPU of a lab that may run in host memory, or `None` there. The domain does not know of it: the death
     /// of a member that uses a GPU under MPS would prove nothing.
-    pub(crate) fn gpu_if_any(&self) -> Result<Option<Arc<Gpu>>, Failure> {
+    pub fn gpu_if_any(&self) -> Result<Option<Arc<Gpu>>, Failure> {
         Ok(device::that_uses(self.place)?.map(Gpu::open).transpose()?.map(Arc::new))
     }
 
     /// Returns the connection to the lab's broker.
-    pub(crate) fn domain(&self) -> &Domain {
+    pub fn domain(&self) -> &Domain {
         self.domain.as_ref().expect("only labs with a broker use the domain")
     }
 
     /// Returns the broker that the observer has started.
-    pub(crate) fn broker(&mut self) -> &mut Broker {
+    pub fn broker(&mut self) -> &mut Broker {
         self.broker.as_mut().expect("only observers of labs with a broker use the broker")
+    }
+
+    /// Returns the role that this process plays.
+    pub fn role(&self) -> &'static str {
+        self.reporter.role()
     }
 
     /// Returns the reporter, which also stores the steps of the other roles.
@@ -383,7 +407,7 @@ impl Session {
     }
 
     /// Returns the observer's partner, once.
-    pub(crate) fn partner(&mut self) -> Peer {
+    pub fn partner(&mut self) -> Peer {
         self.partner.take().expect("only observers with a partner take the partner, once")
     }
 
@@ -393,12 +417,12 @@ impl Session {
     }
 
     /// Returns the observer: the parent process, or a process in another terminal.
-    pub(crate) fn parent(&mut self) -> &mut Peer {
+    pub fn parent(&mut self) -> &mut Peer {
         self.parent.as_mut().expect("only roles that are not the observer have a parent")
     }
 
     /// Sends the last message of this role, and waits until the observer ends it.
-    pub(crate) fn finish(&mut self, last: impl Serialize) -> Result<(), Failure> {
+    pub fn finish(&mut self, last: impl Serialize) -> Result<(), Failure> {
         self.parent().say(last)?;
         while self.parent().next::<()>()?.is_some() {}
         Ok(())
@@ -413,7 +437,7 @@ impl Session {
 
     /// Returns a role that waits in another terminal, or starts it as a child process. The first role is
     /// [`partner`](Self::partner).
-    pub(crate) fn enlist(&self, role: &'static str) -> Result<Peer, Failure> {
+    pub fn enlist(&self, role: &'static str) -> Result<Peer, Failure> {
         let waiting =
             if self.in_terminals { Peer::waiting(&self.context, self.lab, role, &self.reporter)? } else { None };
         let Some(peer) = waiting else { return self.spawn(role) };
@@ -421,7 +445,7 @@ impl Session {
     }
 
     /// Starts another role as a child process.
-    pub(crate) fn spawn(&self, role: &'static str) -> Result<Peer, Failure> {
+    pub fn spawn(&self, role: &'static str) -> Result<Peer, Failure> {
         self.spawn_on(role, self.place, &[])
     }
 
@@ -441,12 +465,12 @@ impl Session {
     }
 
     /// Adds counts to the last line for programs.
-    pub(crate) fn result(&self, counts: impl Serialize) {
+    pub fn result(&self, counts: impl Serialize) {
         self.reporter.result(counts);
     }
 
     /// Reports a step here and to the observer.
-    pub(crate) fn report(&self, mut step: Step) -> Result<(), Failure> {
+    pub fn report(&self, mut step: Step) -> Result<(), Failure> {
         step.role = self.reporter.role().into();
         self.parent.as_ref().map_or(Ok(()), |parent| parent.send_step(&step))?;
         self.reporter.report(step);

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `commands` | the arguments of `lab` and `bench` |
 //! | [`mod@bench`] | the benchmarks |
+//! | `elsewhere` | the labs that are programs of their own |
 //! | all others | the labs and their runner |
 //!
 //! Labs are experiments that show how the CUDA driver and Partywall share memory, and how sharing fails.
@@ -12,6 +13,10 @@
 //! A `Lab` is a static description of its options, its roles and the `Belief`s that it tests. Each role is a function
 //! that reports `Step`s and talks to the other role through a `Peer`. The runner (`lab`) does everything else: it
 //! starts the roles, connects them, prints their steps, and concludes which beliefs are refuted on this machine.
+//!
+//! A lab may be a program of its own, which passes its [`Lab`] to [`main()`]: `partywall-lab` becomes it. The runner
+//! presents it as the others; it brings no access to memory, streams or timelines, which such a program gets from
+//! `partywall`.
 //!
 //! With `--json` each line is an object. The first one describes the machine (`lab`, `device`, `simulated`, …). One
 //! follows for each step (`role`, `step`, `values`, `why`, `verdict`: `as-expected`, `different` or `not-tried`,
@@ -30,6 +35,7 @@ mod commands;
 mod context;
 mod crash;
 mod device;
+mod elsewhere;
 mod errors;
 mod events;
 mod failure;
@@ -42,7 +48,6 @@ mod peer;
 mod pipeline;
 mod pool;
 mod prelude;
-mod render;
 mod reporter;
 mod ring;
 mod semaphore;
@@ -53,17 +58,30 @@ mod vmm;
 mod weights;
 mod work_queue;
 
-use std::process::ExitCode;
+use std::{process::ExitCode, sync::OnceLock};
 
 use clap::{ArgMatches, Args, Command, FromArgMatches};
-use partywall_cli::Failure;
+pub use partywall_cli::{Failure, text::number_in};
 use serde_json::{Value, json};
 
-use crate::{context::Context, lab::Lab};
+use crate::context::Context;
+pub use crate::{
+    broker::Broker,
+    clock::{Moment, millis, short, spread},
+    device::{open as open_gpu, parse_gpu, under_mps},
+    elsewhere::RENDER,
+    failure::{Doing, kind_of},
+    lab::{Lab, Play, Role, Session},
+    peer::Peer,
+    prelude::{MOMENT, TIMEOUT, unexpected},
+    step::{Belief, Step},
+};
 
-/// Runs the command line of this process, on the simulated driver if it chooses that.
+/// Runs the command line of this process, on the simulated driver if it chooses that. `own` are the labs that only this
+/// program contains, in the places of those with their names.
 #[must_use]
-pub fn main() -> ExitCode {
+pub fn main(own: &'static [&'static Lab]) -> ExitCode {
+    OWN.get_or_init(|| own);
     partywall_simcuda::link();
     partywall_cli::main(Some(&commands::LAB))
 }
@@ -85,7 +103,7 @@ impl Arguments {
             return Ok(());
         };
         // The peers of a benchmark are started as roles are.
-        match LABS.into_iter().chain([&bench::PEER]).find(|lab| lab.name == name) {
+        match labs().chain([&bench::PEER]).find(|lab| lab.name == name) {
             Some(lab) => lab.run(context, arguments),
             None => tour::run(context, arguments),
         }
@@ -94,7 +112,7 @@ impl Arguments {
 
 impl Args for Arguments {
     fn augment_args(command: Command) -> Command {
-        let command = command.subcommands(LABS.iter().map(|lab| lab.command())).subcommand(tour::command());
+        let command = command.subcommands(labs().map(Lab::command)).subcommand(tour::command());
         command.subcommand(bench::PEER.command().hide(true))
     }
 
@@ -117,17 +135,25 @@ impl FromArgMatches for Arguments {
 
 fn list(context: &Context) {
     let rows: Vec<_> =
-        LABS.iter().map(|lab| vec![lab.name.to_owned(), lab.title.to_owned(), lab.listed().join(", ")]).collect();
+        labs().map(|lab| vec![lab.name.to_owned(), lab.title.to_owned(), lab.listed().join(", ")]).collect();
     let console = context.console;
     console.table(&["LAB", "SHOWS", "ROLES"], &rows, &["ROLES"]);
     console.line("\nRun one with `partywall lab NAME`; or each role in its own terminal: `partywall lab NAME ROLE`.");
     console.line("All of them, with one table of the beliefs that they refute: `partywall lab tour`.");
     console.line("Without a GPU: `partywall lab NAME --simulated`.");
-    let value = |lab: &&Lab| json!({ "name": lab.name, "shows": lab.title, "roles": lab.listed() });
-    console.value(&json!({ "labs": LABS.iter().map(value).collect::<Vec<Value>>() }));
+    let value = |lab: &Lab| json!({ "name": lab.name, "shows": lab.title, "roles": lab.listed() });
+    console.value(&json!({ "labs": labs().map(value).collect::<Vec<Value>>() }));
 }
 
-/// Every lab, in the order of the documentation.
+/// Returns every lab, in the order of the documentation.
+fn labs() -> impl Iterator<Item = &'static Lab> {
+    let own = OWN.get().copied().unwrap_or_default();
+    LABS.into_iter().map(|lab| own.iter().find(|own| own.name == lab.name).copied().unwrap_or(lab))
+}
+
+/// The labs that only this program contains.
+static OWN: OnceLock<&'static [&'static Lab]> = OnceLock::new();
+
 static LABS: [&Lab; 16] = [
     &errors::LAB,
     &handle_file::LAB,
@@ -141,7 +167,7 @@ static LABS: [&Lab; 16] = [
     &pool::LAB,
     &ring::LAB,
     &pipeline::LAB,
-    &render::LAB,
+    &elsewhere::RENDER,
     &work_queue::LAB,
     &weights::LAB,
     &chaos::LAB,

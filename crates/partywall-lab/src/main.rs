@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    partywall_lab::main()
+    partywall_lab::main(&[])
 }

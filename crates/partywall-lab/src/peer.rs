@@ -61,10 +61,10 @@ enum Message<T> {
 
 /// The other role.
 #[derive(Debug)]
-pub(super) struct Peer {
+pub struct Peer {
     role: &'static str,
     /// The process id of the role. Only the observer's peers send it and the place of their memory.
-    pub(super) pid: u32,
+    pub pid: u32,
     pub(super) place: DeviceChoice,
     reporter: Reporter,
     socket: OwnedFd,
@@ -210,12 +210,12 @@ impl Peer {
     }
 
     /// Returns whether the role is played by a child of this process, not in another terminal.
-    pub(super) fn is_child(&self) -> bool {
+    pub fn is_child(&self) -> bool {
         self.child.is_some()
     }
 
     /// Kills the child that plays the role (SIGKILL) and waits for its end.
-    pub(super) fn kill(&mut self) {
+    pub fn kill(&mut self) {
         self.child = None;
     }
 
@@ -225,14 +225,14 @@ impl Peer {
     }
 
     /// Returns whether an unread message has arrived, or the role has ended.
-    pub(super) fn has_spoken(&self) -> Result<bool, Failure> {
+    pub fn has_spoken(&self) -> Result<bool, Failure> {
         let is_readable = || socket::wait(&self.socket, Ready::Read, Some(Instant::now()));
         Ok(!self.received.is_empty() || is_readable().map_err(|errno| self.broken(errno.to_string()))?)
     }
 
     /// Waits until a peer has an unread message or has ended. Returns the places of all such peers, none after the
     /// limit.
-    pub(super) fn wait_any(peers: &[&Self], limit: Duration) -> Result<Vec<usize>, Failure> {
+    pub fn wait_any(peers: &[&Self], limit: Duration) -> Result<Vec<usize>, Failure> {
         let is_waiting = |place: &usize| !peers[*place].received.is_empty();
         let waiting: Vec<usize> = (0..peers.len()).filter(is_waiting).collect();
         if !waiting.is_empty() {
@@ -248,7 +248,7 @@ impl Peer {
     }
 
     /// Ends the role. Waits for the end of a child.
-    pub(super) fn end(self) {
+    pub fn end(self) {
         // A role that has ended needs no message.
         let _ = self.send(&Message::<()>::End, &[]);
         if let Some(child) = &self.child {
@@ -257,12 +257,12 @@ impl Peer {
     }
 
     /// Sends a message of the lab.
-    pub(super) fn say(&self, what: impl Serialize) -> Result<(), Failure> {
+    pub fn say(&self, what: impl Serialize) -> Result<(), Failure> {
         self.say_with(what, &[])
     }
 
     /// Sends a message of the lab with file descriptors.
-    pub(super) fn say_with(&self, what: impl Serialize, fds: &[BorrowedFd<'_>]) -> Result<(), Failure> {
+    pub fn say_with(&self, what: impl Serialize, fds: &[BorrowedFd<'_>]) -> Result<(), Failure> {
         self.send(&Message::Say(what), fds)
     }
 
@@ -271,7 +271,7 @@ impl Peer {
     }
 
     /// Sends a message of the lab and returns the answer.
-    pub(super) fn ask<T: DeserializeOwned>(&mut self, what: impl Serialize) -> Result<T, Failure> {
+    pub fn ask<T: DeserializeOwned>(&mut self, what: impl Serialize) -> Result<T, Failure> {
         self.say(what)?;
         self.hear()
     }
@@ -285,7 +285,7 @@ impl Peer {
     }
 
     /// Returns the next message of the lab. Steps before it go to the reporter.
-    pub(super) fn hear<T: DeserializeOwned>(&mut self) -> Result<T, Failure> {
+    pub fn hear<T: DeserializeOwned>(&mut self) -> Result<T, Failure> {
         self.next()?.ok_or_else(|| self.broken("it ended before its next message".into()))
     }
 
@@ -303,7 +303,7 @@ impl Peer {
     }
 
     /// Returns the next received file descriptor.
-    pub(super) fn take_fd(&mut self) -> Result<OwnedFd, Failure> {
+    pub fn take_fd(&mut self) -> Result<OwnedFd, Failure> {
         self.fds.pop_front().ok_or_else(|| self.broken("a file descriptor is missing".into()))
     }
 

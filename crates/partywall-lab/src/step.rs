@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 /// One step, which is sent to the process that reports it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Step {
+pub struct Step {
     pub(super) role: String,
     pub(super) id: String,
     pub(super) title: String,
@@ -36,20 +36,21 @@ pub(super) enum Outcome {
 
 /// A common belief about shared memory, which steps test.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Belief {
+pub struct Belief {
     /// The name by which steps refer to it.
-    pub(super) id: &'static str,
-    pub(super) text: &'static str,
+    pub id: &'static str,
+    /// What is believed.
+    pub text: &'static str,
 }
 
 /// Declares beliefs as constants, each with its id and text, and the list of all as `BELIEFS`.
+#[macro_export]
 macro_rules! beliefs {
     ($($name:ident = $id:literal: $text:literal,)+) => {
-        $(const $name: Belief = Belief { id: $id, text: $text };)+
-        const BELIEFS: &[Belief] = &[$($name),+];
+        $(const $name: $crate::Belief = $crate::Belief { id: $id, text: $text };)+
+        const BELIEFS: &[$crate::Belief] = &[$($name),+];
     };
 }
-pub(crate) use beliefs;
 
 /// The conclusion about a belief.
 #[derive(Debug)]
@@ -72,7 +73,7 @@ pub(super) enum Validity {
 
 impl Step {
     /// Returns a step that is described but not yet judged. Until it is judged, it counts as not tried.
-    pub(super) fn new(id: &str, title: impl Into<String>, why: &str) -> Self {
+    pub fn new(id: &str, title: impl Into<String>, why: &str) -> Self {
         Self {
             role: String::new(),
             id: id.into(),
@@ -87,7 +88,7 @@ impl Step {
     }
 
     /// Adds a value.
-    pub(super) fn value(mut self, label: impl Into<String>, value: impl Into<String>) -> Self {
+    pub fn value(mut self, label: impl Into<String>, value: impl Into<String>) -> Self {
         self.values.push((label.into(), value.into()));
         self
     }
@@ -99,19 +100,19 @@ impl Step {
     }
 
     /// Records whether a belief is true.
-    pub(super) fn says(mut self, belief: Belief, is_true: bool) -> Self {
+    pub fn says(mut self, belief: Belief, is_true: bool) -> Self {
         self.beliefs.push((belief.id.into(), Some(is_true)));
         self
     }
 
     /// Records that the step decides nothing about some beliefs.
-    pub(super) fn leaves_open(mut self, beliefs: &[Belief]) -> Self {
+    pub fn leaves_open(mut self, beliefs: &[Belief]) -> Self {
         self.beliefs.extend(beliefs.iter().map(|belief| (belief.id.into(), None)));
         self
     }
 
     /// Ends the step with its outcome: `finding` if the result is as the text says, else `otherwise`.
-    pub(super) fn judge(mut self, as_expected: bool, finding: impl Into<String>, otherwise: impl Into<String>) -> Self {
+    pub fn judge(mut self, as_expected: bool, finding: impl Into<String>, otherwise: impl Into<String>) -> Self {
         (self.outcome, self.finding) =
             if as_expected { (Outcome::AsExpected, finding.into()) } else { (Outcome::Different, otherwise.into()) };
         self
@@ -140,7 +141,7 @@ impl Step {
     }
 
     /// Ends a step that cannot be tried on this machine.
-    pub(super) fn untried(self, beliefs: &[Belief], why: impl Into<String>) -> Self {
+    pub fn untried(self, beliefs: &[Belief], why: impl Into<String>) -> Self {
         Self { outcome: Outcome::NotTried, finding: why.into(), ..self.leaves_open(beliefs) }
     }
 

@@ -21,10 +21,11 @@ use partywall_cli::{
 use serde_json::{Value, json};
 
 use crate::{
-    Context, LABS,
+    Context,
     device::under_mps,
     failure::{Doing, Failure},
     lab::{IN_TOUR, Lab, Places, read},
+    labs,
     reporter::{SIMULATED, StepCounts, beliefs_heading, summary},
 };
 
@@ -52,7 +53,7 @@ pub(super) fn run(context: &Context, arguments: &ArgMatches) -> Result<(), Failu
         tour.described = true;
         tour.describe(&json!({ "device": "host" }));
     }
-    for lab in LABS.iter().copied() {
+    for lab in labs() {
         tour.visit(lab)?;
     }
     tour.conclude()
@@ -90,6 +91,10 @@ impl Tour<'_> {
         let console = self.context.console;
         if self.place == Place::Host && !lab.on_host {
             console.line(format!("{:<12} needs a GPU", lab.name));
+            return Ok(());
+        }
+        if let Some(program) = lab.elsewhere.filter(|program| !program.is_installed()) {
+            console.line(format!("{:<12} needs the program {}: {}", lab.name, program.name, program.install));
             return Ok(());
         }
         let began = Instant::now();

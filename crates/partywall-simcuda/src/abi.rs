@@ -24,7 +24,7 @@ macro_rules! codes {
     ($($name:ident = $number:literal, $text:literal;)*) => {
         #[allow(dead_code, reason = "the list is that of the codes a caller may see, injected ones included")]
         impl Code {
-            $(pub(crate) const $name: Self = Self($number);)*
+            $(#[doc = $text] pub const $name: Self = Self($number);)*
 
             /// Returns the driver's name of the code and its sentence, both NUL-terminated.
             pub(crate) fn texts(self) -> Option<(&'static str, &'static str)> {

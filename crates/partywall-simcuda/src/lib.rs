@@ -47,7 +47,7 @@
 //! | `memop` | stream memory operations |
 //! | `copy` | copies and fills |
 //! | `module` | modules of PTX, their functions, launches |
-//! | `kernel` | Partywall's kernels |
+//! | `kernel` | Partywall's kernels, and those that a program adds ([`add_kernels`]) |
 //! | `ipc` | 64-byte handles that another process turns into a descriptor |
 //! | `threads` | threads that the program's signals do not reach |
 //! | `memory` | backings, the address space, access as a stream has it |
@@ -77,6 +77,11 @@ mod stream;
 #[cfg(test)]
 mod tests;
 mod threads;
+
+pub use abi::Code;
+pub use kernel::{Kernel, add_kernels};
+pub use memory::{HostRange, Want};
+pub use queue::Runner;
 
 /// Makes `PARTYWALL_LIBCUDA=simulated` choose this driver in the whole process, with two devices if `SIMCUDA_DEVICES`
 /// is not set. Call it before any code loads the driver.

@@ -201,8 +201,8 @@ entry_points! {
         }
         check_shape([grid_x, grid_y, grid_z], [block_x, block_y, block_z], shared_bytes)?;
         let Some(kernel) = function.kernel.filter(|_| extra.is_null()) else {
-            eprintln!("the simulated CUDA driver cannot run the kernel {}: it knows Partywall's own, with their \
-                       parameters passed one by one", function.name);
+            eprintln!("the simulated CUDA driver cannot run the kernel {}: it knows Partywall's own, and those of the \
+                       program that contains it, with their parameters passed one by one", function.name);
             return Err(Code::NOT_SUPPORTED);
         };
         if parameters.is_null() {
@@ -243,12 +243,8 @@ mod tests {
         assert_eq!(labs.len(), 10);
         let images = entries(&without_comments(include_str!("../../partywall-cuda/kernels/images.ptx"))).unwrap();
         assert_eq!(images, ["pw_resize", "pw_blur"]);
-        let render = entries(&without_comments(include_str!("../../partywall-cuda/kernels/render.ptx"))).unwrap();
-        assert_eq!(render, ["pw_turn", "pw_project", "pw_cover", "pw_shade", "pw_place", "pw_check"]);
-        assert!(
-            names.iter().chain(&labs).chain(&images).chain(&render).all(|name| kernel::find(name).is_some()),
-            "each is emulated"
-        );
+        let mut all = names.iter().chain(&labs).chain(&images);
+        assert!(all.all(|name| kernel::find(name).is_some()), "each is emulated");
     }
 
     #[test]

@@ -45,7 +45,7 @@ pub(crate) struct Ticket {
 }
 
 /// The thread of a queue, as the work sees it.
-pub(crate) struct Runner {
+pub struct Runner {
     queue: Arc<Queue>,
     random: Random,
 }

@@ -43,9 +43,6 @@
 #![deny(unsafe_code)]
 
 mod error;
-#[cfg(feature = "experiment")]
-#[allow(unsafe_code, reason = "calls of Vulkan")]
-pub mod experiment;
 #[allow(unsafe_code, reason = "calls of Vulkan")]
 mod gpu;
 #[allow(unsafe_code, reason = "calls of Vulkan")]

@@ -1,6 +1,7 @@
-"""Builds the wheel of `partywall-lab`: the simulated driver's library first, so that maturin can pack it beside the program.
+"""Builds the wheel of `partywall-lab`: first the simulated driver's library and the programs of labs that are not in
+`partywall-lab`, so that maturin can pack them beside it.
 
-`PARTYWALL_PROFILE` names the cargo profile of both; the default is `release`.
+`PARTYWALL_PROFILE` names the cargo profile of all; the default is `release`.
 """
 
 import json
@@ -29,12 +30,13 @@ def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_dire
     profile = os.environ.get("PARTYWALL_PROFILE", "release")
     # With the program, so that both choose the same features of their dependencies and share what is built.
     command = ["cargo", "build", "--locked", "--profile", profile, "--message-format=json"]
-    command += ["-p", "partywall-lab", "-p", "partywall-simcuda-library"]
+    command += ["-p", "partywall-lab", "-p", "partywall-render", "-p", "partywall-simcuda-library"]
     built = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True)
-    files = [name for line in built.stdout.splitlines() for name in json.loads(line).get("filenames", [])]
-    [library] = [name for name in files if name.endswith("/libsimcuda.so")]
+    files = [Path(name) for line in built.stdout.splitlines() for name in json.loads(line).get("filenames", [])]
     SCRIPTS.mkdir(parents=True, exist_ok=True)
-    shutil.copy2(library, SCRIPTS / "libsimcuda.so")
+    for wanted in ["libsimcuda.so", "partywall-render"]:
+        [file] = [file for file in files if file.name == wanted]
+        shutil.copy2(file, SCRIPTS / wanted)
     os.environ["MATURIN_PEP517_ARGS"] = f"--profile={profile} {os.environ.get('MATURIN_PEP517_ARGS', '')}"
     return str(maturin.build_wheel(wheel_directory, config_settings, metadata_directory))
 

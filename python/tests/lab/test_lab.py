@@ -1,4 +1,4 @@
-"""The wheel `partywall-lab`, installed beside the package: the program that `partywall` starts, and the simulated GPU."""
+"""The wheel `partywall-lab`, installed beside the package: the programs that `partywall` starts, and the simulated GPU."""
 
 import subprocess
 
@@ -11,6 +11,12 @@ def test_program_starts_the_lab(socket):
     command = [PROGRAM, "--socket", socket, "lab"]
     listed = subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG, check=True)
     assert "handle-file" in listed.stdout
+
+
+def test_program_starts_the_lab_that_is_a_program_of_its_own(socket):
+    command = [PROGRAM, "--socket", socket, "lab", "render", "--help"]
+    helped = subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG, check=True)
+    assert "--renderers" in helped.stdout
 
 
 def test_python_uses_the_simulated_gpu_by_its_name(socket, child):

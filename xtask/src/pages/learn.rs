@@ -36,9 +36,11 @@ pub(super) fn steps(page: &Path, text: &str, tree: &Tree) -> Vec<String> {
         }
         in_steps = matches!(between, ", step " | ", steps ") || between == ", " && in_steps;
         if let Some(lab) = lab.filter(|_| in_steps) {
-            let folder = format!("crates/partywall-lab/src/{}", lab.replace('-', "_"));
+            // A lab is a folder of the labs' crate, or an example.
+            let folders =
+                [format!("crates/partywall-lab/src/{}", lab.replace('-', "_")), format!("examples/{lab}/src")];
             let quoted = format!("\"{part}\"");
-            if !tree.find(&folder).iter().any(|(_, text)| text.contains(&quoted)) {
+            if !folders.iter().any(|folder| tree.find(folder).iter().any(|(_, text)| text.contains(&quoted))) {
                 wrong.push(format!("{}: the lab {lab} has no step {part}", page.display()));
             }
         }

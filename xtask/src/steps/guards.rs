@@ -38,6 +38,7 @@ pub(super) const GUARDS: [Guard; 5] = [
             "crates/partywall-vulkan",
             "docs/labs.md",
             "docs/learn",
+            "examples/render",
             "testing/bench",
         ],
         contained_in: None,

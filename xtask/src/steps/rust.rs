@@ -47,7 +47,7 @@ const NEEDS: [&str; 8] = [
 const SWEEP: &str = "at_every_crash_point";
 
 /// The tests of the labs, the benchmarks and of random kills under load.
-const LABS: Selection<'_> = Selection { programs: &["lab"], with: &[], without: &NEEDS, except: None };
+const LABS: Selection<'_> = Selection { programs: &["lab", "render"], with: &[], without: &NEEDS, except: None };
 
 /// A selection of tests.
 #[derive(Default)]

@@ -25,7 +25,7 @@ fish: partywall completions fish > ~/.config/fish/completions/partywall.fish";
 
 /// Runs the command.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
-    lab::take_over();
+    lab::take_over_description();
     let mut script = Vec::new();
     generate(arguments.shell, &mut command(), "partywall", &mut script);
     context.output().document(&String::from_utf8_lossy(&script));

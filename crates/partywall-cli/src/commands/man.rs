@@ -28,7 +28,7 @@ Read:     man partywall, man partywall-get; without installing: partywall man | 
 
 /// Runs the command.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
-    lab::take_over();
+    lab::take_over_description();
     let output = context.output();
     let Some(directory) = &arguments.out else {
         let mut page = Vec::new();

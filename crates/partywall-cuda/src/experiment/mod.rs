@@ -6,7 +6,6 @@
 
 mod coherency;
 mod images;
-mod render;
 
 use std::ffi::CStr;
 use std::os::fd::BorrowedFd;
@@ -17,7 +16,6 @@ pub use coherency::{
     Coherency, Handover, Load, PairsReport, PollReport, Polling, Scope, Store, StoreReport, TurnsReport, WORDS_BYTES,
 };
 pub use images::{Image, Images};
-pub use render::{Checked, Checks, Drawing, Picture, Rasteriser};
 
 use crate::abi::{DevicePtr, EVENT_DISABLE_TIMING, EVENT_INTERPROCESS, MEM_ATTACH_GLOBAL};
 use crate::allocation::Allocation;

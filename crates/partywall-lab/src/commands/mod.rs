@@ -23,6 +23,7 @@ pub(crate) static LAB: Lab = Lab {
         },
     ],
     vulkan: vulkan::try_it,
+    elsewhere: || crate::labs().find_map(|lab| lab.elsewhere),
 };
 
 fn parsed<T: FromArgMatches>(matches: &ArgMatches) -> Result<T, Failure> {

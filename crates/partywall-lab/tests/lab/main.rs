@@ -6,7 +6,6 @@ mod chaos;
 mod memory;
 mod order;
 mod program;
-mod render;
 mod runner;
 mod simulated;
 mod streams;

@@ -1,12 +1,25 @@
-//! The two programs: what each contains, and that together they are one for their user.
+//! The programs: what each contains, and that together they are one for their user.
 
-use std::{fs, path::Path, process::Command};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use partywall_harness::{Running, Sandbox, binary, copy_program};
 
 /// The program of this crate.
 fn lab() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_partywall-lab"))
+}
+
+/// Returns a copy of a program in a folder of its own.
+fn alone(sandbox: &Sandbox, program: &Path) -> PathBuf {
+    let folder = sandbox.path().join("alone");
+    fs::create_dir(&folder).unwrap();
+    let copy = folder.join("partywall");
+    copy_program(program, &copy);
+    copy
 }
 
 /// Returns the names of the symbols that `nm` lists.
@@ -40,6 +53,8 @@ fn program_that_shares_memory_contains_no_lab() {
     };
     assert_eq!(of(&binary()), [false; 5]);
     assert_eq!(of(lab()), [true; 5]);
+    let of_an_example = |symbol: &String| ["gif", "tobj", "rasteriser"].iter().any(|name| symbol.contains(name));
+    assert!(!symbols(lab(), "--debug-syms").iter().any(of_an_example));
 }
 
 #[test]
@@ -51,6 +66,7 @@ fn help_and_completions_of_both_programs_are_the_same() {
         &["lab", "--help"],
         &["--json", "lab", "--help"],
         &["lab", "vmm", "-h"],
+        &["lab", "render", "--help"],
         &["bench", "--help"],
         &["help", "bench"],
         &["completions", "bash"],
@@ -69,9 +85,7 @@ fn help_and_completions_of_both_programs_are_the_same() {
 #[test]
 fn missing_lab_is_named_with_the_way_to_get_it() {
     let sandbox = Sandbox::new();
-    let program = sandbox.path().join("alone/partywall");
-    fs::create_dir(sandbox.path().join("alone")).unwrap();
-    copy_program(&binary(), &program);
+    let program = alone(&sandbox, &binary());
     let run = |arguments: &[&str], simulated: bool| {
         let mut command = sandbox.program(&program);
         command.args(arguments).env("PATH", "/nonexistent").env_remove("PARTYWALL_BIN");
@@ -107,12 +121,49 @@ fn missing_lab_is_named_with_the_way_to_get_it() {
     assert!(vulkan["detail"].as_str().unwrap().contains("partywall-lab"), "{vulkan}");
 }
 
+/// A copy of this program in a folder of its own, and no `PATH`.
+#[test]
+fn lab_of_another_program_is_listed_and_named_with_the_way_to_get_it() {
+    let sandbox = Sandbox::new();
+    let program = alone(&sandbox, lab());
+    let run = |arguments: &[&str]| {
+        let mut command = sandbox.program(&program);
+        Running::spawn(command.args(arguments).env("PATH", "/nonexistent").env_remove("PARTYWALL_BIN")).wait()
+    };
+    for arguments in [&["lab", "render", "--frames", "3"][..], &["lab", "render", "geometry"], &["lab", "render", "-h"]]
+    {
+        let refused = run(arguments).expect(3);
+        let text = &refused.stderr;
+        assert!(text.contains("`partywall lab render` needs the program partywall-render"), "{text}");
+        assert!(text.contains("cargo install --locked --path examples/render"), "{text}");
+    }
+    for arguments in [&["lab"][..], &["lab", "--json"]] {
+        assert_eq!(run(arguments).expect(0).text(), sandbox.run(arguments).expect(0).text());
+    }
+    for arguments in [&["lab", "--help"][..], &["completions", "bash"]] {
+        assert!(run(arguments).expect(0).text().contains("render"), "{arguments:?}");
+    }
+}
+
+#[test]
+fn needs_minutes_tour_leaves_out_a_lab_whose_program_is_missing() {
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.program(alone(&sandbox, lab()));
+    let mut tour = Running::spawn(command.args(["lab", "tour", "--device", "host"]).env("PATH", "/nonexistent"));
+    let line = loop {
+        let line = tour.line();
+        if line.starts_with("render ") {
+            break line;
+        }
+    };
+    assert!(line.contains("needs the program partywall-render: install it"), "{line}");
+    tour.kill();
+}
+
 #[test]
 fn lab_is_found_on_path() {
     let sandbox = Sandbox::new();
-    let program = sandbox.path().join("alone/partywall");
-    fs::create_dir(sandbox.path().join("alone")).unwrap();
-    copy_program(&binary(), &program);
+    let program = alone(&sandbox, &binary());
     let mut command = sandbox.program(&program);
     command.args(["lab"]).env("PATH", lab().parent().unwrap());
     let text = Running::spawn(&mut command).wait().expect(0).text();

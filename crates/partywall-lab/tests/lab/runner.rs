@@ -56,11 +56,12 @@ fn every_lab_is_on_the_pages() {
 #[test]
 fn steps_on_the_page_of_mistakes_are_steps_of_their_labs() {
     let page = include_str!("../../../../docs/learn/mistakes.md");
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../partywall-lab/src");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let sources = root.join("crates/partywall-lab/src");
     let source = |lab: &str| {
-        let lab = lab.replace('-', "_");
-        let in_folder = std::fs::read_dir(sources.join(&lab)).into_iter().flatten().flatten().map(|entry| entry.path());
-        let files = in_folder.chain([sources.join(format!("{lab}.rs"))]);
+        let folders = [sources.join(lab.replace('-', "_")), root.join("examples").join(lab).join("src")];
+        let in_folders = folders.iter().flat_map(std::fs::read_dir).flatten().flatten().map(|entry| entry.path());
+        let files = in_folders.chain([sources.join(format!("{}.rs", lab.replace('-', "_")))]);
         files.filter_map(|file| std::fs::read_to_string(file).ok()).collect::<String>()
     };
     let mut checked = 0;

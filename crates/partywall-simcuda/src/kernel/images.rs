@@ -3,9 +3,9 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::{Kernel, aligned};
+use super::Kernel;
 use crate::abi::{Code, DevicePtr};
-use crate::memory::{self, HostRange, Want};
+use crate::memory::{HostRange, Want};
 use crate::queue::Runner;
 
 pub(super) static KERNELS: [Kernel; 2] = [
@@ -44,11 +44,8 @@ struct Image {
 
 impl Image {
     fn new(runner: &Runner, address: DevicePtr, width: u64, height: u64, want: Want) -> Result<Self, Code> {
-        aligned(address, 4)?;
-        let bytes = width.checked_mul(height).and_then(|pixels| usize::try_from(pixels.checked_mul(4)?).ok());
-        let bytes = bytes.ok_or(Code::ILLEGAL_ADDRESS)?;
-        let range = memory::access(runner.context(), address, bytes, want)?;
-        if range.bytes() < bytes { Err(Code::ILLEGAL_ADDRESS) } else { Ok(Self { range, width, height }) }
+        let pixels = width.checked_mul(height).ok_or(Code::ILLEGAL_ADDRESS)?;
+        Ok(Self { range: runner.memory(address, pixels, 4, want)?, width, height })
     }
 
     fn pixels(&self) -> &[AtomicU32] {
@@ -59,8 +56,7 @@ impl Image {
     fn fill(&self, runner: &mut Runner, pixel: impl Fn(u64, u64) -> u32) -> Result<(), Code> {
         let rows = self.pixels().chunks_exact(self.width.max(1) as usize);
         for (y, row) in (0..self.height).zip(rows) {
-            runner.pause();
-            runner.context().check()?;
+            runner.between()?;
             for (x, word) in (0..self.width).zip(row) {
                 word.store(pixel(x, y), Ordering::Relaxed);
             }

@@ -142,12 +142,7 @@ fn poll_within(runner: &Runner, limit: Duration, mut ready: impl FnMut() -> Resu
 }
 
 fn square_roots(runner: &mut Runner, from: DevicePtr, to: DevicePtr, n: u64) -> Result<(), Code> {
-    aligned(from, 4)?;
-    let bytes = usize::try_from(n.saturating_mul(4)).map_err(|_| Code::ILLEGAL_ADDRESS)?;
-    let range = memory::access(runner.context(), from, bytes, Want::Read)?;
-    if range.bytes() < bytes {
-        return Err(Code::ILLEGAL_ADDRESS);
-    }
+    let range = runner.memory(from, n, 4, Want::Read)?;
     for_words(runner, to, n, Want::Write, |first, roots| {
         for (root, word) in roots.iter().zip(&range.words32()[first as usize..]) {
             root.store(f32::from_bits(word.load(Ordering::Relaxed)).sqrt().to_bits(), Ordering::Relaxed);

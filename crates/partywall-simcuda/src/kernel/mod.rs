@@ -1,38 +1,66 @@
-//! Emulates, by their names, Partywall's kernels and that of one driver fact. Those of
-//! `partywall-cuda/kernels/partywall.cu` are here, those of `lab.cu` in [`lab`], those of `images.cu` in [`images`],
-//! and those of `render.cu` in [`render`].
+//! Emulates, by their names, Partywall's kernels, that of one driver fact, and those that a program adds. Those of
+//! `partywall-cuda/kernels/partywall.cu` are here, those of `lab.cu` in [`lab`], and those of `images.cu` in [`images`].
 //!
 //! Their results do not depend on the shape of the grid: they stride over it, or take the amount of work as a
 //! parameter.
 
 mod images;
 mod lab;
-mod render;
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::abi::{Code, DevicePtr};
 use crate::copy::in_pieces;
-use crate::memory::{self, Want};
+use crate::memory::{self, HostRange, Want};
 use crate::queue::Runner;
 
-/// A kernel, as a launch needs it.
-pub(crate) struct Kernel {
-    name: &'static str,
-    /// The sizes of its parameters in bytes.
-    pub(crate) parameters: &'static [usize],
-    /// Receives the parameters, each widened to 64 bits.
-    pub(crate) run: fn(&mut Runner, &[u64]) -> Result<(), Code>,
+/// The emulation of a kernel, which a launch runs once, on the thread of its stream, whatever the shape of its grid.
+pub struct Kernel {
+    /// Its name in the PTX.
+    pub name: &'static str,
+    /// The sizes of its parameters in bytes: 4 or 8 each.
+    pub parameters: &'static [usize],
+    /// Receives the parameters, each widened to 64 bits. An error is a fault of the context, as that of a kernel.
+    pub run: fn(&mut Runner, &[u64]) -> Result<(), Code>,
+}
+
+static ADDED: OnceLock<&'static [Kernel]> = OnceLock::new();
+
+/// Adds the kernels of the program that contains this driver. Only the first call counts; call it before any code loads
+/// the driver. The driver of `libsimcuda.so`, which a program loads, does not have them.
+pub fn add_kernels(kernels: &'static [Kernel]) {
+    ADDED.get_or_init(|| kernels);
 }
 
 /// Returns the emulation of the kernel with this name, if there is one.
 pub(crate) fn find(name: &str) -> Option<&'static Kernel> {
-    KERNELS
-        .iter()
-        .chain(&lab::KERNELS)
-        .chain(&images::KERNELS)
-        .chain(&render::KERNELS)
-        .find(|kernel| kernel.name == name)
+    let added = ADDED.get().copied().unwrap_or_default();
+    KERNELS.iter().chain(&lab::KERNELS).chain(&images::KERNELS).chain(added).find(|kernel| kernel.name == name)
+}
+
+impl Runner {
+    /// Returns the memory of `count` elements of `bytes` bytes, which lie in one allocation.
+    ///
+    /// # Errors
+    /// [`Code::MISALIGNED_ADDRESS`] unless the address is a multiple of 8 for elements of 8 bytes, and of 4 for others;
+    /// [`Code::ILLEGAL_ADDRESS`] for memory that the stream may not use so.
+    pub fn memory(&self, address: u64, count: u64, bytes: u64, want: Want) -> Result<HostRange, Code> {
+        aligned(address, if bytes == 8 { 8 } else { 4 })?;
+        let bytes = count.checked_mul(bytes).and_then(|bytes| usize::try_from(bytes).ok());
+        let bytes = bytes.ok_or(Code::ILLEGAL_ADDRESS)?;
+        let range = memory::access(self.context(), address, bytes, want)?;
+        if range.bytes() < bytes { Err(Code::ILLEGAL_ADDRESS) } else { Ok(range) }
+    }
+
+    /// Pauses between the pieces of a long kernel, if the environment asks for that (`SIMCUDA_DELAY`).
+    ///
+    /// # Errors
+    /// That of the context, if it is lost.
+    pub fn between(&mut self) -> Result<(), Code> {
+        self.pause();
+        self.context().check()
+    }
 }
 
 static KERNELS: [Kernel; 5] = [
@@ -138,4 +166,21 @@ fn for_words(
 
 fn aligned(address: DevicePtr, bytes: u64) -> Result<(), Code> {
     if address.is_multiple_of(bytes) { Ok(()) } else { Err(Code::MISALIGNED_ADDRESS) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernel_of_the_program_is_found_and_hides_none_of_ours() {
+        const fn own(name: &'static str) -> Kernel {
+            Kernel { name, parameters: &[], run: |_, _| Ok(()) }
+        }
+        static OWN: [Kernel; 2] = [own("own"), own("pw_fill")];
+        add_kernels(&OWN);
+        assert!(find("own").is_some());
+        assert_eq!(find("pw_fill").map(|kernel| kernel.parameters.len()), Some(2));
+        assert!(find("other").is_none());
+    }
 }

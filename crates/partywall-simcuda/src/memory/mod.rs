@@ -85,14 +85,16 @@ pub(crate) enum Kind {
 
 /// The access that a stream needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Want {
+pub enum Want {
+    /// Reading alone.
     Read,
+    /// Writing, and reading.
     Write,
 }
 
 /// Bytes that may be accessed through the simulation's own mapping for as long as this lives, even if the program
 /// frees or unmaps them meanwhile.
-pub(crate) struct HostRange {
+pub struct HostRange {
     pointer: *mut u8,
     bytes: usize,
     _keep: Arc<Backing>,
@@ -113,17 +115,26 @@ impl HostRange {
         self.bytes
     }
 
-    /// Returns the words of four bytes that lie here. The address that was asked for is a multiple of four.
-    pub(crate) fn words32(&self) -> &[AtomicU32] {
-        // SAFETY: memory of this size for as long as `self` lives, aligned as the address is since mappings are; others
-        // write there, which atomics allow.
-        unsafe { slice::from_raw_parts(self.pointer.cast(), self.bytes / 4) }
+    /// Returns the words of four bytes that lie here.
+    ///
+    /// # Panics
+    /// If the address that was asked for is no multiple of four.
+    pub fn words32(&self) -> &[AtomicU32] {
+        let words = self.pointer.cast::<AtomicU32>();
+        assert!(words.is_aligned(), "the address of words is a multiple of their size");
+        // SAFETY: memory of this size for as long as `self` lives, aligned; others write there, which atomics allow.
+        unsafe { slice::from_raw_parts(words, self.bytes / 4) }
     }
 
-    /// Returns the words of eight bytes. The address is a multiple of eight.
-    pub(crate) fn words64(&self) -> &[AtomicU64] {
+    /// Returns the words of eight bytes, as [`words32`](Self::words32).
+    ///
+    /// # Panics
+    /// If the address is no multiple of eight.
+    pub fn words64(&self) -> &[AtomicU64] {
+        let words = self.pointer.cast::<AtomicU64>();
+        assert!(words.is_aligned(), "the address of words is a multiple of their size");
         // SAFETY: as for `words32`.
-        unsafe { slice::from_raw_parts(self.pointer.cast(), self.bytes / 8) }
+        unsafe { slice::from_raw_parts(words, self.bytes / 8) }
     }
 }
 

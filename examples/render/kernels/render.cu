@@ -1,7 +1,7 @@
 // The kernels of `partywall lab render`: a rasteriser in integer arithmetic. Nothing else launches them.
 //
 // Compiled as partywall.cu is, and by its rules. They draw the same pixels as the host's version, which explains the
-// arithmetic (crates/partywall-lab/src/render/raster.rs). Sums that may overflow are made of unsigned numbers.
+// arithmetic (examples/render/src/raster.rs). Sums that may overflow are made of unsigned numbers.
 
 typedef unsigned int uint32_t;
 typedef long long int64_t;

@@ -6,12 +6,16 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use partywall::{
-    cuda::experiment::{Checked, Checks, Picture},
-    error::Busy,
-};
+use partywall::error::Busy;
 
-use super::{label::label, movie::Movie, objects::Header, player::TURN, *};
+use super::{
+    label::label,
+    movie::Movie,
+    objects::Header,
+    player::TURN,
+    rasteriser::{Checked, Checks, Picture},
+    *,
+};
 
 pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let mut player = Player::new(session)?;
@@ -196,7 +200,7 @@ impl Writer {
         let tiles: Vec<Drawn> = drawn(&header).take(self.tiles.len()).collect();
         let late = header.more[0];
         let is_kept = self.movie.is_some() || matches!(self.output, Output::Folder(_));
-        let mut pixels = if is_kept { device::elements(&sample, "reading a sample")?.into_owned() } else { Vec::new() };
+        let mut pixels = if is_kept { objects::elements(&sample)?.into_owned() } else { Vec::new() };
         kernels::release(self.gpu.as_ref().map(|device| &device.kernels), sample)?;
         if self.live && is_kept {
             for (number, (tile, drawn)) in self.tiles.iter().zip(&tiles).enumerate() {

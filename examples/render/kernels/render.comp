@@ -1,6 +1,6 @@
 #version 450
 // The rasteriser of `partywall lab render` in Vulkan. It draws the same pixels as the host's version, which explains the
-// arithmetic (crates/partywall-lab/src/render/raster.rs), and as the kernels (crates/partywall-cuda/kernels/render.cu).
+// arithmetic (examples/render/src/raster.rs), and as the kernels (render.cu).
 #extension GL_EXT_shader_explicit_arithmetic_types_int64 : require
 #extension GL_EXT_shader_atomic_int64 : require
 

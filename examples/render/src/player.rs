@@ -1,6 +1,8 @@
 //! What all roles have in common: a job, frames that they count, and an end that the watcher announces.
 
-use partywall_os::memfd::frozen;
+use std::{fs::File, io::Write};
+
+use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::*;
 
@@ -75,8 +77,7 @@ impl<'a> Player<'a> {
 
     /// Reports a frame of the writer, and waits until the watcher has its part of the movie, if there is one.
     pub(super) fn written(&mut self, written: Written, part: Option<Vec<u8>>) -> Result<(), Failure> {
-        let part = part.map(|part| frozen("partywall:movie", &part)).transpose();
-        let part = part.doing("passing on a part of the movie")?;
+        let part = part.map(|part| in_memory(&part)).transpose().doing("passing on a part of the movie")?;
         let fds: Vec<_> = part.iter().map(AsFd::as_fd).collect();
         let watcher = self.session.parent();
         watcher.say_with(Report::Written(written), &fds)?;
@@ -90,11 +91,18 @@ impl<'a> Player<'a> {
 
     /// Ends the role with its step.
     pub(super) fn finish(self, title: &str, why: &str, describe: impl FnOnce(Step) -> Step) -> Result<(), Failure> {
-        let step = Step::new(self.session.reporter().role(), title, why).value("frames", self.times.len().to_string());
+        let step = Step::new(self.session.role(), title, why).value("frames", self.times.len().to_string());
         let step = describe(step.value("host time per frame", spread(&self.times)));
         self.session.report(step.judge(true, "finished", ""))?;
         self.session.parent().say(Report::Done)
     }
+}
+
+/// Returns a file in memory with these bytes.
+fn in_memory(bytes: &[u8]) -> std::io::Result<File> {
+    let mut file = File::from(memfd_create("partywall:movie", MemfdFlags::CLOEXEC)?);
+    file.write_all(bytes)?;
+    Ok(file)
 }
 
 /// Returns the next sample if it comes in time.

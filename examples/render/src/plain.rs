@@ -11,14 +11,13 @@
 
 use std::ops::Range;
 
-use partywall::cuda::{
-    Event, IpcEvent, IpcEventHandle,
-    experiment::{Checks, Drawing, Picture, Rasteriser},
-    round_up,
-};
-use partywall_os::{map::SharedMap, memfd::Draft};
+use partywall::cuda::{Event, IpcEvent, IpcEventHandle, round_up};
 
-use super::*;
+use super::{
+    rasteriser::{Checks, Drawing, Picture, Rasteriser},
+    words::Words,
+    *,
+};
 
 /// A pipeline of processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -143,7 +142,7 @@ impl Layout {
     /// Writes the mesh, and clears the words.
     fn fill(&self, gpu: &Gpu, memory: DeviceSlice<'_>, mesh: &Mesh) -> Result<(), Failure> {
         let words = self.at(memory, self.ranges.len() - 1)?;
-        device::set(gpu, words, 0)?;
+        gpu.stream().enqueue_set(words, 0).doing("clearing words")?;
         let parts: [&[u8]; MESH] = [
             bytemuck::cast_slice(&mesh.vertices),
             bytemuck::cast_slice(&mesh.indices),
@@ -350,8 +349,7 @@ pub(super) fn together(session: &Session, gpu: &Gpu, job: &Job, mesh: &Mesh, des
         peers.push(peer);
     }
     if design == Design::Textbook {
-        let words = Draft::create("partywall:textbook", stages.len() as u64 * WORD).and_then(Draft::share);
-        let words = words.doing(SHARING_WORDS)?;
+        let words = Words::create(stages.len()).doing(SHARING_WORDS)?;
         let handles: Vec<Vec<u8>> = peers.iter_mut().map(Peer::hear).collect::<Result<_, _>>()?;
         peers.iter().try_for_each(|peer| peer.say_with(&handles, &[words.as_fd()]))?;
     }
@@ -416,7 +414,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
 
 /// The order of the textbook.
 struct Hosts {
-    words: SharedMap,
+    words: Words,
     /// The event of this process, which others have opened.
     event: IpcEvent,
     /// Those of all stages; `None` for this one.
@@ -428,7 +426,7 @@ impl Hosts {
         let event = IpcEvent::new(gpu.context()).doing(SHARING)?;
         let own = event.export().doing(SHARING)?.0.to_vec();
         let handles: Vec<Vec<u8>> = session.parent().ask(own.clone())?;
-        let words = SharedMap::writable(session.parent().take_fd()?).doing(SHARING_WORDS)?;
+        let words = Words::open(&session.parent().take_fd()?, handles.len()).doing(SHARING_WORDS)?;
         let open = |handle: &Vec<u8>| {
             if *handle == own {
                 return Ok(None);
@@ -441,7 +439,7 @@ impl Hosts {
     /// Waits until the host of a stage has finished so many frames.
     fn await_stage(&self, stream: &Stream, stage: usize, frames: u64) -> Result<(), Failure> {
         let deadline = Instant::now() + TIMEOUT;
-        while self.words()?.get(stage) < frames {
+        while self.words.get(stage) < frames {
             if Instant::now() > deadline {
                 return Err(unexpected("a stage of the textbook's pipeline does not continue"));
             }
@@ -456,12 +454,8 @@ impl Hosts {
     fn finish(&mut self, stream: &Stream, stage: usize, frames: u64) -> Result<(), Failure> {
         self.event.record(stream.as_ref()).doing(WAITING)?;
         stream.as_ref().context().synchronize().doing(WAITING)?;
-        self.words()?.set(stage, frames);
+        self.words.set(stage, frames);
         Ok(())
-    }
-
-    fn words(&self) -> Result<partywall_os::map::SharedSlice<'_, u64>, Failure> {
-        self.words.slice(0, self.words.len() / WORD as usize).ok_or_else(|| unexpected("shared words are not aligned"))
     }
 }
 

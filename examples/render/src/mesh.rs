@@ -275,7 +275,7 @@ mod tests {
 
     use rustix::fs::{CWD, Mode, mkfifoat};
 
-    use crate::render::raster::VERTEX;
+    use crate::raster::VERTEX;
 
     fn load(text: &str) -> Result<Mesh, String> {
         let file = tempfile::NamedTempFile::new().unwrap();

@@ -1,5 +1,10 @@
 //! `partywall lab render`: processes render one picture into shared memory, and one of them is killed.
 //!
+//! An example of programs that use Partywall: memory, streams and timelines are those of the crates `partywall` and
+//! `partywall-vulkan`, as everybody has them. `partywall lab render` starts it, so it presents itself as the labs do: its
+//! command line, its processes and their connections, and its report are the runner of `partywall-lab`, instead of a
+//! second one.
+//!
 //! | role | process | does |
 //! |---|---|---|
 //! | geometry | child | commits the mesh; turns it, and publishes the vertices of each frame |
@@ -23,8 +28,24 @@
 //! A tile is a block of its own, although one picture that all renderers write into would save the compositor's copy. A
 //! killed renderer may still be writing, under MPS: its block then waits in quarantine, and a picture could not.
 
+//!
+//! | module | holds |
+//! |---|---|
+//! | `geometry`, `renderer`, `compositor`, `writer`, `viewer`, `watcher` | the roles; `player` is what they have in common |
+//! | `objects` | the names, sizes and headers of what they share |
+//! | `mesh`, `raster` | what is drawn, and how the CPU draws it |
+//! | `rasteriser`, `kernels` | how kernels draw it (`kernels/render.cu`), and the stream of a role |
+//! | `compute`, `shaders` | how Vulkan draws it (`kernels/render.comp`) |
+//! | `emulation` | what the kernels do on a GPU that is simulated |
+//! | `movie`, `label`, `sink` | pictures and movies |
+//! | `alone`, `plain`, `words` | the same frames without the library, for comparison |
+//! | `outcome`, `times` | the steps of the report |
+
 mod alone;
 mod compositor;
+#[allow(unsafe_code, reason = "calls of Vulkan")]
+mod compute;
+mod emulation;
 mod geometry;
 mod kernels;
 mod label;
@@ -35,18 +56,45 @@ mod outcome;
 mod plain;
 mod player;
 mod raster;
+#[allow(unsafe_code, reason = "launches with parameters that match the kernels")]
+mod rasteriser;
 mod renderer;
 mod shaders;
 mod sink;
 mod times;
 mod viewer;
 mod watcher;
+#[allow(unsafe_code, reason = "a mapping of memory that processes share")]
+mod words;
 mod writer;
 
-use std::{collections::HashMap, str::FromStr};
+use std::{
+    collections::HashMap,
+    fs,
+    os::fd::AsFd,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    str::FromStr,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
 
-use clap::{ArgMatches, ValueEnum};
-use partywall::{DeviceChoice, DeviceUuid, Loan};
+use clap::{ArgMatches, Args, ValueEnum};
+use partywall::{
+    DType, DeviceChoice, DeviceUuid, Domain, Error, ErrorKind, Gpu, Loan, Place, Policy, Publisher, Sample, Segment,
+    Subscriber, Timeline, TimelineWriter, Topic,
+    cuda::{
+        Access, CuResult, DeviceBuffer, DeviceSlice, IpcMapping, IpcMemoryHandle, Mapping, PhysicalMemory, Stream,
+        StreamRef,
+    },
+};
+use partywall_lab::{
+    Doing, Failure, Lab, MOMENT, Moment, Peer, Role, Session, Step, TIMEOUT, beliefs, kind_of, millis, number_in,
+    short, spread, unexpected,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use self::{
     kernels::Kernels,
@@ -55,15 +103,16 @@ use self::{
     player::Player,
     raster::{Look, Raster, Scene, Size, Tile},
 };
-use crate::prelude::*;
 
-pub(super) static LAB: Lab = Lab {
-    name: "render",
-    title: "processes render one picture into shared memory, and one may be killed",
-    on_host: true,
-    broker: true,
-    traced: true,
-    kills_by: &["--kill", "renderer", "--frames", "24", "--size", "160x90", "--scene", "torus:2000"],
+fn main() -> ExitCode {
+    partywall_simcuda::add_kernels(&emulation::KERNELS);
+    partywall_lab::main(LABS)
+}
+
+/// The labs of this program.
+static LABS: &[&Lab] = &[&LAB];
+
+static LAB: Lab = Lab {
     options: Order::augment_args,
     takes_standard_output,
     roles: &[
@@ -81,7 +130,8 @@ pub(super) static LAB: Lab = Lab {
     ),
     farewell: Some("The watcher has all frames, and reports which beliefs are refuted."),
     beliefs: BELIEFS,
-    ..Lab::DEFAULT
+    elsewhere: None,
+    ..partywall_lab::RENDER
 };
 
 #[derive(Debug, Args)]
@@ -100,7 +150,7 @@ struct Order {
     renderer: Option<Brush>,
     /// The GPUs that draw by kernels, in turn: tile 0 the first one, tile 1 the next one [default: the GPU that has the
     /// memory]
-    #[arg(long, global = true, value_name = "N|UUID,…", value_delimiter = ',', value_parser = device::parse_gpu)]
+    #[arg(long, global = true, value_name = "N|UUID,…", value_delimiter = ',', value_parser = partywall_lab::parse_gpu)]
     devices: Vec<DeviceChoice>,
     /// A Wavefront OBJ file, or the bundled torus with N triangles
     #[arg(long, global = true, value_name = "FILE|torus:N", default_value = "torus:8192")]
@@ -275,4 +325,16 @@ beliefs! {
     TORN = "torn": "A half-written frame of a killed process can be seen.",
     PIXELS = "pixels": "A GPU and a CPU draw different pixels.",
     TILES = "tiles": "Pictures that several processes draw differ from those that one process draws.",
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lab_that_is_listed_without_this_program_is_this_one() {
+        let roles = |lab: &Lab| lab.roles.iter().chain([&lab.observer]).map(|role| role.name).collect::<Vec<_>>();
+        assert_eq!(roles(&partywall_lab::RENDER), roles(&LAB));
+        assert_eq!(partywall_lab::RENDER.elsewhere.map(|program| program.name), Some(env!("CARGO_BIN_NAME")));
+    }
 }

@@ -101,7 +101,7 @@ pub(super) fn baselines(
 
 /// Returns what was rendered, for a measurement that is kept.
 pub(super) fn described(session: &Session, job: &Job, mesh: &Mesh) -> Result<Value, Failure> {
-    let under_mps = session.gpu_if_any()?.map(|gpu| device::under_mps(&gpu)).transpose()?;
+    let under_mps = session.gpu_if_any()?.map(|gpu| partywall_lab::under_mps(&gpu)).transpose()?;
     let Size { width, height } = job.size;
     let size = format!("{width}x{height}");
     Ok(json!({

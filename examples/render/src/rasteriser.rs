@@ -4,42 +4,41 @@
 
 use std::ffi::CStr;
 
-use super::launch;
-use crate::kernels::ptx;
-use crate::{
-    AccessError, Context, CudaError, DeviceBuffer, DeviceSlice, Event, Function, Module, PinnedBuffer, StreamRef,
+use partywall::cuda::{
+    AccessError, Context, CudaError, DeviceBuffer, DeviceSlice, Event, Function, LaunchConfig, Module, PinnedBuffer,
+    StreamRef,
 };
 
 /// What is drawn, and where.
 #[derive(Clone, Copy, Debug)]
-pub struct Drawing<'a> {
+pub(crate) struct Drawing<'a> {
     /// Three words of 32 bits for each triangle: its vertices.
-    pub indices: DeviceSlice<'a>,
+    pub(crate) indices: DeviceSlice<'a>,
     /// A word of 32 bits for each triangle: its colour.
-    pub colours: DeviceSlice<'a>,
+    pub(crate) colours: DeviceSlice<'a>,
     /// Six words of 32 bits for each vertex: its position in 1/65,536, and its normal.
-    pub vertices: DeviceSlice<'a>,
+    pub(crate) vertices: DeviceSlice<'a>,
     /// The rows of a matrix of three rows and four columns, in 1/65,536.
-    pub camera: &'a [i32; 12],
+    pub(crate) camera: &'a [i32; 12],
     /// The width and height of the whole picture, in pixels; at most 4,096 each.
-    pub size: [u32; 2],
+    pub(crate) size: [u32; 2],
     /// The left upper corner of the tile, its width and its height, in pixels.
-    pub tile: [u32; 4],
+    pub(crate) tile: [u32; 4],
     /// Replaces the colours of all triangles.
-    pub tint: Option<u32>,
+    pub(crate) tint: Option<u32>,
     /// The fourth byte of each pixel.
-    pub tag: u8,
+    pub(crate) tag: u8,
     /// Memory for corners: [`Rasteriser::CORNER_BYTES`] for each vertex.
-    pub corners: DeviceSlice<'a>,
+    pub(crate) corners: DeviceSlice<'a>,
     /// Memory for fragments: [`Rasteriser::FRAGMENT_BYTES`] for each pixel of the tile.
-    pub fragments: DeviceSlice<'a>,
+    pub(crate) fragments: DeviceSlice<'a>,
     /// The pixels of the tile, row by row.
-    pub pixels: DeviceSlice<'a>,
+    pub(crate) pixels: DeviceSlice<'a>,
 }
 
 /// The kernels, loaded into one context. `Send` and `Sync`.
 #[derive(Debug)]
-pub struct Rasteriser {
+pub(crate) struct Rasteriser {
     turn: Function,
     project: Function,
     cover: Function,
@@ -49,16 +48,16 @@ pub struct Rasteriser {
 
 /// A picture that is divided into rows of tiles of about equal sizes.
 #[derive(Clone, Copy, Debug)]
-pub struct Picture<'a> {
+pub(crate) struct Picture<'a> {
     /// Its pixels, row by row.
-    pub pixels: DeviceSlice<'a>,
+    pub(crate) pixels: DeviceSlice<'a>,
     /// Its width and height, in pixels; at most 4,096 each.
-    pub size: [u32; 2],
+    pub(crate) size: [u32; 2],
     /// How many tiles are beside each other, and how many below each other; at most 16 in all. Tile `n` of `parts`
     /// begins at `length · n / parts`, rounded down.
-    pub tiles: [u32; 2],
+    pub(crate) tiles: [u32; 2],
     /// The fourth byte that the pixels of each tile should have.
-    pub tags: [u8; 16],
+    pub(crate) tags: [u8; 16],
 }
 
 /// The checks of pictures on a GPU, of which several may be enqueued at a time. Only their results are copied to the
@@ -66,7 +65,7 @@ pub struct Picture<'a> {
 ///
 /// `Send` and `Sync`.
 #[derive(Debug)]
-pub struct Checks {
+pub(crate) struct Checks {
     kernel: Function,
     /// A result for each place.
     results: DeviceBuffer,
@@ -82,25 +81,25 @@ struct Place {
 
 /// What a check has found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Checked {
+pub(crate) struct Checked {
     /// The number of pixels whose fourth byte is not that of their tile.
-    pub torn: u64,
+    pub(crate) torn: u64,
     /// The sum of mixed pixels and their places, without the fourth bytes ([`Checks::mixed`]).
-    pub sum: u64,
+    pub(crate) sum: u64,
 }
 
 impl Rasteriser {
     /// Bytes of a vertex on the screen.
-    pub const CORNER_BYTES: u64 = 16;
+    pub(crate) const CORNER_BYTES: u64 = 16;
 
     /// Bytes of the nearest fragment of a pixel.
-    pub const FRAGMENT_BYTES: u64 = 8;
+    pub(crate) const FRAGMENT_BYTES: u64 = 8;
 
     /// Loads them. Before any stream waits for another process.
     ///
     /// # Errors
-    /// As for [`Kernels::load`](crate::Kernels::load).
-    pub fn load(context: &Context) -> Result<Self, CudaError> {
+    /// As for [`Kernels::load`](partywall::cuda::Kernels::load).
+    pub(crate) fn load(context: &Context) -> Result<Self, CudaError> {
         let module = Module::from_ptx(context, PTX)?;
         let function = |name| module.function(name);
         Ok(Self {
@@ -117,7 +116,7 @@ impl Rasteriser {
     /// # Errors
     /// `turned` is shorter or read-only; memory is not aligned to 4 bytes or contains a part of a vector; the driver
     /// refuses.
-    pub fn enqueue_turn(
+    pub(crate) fn enqueue_turn(
         &self,
         stream: StreamRef<'_>,
         vectors: DeviceSlice<'_>,
@@ -141,7 +140,7 @@ impl Rasteriser {
     /// # Errors
     /// The tile is not in the picture; memory is too short, not aligned or, if it is written, read-only; the driver
     /// refuses.
-    pub fn enqueue_place(
+    pub(crate) fn enqueue_place(
         &self,
         stream: StreamRef<'_>,
         pixels: DeviceSlice<'_>,
@@ -170,7 +169,7 @@ impl Rasteriser {
     /// # Errors
     /// Memory that is too short, not aligned or, if it is written, read-only; more than 2^24 triangles; the driver
     /// refuses.
-    pub fn enqueue(&self, stream: StreamRef<'_>, drawing: &Drawing<'_>) -> Result<(), AccessError> {
+    pub(crate) fn enqueue(&self, stream: StreamRef<'_>, drawing: &Drawing<'_>) -> Result<(), AccessError> {
         let [x, y, width, height] = drawing.tile.map(u64::from);
         let count = width * height;
         let vertices = drawing.vertices.elements(4)? / 6;
@@ -228,8 +227,8 @@ impl Checks {
     /// process.
     ///
     /// # Errors
-    /// As for [`Kernels::load`](crate::Kernels::load); no memory.
-    pub fn new(context: &Context, places: usize) -> Result<Self, CudaError> {
+    /// As for [`Kernels::load`](partywall::cuda::Kernels::load); no memory.
+    pub(crate) fn new(context: &Context, places: usize) -> Result<Self, CudaError> {
         let kernel = Module::from_ptx(context, PTX)?.function(c"pw_check")?;
         let place = |_| {
             let copied = PinnedBuffer::new(context, RESULT)?;
@@ -244,7 +243,12 @@ impl Checks {
     /// # Errors
     /// [`AccessError::OutOfRange`] if there is no such place, or its check is not finished; memory is too short or not
     /// aligned; the sizes are 0 or too large; the driver refuses.
-    pub fn enqueue(&mut self, stream: StreamRef<'_>, picture: &Picture<'_>, place: usize) -> Result<(), AccessError> {
+    pub(crate) fn enqueue(
+        &mut self,
+        stream: StreamRef<'_>,
+        picture: &Picture<'_>,
+        place: usize,
+    ) -> Result<(), AccessError> {
         let out_of_range = |len, available| AccessError::OutOfRange { offset: 0, len, available };
         let available = self.places.len() as u64;
         let index = place as u64;
@@ -283,7 +287,7 @@ impl Checks {
     ///
     /// # Errors
     /// [`AccessError::OutOfRange`] if no check of that place was enqueued; the error of work on the stream.
-    pub fn finish(&mut self, place: usize) -> Result<Checked, AccessError> {
+    pub(crate) fn finish(&mut self, place: usize) -> Result<Checked, AccessError> {
         let available = self.places.len() as u64;
         let len = place as u64 + 1;
         let place = self.places.get_mut(place).filter(|place| place.is_pending);
@@ -297,7 +301,7 @@ impl Checks {
 
     /// Returns the summand of a pixel at a place of a picture. A host that adds them up gets the same sum.
     #[must_use]
-    pub fn mixed(place: u32, pixel: u32) -> u64 {
+    pub(crate) fn mixed(place: u32, pixel: u32) -> u64 {
         let mixed = (u64::from(place) << 24 | u64::from(pixel & 0x00ff_ffff)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let mixed = (mixed ^ mixed >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
         mixed ^ mixed >> 29
@@ -319,6 +323,23 @@ fn writable(memory: DeviceSlice<'_>, bytes: u64, element: u64) -> Result<DeviceS
     memory.require_writable()?;
     memory.elements(element)?;
     Ok(memory)
+}
+
+/// Launches a kernel with `blocks` blocks of `threads` threads. Its parameters are numbers and addresses of 32 or 64
+/// bits.
+///
+/// # Safety
+/// As for [`Function::launch`]. A parameter of 32 bits is the low half of its value.
+unsafe fn launch<const N: usize>(
+    kernel: &Function,
+    stream: StreamRef<'_>,
+    [blocks, threads]: [u32; 2],
+    mut values: [u64; N],
+) -> Result<(), CudaError> {
+    const { assert!(cfg!(target_endian = "little"), "the low half of a value comes first") };
+    let config = LaunchConfig { grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes: 0 };
+    // SAFETY: the caller's promise; the values outlive the call.
+    unsafe { kernel.launch(stream, config, &mut values.each_mut().map(|value| std::ptr::from_mut(value).cast())) }
 }
 
 /// Returns the blocks and threads of a kernel that strides over so many elements.
@@ -344,12 +365,25 @@ const MOST_BLOCKS: u64 = 4096;
 /// A fragment has 24 bits for the number of its triangle.
 const MOST_TRIANGLES: u64 = 1 << 24;
 
-const PTX: &CStr = ptx(concat!(include_str!("../../kernels/render.ptx"), "\0"));
+const PTX: &CStr = match CStr::from_bytes_with_nul(concat!(include_str!("../kernels/render.ptx"), "\0").as_bytes()) {
+    Ok(ptx) => ptx,
+    Err(_) => panic!("the PTX contains a NUL byte"),
+};
 
 #[cfg(test)]
 mod tests {
+    use partywall::cuda::Access;
+
     use super::*;
-    use crate::Access;
+    use crate::emulation;
+
+    #[test]
+    fn each_kernel_is_emulated() {
+        let text = PTX.to_str().unwrap();
+        let names = text.split(".visible .entry ").skip(1).filter_map(|rest| rest.split('(').next());
+        assert_eq!(names.collect::<Vec<_>>(), emulation::KERNELS.each_ref().map(|kernel| kernel.name));
+        assert!(text.contains("\n.version 8.4\n") && text.contains("\n.target sm_70\n"), "old drivers load it");
+    }
 
     #[test]
     fn memory_that_a_kernel_writes_is_checked() {

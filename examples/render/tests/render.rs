@@ -1,11 +1,12 @@
 //! `partywall lab render`: processes that render one picture, and are killed.
+#![allow(clippy::unwrap_used, reason = "helpers of tests are outside #[test]")]
 
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
 };
 
-use partywall_harness::{Output, Running, Sandbox, simulated_driver};
+use partywall_harness::{Output, Running, Sandbox};
 use serde_json::Value;
 
 /// Renders a small scene, which a build without optimisation draws quickly, unless the arguments choose another one.
@@ -16,7 +17,7 @@ fn render(sandbox: &Sandbox, arguments: &[&str]) -> Output {
             command.args(option);
         }
     }
-    Running::spawn(command.args(arguments).env("PARTYWALL_LIBCUDA", simulated_driver())).wait()
+    Running::spawn(command.args(arguments).env("PARTYWALL_LIBCUDA", "simulated")).wait()
 }
 
 /// The lines of a report in JSON.
@@ -93,7 +94,7 @@ fn kernels_and_the_cpu_draw_the_same_pixels_on_the_simulated_gpu() {
         let arguments = ["lab", "render", "--size", "100x70", "--scene", "torus:2000", "--frames", "8", "--json"];
         let mut command = sandbox.command(arguments);
         command.args(["--device", device, "--renderer", by, "--out"]).arg(&out);
-        command.env("PARTYWALL_LIBCUDA", simulated_driver()).env("SIMCUDA_LEDGER", &ledger);
+        command.env("PARTYWALL_LIBCUDA", "simulated").env("SIMCUDA_LEDGER", &ledger);
         let report = lines(&Running::spawn(&mut command).wait().expect(0).text());
         let beliefs = report.last().unwrap()["beliefs"].as_array().unwrap();
         let pixels = beliefs.iter().find(|belief| belief["belief"] == "pixels").unwrap();
@@ -129,7 +130,7 @@ fn needs_vulkan_vulkan_draws_the_pixels_of_the_cpu() {
         if by == "vulkan" {
             command.env("VK_INSTANCE_LAYERS", "VK_LAYER_KHRONOS_validation").env("VK_LAYER_SETTINGS_PATH", &settings);
         }
-        let output = Running::spawn(command.env("PARTYWALL_LIBCUDA", simulated_driver())).wait().expect(0);
+        let output = Running::spawn(command.env("PARTYWALL_LIBCUDA", "simulated")).wait().expect(0);
         (last(&output), files(out))
     };
     let folder = |name: &str| sandbox.path().join(name);
@@ -391,7 +392,7 @@ fn roles_have_terminals_of_their_own() {
     let start = |roles: &[&str]| {
         let started = roles.iter().map(|role| {
             let mut command = sandbox.command(["lab", "render", role, "--device", "host"]);
-            let mut running = Running::spawn(command.env("PARTYWALL_LIBCUDA", simulated_driver()));
+            let mut running = Running::spawn(command.env("PARTYWALL_LIBCUDA", "simulated"));
             while !running.line().starts_with("Waiting for") {}
             running
         });

@@ -1,8 +1,6 @@
 //! The stream of a role, and its kernels.
 
-use partywall::cuda::experiment::Rasteriser;
-
-use super::*;
+use super::{rasteriser::Rasteriser, *};
 
 pub(super) struct Kernels {
     stream: Stream,
@@ -13,7 +11,7 @@ impl Kernels {
     /// Loads the kernels before the stream waits for another process.
     pub(super) fn new(domain: &Domain, gpu: &Gpu) -> Result<Self, Failure> {
         let stream = Stream::new(gpu.context()).doing("creating a stream")?;
-        broker::prepare(domain, &stream);
+        prepare(domain, &stream);
         Ok(Self { stream, rasteriser: Rasteriser::load(gpu.context()).doing("loading kernels")? })
     }
 
@@ -28,6 +26,16 @@ impl Kernels {
     pub(super) fn stream(&self) -> StreamRef<'_> {
         self.stream.as_ref()
     }
+}
+
+/// Prepares what the library needs for waits of streams for timelines. Before a stream waits for anything: registering
+/// memory with the driver might otherwise wait for that stream. An error is ignored here; the first real use reports it.
+fn prepare(domain: &Domain, stream: &Stream) {
+    let Ok(writer) = domain.timeline_writer(&format!("ready/{}", std::process::id())) else { return };
+    if writer.signal_on(stream.as_ref(), 1).is_ok() {
+        let _ = stream.synchronize();
+    }
+    writer.close();
 }
 
 /// Publishes a loan that is filled, or that the stream of the kernels fills. No host waits for that.

@@ -1,12 +1,12 @@
 //! Vulkan draws tiles by compute shaders. The loader is opened at run time.
 
-use partywall_vulkan::{
-    Buffer, Error as VulkanError, Gpu as Device, ImportedMemory,
-    ash::vk::BufferUsageFlags,
-    experiment::{Drawing, Rasteriser},
-};
+use partywall_vulkan::{Buffer, Error as VulkanError, Gpu as Device, ImportedMemory, ash::vk::BufferUsageFlags};
 
-use super::{raster::Camera, *};
+use super::{
+    compute::{Drawing, Rasteriser},
+    raster::Camera,
+    *,
+};
 
 const STORAGE: BufferUsageFlags = BufferUsageFlags::STORAGE_BUFFER;
 

@@ -1,13 +1,10 @@
-//! The rasteriser of `partywall lab render` by compute shaders, for labs. Not part of the stable interface.
+//! The rasteriser by compute shaders. Their source is `kernels/render.comp`.
 
 use std::{io::Cursor, sync::Arc, thread, time::Duration};
 
-use ash::{util::read_spv, vk};
-
-use crate::{
-    error::{Error, Result, failed},
-    gpu::Gpu,
-    memory::Buffer,
+use partywall_vulkan::{
+    Buffer, Error, Gpu, Result,
+    ash::{util::read_spv, vk},
 };
 
 const SHADER: &[u8] = include_bytes!("../kernels/render.spv");
@@ -30,7 +27,7 @@ const STORAGE: vk::DescriptorType = vk::DescriptorType::STORAGE_BUFFER;
 
 /// Draws tiles on a device that [`Gpu::open`] has opened.
 #[derive(Debug)]
-pub struct Rasteriser {
+pub(crate) struct Rasteriser {
     shader: Shader,
     corners: Scratch,
     fragments: Scratch,
@@ -41,25 +38,25 @@ pub struct Rasteriser {
 
 /// The inputs of [`Rasteriser::draw`]. Each buffer is a storage buffer.
 #[derive(Debug, Clone, Copy)]
-pub struct Drawing<'a> {
+pub(crate) struct Drawing<'a> {
     /// Three vertices of each triangle.
-    pub indices: &'a Buffer,
+    pub(crate) indices: &'a Buffer,
     /// The colour of each triangle.
-    pub colours: &'a Buffer,
+    pub(crate) colours: &'a Buffer,
     /// Six words of each vertex.
-    pub vertices: &'a Buffer,
+    pub(crate) vertices: &'a Buffer,
     /// Three rows of four columns.
-    pub camera: &'a [i32; 12],
+    pub(crate) camera: &'a [i32; 12],
     /// Width and height of the picture.
-    pub size: [u32; 2],
+    pub(crate) size: [u32; 2],
     /// The upper left corner, width and height of the tile.
-    pub tile: [u32; 4],
+    pub(crate) tile: [u32; 4],
     /// Replaces the colours of all triangles.
-    pub tint: Option<u32>,
+    pub(crate) tint: Option<u32>,
     /// The fourth byte of each pixel.
-    pub tag: u8,
+    pub(crate) tag: u8,
     /// As many words as the tile has pixels.
-    pub pixels: &'a Buffer,
+    pub(crate) pixels: &'a Buffer,
 }
 
 impl Rasteriser {
@@ -68,7 +65,7 @@ impl Rasteriser {
     /// # Errors
     /// [`Error::Unsupported`] if the device has no 64-bit integers or no atomic operations on them in shaders, or takes
     /// no buffers that large; [`Error::Vulkan`].
-    pub fn new(gpu: &Arc<Gpu>, vertices: u64, pixels: u64) -> Result<Self> {
+    pub(crate) fn new(gpu: &Arc<Gpu>, vertices: u64, pixels: u64) -> Result<Self> {
         Self::require(gpu)?;
         let instance = gpu.instance().expect("only a device of its own has such shaders");
         // SAFETY: the device belongs to the instance, which is alive.
@@ -83,9 +80,9 @@ impl Rasteriser {
     ///
     /// # Errors
     /// [`Error::Unsupported`].
-    pub fn require(gpu: &Gpu) -> Result<()> {
+    pub(crate) fn require(gpu: &Gpu) -> Result<()> {
         let missing = "64-bit integers and their atomic operations in shaders";
-        if gpu.has_wide_shaders() { Ok(()) } else { Err(gpu.unsupported(missing, "the rasteriser")) }
+        if gpu.has_wide_shaders() { Ok(()) } else { Err(unsupported(gpu, missing, "the rasteriser")) }
     }
 
     /// Draws one tile, and waits until it is drawn.
@@ -93,7 +90,7 @@ impl Rasteriser {
     /// # Errors
     /// [`Error::Unsupported`] for a buffer that is larger than the device lets shaders use; [`Error::Wrong`] for
     /// buffers that do not fit together; [`Error::Vulkan`], also if the device is lost.
-    pub fn draw(&mut self, drawing: &Drawing<'_>) -> Result<()> {
+    pub(crate) fn draw(&mut self, drawing: &Drawing<'_>) -> Result<()> {
         let Drawing { indices, colours, vertices, pixels, tile, .. } = *drawing;
         let vertex_count = vertices.bytes() / VERTEX_BYTES;
         let triangles = indices.bytes() / 12;
@@ -111,7 +108,7 @@ impl Rasteriser {
         let scratch = [&self.corners, &self.fragments].map(|scratch| (scratch.buffer, scratch.bytes));
         let buffers = [&buffers[..], &scratch[..], &[(pixels.handle(), pixels.bytes())]].concat();
         if buffers.iter().any(|(_, bytes)| *bytes > self.longest) {
-            return Err(self.gpu.unsupported("storage buffers as large as this", "the scene"));
+            return Err(unsupported(&self.gpu, "storage buffers as large as this", "the scene"));
         }
         let counts = [vertex_count as u32, triangles as u32];
         let words = drawing.camera.iter().map(|word| word.cast_unsigned()).chain(drawing.size).chain(tile);
@@ -137,12 +134,14 @@ impl Scratch {
         // The drop destroys both. Vulkan ignores null handles.
         let mut scratch =
             Self { gpu: gpu.clone(), buffer: vk::Buffer::null(), memory: vk::DeviceMemory::null(), bytes };
-        scratch.buffer = gpu.create_buffer(vk::ExternalMemoryHandleTypeFlags::empty(), bytes, usage)?;
+        let what = || format!("allocating {bytes} bytes on {}", gpu.name());
+        let create = vk::BufferCreateInfo::default().size(bytes).usage(usage);
+        // SAFETY: the device is alive, and the structure is valid.
+        scratch.buffer = unsafe { gpu.device().create_buffer(&create, None) }.map_err(failed(what()))?;
         // SAFETY: the buffer is alive.
         let needs = unsafe { gpu.device().get_buffer_memory_requirements(scratch.buffer) };
-        let memory_type = gpu.memory_type(needs.memory_type_bits).unwrap_or_default();
+        let memory_type = memory_type(gpu, needs.memory_type_bits).unwrap_or_default();
         let allocate = vk::MemoryAllocateInfo::default().allocation_size(needs.size).memory_type_index(memory_type);
-        let what = || format!("allocating {bytes} bytes on {}", gpu.name());
         // SAFETY: the device is alive.
         scratch.memory = unsafe { gpu.device().allocate_memory(&allocate, None) }.map_err(failed(what()))?;
         // SAFETY: both handles are alive, and the buffer is bound once.
@@ -154,12 +153,10 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        if self.gpu.is_ours() {
-            // SAFETY: `Shader` is dropped first and waits for the work that uses them.
-            unsafe {
-                self.gpu.device().destroy_buffer(self.buffer, None);
-                self.gpu.device().free_memory(self.memory, None);
-            }
+        // SAFETY: `Shader` is dropped first and waits for the work that uses them.
+        unsafe {
+            self.gpu.device().destroy_buffer(self.buffer, None);
+            self.gpu.device().free_memory(self.memory, None);
         }
     }
 }
@@ -187,7 +184,7 @@ const CONSTANT_BYTES: u32 = 92;
 
 impl Shader {
     fn new(gpu: &Arc<Gpu>) -> Result<Self> {
-        let family = gpu.queue_family().ok_or_else(|| gpu.unsupported("queue of its own", "the rasteriser"))?;
+        let family = gpu.queue_family().ok_or_else(|| unsupported(gpu, "queue of its own", "the rasteriser"))?;
         let mut shader = Self {
             gpu: gpu.clone(),
             family,
@@ -337,9 +334,6 @@ impl Shader {
 
 impl Drop for Shader {
     fn drop(&mut self) {
-        if !self.gpu.is_ours() {
-            return;
-        }
         let device = self.gpu.device();
         self.wait_until_idle();
         // SAFETY: no work uses them any more. Vulkan ignores null handles.
@@ -355,4 +349,27 @@ impl Drop for Shader {
             device.destroy_command_pool(self.pool, None);
         }
     }
+}
+
+/// Returns a function that adds the operation to a result of Vulkan.
+fn failed(what: impl Into<String>) -> impl FnOnce(vk::Result) -> Error {
+    move |code| Error::Vulkan { what: what.into(), code }
+}
+
+/// Returns the error for a device that lacks what an operation needs.
+fn unsupported(gpu: &Gpu, missing: &'static str, what: &'static str) -> Error {
+    Error::Unsupported { device: gpu.name().to_owned(), missing, what }
+}
+
+/// Returns the index of the best memory type among those of `bits`: memory of the GPU, if there is such a type, rather
+/// than memory that the CPU sees.
+fn memory_type(gpu: &Gpu, bits: u32) -> Option<u32> {
+    // SAFETY: the device belongs to the instance, which is alive.
+    let types = unsafe { gpu.instance()?.get_physical_device_memory_properties(gpu.physical()) };
+    let allowed = (0..types.memory_type_count).filter(|index| bits & (1 << index) != 0);
+    allowed.max_by_key(|index| {
+        let flags = types.memory_types[*index as usize].property_flags;
+        let is_local = flags.contains(vk::MemoryPropertyFlags::DEVICE_LOCAL);
+        (is_local, !flags.contains(vk::MemoryPropertyFlags::HOST_VISIBLE), u32::MAX - index)
+    })
 }

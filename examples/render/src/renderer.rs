@@ -2,14 +2,12 @@
 
 use std::borrow::Cow;
 
-use partywall::cuda::{
-    Event,
-    experiment::{Drawing, Rasteriser},
-};
+use partywall::cuda::Event;
 
 use super::{
     objects::Header,
     raster::Camera,
+    rasteriser::{Drawing, Rasteriser},
     shaders::{Shaders, failed},
     *,
 };
@@ -58,8 +56,8 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
         let time = match &mut painter {
             Painter::Cpu { indices, colours, raster } => {
                 let mut time = Duration::ZERO;
-                device::fill(&mut loan, "writing a sample", |pixels| {
-                    let vertices = device::elements(&sample, "reading a sample")?;
+                objects::fill(&mut loan, |pixels| {
+                    let vertices = objects::elements(&sample)?;
                     let scene = Scene { indices, colours, vertices: &vertices, camera: &camera };
                     let start = Instant::now();
                     raster.draw(&scene, size, tile, look, pixels);

@@ -108,7 +108,7 @@ fn devices(order: &Order, brush: Brush) -> Result<Vec<String>, Failure> {
         ));
     }
     // Opened here, so that a missing one is reported once and before a process starts.
-    order.devices.iter().map(|choice| Ok(device::open(*choice)?.uuid().to_string())).collect()
+    order.devices.iter().map(|choice| Ok(partywall_lab::open_gpu(*choice)?.uuid().to_string())).collect()
 }
 
 /// Returns a source that means the same in a process that runs elsewhere.

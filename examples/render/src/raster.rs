@@ -11,8 +11,9 @@
 
 use std::ops::Range;
 
-use partywall::cuda::experiment::Checks;
 use serde::{Deserialize, Serialize};
+
+use super::rasteriser::Checks;
 
 /// The size of a picture, in pixels. Neither side is longer than [`LONGEST`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,5 +1,10 @@
 //! The names, sizes and headers of what the processes share.
 
+use std::borrow::Cow;
+
+use bytemuck::Zeroable;
+use partywall::Element;
+
 use super::*;
 
 pub(super) const MESH: &str = "mesh";
@@ -98,15 +103,40 @@ impl Header {
 }
 
 /// Returns the elements of a tensor. Those on a GPU are copied.
-pub(super) fn tensor<'a, T: partywall::Element>(
-    segment: &'a Segment,
-    name: &str,
-) -> Result<std::borrow::Cow<'a, [T]>, Failure> {
+pub(super) fn tensor<'a, T: Element>(segment: &'a Segment, name: &str) -> Result<Cow<'a, [T]>, Failure> {
     let tensor = segment.tensor(name)?;
     match segment.gpu() {
         None => Ok(tensor.as_slice()?.into()),
         Some(_) => Ok(bytemuck::pod_collect_to_vec(&tensor.to_vec()?).into()),
     }
+}
+
+/// Returns the elements of a sample once they are there. Those on a GPU are copied.
+pub(super) fn elements<T: Element>(sample: &Sample) -> Result<Cow<'_, [T]>, Failure> {
+    let Some(gpu) = sample.gpu() else { return Ok(sample.as_slice()?.into()) };
+    let range = sample.device_on(gpu.stream())?;
+    let mut elements = zeroed(sample.shape());
+    range.copy_to_host(gpu.stream(), bytemuck::cast_slice_mut(&mut elements))?;
+    sample.check()?;
+    Ok(elements.into())
+}
+
+/// Fills a loan: in place in host memory, by a copy on a GPU.
+pub(super) fn fill<T: Element>(
+    loan: &mut Loan,
+    make: impl FnOnce(&mut [T]) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    if loan.device().is_err() {
+        return make(loan.as_mut_slice()?);
+    }
+    let mut elements = zeroed(loan.shape());
+    make(&mut elements)?;
+    let range = loan.device()?;
+    Ok(range.copy_from_host(range.gpu().stream(), bytemuck::cast_slice(&elements))?)
+}
+
+fn zeroed<T: Element>(shape: &[u64]) -> Vec<T> {
+    vec![Zeroable::zeroed(); shape.iter().product::<u64>() as usize]
 }
 
 /// Returns `None` if a sample, or one that it rests on, is of a process that died before its GPU had finished.

@@ -1,11 +1,8 @@
-//! The kernels of `partywall-cuda/kernels/render.cu`.
+//! The kernels of `kernels/render.cu`, as the simulated driver runs them.
 
 use std::sync::atomic::Ordering;
 
-use super::{Kernel, aligned};
-use crate::abi::{Code, DevicePtr};
-use crate::memory::{self, HostRange, Want};
-use crate::queue::Runner;
+use partywall_simcuda::{Code, Kernel, Runner, Want};
 
 pub(super) static KERNELS: [Kernel; 6] = [
     Kernel { name: "pw_turn", parameters: &[8; 12], run: turn },
@@ -16,8 +13,8 @@ pub(super) static KERNELS: [Kernel; 6] = [
             let [vertices, corners, count, width, height, camera @ ..] = parameters else {
                 return Err(Code::INVALID_VALUE);
             };
-            let vertices = words(runner, *vertices, *count, 24, Want::Read)?;
-            let corners = words(runner, *corners, *count, 16, Want::Write)?;
+            let vertices = runner.memory(*vertices, *count, 24, Want::Read)?;
+            let corners = runner.memory(*corners, *count, 16, Want::Write)?;
             let camera: Vec<i64> = camera.iter().map(|element| signed(*element as u32)).collect();
             for (vertex, corner) in vertices.words32().chunks_exact(6).zip(corners.words32().chunks_exact(4)) {
                 let vertex: Vec<i64> = vertex.iter().map(|word| signed(word.load(Ordering::Relaxed))).collect();
@@ -36,10 +33,10 @@ pub(super) static KERNELS: [Kernel; 6] = [
             let [corners, count, indices, triangles, fragments, x, y, width, height] = *parameters else {
                 return Err(Code::INVALID_VALUE);
             };
-            let corners = words(runner, corners, count, 16, Want::Read)?;
-            let indices = words(runner, indices, triangles, 12, Want::Read)?;
+            let corners = runner.memory(corners, count, 16, Want::Read)?;
+            let indices = runner.memory(indices, triangles, 12, Want::Read)?;
             let pixels = width.checked_mul(height).ok_or(Code::ILLEGAL_ADDRESS)?;
-            let fragments = words(runner, fragments, pixels, 8, Want::Write)?;
+            let fragments = runner.memory(fragments, pixels, 8, Want::Write)?;
             let [x, y, width, height] = [x, y, width, height].map(|side| side as i64);
             let corner = |index: u32| {
                 let words = corners.words32().get(index as usize * 4..index as usize * 4 + 4)?;
@@ -47,8 +44,7 @@ pub(super) static KERNELS: [Kernel; 6] = [
             };
             for (number, triangle) in (0_u64..).zip(indices.words32().chunks_exact(3)) {
                 if number % 1024 == 0 {
-                    runner.pause();
-                    runner.context().check()?;
+                    runner.between()?;
                 }
                 let [a, b, c] = [0, 1, 2].map(|index: usize| corner(triangle[index].load(Ordering::Relaxed)));
                 let (Some(a), Some(b), Some(c)) = (a, b, c) else { continue };
@@ -73,9 +69,9 @@ pub(super) static KERNELS: [Kernel; 6] = [
             let [fragments, colours, triangles, pixels, count, tinted, tint, tag] = *parameters else {
                 return Err(Code::INVALID_VALUE);
             };
-            let fragments = words(runner, fragments, count, 8, Want::Read)?;
-            let colours = words(runner, colours, triangles, 4, Want::Read)?;
-            let pixels = words(runner, pixels, count, 4, Want::Write)?;
+            let fragments = runner.memory(fragments, count, 8, Want::Read)?;
+            let colours = runner.memory(colours, triangles, 4, Want::Read)?;
+            let pixels = runner.memory(pixels, count, 4, Want::Write)?;
             for (fragment, pixel) in fragments.words64().iter().zip(pixels.words32()) {
                 let fragment = fragment.load(Ordering::Relaxed);
                 let own = || colours.words32().get((fragment >> 8) as usize & 0x00ff_ffff);
@@ -96,8 +92,8 @@ pub(super) static KERNELS: [Kernel; 6] = [
 /// Turns vectors of three words by a matrix.
 fn turn(runner: &mut Runner, parameters: &[u64]) -> Result<(), Code> {
     let [vectors, turned, count, matrix @ ..] = parameters else { return Err(Code::INVALID_VALUE) };
-    let vectors = words(runner, *vectors, *count, 12, Want::Read)?;
-    let turned = words(runner, *turned, *count, 12, Want::Write)?;
+    let vectors = runner.memory(*vectors, *count, 12, Want::Read)?;
+    let turned = runner.memory(*turned, *count, 12, Want::Write)?;
     for (vector, turned) in vectors.words32().chunks_exact(3).zip(turned.words32().chunks_exact(3)) {
         let vector = [0, 1, 2].map(|axis: usize| signed(vector[axis].load(Ordering::Relaxed)));
         for (row, word) in matrix.chunks_exact(3).zip(turned) {
@@ -113,8 +109,8 @@ fn turn(runner: &mut Runner, parameters: &[u64]) -> Result<(), Code> {
 fn place(runner: &mut Runner, parameters: &[u64]) -> Result<(), Code> {
     let [pixels, picture, picture_width, x, y, width, height] = *parameters else { return Err(Code::INVALID_VALUE) };
     let count = width.checked_mul(height).ok_or(Code::ILLEGAL_ADDRESS)?;
-    let pixels = words(runner, pixels, count, 4, Want::Read)?;
-    let picture = words(runner, picture, picture_width * (y + height), 4, Want::Write)?;
+    let pixels = runner.memory(pixels, count, 4, Want::Read)?;
+    let picture = runner.memory(picture, picture_width * (y + height), 4, Want::Write)?;
     for (row, pixels) in (y..).zip(pixels.words32().chunks_exact(width as usize)) {
         let first = (row * picture_width + x) as usize;
         let places = picture.words32().get(first..first + pixels.len()).ok_or(Code::ILLEGAL_ADDRESS)?;
@@ -130,8 +126,8 @@ fn check(runner: &mut Runner, parameters: &[u64]) -> Result<(), Code> {
     let [picture, width, height, columns, rows, tags_low, tags_high, result] = *parameters else {
         return Err(Code::INVALID_VALUE);
     };
-    let picture = words(runner, picture, width * height, 4, Want::Read)?;
-    let result = words(runner, result, 2, 8, Want::Write)?;
+    let picture = runner.memory(picture, width * height, 4, Want::Read)?;
+    let result = runner.memory(result, 2, 8, Want::Write)?;
     let tags = [tags_low, tags_high].map(u64::to_le_bytes).concat();
     let part = |place: u64, parts: u64, length: u64| ((place + 1) * parts - 1) / length;
     let [mut torn, mut sum] = [0_u64; 2];
@@ -152,14 +148,6 @@ fn check(runner: &mut Runner, parameters: &[u64]) -> Result<(), Code> {
 
 fn signed(word: u32) -> i64 {
     word.cast_signed().into()
-}
-
-/// Returns `count` elements of `bytes` bytes, which must lie in one allocation.
-fn words(runner: &Runner, address: DevicePtr, count: u64, bytes: u64, want: Want) -> Result<HostRange, Code> {
-    aligned(address, if bytes == 8 { 8 } else { 4 })?;
-    let bytes = count.checked_mul(bytes).and_then(|bytes| usize::try_from(bytes).ok()).ok_or(Code::ILLEGAL_ADDRESS)?;
-    let range = memory::access(runner.context(), address, bytes, want)?;
-    if range.bytes() < bytes { Err(Code::ILLEGAL_ADDRESS) } else { Ok(range) }
 }
 
 /// Returns where a vertex is on the screen, its depth and its light.
