@@ -1,4 +1,4 @@
-"""The wheel `partywall-lab`, installed beside the package: the programs that `partywall` starts, and the simulated GPU."""
+"""The wheel `partywall-lab`, beside the package: the programs that `partywall` starts, and the simulated GPU."""
 
 import subprocess
 
