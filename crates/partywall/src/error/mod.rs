@@ -275,6 +275,14 @@ impl Error {
         }
     }
 
+    /// As [`system`](Self::system), of an error of the standard library.
+    pub(crate) fn io(what: impl Into<String>, source: std::io::Error) -> Self {
+        match Errno::from_io_error(&source) {
+            Some(errno) => Self::system(what, errno),
+            None => Self::System { what: what.into(), source },
+        }
+    }
+
     pub(crate) fn system(what: impl Into<String>, errno: Errno) -> Self {
         match errno {
             Errno::MFILE | Errno::NFILE => Self::LimitReached(LimitReached::FileDescriptors(what.into())),

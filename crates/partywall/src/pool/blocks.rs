@@ -69,7 +69,7 @@ impl Blocks {
         let (base, _) = place.ok_or_else(|| foreign("with blocks that lie outside its memory"))?;
         let missing = || LimitReached::FileDescriptors(format!("the control memory of {name:?}"));
         let mut fd = || fds.next().ok_or_else(missing);
-        let system = |source| Error::System { what: format!("mapping the control memory of {name:?}"), source };
+        let system = |source| Error::io(format!("mapping the control memory of {name:?}"), source);
         let pool = shm::Pool::map(fd()?).map_err(system)?;
         let wrong = || foreign("with control memory for another number of blocks");
         let memory = Arc::new(Memory { keep: segment.take_lease(), segment: Some(segment) });

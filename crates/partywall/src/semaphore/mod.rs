@@ -128,7 +128,7 @@ impl SemaphoreOptions {
         // Dropping it gives the lease back if the mapping fails.
         let keep = Some(Arc::new(domain.keep(lease)));
         let mapped = shm::Semaphore::map(fd);
-        let memory = mapped.map_err(|source| Error::System { what: format!("mapping semaphore {name:?}"), source })?;
+        let memory = mapped.map_err(|source| Error::io(format!("mapping semaphore {name:?}"), source))?;
         let open = Open { name: name.to_owned(), memory: Arc::new(memory), keep, domain: domain.clone() };
         Ok(Semaphore { open: Arc::new(open), spin: AdaptiveSpin::on_memory() })
     }

@@ -79,8 +79,7 @@ impl TimelineMemory {
             let slab = match (slabs.mapped.get(&opened.slab), fd) {
                 (Some(slab), _) => slab.clone(),
                 (None, Some(fd)) => {
-                    let slab =
-                        Slab::map(fd).map_err(|source| Error::System { what: "mapping timelines".into(), source })?;
+                    let slab = Slab::map(fd).map_err(|source| Error::io("mapping timelines", source))?;
                     let slab = Arc::new(MappedSlab::new(slab));
                     slabs.insert(opened.slab, slab.clone());
                     slab
@@ -132,7 +131,7 @@ impl TimelineMemory {
     /// Creates private words. With `probe`, checks with one of them whether streams of this GPU can write words and
     /// wait for them.
     fn make_private(&self, context: &Context, probe: Option<Duration>) -> Result<()> {
-        let system = |source| Error::System { what: "creating words for streams to wait for".into(), source };
+        let system = |source| Error::io("creating words for streams to wait for", source);
         let slab = MappedSlab::new(Slab::create().and_then(Slab::map).map_err(system)?);
         slab.register_checked(context, |registration| {
             let Some(limit) = probe else { return Ok(registration) };
