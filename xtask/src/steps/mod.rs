@@ -160,12 +160,7 @@ const TEST: &[Step] = &[
         lane: Lane::Main,
         run: rust::sweeps,
     },
-    Step {
-        name: "labs",
-        about: "the labs, the benchmarks and random kills under load",
-        lane: Lane::Main,
-        run: rust::labs,
-    },
+    Step { name: "labs", about: "the labs and the benchmarks", lane: Lane::Main, run: rust::labs },
     Step {
         name: "faults",
         about: "each driver function in each public operation, failed and killed in turn",

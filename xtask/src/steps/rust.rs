@@ -46,7 +46,7 @@ const NEEDS: [&str; 8] = [
 /// A part of the names of the tests that pass every crash point of something that passes many.
 const SWEEP: &str = "at_every_crash_point";
 
-/// The tests of the labs, the benchmarks and of random kills under load.
+/// The tests of the labs and the benchmarks.
 const LABS: Selection<'_> = Selection { programs: &["lab", "render"], with: &[], without: &NEEDS, except: None };
 
 /// A selection of tests.
@@ -201,7 +201,7 @@ pub(super) fn in_simulated_pinned_memory(workspace: &Workspace) -> Outcome {
 /// Leaves out the tests of host memory alone, and the tests whose members are made of bytes by hand.
 fn on_simulated(device: &str, workspace: &Workspace) -> Outcome {
     let selection = Selection {
-        programs: &["domain", "stress", "segments"],
+        programs: &["chaos", "domain", "stress", "segments"],
         without: &["host_memory", "needs_", "peers::", "imposter::"],
         ..Selection::default()
     };

@@ -36,9 +36,12 @@ pub(super) fn check(records: &[Record]) -> Vec<Check> {
     vec![
         versions(&records, &ends),
         messages(&records, &ends),
+        views(&records, &ends),
         tasks(&records, &ends),
         holders(&records, &ends),
-        calls(&records),
+        hand_overs(&records),
+        progress(&records),
+        calls(&records, &ends),
         counts(&records, &ends),
     ]
 }
@@ -47,15 +50,22 @@ pub(super) fn check(records: &[Record]) -> Vec<Check> {
 struct Ends {
     started: BTreeSet<u32>,
     killed: BTreeMap<u32, Moment>,
+    evicted: BTreeMap<u32, Moment>,
     left: BTreeSet<u32>,
 }
 
 impl Ends {
+    /// Returns whether a message of this number may be one that its publisher had not completed before it was killed.
+    fn may_fail(&self, message: u64) -> bool {
+        u32::try_from(message >> 32).is_ok_and(|publisher| self.killed.contains_key(&publisher))
+    }
+
     fn of(records: &[Record]) -> Self {
         let with = |wanted: fn(&What) -> bool| records.iter().filter(move |record| wanted(&record.what));
         Self {
             started: with(|what| matches!(what, What::Started { .. })).map(|record| record.member).collect(),
             killed: with(|what| matches!(what, What::Killed)).map(|record| (record.member, record.at)).collect(),
+            evicted: with(|what| matches!(what, What::Evicted)).map(|record| (record.member, record.at)).collect(),
             left: with(|what| matches!(what, What::Left)).map(|record| record.member).collect(),
         }
     }
@@ -149,13 +159,19 @@ fn messages(records: &[Record], ends: &Ends) -> Check {
     let mut published = BTreeSet::new();
     let mut subscribed: BTreeMap<u32, Moment> = BTreeMap::new();
     let mut got: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
+    let mut idle: BTreeMap<u32, Moment> = BTreeMap::new();
     for Record { at, member, what } in records {
         match what {
             What::Publishing { message } => drop(publishing.insert(*message, *at)),
             What::Published { message } => drop(published.insert(*message)),
             What::Subscribed => drop(subscribed.insert(*member, *at)),
-            What::Got { message, whole: true } => got.entry(*member).or_default().push(*message),
-            What::Got { .. } => check.broken(format!("subscriber {member} got a mix of messages")),
+            What::Idle => drop(idle.entry(*member).or_insert(*at)),
+            What::Got { message, whole, failed } => {
+                if !whole && !(*failed && ends.may_fail(*message)) {
+                    check.broken(format!("subscriber {member} got a mix of messages"));
+                }
+                got.entry(*member).or_default().push(*message);
+            }
             _ => {}
         }
     }
@@ -178,8 +194,16 @@ fn messages(records: &[Record], ends: &Ends) -> Check {
             }
         }
     }
+    for (member, told) in &idle {
+        if let Some((message, _)) = publishing.iter().find(|(_, at)| *at > told) {
+            check.broken(format!("subscriber {member} was told that the topic is idle before message {message:#x}"));
+        }
+    }
     let mut owed = 0;
     for (member, since) in subscribed.iter().filter(|(member, _)| ends.left.contains(member)) {
+        if !idle.contains_key(member) {
+            check.broken(format!("subscriber {member} was not told that the last publisher had left"));
+        }
         let got: BTreeSet<u64> = got.get(member).into_iter().flatten().copied().collect();
         for message in published.iter().filter(|message| publishing.get(message).is_some_and(|at| at > since)) {
             owed += 1;
@@ -189,6 +213,48 @@ fn messages(records: &[Record], ends: &Ends) -> Check {
         }
     }
     check.counted = format!("{} messages, {total} times received, {owed} of these owed", published.len());
+    check
+}
+
+fn views(records: &[Record], ends: &Ends) -> Check {
+    let mut check = Check::new(
+        "views",
+        "Messages of a topic with subscribers that may miss some",
+        "A subscriber under `drop-oldest` or `latest` gets whole messages in order and once, knows how many it has \
+         missed, and none changes while it holds it.",
+        Some(MESSAGE),
+    );
+    let mut publishing = BTreeSet::new();
+    // The position of each viewer's last message, and the last message of each publisher.
+    let mut last: BTreeMap<u32, (Option<u64>, BTreeMap<u64, u64>)> = BTreeMap::new();
+    let mut viewed = 0;
+    for Record { member, what, .. } in records {
+        match what {
+            What::Publishing { message } => drop(publishing.insert(*message)),
+            What::Joined => drop(last.remove(member)),
+            What::Viewed { message, position, missed, whole, failed } => {
+                viewed += 1;
+                if !whole && !(*failed && ends.may_fail(*message)) {
+                    check.broken(format!("viewer {member} held a mix of messages"));
+                }
+                if !publishing.contains(message) {
+                    check.broken(format!("viewer {member} got message {message:#x}, which nobody published"));
+                }
+                let (before, messages) = last.entry(*member).or_default();
+                if before.is_some_and(|before| before + 1 + missed != *position) {
+                    check.broken(format!(
+                        "viewer {member} missed {missed} before position {position}, after {before:?}"
+                    ));
+                }
+                *before = Some(*position);
+                if messages.insert(message >> 32, *message).is_some_and(|before| before >= *message) {
+                    check.broken(format!("viewer {member} got message {message:#x} twice, or out of order"));
+                }
+            }
+            _ => {}
+        }
+    }
+    check.counted = format!("{viewed} messages");
     check
 }
 
@@ -229,26 +295,33 @@ fn tasks(records: &[Record], ends: &Ends) -> Check {
     check
 }
 
-/// Checks permits and blocks. A member surely had one from the line after taking it to the line before giving it back,
+/// Checks permits, blocks and claims. A member surely had one from the line after taking it to the line before giving it back,
 /// or to its kill.
 fn holders(records: &[Record], ends: &Ends) -> Check {
     let mut check = Check::new(
         "holders",
-        "Permits of a semaphore, blocks of a pool",
-        "No more members have a permit than there are permits, and only one has a block and writes it.",
+        "Permits of a semaphore, blocks of a pool, the claim to build a name",
+        "No more members have a permit than there are permits, only one has a block and writes it, and only one builds \
+         an owned name. Who opens that gets all of it.",
         Some(PERMIT),
     );
     let mut permits: BTreeSet<u32> = BTreeSet::new();
     let mut blocks: BTreeMap<u32, u32> = BTreeMap::new();
+    let mut builder: Option<u32> = None;
+    let mut built = BTreeSet::new();
     let mut acquired = 0;
     let mut took = 0;
+    let mut claimed = 0;
     for Record { at, member, what } in records {
         let is_dead = ends.killed.get(member).is_some_and(|killed| killed <= at);
         match what {
             What::Killed => {
                 permits.remove(member);
                 blocks.retain(|_, holder| holder != member);
+                builder = builder.filter(|builder| builder != member);
             }
+            // Its claim ends at once, its memory only when it is dead.
+            What::Evicted => builder = builder.filter(|builder| builder != member),
             What::Acquired if !is_dead => {
                 acquired += 1;
                 permits.insert(*member);
@@ -263,6 +336,19 @@ fn holders(records: &[Record], ends: &Ends) -> Check {
                     check.broken(format!("members {other} and {member} had block {block}"));
                 }
             }
+            What::Claimed if !is_dead && !ends.evicted.get(member).is_some_and(|evicted| evicted <= at) => {
+                claimed += 1;
+                if let Some(other) = builder.replace(*member) {
+                    check.broken(format!("members {other} and {member} built the same name"));
+                }
+            }
+            What::Ending { number } => {
+                builder = builder.filter(|builder| builder != member);
+                built.insert(*number);
+            }
+            What::Opened { number, whole } if !whole || !built.contains(number) => {
+                check.broken(format!("member {member} opened {number}, which nobody built, or a part of it"));
+            }
             What::Giving { block, whole } => {
                 blocks.remove(block);
                 if !whole {
@@ -272,16 +358,69 @@ fn holders(records: &[Record], ends: &Ends) -> Check {
             _ => {}
         }
     }
-    check.counted = format!("{acquired} permits acquired, {took} blocks taken");
+    check.counted = format!("{acquired} permits acquired, {took} blocks taken, {claimed} claims");
     check
 }
 
-fn calls(records: &[Record]) -> Check {
+fn hand_overs(records: &[Record]) -> Check {
+    let mut check = Check::new(
+        "hand-overs",
+        "Blocks that members offer each other",
+        "An offered block is accepted at most once, with the words that were in it.",
+        Some(PERMIT),
+    );
+    let mut offered: BTreeMap<(u32, u64), u64> = BTreeMap::new();
+    let mut accepted = BTreeSet::new();
+    for Record { member, what, .. } in records {
+        match what {
+            What::Offered { block, generation, mark } => drop(offered.insert((*block, *generation), *mark)),
+            What::Accepted { block, generation, mark } => {
+                let offer = (*block, *generation);
+                if offered.get(&offer) != Some(mark) {
+                    check
+                        .broken(format!("member {member} accepted block {block} with {mark:#x}, which nobody offered"));
+                }
+                if !accepted.insert(offer) {
+                    check.broken(format!("block {block} was accepted twice"));
+                }
+            }
+            _ => {}
+        }
+    }
+    check.counted = format!("{} blocks offered, {} accepted", offered.len(), accepted.len());
+    check
+}
+
+fn progress(records: &[Record]) -> Check {
+    let mut check = Check::new(
+        "progress",
+        "What the others do while a member is stopped",
+        "A stopped member holds up nobody who does not wait for it: others publish, read, do tasks, and take permits and \
+         blocks.",
+        Some(STOPPED),
+    );
+    let mut outlasted = 0;
+    for (index, stop) in records.iter().enumerate() {
+        let What::Stopped { until: Some(until) } = stop.what else { continue };
+        let after = &records[index + 1..];
+        let ends =
+            |record: &Record| record.member == stop.member && matches!(record.what, What::Continued | What::Killed);
+        let Some(end) = after.iter().position(ends) else { continue };
+        outlasted += 1;
+        if !after[..end].iter().any(|record| until.is_shown_by(record, stop.member)) {
+            check.broken(format!("no other member {until:?} while member {} was stopped", stop.member));
+        }
+    }
+    check.counted = format!("{outlasted} members were stopped until others had gone on");
+    check
+}
+
+fn calls(records: &[Record], ends: &Ends) -> Check {
     let mut check = Check::new(
         "calls",
         "Calls of members",
         "Each call returns within its time-out and the time that its process was stopped. None fails because of what \
-         happened to another process, or to a connection. A process that gets no further descriptors or memory is told \
+         happened to another process, or to a connection, except those of an evicted member. A process that gets no further descriptors or memory is told \
          so, and only then.",
         None,
     );
@@ -289,7 +428,9 @@ fn calls(records: &[Record]) -> Check {
     let mut limits: Vec<(u32, Resource, Option<Moment>)> = Vec::new();
     let mut lacked = 0;
     for Record { at, member, what } in records {
+        let is_evicted = ends.evicted.get(member).is_some_and(|evicted| evicted <= at);
         match what {
+            What::Failed { .. } if is_evicted => {}
             What::Late { call, ms } => check.broken(format!("`{call}` of member {member} took {ms} ms")),
             What::Failed { call, why } => check.broken(format!("`{call}` of member {member} failed: {why}")),
             What::Limited { of } => limits.push((*member, *of, None)),
@@ -345,3 +486,6 @@ fn counts(records: &[Record], ends: &Ends) -> Check {
     check.counted = format!("{} members, {counted} counts at the end", ends.started.len());
     check
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,7 +5,7 @@
 
 use std::{
     fs::File,
-    io::{BufRead, BufReader, Write},
+    io::{BufRead, BufReader, Read, Seek, SeekFrom, Write},
 };
 
 use super::*;
@@ -39,10 +39,16 @@ pub(super) enum What {
     Killed,
     /// As for a member.
     BrokerKilled,
-    /// The member gets SIGSTOP. Written before the signal.
-    Stopped,
+    /// The member gets SIGSTOP. Written before the signal. With `until` it is stopped until another member has shown this
+    /// progress.
+    Stopped {
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        until: Option<Progress>,
+    },
     /// It has got SIGCONT.
     Continued,
+    /// The member is evicted. Written before the call; it is killed after it.
+    Evicted,
     /// The member's connections were shut down.
     SocketsClosed,
     /// Written before the member gets no more of a resource.
@@ -61,10 +67,28 @@ pub(super) enum What {
     Publishing { message: u64 },
     /// It was published.
     Published { message: u64 },
-    /// A subscriber has joined.
+    /// A `block` subscriber has joined.
     Subscribed,
-    /// It has received a message. `whole` is false if its words differ.
-    Got { message: u64, whole: bool },
+    /// It has received a message. `whole` is false if its words differ, or if its publisher has `failed` to complete it.
+    Got {
+        message: u64,
+        whole: bool,
+        #[serde(default, skip_serializing_if = "is_false")]
+        failed: bool,
+    },
+    /// It was told that the topic is idle.
+    Idle,
+    /// A viewer, a subscriber that may miss messages, has joined. It was not one before, or is no longer.
+    Joined,
+    /// It gives a message back that it has received, held and read again. `missed` is how many it missed before.
+    Viewed {
+        message: u64,
+        position: u64,
+        missed: u64,
+        whole: bool,
+        #[serde(default, skip_serializing_if = "is_false")]
+        failed: bool,
+    },
     /// Written before a submitter submits the task.
     Submitting { task: u64 },
     /// It was submitted.
@@ -77,8 +101,20 @@ pub(super) enum What {
     Releasing,
     /// A taker has a block.
     Took { block: u32 },
-    /// Written before it gives the block back. `whole` is false if another process has written it.
+    /// Written before it gives the block back, or offers it. `whole` is false if another process has written it.
     Giving { block: u32, whole: bool },
+    /// It has offered the block, whose words are `mark`. Written before another taker can know that.
+    Offered { block: u32, generation: u64, mark: u64 },
+    /// It has accepted an offered block, and has read `mark`.
+    Accepted { block: u32, generation: u64, mark: u64 },
+    /// A builder has the claim to build the owned name.
+    Claimed,
+    /// Written before it commits the number, or gives the claim back.
+    Ending { number: u64 },
+    /// A builder has opened what another one had committed.
+    Opened { number: u64, whole: bool },
+    /// A maker has used what it, or another maker, had created.
+    Made,
     /// A watch has begun.
     Watching,
     /// It has reported the commit of a version.
@@ -103,6 +139,33 @@ pub(super) enum What {
 pub(super) enum Resource {
     Descriptors,
     Memory,
+}
+
+/// What shows that a stopped member does not hold up the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Progress {
+    Committed,
+    Read,
+    Published,
+    Result,
+    Acquired,
+    Took,
+}
+
+impl Progress {
+    /// Returns whether another member than `stopped` shows it.
+    pub(super) fn is_shown_by(self, record: &Record, stopped: u32) -> bool {
+        let shows = match self {
+            Self::Committed => matches!(record.what, What::Committed { .. }),
+            Self::Read => matches!(record.what, What::Read { .. }),
+            Self::Published => matches!(record.what, What::Published { .. }),
+            Self::Result => matches!(record.what, What::Result { .. }),
+            Self::Acquired => matches!(record.what, What::Acquired),
+            Self::Took => matches!(record.what, What::Took { .. }),
+        };
+        shows && record.member != stopped
+    }
 }
 
 impl History {
@@ -146,6 +209,28 @@ impl History {
         line.push(b'\n');
         (&self.file).write_all(&line).doing("writing the history")
     }
+
+    /// Returns how many bytes it has.
+    pub(super) fn len(&self) -> Result<u64, Failure> {
+        Ok(self.file.metadata().doing(READING)?.len())
+    }
+}
+
+/// Returns the records from this offset on, which is moved behind them.
+pub(super) fn read_from(path: &Path, offset: &mut u64) -> Result<Vec<Record>, Failure> {
+    let mut file = File::open(path).map_err(|why| unusable(path, &why))?;
+    file.seek(SeekFrom::Start(*offset)).doing(READING)?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes).doing(READING)?;
+    let lines = bytes.chunks_exact(LINE);
+    *offset += (bytes.len() - lines.remainder().len()) as u64;
+    lines.map(|line| serde_json::from_slice(line).map_err(|why| damaged(path, &why.to_string()))).collect()
+}
+
+/// Whether a field has its default, and is left out.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 /// Returns the beginning of a text that fits into a line.
@@ -160,11 +245,20 @@ pub(super) fn shortened(text: &str) -> String {
 /// Reads a history. Every line must be whole, and the last one must be its end.
 pub(super) fn read(path: &Path) -> Result<Vec<Record>, Failure> {
     let file = File::open(path).map_err(|why| unusable(path, &why))?;
+    let mut file = BufReader::new(file);
     let mut records: Vec<Record> = Vec::new();
-    for (index, line) in BufReader::new(file).split(b'\n').enumerate() {
-        let line = line.map_err(|why| unusable(path, &why))?;
+    let mut line = Vec::with_capacity(LINE);
+    loop {
+        line.clear();
+        // Not more, because the file may be anything.
+        let read = (&mut file).take(LINE as u64 + 1).read_until(b'\n', &mut line);
+        match read.map_err(|why| unusable(path, &why))? {
+            0 => break,
+            1..=LINE => {}
+            _ => return Err(damaged(path, &format!("line {} has more than {LINE} bytes", records.len() + 1))),
+        }
         let record = serde_json::from_slice(&line);
-        records.push(record.map_err(|why| damaged(path, &format!("line {}: {why}", index + 1)))?);
+        records.push(record.map_err(|why| damaged(path, &format!("line {}: {why}", records.len() + 1)))?);
     }
     match records.last().map(|record| &record.what) {
         Some(What::End { .. }) => Ok(records),
@@ -181,6 +275,8 @@ fn damaged(path: &Path, why: &str) -> Failure {
     let message = format!("the history {} is damaged: {why}", path.display());
     Failure::new(ErrorKind::CheckFailed, message, "run `partywall lab chaos` again for another history")
 }
+
+const READING: &str = "reading the history";
 
 /// Bytes of a line: a power of two below the size of a page.
 const LINE: usize = 256;

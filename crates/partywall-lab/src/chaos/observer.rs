@@ -7,7 +7,7 @@ use rustix::process::Signal;
 
 use super::{
     check::{Check, check},
-    plan::{Action, Plan, Strike},
+    plan::{Action, Strike},
     strikes::{Limit, Victim},
     *,
 };
@@ -35,8 +35,8 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let violations: usize = checks.iter().map(|check| check.violations.len()).sum();
     let mut step = Step::new(
         "killed",
-        "At random moments members of every kind, and the broker, are killed (SIGKILL); members are stopped (SIGSTOP), \
-         their connections shut down, and they get no further descriptors or memory for a while",
+        "At random moments members of every kind, and the broker, are killed (SIGKILL); members are stopped (SIGSTOP) \
+         or evicted, their connections shut down, and they get no further descriptors or memory for a while",
         "The plan follows from the seed: the same seed strikes the same members in the same order. How far a run gets \
          depends on the machine.",
     );
@@ -58,10 +58,12 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
 type Counts = fn(&What) -> bool;
 
 /// What is counted: the names for people and for programs, and which lines of the history count.
-const STRIKES: [(&str, &str, Counts); 6] = [
+const STRIKES: [(&str, &str, Counts); 8] = [
     ("kills", "kills", |what| matches!(what, What::Killed)),
     ("kills of the broker", "broker_kills", |what| matches!(what, What::BrokerKilled)),
-    ("stopped", "stops", |what| matches!(what, What::Stopped)),
+    ("stopped for a while", "stops", |what| matches!(what, What::Stopped { until: None })),
+    ("stopped until others went on", "outlasted", |what| matches!(what, What::Stopped { until: Some(_) })),
+    ("evicted", "evictions", |what| matches!(what, What::Evicted)),
     ("connections shut down", "sockets_closed", |what| matches!(what, What::SocketsClosed)),
     ("descriptor tables filled", "descriptors_filled", |what| {
         matches!(what, What::Limited { of: Resource::Descriptors })
@@ -78,9 +80,20 @@ struct Place {
     has_begun: bool,
     /// When a stopped member continues.
     continues: Option<Instant>,
+    outlasted: Option<Outlasted>,
     limits: Vec<Limit>,
     /// When it first got no further memory.
     starved: Option<Moment>,
+}
+
+/// A member that is stopped until another one has gone on.
+struct Outlasted {
+    since: Instant,
+    until: Progress,
+    /// Where the records of that time begin in the history.
+    offset: u64,
+    /// Whether it is killed then, and does not continue.
+    killed: bool,
 }
 
 struct Observer<'a> {
@@ -92,8 +105,9 @@ struct Observer<'a> {
     kills: u64,
 }
 
-/// The resources of a broker, as the kernel counts them.
+/// The resources of a broker, as it and the kernel count them.
 struct Resources {
+    leases: u64,
     descriptors: u64,
     kib: u64,
 }
@@ -105,12 +119,17 @@ fn run(session: &mut Session, order: &Order, history: History, path: &Path) -> R
     let domain = session.domain().clone();
     let place = session.place;
     let bytes = WORDS * 8;
-    let topic = domain.topic(MESSAGES).max_bytes(bytes).dtype(DType::U64).depth(16).publishers(16).subscribers(16);
+    let topic = domain.topic(MESSAGES).max_bytes(bytes).dtype(DType::U64).depth(16).publishers(4).subscribers(6);
     let topic = topic.place(place).create()?;
     let queue = domain.queue(TASKS).tasks(TASKS_MOST).inputs(TASKS_MOST, bytes).outputs(TASKS_MOST, bytes);
-    let queue = queue.place(place).create()?;
+    let queue = queue.lease(LEASE).place(place).create()?;
     let permits = domain.semaphore(PERMITS, PERMITS_MOST)?;
     let pool = domain.pool(BLOCKS).blocks(BLOCKS_MOST).block_bytes(bytes).place(place).create()?;
+    let mut constants = domain.create(CONSTANTS, place).tensor("x", DType::U64, &[WORDS]).kept(true).allocate()?;
+    constants.write("x", &CONSTANT.to_le_bytes().repeat(WORDS as usize))?;
+    let constants = constants.commit()?;
+    let mail = domain.create(MAIL, partywall::Place::Host).tensor("x", DType::U64, &[MAIL_WORDS]).mutable(true);
+    let _mail = mail.allocate()?.commit()?;
     history.add(What::Writing { number: 0 })?;
     let mut build = tensors::create(session, 0, 1).allocate()?;
     tensors::Patterns::default().write(&mut build, 0, tensors::TENSORS)?;
@@ -118,6 +137,8 @@ fn run(session: &mut Session, order: &Order, history: History, path: &Path) -> R
     let first = build.commit()?;
     history.add(What::Committed { number: 0, version: first.version(), began })?;
     first.release()?;
+    // The broker keeps the memory of timelines, with which streams wait for each other's messages.
+    drop(domain.timeline_writer("first")?);
     let blocks = u64::from(topic.stats().free);
     let before = Resources::of_broker(&domain)?;
 
@@ -126,13 +147,18 @@ fn run(session: &mut Session, order: &Order, history: History, path: &Path) -> R
         let place = observer.start(role)?;
         observer.places.push(place);
     }
+    // Each message is owed to the spared subscriber, and the topic is not idle while there is the spared publisher.
+    let mut spared = observer.places[SPARED].iter_mut();
+    spared.try_for_each(|place| until(TIMEOUT, MOMENT / 10, || place.has_begun()).map(drop))?;
     let mut plan = Plan::new(order.seed);
     let end = Instant::now() + Duration::from_secs(order.duration);
-    while Instant::now() < end {
+    while Instant::now() < end && order.kills.is_none_or(|kills| observer.kills < kills) {
         observer.strike(plan.next(POPULATION.len()), kills)?;
     }
     observer.end()?;
     let Observer { history, kills, .. } = observer;
+    // No task names it any more. Members that were killed have left it attached.
+    let _ = queue.detach(&queue.attach(&constants)?, SETTLES);
 
     // The broker proves deaths, and reclaims the resources of the dead, within moments.
     let count = || -> Result<_, Failure> {
@@ -142,17 +168,23 @@ fn run(session: &mut Session, order: &Order, history: History, path: &Path) -> R
         let unfinished = queue.pending + queue.claimed + queue.enqueued + queue.done + queue.dead;
         let older: u32 = domain.names()?.iter().map(|name| name.older).sum();
         let after = Resources::of_broker(&domain)?;
+        let held = topic.held + topic.read;
         let exactly = |of, count: u64, found: u64| (of, count, count, found);
         Ok(vec![
             exactly("members", 1, domain.members()?.len() as u64),
-            exactly("names", 4, domain.names()?.len() as u64),
+            exactly("names", 6, domain.names()?.len() as u64),
+            exactly("leases", before.leases, after.leases),
             exactly("old versions", 0, older.into()),
             exactly("permits", PERMITS_MOST.into(), permits.available().into()),
+            exactly("waiters for permits", 0, permits.waiting().into()),
+            exactly("waiters for blocks", 0, pool.waiting.into()),
             exactly("free blocks of the pool", BLOCKS_MOST.into(), pool.free.into()),
             exactly("blocks of the topic, free or in the ring", blocks, u64::from(topic.free + topic.in_ring)),
+            exactly("samples that are held or read", 0, held.into()),
             exactly("publishers", 0, topic.publishers.len() as u64),
             exactly("subscribers", 0, topic.subscribers.len() as u64),
             exactly("unfinished tasks", 0, unfinished.into()),
+            exactly("attached segments", 0, queue.attached.into()),
             exactly("free inputs", TASKS_MOST.into(), queue.free_inputs.into()),
             exactly("free outputs", TASKS_MOST.into(), queue.free_outputs.into()),
             exactly("descriptors of the broker", before.descriptors, after.descriptors),
@@ -177,25 +209,73 @@ impl Observer<'_> {
         self.history.add_about(number, What::Started { role: role.into() })?;
         let peer = self.session.spawn(role)?;
         peer.say(Job { number, history: self.path.to_owned() })?;
-        Ok(Place { role, number, peer, has_begun: false, continues: None, limits: Vec::new(), starved: None })
+        let limits = Vec::new();
+        Ok(Place { role, number, peer, has_begun: false, continues: None, outlasted: None, limits, starved: None })
+    }
+
+    /// Kills a member, and starts another one in its place.
+    fn replace(&mut self, index: usize) -> Result<(), Failure> {
+        self.history.add_about(self.places[index].number, What::Killed)?;
+        self.note_end(index)?;
+        self.places[index].peer.kill();
+        self.kills += 1;
+        self.places[index] = self.start(POPULATION[index])?;
+        Ok(())
+    }
+
+    /// Ends what strikes have begun, where its time has come.
+    fn relieve(&mut self, now: Instant) -> Result<(), Failure> {
+        for index in 0..self.places.len() {
+            let place = &mut self.places[index];
+            if place.is_outlasted(self.path)? {
+                // A member that aborted meanwhile is replaced below.
+                let killed = place.outlasted.take().is_some_and(|outlasted| outlasted.killed);
+                if killed && place.victim().is_some() {
+                    self.replace(index)?;
+                } else {
+                    place.continues = Some(now);
+                }
+            }
+            self.places[index].relieve(&self.history, now)?;
+            self.replace_if_aborted(index)?;
+        }
+        Ok(())
     }
 
     fn strike(&mut self, strike: Strike, kills: bool) -> Result<(), Failure> {
         thread::sleep(strike.pause);
         let now = Instant::now();
-        for index in 0..self.places.len() {
-            self.places[index].relieve(&self.history, now)?;
-            self.replace_if_aborted(index)?;
-        }
+        self.relieve(now)?;
         let index = strike.place;
         let is_spared = SPARED.contains(&index);
         match strike.action {
+            // What the others do in spite of it is to be seen.
+            action if self.places[index].outlasted.is_some() && action != Action::KillBroker => {}
             Action::Kill if kills && !is_spared => {
-                self.history.add_about(self.places[index].number, What::Killed)?;
-                self.note_end(index)?;
-                self.places[index].peer.kill();
-                self.kills += 1;
-                self.places[index] = self.start(POPULATION[index])?;
+                self.replace(index)?;
+            }
+            Action::Evict { kill } if kills && !is_spared && self.places[index].has_begun()? => {
+                let place = &mut self.places[index];
+                if place.victim().is_some() {
+                    self.history.add_about(place.number, What::Evicted)?;
+                    // Fails for a member that has died meanwhile.
+                    let _ = self.session.domain().evict(place.peer.pid, kill);
+                    self.replace(index)?;
+                }
+            }
+            Action::Outlast { killed } if self.may_be_outlasted(index) && self.places[index].has_begun()? => {
+                let until = progress(POPULATION[index]);
+                let offset = self.history.len()?;
+                let place = &mut self.places[index];
+                if let Some(until) = until
+                    && let Some(victim) = place.victim()
+                {
+                    self.history.add_about(place.number, What::Stopped { until: Some(until) })?;
+                    victim.signal(Signal::STOP);
+                    place.continues = None;
+                    let killed = killed && kills && !is_spared;
+                    place.outlasted = Some(Outlasted { since: now, until, offset, killed });
+                }
             }
             Action::KillBroker => {
                 self.history.add(What::BrokerKilled)?;
@@ -205,7 +285,7 @@ impl Observer<'_> {
             Action::Stop(time) => {
                 let place = &mut self.places[index];
                 if let Some(victim) = place.victim() {
-                    self.history.add_about(place.number, What::Stopped)?;
+                    self.history.add_about(place.number, What::Stopped { until: None })?;
                     victim.signal(Signal::STOP);
                     place.continues = Some(now + time);
                 }
@@ -228,9 +308,26 @@ impl Observer<'_> {
             {
                 self.places[index].limit(&self.history, Resource::Memory, time)?;
             }
-            Action::Kill | Action::CloseSockets | Action::FillDescriptors(_) | Action::TakeMemory(_) => {}
+            Action::Kill
+            | Action::Evict { .. }
+            | Action::Outlast { .. }
+            | Action::CloseSockets
+            | Action::FillDescriptors(_)
+            | Action::TakeMemory(_) => {}
         }
         Ok(())
+    }
+
+    /// Returns whether others of its role can go on while it is stopped, too. Publishers can as long as one is left. Holders
+    /// that are stopped keep their permits, and the other roles are few.
+    fn may_be_outlasted(&self, index: usize) -> bool {
+        let role = POPULATION[index];
+        // A simulated GPU stops with the process that uses it, and a message may never be complete.
+        if role == "publisher" && matches!(self.session.place, partywall::Place::Gpu(_)) {
+            return false;
+        }
+        let stopped = self.places.iter().filter(|place| place.role == role && place.outlasted.is_some()).count();
+        stopped < if role == "publisher" { 2 } else { 1 }
     }
 
     /// Replaces a member that could not continue without memory. It counts as killed since it got no more of it.
@@ -248,14 +345,17 @@ impl Observer<'_> {
 
     /// Ends all members: those that make something before those that wait for it.
     fn end(&mut self) -> Result<(), Failure> {
+        until(2 * TIMEOUT, MOMENT / 10, || {
+            self.relieve(Instant::now())?;
+            Ok(self.places.iter().all(|place| place.outlasted.is_none()))
+        })?;
         for index in 0..self.places.len() {
             let place = &mut self.places[index];
             let end = Instant::now() + Duration::from_secs(3600);
             place.relieve(&self.history, end)?;
             self.replace_if_aborted(index)?;
         }
-        for role in ["writer", "publisher", "submitter", "worker", "subscriber", "reader", "holder", "taker", "watcher"]
-        {
+        for role in ENDING {
             for index in (0..self.places.len()).rev().filter(|index| POPULATION[*index] == role).collect::<Vec<_>>() {
                 self.note_end(index)?;
             }
@@ -280,7 +380,29 @@ impl Observer<'_> {
     }
 }
 
+/// Returns what others of its role, or those that depend on it, must do while a member is stopped. The others may wait:
+/// publishers for `block` subscribers, and users of a name for the process that is creating it.
+fn progress(role: &str) -> Option<Progress> {
+    match role {
+        "writer" | "watcher" => Some(Progress::Committed),
+        "reader" => Some(Progress::Read),
+        "publisher" | "viewer" => Some(Progress::Published),
+        "submitter" | "worker" => Some(Progress::Result),
+        "holder" => Some(Progress::Acquired),
+        "taker" => Some(Progress::Took),
+        _ => None,
+    }
+}
+
 impl Place {
+    /// Returns whether it is stopped and another member has gone on, or has not for too long.
+    fn is_outlasted(&mut self, path: &Path) -> Result<bool, Failure> {
+        let Some(outlasted) = &mut self.outlasted else { return Ok(false) };
+        let since = history::read_from(path, &mut outlasted.offset)?;
+        let goes_on = since.iter().any(|record| outlasted.until.is_shown_by(record, self.number));
+        Ok(goes_on || outlasted.since.elapsed() > TIMEOUT)
+    }
+
     /// Returns its process, unless that has ended: once its end was waited for, its pid may be another process's.
     fn victim(&mut self) -> Option<Victim> {
         self.peer.ending().is_none().then_some(Victim(self.peer.pid))
@@ -329,14 +451,15 @@ impl Place {
 
 impl Resources {
     fn of_broker(domain: &Domain) -> Result<Self, Failure> {
-        let pid = domain.status()?.pid;
+        let status = domain.status()?;
+        let pid = status.pid;
         let inspecting = format!("inspecting the broker, pid {pid}");
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).doing(&inspecting)?;
+        let kernels = fs::read_to_string(format!("/proc/{pid}/status")).doing(&inspecting)?;
         let kib =
-            status.lines().find_map(|line| line.strip_prefix("RssAnon:")?.trim().strip_suffix(" kB")?.parse().ok());
+            kernels.lines().find_map(|line| line.strip_prefix("RssAnon:")?.trim().strip_suffix(" kB")?.parse().ok());
         let kib = kib.ok_or_else(|| unexpected("the kernel does not say how much memory the broker has"))?;
         let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).doing(&inspecting)?.count() as u64;
-        Ok(Self { descriptors, kib })
+        Ok(Self { leases: status.leases, descriptors, kib })
     }
 }
 
@@ -352,17 +475,22 @@ impl Check {
 }
 
 /// The members, by their places.
-const POPULATION: [&str; 18] = [
+const POPULATION: [&str; 26] = [
     "submitter",
     "subscriber",
     "watcher",
+    "publisher",
     "writer",
     "writer",
     "reader",
     "reader",
+    "builder",
+    "builder",
     "publisher",
     "publisher",
     "subscriber",
+    "viewer",
+    "viewer",
     "submitter",
     "worker",
     "worker",
@@ -371,20 +499,43 @@ const POPULATION: [&str; 18] = [
     "holder",
     "taker",
     "taker",
+    "taker",
+    "maker",
+    "maker",
+];
+
+/// The roles in the order in which they end.
+const ENDING: [&str; 12] = [
+    "writer",
+    "publisher",
+    "submitter",
+    "worker",
+    "subscriber",
+    "viewer",
+    "reader",
+    "holder",
+    "taker",
+    "builder",
+    "maker",
+    "watcher",
 ];
 
 /// How a process ends that gets no memory for its heap, or for its stack: SIGABRT and SIGSEGV.
 const ABORTED: i32 = Signal::ABORT.as_raw();
 const NO_STACK: i32 = Signal::SEGV.as_raw();
 
-/// The places of members that are stopped, but never killed, so that they must receive everything.
-const SPARED: std::ops::Range<usize> = 0..3;
+/// The places of members that are stopped, but never killed, so that they must receive
+/// everything, and the topic always has a publisher.
+const SPARED: std::ops::Range<usize> = 0..4;
 
 /// How much the broker's own memory may grow, in KiB: allocators keep some of what is freed.
 const GROWTH_KIB: u64 = 4096;
 
 /// How long the broker may take to reclaim the resources of the last members.
 const SETTLES: Duration = Duration::from_secs(5);
+
+/// How long an attempt at a task may take. Members are stopped for longer.
+const LEASE: Duration = Duration::from_millis(100);
 
 /// How many violations a step shows.
 const SHOWN: usize = 5;

@@ -22,6 +22,10 @@ pub(super) enum Action {
     Kill,
     /// SIGSTOP, and SIGCONT after this time. A kill may come before.
     Stop(Duration),
+    /// SIGSTOP, until another member has gone on, and then SIGCONT or SIGKILL.
+    Outlast { killed: bool },
+    /// The member is evicted, with or without a signal by the broker, and then SIGKILL.
+    Evict { kill: bool },
     /// SIGKILL for the broker, whichever member it is the turn of.
     KillBroker,
     /// The member's connections are shut down.
@@ -43,10 +47,12 @@ impl Plan {
         let place = self.below(population as u64) as usize;
         let action = match self.below(100) {
             0..3 => Action::KillBroker,
-            3..14 => Action::Stop(self.while_it_lasts()),
+            3..9 => Action::Stop(self.while_it_lasts()),
+            9..14 => Action::Outlast { killed: self.below(2) == 0 },
             14..18 => Action::CloseSockets,
             18..22 => Action::FillDescriptors(self.while_it_lasts()),
             22..26 => Action::TakeMemory(self.while_it_lasts()),
+            26..30 => Action::Evict { kill: self.below(2) == 0 },
             _ => Action::Kill,
         };
         Strike { pause, place, action }
@@ -57,7 +63,8 @@ impl Plan {
         Duration::from_millis(self.below(200))
     }
 
-    fn below(&mut self, limit: u64) -> u64 {
+    /// Returns the next number below a limit.
+    pub(super) fn below(&mut self, limit: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -81,10 +88,12 @@ mod tests {
         assert_ne!(strikes(7), strikes(8));
         let count = |is: fn(&Action) -> bool| strikes(7).iter().filter(|strike| is(&strike.action)).count();
         let kills = count(|action| *action == Action::Kill);
-        assert!((650..850).contains(&kills), "{kills}");
+        assert!((600..800).contains(&kills), "{kills}");
         assert!(count(|action| *action == Action::KillBroker) > 0);
         assert!(count(|action| *action == Action::CloseSockets) > 0);
         assert!(count(|action| matches!(action, Action::Stop(_))) > 0);
+        assert!(count(|action| matches!(action, Action::Outlast { .. })) > 0);
+        assert!(count(|action| matches!(action, Action::Evict { .. })) > 0);
         assert!(count(|action| matches!(action, Action::FillDescriptors(_))) > 0);
         assert!(count(|action| matches!(action, Action::TakeMemory(_))) > 0);
         assert!((0..16).all(|place| strikes(7).iter().any(|strike| strike.place == place)));

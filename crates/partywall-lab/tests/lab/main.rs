@@ -2,7 +2,6 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests are outside #[test]")]
 
 mod bench;
-mod chaos;
 mod memory;
 mod order;
 mod program;

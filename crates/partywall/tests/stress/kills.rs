@@ -1,18 +1,13 @@
-//! Kills clients: between any two bytes that they send, and at any moment.
+//! Kills clients between any two bytes that they send. (`partywall lab chaos` kills them at any moment.)
 
-use std::{
-    collections::BTreeSet,
-    sync::atomic::{AtomicBool, Ordering},
-    time::Duration,
-};
+use std::{collections::BTreeSet, time::Duration};
 
-use partywall::{Domain, Error, OpenOrBuild, error::NotFound};
 use partywall_os::process;
 use partywall_wire::{Answer, Call};
 
 use super::{
-    Dice, eventually,
-    place::{Actor, Place, commit, say, value},
+    eventually,
+    place::{Place, say},
     rounds,
     wire::{self, Framed, encoded, greeted, hello},
 };
@@ -114,99 +109,4 @@ fn client_killed_between_any_two_bytes_leaves_a_whole_message_or_none() {
     }
     place.broker().await_files(before);
     eprintln!("{} clients were killed", cuts.len() + MESSAGES);
-}
-
-/// Calls all operations of a client, forever.
-pub(crate) fn churn(words: &[&str]) {
-    let mut dice = Dice(words[0].parse().unwrap());
-    say("ready");
-    loop {
-        let domain = Domain::options().start(false).connect().unwrap();
-        let mut held = Vec::new();
-        for _ in 0..dice.below(40) {
-            let name = format!("shared-{}", dice.below(3));
-            match dice.below(6) {
-                0 => held.push(commit(&domain, &name, dice.below(1 << 32) as u32, true).unwrap()),
-                1 => held.push(commit(&domain, "owned", 1, false).unwrap()),
-                2 => match domain.open(&name, Duration::from_millis(dice.below(3))) {
-                    Ok(segment) => {
-                        value(&segment);
-                        held.push(segment);
-                    }
-                    Err(Error::NotFound(NotFound::Name { .. }) | Error::Timeout { .. }) => {}
-                    Err(error) => panic!("{error}"),
-                },
-                3 => match domain.open_or_build("built", Duration::from_millis(dice.below(3))) {
-                    Ok(OpenOrBuild::Opened(segment)) => held.push(segment),
-                    Ok(OpenOrBuild::Build(claim)) if dice.below(2) == 0 => {
-                        let builder =
-                            claim.create(partywall_harness::place()).tensor("x", partywall::DType::U32, &[1024]);
-                        held.push(builder.allocate().unwrap().commit().unwrap());
-                    }
-                    Ok(OpenOrBuild::Build(claim)) => drop(claim),
-                    Err(Error::Timeout { .. }) => {}
-                    Err(error) => panic!("{error}"),
-                },
-                4 if !held.is_empty() => {
-                    drop(held.swap_remove(dice.below(held.len() as u64) as usize));
-                }
-                _ => match domain.open("never", Duration::from_micros(dice.below(500))) {
-                    Err(Error::Timeout { .. } | Error::NotFound(NotFound::Name { .. })) => {}
-                    other => panic!("{other:?}"),
-                },
-            }
-        }
-    }
-}
-
-#[test]
-fn clients_killed_at_any_moment_leave_nothing_and_tear_nothing() {
-    let mut place = Place::new();
-    let domain = place.connect();
-    let before = place.broker().open_files_at_rest();
-    let done = AtomicBool::new(false);
-    let kills = rounds(40);
-    std::thread::scope(|scope| {
-        let reader = scope.spawn(|| {
-            let domain = place.connect();
-            let mut last = [0; 3];
-            let mut reads = 0;
-            while !done.load(Ordering::Relaxed) {
-                for (i, last) in last.iter_mut().enumerate() {
-                    match domain.open(&format!("shared-{i}"), Duration::from_millis(10)) {
-                        Ok(segment) => {
-                            value(&segment);
-                            assert!(segment.version() >= *last, "version {} after {last}", segment.version());
-                            *last = segment.version();
-                            reads += 1;
-                        }
-                        Err(Error::Timeout { .. }) => assert_eq!(*last, 0, "a kept name is gone"),
-                        Err(error) => panic!("{error}"),
-                    }
-                }
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            reads
-        });
-        let mut dice = Dice(7);
-        let start = |seed: u64| place.play(&format!("churn {seed}"));
-        let mut actors: Vec<Actor> = (0..4).map(start).collect();
-        for kill in 0..kills {
-            std::thread::sleep(Duration::from_micros(dice.below(20_000)));
-            let victim = dice.below(4) as usize;
-            actors[victim].kill();
-            actors[victim] = start(100 + kill as u64);
-        }
-        drop(actors);
-        done.store(true, Ordering::Relaxed);
-        eprintln!("{kills} kills, {} versions read", reader.join().unwrap());
-    });
-    eventually("the end of all that died", || domain.members().unwrap().len() == 1);
-    let status = domain.status().unwrap();
-    assert_eq!((status.leases, status.versions), (0, status.names), "only the latest of kept names");
-    for name in domain.names().unwrap() {
-        assert!(name.name.starts_with("shared-"), "{name:?}");
-        domain.remove(&name.name).unwrap();
-    }
-    place.broker().await_files(before);
 }
