@@ -19,10 +19,10 @@ const PROGRAMS: [(&str, &str, &str); 4] = [
     ("partywall-cli", "partywall", "partywall"),
     ("partywall-render", "partywall-render", "partywall-lab"),
     ("partywall-gpu-tests", "partywall-gpu-tests", "partywall-gpu-tests"),
-    ("partywall-bench", "partywall-bench", "partywall-bench"),
+    ("partywall-harness", "partywall-hostile", "partywall-hostile"),
 ];
 /// The rival that is not in Python, in a workspace of its own, and its program.
-const RIVAL: [&str; 2] = ["benches/peers/iceoryx2/Cargo.toml", "partywall-peer-iceoryx2"];
+const RIVAL: [&str; 2] = ["crates/partywall-lab/peers/iceoryx2/Cargo.toml", "partywall-peer-iceoryx2"];
 /// The folders of `python/` whose programs are part of the bundle.
 const PYTHON: [&str; 4] = ["tests", "tests/host", "tests/gpu", "examples"];
 /// Programs that are left out, because they need the repository. The others run there with another Python, and with

@@ -1,18 +1,18 @@
 #!/bin/sh
 # Runs the GPU tests of Partywall, with --bench after its benchmarks. Needs only Linux and an NVIDIA
 # driver. Arguments after --bench are passed to the tests, for example parts of tests' names. With
-# --only, no tests run, and only benchmarks with that part in their names; --quick behind it takes fewer
-# samples. If Python 3.11 or later is installed with pytest and torch, the Python package is tested too,
+# --only, no tests run, and only the named benchmarks (`./partywall bench --list`); --quick behind them takes
+# fewer samples. If Python 3.11 or later is installed with pytest and torch, the Python package is tested too,
 # with those of cupy, jax and numba that are installed. With --peers no tests run: the Python package is
 # measured against Rust, safetensors and torch.multiprocessing, within nine minutes, which are not enough
-# for all; with a part of a name only the matching subjects (peer_topics: tensors, time-sliced and under
-# an MPS daemon; peer_table: all installed ways to share memory, in one table with ratios and plots; with
-# two GPUs also from one to the other). With --nsys a lab runs under Nsight Systems, and the last lines
+# for all; with names only these subjects (peer_topics peer_topics_mps: tensors, time-sliced and under an MPS
+# daemon; peer_table_host peer_table_gpu: all installed ways to share memory, with ratios and plots; with two
+# GPUs peer_table_gpus from one to the other). With --nsys a lab runs under Nsight Systems, and the last lines
 # say whether that made a report.
 #
 #   OUT=reports ./run.sh [--bench] [NAME...]
-#   OUT=reports ./run.sh --bench --only NAME [--quick]
-#   OUT=reports ./run.sh --peers [NAME [--quick]]
+#   OUT=reports ./run.sh --bench --only NAME... [--quick]
+#   OUT=reports ./run.sh --peers [NAME... [--quick]]
 #   OUT=reports ./run.sh --nsys
 #
 # Reports go to $OUT, else to the current folder. After tests the last line is
@@ -28,6 +28,7 @@ mkdir -p -- "$out" || exit 1
 export PARTYWALL_BIN="$here/partywall"
 export PARTYWALL_COMMIT="@COMMIT@"
 export PARTYWALL_ICEORYX2="$here/partywall-peer-iceoryx2"
+export PARTYWALL_HOSTILE="$here/partywall-hostile"
 unset PARTYWALL_SOCKET PARTYWALL_DOMAIN
 
 # Unpacks the Python package into a folder.
@@ -36,26 +37,19 @@ unpack() {
         --target "$1" "$here"/partywall-*.whl
 }
 
-# Stops the brokers that an interrupted benchmark has left.
-stop_brokers() {
-    for socket in "$1"/*/*.sock; do
-        [ -S "$socket" ] && "$here/partywall" --socket "$socket" stop --force
-    done
-}
-
-# Runs the benchmarks with a part in their names. Their waits have timeouts; the time limit here is for a hang.
-only() {
-    scratch=$(mktemp -d /tmp/partywall-only.XXXXXX) || return 1
-    TMPDIR="$scratch" timeout -k 10 580 "$here/partywall-bench" --gpu --report "$out/gpu-bench.json" "$@"
+# Runs benchmarks on the GPU within a number of seconds, and writes the report into a folder after each of them. Their
+# waits have timeouts; the time limit is for a hang. An interrupted benchmark leaves nothing.
+bench() {
+    limit=$1
+    folder=$2
+    shift 2
+    timeout -k 10 "$limit" "$here/partywall" bench --device cuda --out "$folder" --force --save-each "$@"
     measured=$?
-    [ $measured -eq 124 ] && echo "not all was measured within 580 s" >&2
-    stop_brokers "$scratch"
-    rm -rf -- "$scratch"
+    [ $measured -eq 124 ] && echo "not all was measured within $limit s" >&2
     return $measured
 }
 
-# Runs the benchmarks with rival programs that have a part in their names, with an option or without. Their waits have
-# timeouts; the time limit here is for a hang.
+# Runs the benchmarks that have rival programs, or those with the names.
 peers() {
     site=$(mktemp -d) || return 1
     # A model of 14 GiB has to stay in memory, and must not be written to a disk meanwhile.
@@ -64,17 +58,15 @@ peers() {
     [ "${room:-0}" -gt $((16 << 20)) ] && folder=/dev/shm
     scratch=$(mktemp -d -p "$folder" partywall-peers.XXXXXX) || return 1
     unpack "$site" &&
-        TMPDIR="$scratch" PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}" timeout -k 10 540 \
-            "$here/partywall-bench" --gpu --peers --report "$out/gpu-peers.json" --md "$out/gpu-peers.md" \
-            --html "$out/gpu-peers.html" "$1" ${2:+"$2"}
+        TMPDIR="$scratch" PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}" bench 540 "$out/gpu-peers" --peers "$@"
     measured=$?
-    [ $measured -eq 124 ] && echo "not all was measured within 540 s" >&2
-    stop_brokers "$scratch"
     rm -rf -- "$scratch" "$site"
     return $measured
 }
 if [ "${1:-}" = --peers ]; then
-    peers "${2:-peer_}" "${3:-}"
+    shift
+    [ $# -eq 0 ] && set -- peers
+    peers "$@"
     exit $?
 fi
 
@@ -104,11 +96,11 @@ if [ "${1:-}" = --bench ]; then
     shift
     if [ "${1:-}" = --only ]; then
         shift
-        : "${1:?"--only needs a part of a name"}"
-        only "$@"
+        : "${1:?"--only needs names of benchmarks"}"
+        bench 580 "$out/gpu-bench" "$@"
         exit $?
     fi
-    "$here/partywall-bench" --gpu --report "$out/gpu-bench.json" || {
+    bench 3600 "$out/gpu-bench" all floors || {
         echo "the benchmarks failed, see above" >&2
         status=1
     }

@@ -107,7 +107,7 @@ impl Tree {
 
     fn has_benchmark(&self, name: &str) -> bool {
         let quoted = format!("(\"{name}\",");
-        self.find("testing/bench/src/subjects/mod.rs").iter().any(|(_, text)| text.contains(&quoted))
+        self.find("crates/partywall-lab/src/bench/subjects/mod.rs").iter().any(|(_, text)| text.contains(&quoted))
     }
 }
 
@@ -179,7 +179,7 @@ fn definition(text: &str, keyword: &str, function: &str) -> Option<usize> {
 /// Returns the paths in a page that do not exist. A path is code that begins with a top-level folder, or that ends as
 /// the names of sources and pages do: that may be the end of a path.
 fn paths(page: &Path, text: &str, tree: &Tree) -> Vec<String> {
-    let folders = ["crates/", "testing/", "python/", "docs/", "xtask/", "benches/", "examples/"];
+    let folders = ["crates/", "testing/", "python/", "docs/", "xtask/", "examples/"];
     let endings = [".rs", ".md", ".cu", ".toml"];
     let is_absent = |text: &&str| {
         let is_plain = text.chars().all(|c| is_word(c) || matches!(c, '/' | '.' | '-'));
@@ -338,7 +338,7 @@ mod tests {
                 file("crates/partywall-cli/src/main.rs", ""),
                 file("python/tests/host/test_topics.py", "def test_arrays_keep(d):"),
                 file("testing/gpu/src/tests/mod.rs", "test(\"segment_is_there\", 1, f),\n  ONE scenes::a_wait_ends\n"),
-                file("testing/bench/src/subjects/mod.rs", "host(\"round_trip\", \"asking\", run),"),
+                file("crates/partywall-lab/src/bench/subjects/mod.rs", "host(\"round_trip\", \"asking\", run),"),
             ],
         }
     }

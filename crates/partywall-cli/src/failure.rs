@@ -1,6 +1,9 @@
 //! How a command fails: a message, advice, and an exit code.
 
-use std::{fmt::Display, process::ExitCode};
+use std::{
+    fmt::{self, Display},
+    process::ExitCode,
+};
 
 use partywall::{Error, ErrorKind, Language};
 use partywall_os::process;
@@ -117,6 +120,14 @@ pub(crate) fn exit_codes_help() -> String {
     let rows = EXIT_CODES.iter().map(|(code, _, meaning)| format!("\n  {code}  {meaning}"));
     format!("Exit codes:{}", rows.collect::<String>())
 }
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Failure {}
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {

@@ -1,7 +1,7 @@
 //! The broker of a lab. The lab may kill it, and its names are separate from those of the user's broker.
 
 use std::{
-    io::{BufRead, BufReader},
+    io::{self, BufRead, BufReader},
     os::fd::OwnedFd,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -27,7 +27,8 @@ use crate::{
 pub struct Broker {
     /// The supervisor.
     child: Child,
-    /// The first worker, once it is ready.
+    /// The pid of the first worker, and the worker itself, once it is ready.
+    pid: u32,
     worker: Option<OwnedFd>,
     directory: PathBuf,
     socket: PathBuf,
@@ -44,7 +45,7 @@ impl Broker {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
         let child = command.spawn().doing(STARTING)?;
         // From here on, dropping it removes the process and its directory.
-        let mut broker = Self { child, worker: None, directory, socket };
+        let mut broker = Self { child, pid: 0, worker: None, directory, socket };
         let ready = broker.child.stdout.take().filter(|output| {
             let deadline = Instant::now() + TIMEOUT;
             matches!(socket::wait(output, Ready::Read, Some(deadline)), Ok(true))
@@ -53,6 +54,7 @@ impl Broker {
             Some(line) => {
                 let ready: serde_json::Value = serde_json::from_str(&line).unwrap_or_default();
                 let pid = ready["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok());
+                broker.pid = pid.unwrap_or_default();
                 broker.worker = pid.and_then(|pid| process::pidfd(pid).ok());
                 Ok(broker)
             }
@@ -67,6 +69,23 @@ impl Broker {
     /// Returns the path of its socket.
     pub(super) fn socket(&self) -> &Path {
         &self.socket
+    }
+
+    /// Returns the pid of the process that serves first.
+    pub(super) fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Returns a command of this program that uses the broker.
+    pub(super) fn command(&self, subcommand: &str) -> io::Result<Command> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg(subcommand).arg("--socket").arg(&self.socket).stdin(Stdio::null());
+        Ok(command)
+    }
+
+    /// Returns a new connection to it.
+    pub(super) fn connect(&self) -> Result<Domain, Failure> {
+        connect(&self.socket)
     }
 
     /// Returns its directory, which is removed with it.

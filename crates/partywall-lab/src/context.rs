@@ -11,13 +11,13 @@ use crate::failure::Failure;
 /// The program's options and its console. The program's own executable must accept the arguments `lab NAME ROLE` and
 /// `serve`: labs start roles and brokers with it.
 #[derive(Debug, Clone)]
-pub struct Context {
+pub(crate) struct Context {
     /// The chosen domain, if any.
-    pub domain: Option<String>,
+    pub(crate) domain: Option<String>,
     /// The chosen socket of the broker, if any.
-    pub socket: Option<PathBuf>,
+    pub(crate) socket: Option<PathBuf>,
     /// The console to which the lab prints.
-    pub console: Output,
+    pub(crate) console: Output,
 }
 
 impl From<&partywall_cli::Context> for Context {

@@ -30,7 +30,7 @@ use crate::{
     failure::{Doing, Failure},
     forked::{self, Forked},
     labs,
-    peer::Peer,
+    peer::{Peer, limit_this_process},
     prelude::{TIMEOUT, unexpected},
     reporter::Reporter,
     step::{Belief, Step},
@@ -243,6 +243,9 @@ impl Lab {
         };
         let is_child = read::<Child>(arguments)?.on_standard_input || role.is_some_and(|role| role.about.is_none());
         let parent = is_child.then(|| Peer::on_standard_input(self.observer.name, &reporter)).transpose()?;
+        if !is_child {
+            limit_this_process();
+        }
         let (place, gpu) = self.place(context, chosen).map_err(|failure| match &parent {
             Some(parent) => parent.give_up(failure),
             None => failure,

@@ -89,7 +89,6 @@ impl Drop for Running {
 
 impl Peer {
     fn new(role: &'static str, reporter: &Reporter, socket: OwnedFd) -> Self {
-        limit_this_process();
         Self {
             role,
             pid: 0,
@@ -365,9 +364,9 @@ impl Peer {
     }
 }
 
-/// Kills this process if it runs longer than any lab. A stream that waits for the event of a dead process never
+/// Kills this process, and so its children, if it runs longer than any lab. A stream that waits for the event of a dead process never
 /// continues, and freeing memory waits for streams, so the process might otherwise never end.
-fn limit_this_process() {
+pub(super) fn limit_this_process() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         thread::spawn(|| {

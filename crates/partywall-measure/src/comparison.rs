@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Case, Error, Goal, Percentiles, Plan, Sampler, Verdict};
+use crate::{Case, Error, Goal, Percentiles, Plan, Sampler, Verdict, figure};
 
 /// One measured case, its floor, and its rivals.
 ///
@@ -70,6 +70,16 @@ impl<'a> Comparison<'a> {
         self
     }
 
+    /// Returns the measured case.
+    pub fn case(&self) -> &Case {
+        &self.measured.case
+    }
+
+    /// Returns whether a goal may refer to this name: `floor`, if there is one, or the name of a rival.
+    pub fn has(&self, name: &str) -> bool {
+        name == "floor" && self.floor.is_some() || self.rivals.iter().any(|rival| rival.case.name == name)
+    }
+
     /// Sets the goal for the median of the measured case.
     #[must_use]
     pub fn goal(mut self, goal: Goal) -> Self {
@@ -128,6 +138,13 @@ impl ComparisonResult {
     /// kind.
     pub fn of_case(&self, other: &Measurement) -> Option<f64> {
         ratio(other, &self.measured).ok()
+    }
+
+    /// Returns the goal, the limit that it was here, and whether it was met, if there is a goal.
+    pub fn judgement(&self) -> Option<String> {
+        let Verdict { goal, limit, met, .. } = self.verdict.as_ref()?;
+        let outcome = if *met { "met" } else { "MISSED" };
+        Some(format!("{goal} (here {} {}): {outcome}", figure(*limit), self.measured.case.unit))
     }
 
     /// Returns whether the goal was met, or true if there is no goal.

@@ -42,6 +42,11 @@ pub struct Verdict {
 }
 
 impl Goal {
+    /// Returns the name to which the goal refers: `floor`, or that of a rival.
+    pub fn reference(&self) -> Option<&str> {
+        self.reference.as_ref().map(|(_, name)| name.as_str())
+    }
+
     /// Checks the median `p50`, measured in `unit`, against this goal. `median_of` returns the median
     /// and the unit of the floor or of a rival by name.
     pub fn judge(

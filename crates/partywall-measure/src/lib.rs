@@ -13,7 +13,7 @@
 //! | [`goal`](Goal) | expressions such as `<= 1.3x floor` and their [`Verdict`] |
 //! | [`comparison`](Comparison) | a measured case, its floor and its rivals, run in turns |
 //! | [`machine`](Machine) | kernel, processor, memory, GPU, date and commit |
-//! | [`report`](Report) | JSON for machines, an aligned table for people |
+//! | [`report`](Report) | JSON, with all percentiles |
 //! | [`chart`](Chart) | the plots of a report, as SVG |
 //! | `page` | the report as one HTML page |
 //! | [`compare`](Differences) | the differences between two reports of one machine |
@@ -49,7 +49,7 @@
 //! let mut report = Report::new("an example", Machine::detect(None, None));
 //! report.push(result);
 //! assert!(report.all_met());
-//! eprintln!("{report}");
+//! std::fs::write(std::env::temp_dir().join("sum-and-sort.html"), report.page()?).unwrap();
 //! # Ok(())
 //! # }
 //! ```

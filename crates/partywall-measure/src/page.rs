@@ -27,7 +27,7 @@ impl Report {
              is a solid line, its floor and rivals are dashed lines. Both axes are logarithmic. All cases of a plot were \
              measured in turns. In a plot of rows, a point is a median and its bar contains half of all samples.</p>\n\
              <p>In a table, n is the number of samples; p25 and p75 enclose half of them, p50 is the median. <i>Of floor</i>: the \
-             median of the case over that of its floor, the same without sharing. <i>Of case</i>: the median of a floor, or of \
+             median of the case over that of its floor, the least that achieves the same. <i>Of case</i>: the median of a floor, or of \
              what stands beside a case, over that of the case.</p>\n",
         );
         let charts = self.charts();
@@ -92,14 +92,23 @@ fn numbers_of_the_page(page: &mut String, results: &[&ComparisonResult], of_a_qu
     for heading in headings.iter().skip(usize::from(!of_a_question)) {
         let _ = write!(page, "<th>{heading}</th>");
     }
+    if results.iter().any(|result| result.verdict.is_some()) {
+        page.push_str("<th>goal for p50</th>");
+    }
     page.push_str("</tr>\n");
     for result in results {
         row(page, "", &result.measured, [None, result.ratio], of_a_question);
+        if let Some(judgement) = result.judgement() {
+            let _ = write!(page, "<td>{}</td>", text(&judgement));
+        }
+        page.push_str("</tr>\n");
         if let Some(floor) = &result.floor {
             row(page, "floor: ", floor, [result.of_case(floor), None], of_a_question);
+            page.push_str("</tr>\n");
         }
         for rival in &result.rivals {
             row(page, "beside it: ", rival, [result.of_case(rival), None], of_a_question);
+            page.push_str("</tr>\n");
         }
     }
     page.push_str("</table>\n");
@@ -122,7 +131,7 @@ fn row(page: &mut String, role: &str, measurement: &Measurement, ratios: [Option
     let unit = if in_bytes { "" } else { case.unit.symbol() };
     let of_case = ratios[0].map_or(String::new(), figure);
     let of_floor = ratios[1].map_or(String::new(), |ratio| format!("{ratio:.3}"));
-    let _ = writeln!(page, "<td>{unit}</td><td>{of_case}</td><td>{of_floor}</td></tr>");
+    let _ = write!(page, "<td>{unit}</td><td>{of_case}</td><td>{of_floor}</td>");
 }
 
 /// Returns a text with a capital letter at its beginning.
@@ -187,6 +196,7 @@ mod tests {
         for bytes in [4096, 8192] {
             let case = |name: &str| Case::new(name, Unit::Microseconds).parameter("bytes", bytes);
             let result = Comparison::new(case("open"), Box::new(|| Ok(7.5))).floor(case("mmap"), Box::new(|| Ok(2.5)));
+            let result = result.goal("<= 4x floor".parse().unwrap());
             report.push(result.run(Plan::new(4)).unwrap());
         }
         for name in ["timeline", "topic"] {
@@ -204,6 +214,7 @@ mod tests {
             "floor: mmap",
             "7.50",
             "3.000",
+            "<td>&lt;= 4x floor (here 10.00 us): met</td></tr>",
             "<h2>From stream to stream</h2>\n<figure>",
             "<td>topic</td>",
             "0.3333",

@@ -1,4 +1,4 @@
-"""Ways to share memory that programs of `benches/peers` compare, those of a GPU on the simulated driver."""
+"""Ways to share memory that programs of `crates/partywall-lab/peers` compare, those of a GPU on the simulated driver."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 
 from ..conftest import WATCHDOG
 
-PEERS = Path(__file__).parents[3] / "benches" / "peers"
+PEERS = Path(__file__).parents[3] / "crates" / "partywall-lab" / "peers"
 
 pytestmark = pytest.mark.skipif("simcuda" not in os.environ.get("PARTYWALL_LIBCUDA", ""), reason="not simulated")
 

@@ -39,7 +39,6 @@ pub(super) const GUARDS: [Guard; 5] = [
             "docs/labs.md",
             "docs/learn",
             "examples/render",
-            "testing/bench",
         ],
         contained_in: None,
     },

@@ -155,8 +155,9 @@ impl<'a> Environment<'a> {
         self.workspace.run(&mut self.python("-m mypy --config-file python/pyproject.toml -p partywall"))?;
         self.workspace
             .run(&mut self.python("-m mypy.stubtest --mypy-config-file python/pyproject.toml partywall._native"))?;
-        self.workspace
-            .run(&mut self.python("-m mypy --config-file python/pyproject.toml python/examples benches/peers"))
+        self.workspace.run(
+            &mut self.python("-m mypy --config-file python/pyproject.toml python/examples crates/partywall-lab/peers"),
+        )
     }
 
     /// Runs tests.

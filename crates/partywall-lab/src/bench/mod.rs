@@ -1,286 +1,277 @@
-//! `partywall bench`: what sharing costs on this machine, compared with private memory in the same run.
+//! `partywall bench`: what sharing costs on this machine, and whether Partywall reaches its goals.
 //!
-//! | module | measures |
+//! | module | holds |
 //! |---|---|
-//! | `memory` | latency of dependent loads and writes, and bandwidth of reads, in own and in shared memory |
-//! | `copies` | copies into and out of shared memory |
-//! | `handoff` | how long one process takes to notify another, in each available way |
-//! | `relay` | the same between streams of two processes |
-//! | `blocks` | hand-offs by blocks of a pool, of hosts and of streams |
-//! | `fanout` | how long one process takes to notify several |
-//! | `group` | groups of processes, and how they share a GPU |
-//! | `overhead` | the memory that another process or another mapping costs |
-//! | `attach` | opening and closing by size, how often one segment can be opened |
-//! | `alloc` | blocks of a pool beside allocations |
-//! | [`samplers`] | samplers, also for the project's own benchmarks |
-//! | [`turns`] | hand-offs in turn and the objects of hosts, also for the project's own benchmarks |
+//! | [`subjects`] | what is measured, one module a subject, and the list of them |
+//! | [`goals`] | the goals of all subjects |
+//! | [`peer`] | the other processes of a benchmark, which follow orders |
+//! | [`samplers`], [`turns`] | samplers and hand-offs in turn, which several subjects use |
+//! | [`board`] | words that processes share without the library |
+//! | [`posix`] | a futex mutex and POSIX semaphores |
+//! | [`ping_pong`] | the raw round trip, the floor of every request to the broker |
+//! | [`placement`] | on which processors the two sides of a round trip run |
+//! | [`handout`] | file descriptors from the broker without the library |
+//! | [`mps`] | an MPS server for one subject |
+//! | [`model_file`] | a safetensors file in the page cache |
+//! | [`program`] | programs of others, as processes that take samples |
+//! | [`python`], [`iceoryx2`] | the programs in Python, and the one that uses iceoryx2 |
 //!
-//! It has a broker and a domain of its own. Another process, a *peer*, creates the shared objects and follows the
-//! orders of this one. Every case is checked: the bytes that were read, copied or handed over are the bytes that the
-//! peer has written.
+//! Every subject has a broker and a domain of its own, so that no subject measures the leftovers of another. Cases are
+//! measured in turns with their floors and rivals.
 
-mod across;
-mod alloc;
-mod attach;
-mod blocks;
-mod chain;
-mod copies;
-mod fanout;
-mod group;
-mod handoff;
-mod memory;
-mod overhead;
+mod board;
+mod goals;
+mod handout;
+mod iceoryx2;
+mod model_file;
+mod mps;
 mod peer;
-mod relay;
-pub mod samplers;
-pub mod turns;
+mod ping_pong;
+mod placement;
+mod posix;
+mod program;
+mod python;
+mod samplers;
+mod subjects;
+mod turns;
 
 use std::{
     cell::{Cell, RefCell},
     fmt::Display,
     fs,
-    sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use clap::ValueEnum;
-use partywall::{DeviceChoice, Domain, ErrorKind, Gpu, Place, bytes};
+pub(crate) use partywall::bytes as size;
+use partywall::{DeviceChoice, DeviceUuid, ErrorKind, Gpu, Place, cuda::Driver, gpu};
 use partywall_cli::device;
-use partywall_measure::{Case, Comparison, Machine, Plan, Report, Unit, timed};
+use partywall_measure::{Case, Comparison, Failure as Sampled, Machine, Plan, Report, Unit, timed};
 
-pub(crate) use self::peer::LAB as PEER;
 use self::samplers::Timer;
-use crate::{Failure, broker, broker::Broker, context::Context, failure::Doing, peer::Peer, reporter::Reporter};
-
-/// What is measured.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Subject {
-    /// Dependent loads and writes in own and in shared memory
-    Latency,
-    /// Reading own and shared memory at full speed
-    Bandwidth,
-    /// Copies into and out of shared memory
-    Copy,
-    /// How long one process takes to notify another
-    Handoff,
-    /// Opening and closing segments
-    Attach,
-    /// Blocks of a pool beside allocations
-    Alloc,
-    /// One process to 1 to 8 others
-    Fanout,
-}
+pub(crate) use self::{
+    peer::LAB as PEER,
+    subjects::{Choice, SUBJECTS, Subject},
+};
+use crate::{Failure, broker::Broker, context::Context, failure::Doing, peer::Peer, reporter::Reporter};
 
 /// What to measure, and how.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub(crate) struct Options {
     /// The subjects, in their order.
-    pub subjects: Vec<Subject>,
+    pub(crate) subjects: Vec<&'static Subject>,
+    /// True if each of them was named, so that none may be left out.
+    pub(crate) named: bool,
     /// Where the memory is.
-    pub device: DeviceChoice,
+    pub(crate) device: DeviceChoice,
     /// Small sizes and few samples: shows that it works, and little more.
-    pub quick: bool,
+    pub(crate) quick: bool,
+    /// True if subjects are also measured beside the rivals that are programs of their own.
+    pub(crate) peers: bool,
 }
 
-/// Receives the name of the next measurement and the completed part of the run, from 0 to 1.
-pub type Progress<'a> = &'a dyn Fn(&str, f64);
+/// Learns how far a run is.
+pub(crate) struct Observer<'a> {
+    /// Receives the name of the next measurement and the completed part of the run, from 0 to 1.
+    pub(crate) progress: &'a dyn Fn(&str, f64),
+    /// Receives the report after each subject.
+    pub(crate) measured: &'a dyn Fn(&Report) -> Result<(), Failure>,
+}
 
-/// Measures, and returns the report.
+/// Measures. Returns the report, and the failures of the subjects that could not be measured.
 ///
 /// # Errors
-/// A subject cannot be measured: memory of the chosen device cannot be allocated, or a process does not answer.
-pub fn run(context: &Context, options: &Options, progress: Progress<'_>) -> Result<Report, Failure> {
+/// The device cannot be used, or a subject that was named needs another one; the observer fails.
+pub(crate) fn run(
+    context: &Context,
+    options: &Options,
+    observer: &Observer<'_>,
+) -> Result<(Report, Vec<(&'static str, Failure)>), Failure> {
     device::require_unpinned(options.device)?;
+    // A thousand members need three thousand sockets, and ten thousand names and 20,000 mappings may need a file each.
+    partywall_os::process::raise_fd_limit();
     let place = device::place(context.console, options.device)?;
-    let bench = Bench::new(context, place, options.quick, progress)?;
+    let bench = Bench::new(context, place, options, observer)?;
     of_the_harness(&bench)?;
-    let with_overhead = [Subject::Latency, Subject::Bandwidth, Subject::Attach]
-        .into_iter()
-        .find(|subject| options.subjects.contains(subject));
+    let mut failed = Vec::new();
     for (done, subject) in options.subjects.iter().enumerate() {
         bench.done.set(done as f64 / options.subjects.len() as f64);
-        match subject {
-            Subject::Latency => memory::latency(&bench),
-            Subject::Bandwidth => memory::bandwidth(&bench),
-            Subject::Copy => copies::run(&bench),
-            Subject::Handoff => handoff::run(&bench),
-            Subject::Attach => attach::run(&bench),
-            Subject::Alloc => alloc::run(&bench),
-            Subject::Fanout => fanout::run(&bench),
-        }?;
-        // The report then shows the memory that sharing takes after the time.
-        if with_overhead == Some(*subject) {
-            overhead::run(&bench)?;
+        bench.subject.set(subject.name);
+        if let Some(why) = subject.lacks(place) {
+            if options.named {
+                let advice = "choose a device with --device, or GPUs that are simulated in software with --simulated";
+                return Err(Failure::new(ErrorKind::Device, format!("{} {why}", subject.name), advice));
+            }
+            bench.note(format!("{}: skipped: it {why}", subject.name));
+            continue;
         }
+        match subject.measure(&bench) {
+            Ok(()) => bench.note_unjudged(),
+            Err(failure) => {
+                bench.note(format!("{}: failed: {failure}", subject.name));
+                failed.push((subject.name, failure));
+            }
+        }
+        (observer.measured)(&bench.report.borrow())?;
     }
-    progress("done", 1.0);
-    Ok(bench.report.into_inner())
+    (observer.progress)("done", 1.0);
+    Ok((bench.report.into_inner(), failed))
 }
 
 /// The time of the harness itself, which is a part of each sample.
 fn of_the_harness(bench: &Bench<'_>) -> Result<(), Failure> {
     let case = |name: &str, unit| Case::new(name, unit).parameter("of", "the harness itself");
     let nothing = timed(Unit::Nanoseconds, || Ok(()));
-    bench.run("the harness itself", Comparison::new(case("two reads of the clock", Unit::Nanoseconds), nothing))?;
-    if let Some(gpu) = &bench.gpu {
-        let timer = Timer::new(gpu).doing("making events")?;
-        let nothing = Box::new(|| Ok(timer.time(|| Ok(()))?.as_secs_f64() * 1e6));
+    bench.run_within(Comparison::new(case("two reads of the clock", Unit::Nanoseconds), nothing)).map_err(failed)?;
+    if let Place::Gpu(uuid) = bench.place {
+        let gpu = Gpu::open(uuid)?;
+        let timer = Timer::new(&gpu).doing("making events")?;
+        let nothing = Box::new(|| Ok(microseconds(timer.time(|| Ok(()))?)));
         let case = case("two events of a stream, with nothing between", Unit::Microseconds);
-        bench.run("the harness itself", Comparison::new(case, nothing))?;
+        bench.run_within(Comparison::new(case, nothing)).map_err(failed)?;
     }
     Ok(())
 }
 
 /// A run: what every subject needs.
-struct Bench<'a> {
+pub(crate) struct Bench<'a> {
+    context: &'a Context,
     place: Place,
-    /// `None` in host memory.
-    gpu: Option<Arc<Gpu>>,
     quick: bool,
-    /// How many bytes a subject may allocate at once in the chosen place.
-    room: u64,
-    /// How many bytes of host memory it may allocate beside its memory on a GPU.
-    host_room: u64,
+    peers: bool,
     report: RefCell<Report>,
-    /// Receives the progress of the run, and how much of it is done.
-    progress: Progress<'a>,
+    observer: &'a Observer<'a>,
+    /// How much of the run is done, and the subject that is measured.
     done: Cell<f64>,
+    subject: Cell<&'static str>,
+    /// True once the memory that sharing takes was measured.
+    overhead: Cell<bool>,
+    /// The goals of the subject that were judged.
+    judged: RefCell<Vec<&'static goals::Goal>>,
     reporter: Reporter,
-    domain: Domain,
-    /// The last field, so that the connection is dropped before its broker.
-    broker: Broker,
 }
 
 impl<'a> Bench<'a> {
-    fn new(context: &Context, place: Place, quick: bool, progress: Progress<'a>) -> Result<Self, Failure> {
-        // Each of 20,000 mappings may need a file.
-        partywall_os::process::raise_fd_limit();
-        let broker = Broker::start(context, PEER.name)?;
-        let domain = broker::connect(broker.socket())?;
-        let gpu = match place.gpu() {
-            Some(uuid) => Some(domain.gpu(uuid)?),
-            None => None,
-        };
-        let free = match &gpu {
-            Some(gpu) => gpu.context().memory_info().doing("asking for the free memory")?.free,
-            None => available_memory(),
-        };
-        let report = RefCell::new(new_report(gpu.as_deref(), quick)?);
-        let reporter = Reporter::new(context, &PEER, "bench", false);
-        let host_room = available_memory() / 4;
+    fn new(context: &'a Context, place: Place, options: &Options, observer: &'a Observer<'a>) -> Result<Self, Failure> {
         Ok(Self {
+            context,
             place,
-            gpu,
-            quick,
-            room: free / 4,
-            host_room,
-            report,
-            progress,
+            quick: options.quick,
+            peers: options.peers,
+            report: RefCell::new(new_report(place, options.quick)?),
+            observer,
             done: Cell::new(0.0),
-            reporter,
-            domain,
-            broker,
+            subject: Cell::new(""),
+            overhead: Cell::new(false),
+            judged: RefCell::default(),
+            reporter: Reporter::new(context, &PEER, "bench", false),
         })
     }
 
-    /// Starts another process.
-    fn peer(&self) -> Result<Peer, Failure> {
-        self.peer_on(self.place, &[])
+    /// Starts a broker of the subject. `name` differs from that of its other brokers.
+    fn broker(&self, name: &str) -> Result<Broker, Failure> {
+        Broker::start(self.context, name)
     }
 
-    /// Starts another process with memory at another place, and with environment variables.
-    fn peer_on(&self, place: Place, environment: &[(&str, &str)]) -> Result<Peer, Failure> {
-        let peer = Peer::spawn(PEER.name, peer::ROLE, place, environment, &self.reporter)?;
-        peer.say(self.broker.socket())?;
+    /// Starts another process that plays a role, and uses the broker.
+    fn start(&self, broker: &Broker, role: &'static str) -> Result<Peer, Failure> {
+        self.start_on(broker, role, Place::Host, &[])
+    }
+
+    /// Starts another process with memory at a place, and with environment variables.
+    fn start_on(
+        &self,
+        broker: &Broker,
+        role: &'static str,
+        place: Place,
+        environment: &[(&str, &str)],
+    ) -> Result<Peer, Failure> {
+        let peer = Peer::spawn(PEER.name, role, place, environment, &self.reporter)?;
+        peer.say(broker.socket())?;
         Ok(peer)
     }
 
-    /// Returns the sizes that a subject varies. It has `copies` buffers of a size at once, and on a GPU `host_copies`
-    /// more on the host. Sizes that do not fit are noted.
-    fn sizes(&self, what: &str, copies: u64, host_copies: u64) -> Vec<u64> {
-        let most = if self.gpu.is_some() { LARGEST } else { 256 << 20 };
-        let steps = (0..).map(|step| 4096 << (4 * step)).take_while(|size| *size < most);
-        self.that_fit(what, steps.chain([most]), copies, host_copies)
+    /// Returns the chosen GPU.
+    fn gpu(&self) -> Result<DeviceUuid, Sampled> {
+        self.place.gpu().ok_or_else(|| "no GPU was chosen".into())
     }
 
-    /// Returns the given sizes that fit, as [`Bench::sizes`].
-    fn that_fit(&self, what: &str, sizes: impl Iterator<Item = u64>, copies: u64, host_copies: u64) -> Vec<u64> {
-        let sizes = sizes.filter(|size| !self.quick || *size <= 1 << 20);
-        let needs = match &self.gpu {
-            None => vec![("memory", copies, self.room)],
-            Some(_) => vec![("GPU's memory", copies, self.room), ("host's memory", host_copies, self.host_room)],
-        };
-        let mut fit = Vec::new();
-        for size in sizes {
-            match lacking(size, &needs) {
-                None => fit.push(size),
-                Some((whose, copies)) => self.note(format!(
-                    "{what}: {} is left out: {copies} times as much is more than a quarter of the {whose} that is free",
-                    bytes(size)
-                )),
-            }
-        }
-        fit
+    /// Returns a plan of `samples` samples, or a tenth of them.
+    fn plan(&self, samples: usize) -> Plan {
+        Plan::new(self.fewer(samples))
     }
 
-    /// Returns the size of a buffer, a power of two. Samples of small sizes take turns among its parts, so that no
-    /// cache contains them. There are `copies` buffers at once, and on a GPU `host_copies` more on the host.
-    fn rotated(&self, largest: u64, copies: u64, host_copies: u64) -> u64 {
-        let on_host = if self.gpu.is_some() { self.host_room / host_copies.max(1) } else { u64::MAX };
-        if self.quick { largest } else { rotation(largest, on_host.min(self.room / copies)) }
+    /// Returns `number`, or a tenth of it for a quick run.
+    fn fewer(&self, number: usize) -> usize {
+        if self.quick { number.div_ceil(10) } else { number }
     }
 
     fn note(&self, text: impl Into<String>) {
         self.report.borrow_mut().note(text);
     }
 
-    /// Takes the samples of a comparison, for about a second, and keeps the result.
-    fn run(&self, what: &str, comparison: Comparison<'_>) -> Result<(), Failure> {
-        (self.progress)(what, self.done.get());
+    /// Notes a failure in the report; the run continues without the failed part.
+    fn leave_out(&self, failure: &Sampled) {
+        self.note(format!("left out: {failure}"));
+    }
+
+    /// Takes the samples of a comparison, judges its goal, and keeps the result.
+    fn run(&self, comparison: Comparison<'_>, plan: Plan) -> Result<(), Sampled> {
+        let comparison = self.prepared(comparison)?;
+        self.report.borrow_mut().push(comparison.run(plan)?);
+        Ok(())
+    }
+
+    /// Takes samples for about a second.
+    fn run_within(&self, comparison: Comparison<'_>) -> Result<(), Sampled> {
         let (limit, samples) = if self.quick { (50, 20) } else { (1_000, 1_000) };
-        let result = comparison.run_within(Duration::from_millis(limit), samples).map_err(failed)?;
-        self.report.borrow_mut().push(result);
+        let comparison = self.prepared(comparison)?;
+        self.report.borrow_mut().push(comparison.run_within(Duration::from_millis(limit), samples)?);
         Ok(())
     }
 
     /// Keeps numbers that were counted once each.
-    fn count(&self, case: Case, values: &[f64]) -> Result<(), Failure> {
+    fn count(&self, case: Case, values: &[f64]) -> Result<(), Sampled> {
         let mut counted = values.iter().copied();
         let next = Box::new(move || counted.next().ok_or_else(|| "there is no further number".into()));
-        let result = Comparison::new(case, next).run(Plan::new(values.len()).warm_up(0)).map_err(failed)?;
-        self.report.borrow_mut().push(result);
-        Ok(())
+        self.run(Comparison::new(case, next), Plan::new(values.len()).warm_up(0))
+    }
+
+    /// Shows what is measured next, and sets its goal.
+    fn prepared<'c>(&self, comparison: Comparison<'c>) -> Result<Comparison<'c>, Sampled> {
+        let subject = self.subject.get();
+        (self.observer.progress)(&format!("{subject}: {}", comparison.case().name), self.done.get());
+        let Some(goal) = goals::of(subject, &comparison)? else { return Ok(comparison) };
+        self.judged.borrow_mut().push(goal);
+        Ok(comparison.goal(goal.text.parse()?))
+    }
+
+    /// Notes the goals of a subject that were not judged, because a rival or a size was left out.
+    fn note_unjudged(&self) {
+        let judged = self.judged.take();
+        let is_open = |goal: &&goals::Goal| !judged.iter().any(|other| std::ptr::eq(*other, *goal));
+        for goal in goals::all(self.subject.get()).filter(|goal| goal.is_of_every_run()).filter(is_open) {
+            self.note(format!("{}: not judged: {goal}", self.subject.get()));
+        }
     }
 }
 
-/// Returns the cases of what is measured at a size in bytes, by their names.
-fn cases(unit: Unit, size: u64, of: impl Display) -> impl Fn(&str) -> Case {
-    move |name| Case::new(name, unit).parameter("bytes", size).parameter("of", &of)
-}
-
-/// The largest size that is measured.
-const LARGEST: u64 = 4 << 30;
-
-/// Bytes of a buffer that fits into no cache of a GPU or a processor.
-const ROTATED: u64 = 256 << 20;
-
-/// Returns [`ROTATED`], or the largest power of two that fits, but at least `largest`, which is a power of two.
-fn rotation(largest: u64, room: u64) -> u64 {
-    let fits = room.checked_ilog2().map_or(0, |power| 1 << power);
-    ROTATED.min(fits).max(largest)
-}
-
-fn new_report(gpu: Option<&Gpu>, quick: bool) -> Result<Report, Failure> {
-    let name = gpu.map(|gpu| gpu.context().device().name().doing("asking for the GPU's name")).transpose()?;
-    let driver = gpu.and_then(|_| fs::read_to_string("/sys/module/nvidia/version").ok());
+fn new_report(place: Place, quick: bool) -> Result<Report, Failure> {
+    let devices = if place.gpu().is_some() { gpu::devices()? } else { Vec::new() };
+    let mut name = None;
+    for device in &devices {
+        if Some(device.uuid().doing("asking for a UUID")?) == place.gpu() {
+            name = Some(device.name().doing("asking for the GPU's name")?);
+        }
+    }
+    let driver = place.gpu().and_then(|_| fs::read_to_string("/sys/module/nvidia/version").ok());
     let machine = Machine::detect(name, driver.map(|version| version.trim().to_owned()));
     let title = format!("What sharing memory costs on this machine, with Partywall {}", env!("CARGO_PKG_VERSION"));
     let mut report = Report::new(title, machine);
     // The user's current folder may belong to another repository, whose commit would be misleading.
     report.commit = std::env::var("PARTYWALL_COMMIT").ok().filter(|commit| !commit.is_empty());
-    match gpu {
+    match place.gpu() {
         None => report.note("host memory: no GPU has a part in it"),
-        Some(gpu) if gpu.context().driver().is_simulated() => {
+        Some(_) if Driver::load().is_ok_and(Driver::is_simulated) => {
             report.note("SIMULATED: the driver is a simulation; these are its numbers, and no GPU's");
         }
         Some(_) => {}
@@ -291,43 +282,33 @@ fn new_report(gpu: Option<&Gpu>, quick: bool) -> Result<Report, Failure> {
     Ok(report)
 }
 
-/// Returns the first memory that is too small, and how many times it would have to hold `size`. Each need is a
-/// memory, a number of copies, and the free bytes.
-fn lacking<'a>(size: u64, needs: &[(&'a str, u64, u64)]) -> Option<(&'a str, u64)> {
-    let lacks = |(_, copies, room): &&(&str, u64, u64)| size.saturating_mul(*copies) > *room;
-    needs.iter().find(lacks).map(|(whose, copies, _)| (*whose, *copies))
+/// The failure of a subject.
+fn failed(error: impl Display) -> Failure {
+    Failure::new(ErrorKind::CheckFailed, error.to_string(), "start it again; `partywall doctor` says what is missing")
+}
+
+/// Returns how long `work` took, and its result. Dropping the result later is not counted.
+fn clocked<T, E>(work: impl FnOnce() -> Result<T, E>) -> Result<(Duration, T), Sampled>
+where
+    Sampled: From<E>,
+{
+    let start = Instant::now();
+    let result = work();
+    let elapsed = start.elapsed();
+    Ok((elapsed, result?))
+}
+
+/// Returns a duration in microseconds.
+fn microseconds(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e6
+}
+
+/// Returns a duration in milliseconds.
+fn milliseconds(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
 }
 
 /// Returns the bytes that a process may have without moving others out of memory.
 fn available_memory() -> u64 {
-    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:")).unwrap_or_default();
-    line.split_whitespace().next().and_then(|kib| kib.parse::<u64>().ok()).map_or(0, |kib| kib * 1024)
-}
-
-/// The failure of a comparison.
-fn failed(error: impl std::fmt::Display) -> Failure {
-    Failure::new(ErrorKind::CheckFailed, error.to_string(), "start it again; `partywall doctor` says what is missing")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn buffers_of_parts_have_room_and_take_the_largest() {
-        assert_eq!(rotation(1 << 20, u64::MAX), ROTATED);
-        assert_eq!(rotation(4 << 30, 5 << 30), 4 << 30, "a part is all of it");
-        assert_eq!(rotation(1 << 20, 100 << 20), 64 << 20, "a power of two, within the room");
-        assert_eq!(rotation(4096, 0), 4096);
-    }
-
-    #[test]
-    fn size_has_to_fit_into_each_memory() {
-        let needs = [("GPU's", 4, 400), ("host's", 5, 300)];
-        assert_eq!(lacking(60, &needs), None, "exactly as much as there is");
-        assert_eq!(lacking(61, &needs), Some(("host's", 5)));
-        assert_eq!(lacking(101, &needs), Some(("GPU's", 4)));
-        assert_eq!(lacking(u64::MAX, &[("GPU's", 1, u64::MAX), ("host's", 0, 0)]), None);
-    }
+    model_file::meminfo(model_file::AVAILABLE).unwrap_or(0)
 }

@@ -1,12 +1,43 @@
-//! The other process of a benchmark: creates the shared objects, and follows orders.
+//! The other processes of a benchmark, which follow orders. [`play`] is the role of most of them: it creates the shared
+//! objects.
 
 use std::collections::BTreeMap;
 
-use super::{across, attach, chain, fanout, group::Meeting, handoff};
+use partywall_measure::Failure as Sampled;
+
+use super::{
+    clocked, failed, microseconds, ping_pong,
+    subjects::{
+        ordering::{deaths, pair, semaphore},
+        peer_table, pools, queues,
+        sharing::{across, attach, chain, fanout, group::Meeting, handoff},
+    },
+};
 use crate::prelude::*;
 
-/// The name of the role.
+/// The name of the role that [`Order`]s are for.
 pub(super) const ROLE: &str = "peer";
+
+/// Hands over to another process of the same role.
+pub(super) const PAIR: &str = "pair";
+
+/// Takes permits and gives them back.
+pub(super) const WORKER: &str = "worker";
+
+/// Takes blocks and gives them back.
+pub(super) const ALLOCATOR: &str = "allocator";
+
+/// Completes the tasks of a queue.
+pub(super) const TASK_WORKER: &str = "task-worker";
+
+/// Opens and reads a segment each time that it is asked to.
+pub(super) const READER: &str = "reader";
+
+/// Holds something of each kind until it is killed.
+pub(super) const HOLDER: &str = "holder";
+
+/// Has a stream wait for the processes that are killed.
+pub(super) const BYSTANDER: &str = "bystander";
 
 /// Starts peers as labs start their roles. It is no lab and is not listed as one.
 pub(crate) static LAB: Lab = Lab {
@@ -15,7 +46,16 @@ pub(crate) static LAB: Lab = Lab {
     about: Some("The other processes of `partywall bench`"),
     on_host: true,
     broker: true,
-    roles: &[Role::hidden(ROLE, play)],
+    roles: &[
+        Role::hidden(ROLE, play),
+        Role::hidden(PAIR, |session| pair::play(session).map_err(failed)),
+        Role::hidden(WORKER, |session| semaphore::work(session).map_err(failed)),
+        Role::hidden(ALLOCATOR, |session| pools::allocate(session).map_err(failed)),
+        Role::hidden(TASK_WORKER, |session| queues::work(session).map_err(failed)),
+        Role::hidden(READER, |session| peer_table::read(session).map_err(failed)),
+        Role::hidden(HOLDER, |session| deaths::hold(session).map_err(failed)),
+        Role::hidden(BYSTANDER, |session| deaths::stand_by(session).map_err(failed)),
+    ],
     observer: Role::hidden("bench", |_| {
         Err(Failure::new(ErrorKind::Usage, "`bench` is no lab", "run `partywall bench`"))
     }),
@@ -49,6 +89,12 @@ pub(super) enum Order {
     Meet { way: handoff::Way, meeting: Meeting },
     /// Prepares hand-offs to several processes; a file of shared words follows.
     FanOut { way: fanout::Way, meeting: Meeting },
+    /// Commits a segment that kernels write and that outlives the process.
+    CommitKept { name: String, place: String, tensors: u64, bytes: u64 },
+    /// Connects many times to the broker at a socket, and keeps the connections; answers with the microseconds of each.
+    Connect { socket: PathBuf, count: usize },
+    /// Answers requests on a socket that follows, until the other end is closed.
+    Echo { request: usize, reply: usize },
     /// Hands over `turns` times, there and back, as prepared for a meeting; answers with the time that it took.
     HandOff { name: String, turns: u64 },
 }
@@ -66,6 +112,7 @@ fn play(session: &mut Session) -> Result<(), Failure> {
     let mut exchanges: BTreeMap<String, Exchange> = BTreeMap::new();
     let mut contexts: Vec<Arc<Gpu>> = Vec::new();
     let mut reader: Option<across::Reader> = None;
+    let mut connections: Vec<Domain> = Vec::new();
     while let Some(order) = session.parent().next()? {
         match order {
             Order::Commit { name, bytes, mutable } => {
@@ -91,7 +138,7 @@ fn play(session: &mut Session) -> Result<(), Failure> {
             }
             Order::Open { name, bytes } => {
                 let segment = session.domain().opener(&name).open()?;
-                attach::check(&segment, bytes).map_err(super::failed)?;
+                attach::check(&segment, bytes).map_err(failed)?;
                 opened.push(segment);
                 session.parent().say(private_memory())?;
             }
@@ -102,11 +149,11 @@ fn play(session: &mut Session) -> Result<(), Failure> {
             }
             Order::CopyAcross { way, bytes } => {
                 let reader = reader.as_ref().ok_or_else(|| unexpected("nothing to copy from"))?;
-                session.parent().say(reader.copy(way, bytes).map_err(super::failed)?)?;
+                session.parent().say(reader.copy(way, bytes).map_err(failed)?)?;
             }
             Order::ReadAcross { way, bytes } => {
                 let reader = reader.as_ref().ok_or_else(|| unexpected("nothing to read"))?;
-                session.parent().say(reader.read(way, bytes).map_err(super::failed)?)?;
+                session.parent().say(reader.read(way, bytes).map_err(failed)?)?;
             }
             Order::UseGpu => {
                 contexts.extend(session.gpu_if_any()?);
@@ -125,9 +172,26 @@ fn play(session: &mut Session) -> Result<(), Failure> {
                 exchanges.insert(meeting.name, Box::new(move |turns| ends.exchange(turns)));
                 session.parent().say(())?;
             }
+            Order::CommitKept { name, place, tensors, bytes } => {
+                commit_kept(session.domain(), &name, &place, tensors, bytes).map_err(failed)?;
+                session.parent().say(())?;
+            }
+            Order::Connect { socket, count } => {
+                let mut times = Vec::with_capacity(count);
+                for _ in 0..count {
+                    let (elapsed, domain) = clocked(|| broker::connect(&socket)).map_err(failed)?;
+                    times.push(microseconds(elapsed));
+                    connections.push(domain);
+                }
+                session.parent().say(times)?;
+            }
+            Order::Echo { request, reply } => {
+                let socket = session.parent().take_fd()?;
+                ping_pong::answer(socket, request, reply).map_err(failed)?;
+            }
             Order::HandOff { name, turns } => {
                 let exchange = exchanges.get_mut(&name).ok_or_else(|| unexpected("nothing to hand over by"))?;
-                session.parent().say(exchange(turns).map_err(super::failed)?)?;
+                session.parent().say(exchange(turns).map_err(failed)?)?;
             }
         }
     }
@@ -143,6 +207,22 @@ fn commit(session: &Session, name: &str, bytes: u64, mutable: bool) -> Result<Se
         build.write(TENSOR, bytes_of(&chain::new(bytes)))?;
     }
     Ok(build.commit()?)
+}
+
+/// Commits `tensors` tensors of `bytes` bytes each.
+fn commit_kept(domain: &Domain, name: &str, place: &str, tensors: u64, bytes: u64) -> Result<(), Sampled> {
+    let (place, _) = gpu::resolve(place.parse()?)?;
+    let tensor = |index: u64| format!("tensor.{index}");
+    let builder = domain.create(name, place).kept(true);
+    let builder = (0..tensors).fold(builder, |builder, index| builder.tensor(&tensor(index), DType::U8, &[bytes]));
+    let build = builder.allocate()?;
+    for index in 0..tensors {
+        let range = build.device(&tensor(index))?;
+        range.gpu().kernels()?.enqueue_fill(range.gpu().stream(), range.as_slice())?;
+    }
+    // The commit waits for the fills.
+    build.commit()?.release()?;
+    Ok(())
 }
 
 fn fill(session: &Session, name: &str, bytes: u64) -> Result<Segment, Failure> {

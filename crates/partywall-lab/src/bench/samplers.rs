@@ -1,4 +1,4 @@
-//! The samplers that `partywall bench` and the project's own benchmarks share. Their floors, rivals and goals differ.
+//! Samplers that several subjects use. Their floors, rivals and goals differ.
 
 use std::{
     cell::Cell,
@@ -17,7 +17,7 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Times work on the stream of a [`Gpu`] by the GPU's own clock.
 #[derive(Debug)]
-pub struct Timer<'a> {
+pub(crate) struct Timer<'a> {
     gpu: &'a Gpu,
     before: Event,
     after: Event,
@@ -28,7 +28,7 @@ impl<'a> Timer<'a> {
     ///
     /// # Errors
     /// The driver refuses.
-    pub fn new(gpu: &'a Gpu) -> Result<Self, CudaError> {
+    pub(crate) fn new(gpu: &'a Gpu) -> Result<Self, CudaError> {
         Ok(Self { gpu, before: Event::new(gpu.context())?, after: Event::new(gpu.context())? })
     }
 
@@ -36,7 +36,7 @@ impl<'a> Timer<'a> {
     ///
     /// # Errors
     /// `enqueue` fails, or the driver refuses.
-    pub fn time(&self, enqueue: impl FnOnce() -> Result<(), Failure>) -> Result<Duration, Failure> {
+    pub(crate) fn time(&self, enqueue: impl FnOnce() -> Result<(), Failure>) -> Result<Duration, Failure> {
         let stream = self.gpu.stream();
         self.before.record(stream)?;
         enqueue()?;
@@ -46,7 +46,7 @@ impl<'a> Timer<'a> {
     }
 
     /// Returns a sampler of the GB/s of a kernel that reads one part of `size` bytes after the other.
-    pub fn reads<'s>(&'s self, memory: DeviceSlice<'s>, size: u64) -> Sampler<'s> {
+    pub(crate) fn reads<'s>(&'s self, memory: DeviceSlice<'s>, size: u64) -> Sampler<'s> {
         let parts = memory.len() / size;
         let next = Cell::new(0);
         Box::new(move || {
@@ -60,7 +60,7 @@ impl<'a> Timer<'a> {
 
 /// The half of an attachment that is timed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Half {
+pub(crate) enum Half {
     /// Until the memory can be used.
     Opening,
     /// Until the memory is given back.
@@ -70,7 +70,7 @@ pub enum Half {
 impl Half {
     /// Returns a sampler of the microseconds of this half. `open` returns a value, which `check` checks and `close`
     /// closes.
-    pub fn sampler<'a, T>(
+    pub(crate) fn sampler<'a, T>(
         self,
         open: impl Fn() -> Result<T, Failure> + 'a,
         check: impl Fn(&T) -> Result<(), Failure> + 'a,
@@ -94,7 +94,7 @@ impl Half {
 
     /// Returns a sampler of the microseconds that the driver alone takes for this half, with memory that another
     /// process has exported. Each file comes with its number of bytes, and stays open.
-    pub fn of_the_driver<'a>(self, context: &'a Context, files: &'a [(u64, OwnedFd)]) -> Sampler<'a> {
+    pub(crate) fn of_the_driver<'a>(self, context: &'a Context, files: &'a [(u64, OwnedFd)]) -> Sampler<'a> {
         let map = |(bytes, file): &(u64, OwnedFd)| {
             Mapping::new(PhysicalMemory::import(context, file.as_fd(), *bytes)?, Access::ReadOnly)
         };
@@ -108,7 +108,7 @@ impl Half {
 
 /// Returns a sampler of the time of one pair of calls in `unit`, the mean of `count`: a single pair would take no
 /// longer than reading the clock.
-pub fn pairs<'a>(unit: Unit, count: u32, mut pair: impl FnMut() -> Result<(), Failure> + 'a) -> Sampler<'a> {
+pub(crate) fn pairs<'a>(unit: Unit, count: u32, mut pair: impl FnMut() -> Result<(), Failure> + 'a) -> Sampler<'a> {
     Box::new(move || {
         let start = Instant::now();
         for _ in 0..count {
@@ -123,7 +123,7 @@ pub fn pairs<'a>(unit: Unit, count: u32, mut pair: impl FnMut() -> Result<(), Fa
 ///
 /// # Errors
 /// No block was free in time.
-pub fn block(pool: &Pool) -> Result<(), Failure> {
+pub(crate) fn block(pool: &Pool) -> Result<(), Failure> {
     Ok(pool.alloc(TIMEOUT)?.release()?)
 }
 
@@ -131,7 +131,7 @@ pub fn block(pool: &Pool) -> Result<(), Failure> {
 ///
 /// # Errors
 /// The driver refuses.
-pub fn allocation_in_order(gpu: &Gpu, bytes: u64) -> Result<(), Failure> {
+pub(crate) fn allocation_in_order(gpu: &Gpu, bytes: u64) -> Result<(), Failure> {
     Ok(experiment::allocate_and_free_on(gpu.stream(), bytes as usize)?)
 }
 
@@ -139,7 +139,7 @@ pub fn allocation_in_order(gpu: &Gpu, bytes: u64) -> Result<(), Failure> {
 ///
 /// # Errors
 /// The driver refuses.
-pub fn allocation(gpu: &Gpu, bytes: u64) -> Result<(), Failure> {
+pub(crate) fn allocation(gpu: &Gpu, bytes: u64) -> Result<(), Failure> {
     Ok(DeviceBuffer::new(gpu.context(), bytes).map(drop)?)
 }
 
@@ -148,7 +148,7 @@ pub fn allocation(gpu: &Gpu, bytes: u64) -> Result<(), Failure> {
 ///
 /// # Errors
 /// None.
-pub fn touched(bytes: u64) -> Result<(), Failure> {
+pub(crate) fn touched(bytes: u64) -> Result<(), Failure> {
     let mut memory = Vec::<u8>::with_capacity(bytes as usize);
     let pages = memory.spare_capacity_mut().iter_mut().step_by(4096);
     pages.for_each(|byte| {

@@ -1,5 +1,4 @@
-//! Hand-offs in turn, and the objects by which hosts hand over. `partywall bench` and the project's own benchmarks
-//! share them.
+//! Hand-offs in turn, and the objects by which hosts hand over. Several subjects use them.
 
 use std::{
     sync::atomic::{AtomicU32, Ordering},
@@ -14,7 +13,7 @@ use crate::prelude::TIMEOUT;
 
 /// What one of two processes does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Turn {
+pub(crate) enum Turn {
     /// It sends the other process a value.
     Send,
     /// It waits for the value.
@@ -25,7 +24,7 @@ pub enum Turn {
 ///
 /// # Errors
 /// Those of `act`.
-pub fn in_turn(
+pub(crate) fn in_turn(
     first: bool,
     values: impl IntoIterator<Item = u64>,
     mut act: impl FnMut(Turn, u64) -> Result<(), Failure>,
@@ -40,14 +39,14 @@ pub fn in_turn(
 }
 
 /// Writes a value and wakes at most `sleepers` threads.
-pub fn store_and_wake(word: &AtomicU32, value: u32, sleepers: u32) {
+pub(crate) fn store_and_wake(word: &AtomicU32, value: u32, sleepers: u32) {
     word.store(value, Ordering::Release);
     futex::wake(word, sleepers);
 }
 
 /// Sleeps until a word is at least `value`, with a timeout, as the library's waits do. Returns the present value, which
 /// is lower after the timeout.
-pub fn sleep_until(word: &AtomicU32, value: u32) -> u32 {
+pub(crate) fn sleep_until(word: &AtomicU32, value: u32) -> u32 {
     let mut waits = true;
     loop {
         let found = word.load(Ordering::Acquire);
@@ -62,7 +61,7 @@ pub fn sleep_until(word: &AtomicU32, value: u32) -> u32 {
 ///
 /// # Errors
 /// It is another value.
-pub fn same(found: u64, value: u64) -> Result<(), Failure> {
+pub(crate) fn same(found: u64, value: u64) -> Result<(), Failure> {
     if found == value { Ok(()) } else { Err(format!("{found} was received instead of {value}").into()) }
 }
 
@@ -70,7 +69,7 @@ pub fn same(found: u64, value: u64) -> Result<(), Failure> {
 ///
 /// # Errors
 /// Those of the library.
-pub fn publish(publisher: &Publisher, value: u64) -> Result<(), Failure> {
+pub(crate) fn publish(publisher: &Publisher, value: u64) -> Result<(), Failure> {
     let mut loan = publisher.loan(DType::U64, &[1], TIMEOUT)?;
     loan.as_mut_slice()?[0] = value;
     loan.filled().publish(TIMEOUT).map_err(|refused| refused.error)?;
@@ -79,11 +78,11 @@ pub fn publish(publisher: &Publisher, value: u64) -> Result<(), Failure> {
 
 /// One side's ends of two topics: its publisher, and its subscribers of the other topic. Each sample is a number.
 #[derive(Debug)]
-pub struct Topics {
+pub(crate) struct Topics {
     /// Of this side's topic.
-    pub publisher: Publisher,
+    pub(crate) publisher: Publisher,
     /// Of the other side's topic.
-    pub subscribers: Vec<Subscriber>,
+    pub(crate) subscribers: Vec<Subscriber>,
 }
 
 impl Topics {
@@ -92,7 +91,7 @@ impl Topics {
     ///
     /// # Errors
     /// Those of the library.
-    pub fn new(
+    pub(crate) fn new(
         domain: &Domain,
         [ours, theirs]: [&str; 2],
         place: Place,
@@ -113,7 +112,7 @@ impl Topics {
     ///
     /// # Errors
     /// Those of the library.
-    pub fn send(&self, value: u64) -> Result<(), Failure> {
+    pub(crate) fn send(&self, value: u64) -> Result<(), Failure> {
         publish(&self.publisher, value)
     }
 
@@ -121,7 +120,7 @@ impl Topics {
     ///
     /// # Errors
     /// Those of the library, or it is another number.
-    pub fn receive(&self, value: u64) -> Result<(), Failure> {
+    pub(crate) fn receive(&self, value: u64) -> Result<(), Failure> {
         self.receive_by(value, |subscriber| subscriber.recv(TIMEOUT).map(Some))
     }
 
@@ -129,7 +128,7 @@ impl Topics {
     ///
     /// # Errors
     /// Those of the library, or it is another number.
-    pub fn poll(&self, value: u64) -> Result<(), Failure> {
+    pub(crate) fn poll(&self, value: u64) -> Result<(), Failure> {
         self.receive_by(value, Subscriber::try_recv)
     }
 
@@ -153,7 +152,7 @@ impl Topics {
 /// One side's ends of two queues in host memory: it submits to one and works on the other. The argument of a task is a
 /// number.
 #[derive(Debug)]
-pub struct Queues {
+pub(crate) struct Queues {
     ours: Queue,
     theirs: Queue,
     /// The last task of this side, if its result has not been taken.
@@ -167,7 +166,7 @@ impl Queues {
     ///
     /// # Errors
     /// Those of the library.
-    pub fn new(domain: &Domain, [ours, theirs]: [&str; 2]) -> Result<Self, Failure> {
+    pub(crate) fn new(domain: &Domain, [ours, theirs]: [&str; 2]) -> Result<Self, Failure> {
         let queue = |name: &str| domain.queue(name).place(Place::Host).open_or_create();
         Ok(Self { ours: queue(ours)?, theirs: queue(theirs)?, last: None, claimed: None })
     }
@@ -176,7 +175,7 @@ impl Queues {
     ///
     /// # Errors
     /// Those of the library.
-    pub fn submit(&mut self, value: u64) -> Result<(), Failure> {
+    pub(crate) fn submit(&mut self, value: u64) -> Result<(), Failure> {
         let task = Task::new("count").arguments(&value.to_ne_bytes()).cancel_with_submitter(true);
         self.last = Some(self.ours.submit(task, TIMEOUT).map_err(|refused| refused.error)?);
         Ok(())
@@ -186,7 +185,7 @@ impl Queues {
     ///
     /// # Errors
     /// Those of the library, or it has another number.
-    pub fn claim(&mut self, value: u64) -> Result<(), Failure> {
+    pub(crate) fn claim(&mut self, value: u64) -> Result<(), Failure> {
         let task = self.theirs.claim(TIMEOUT)?;
         let found = task.arguments().try_into().map_or(0, u64::from_ne_bytes);
         self.claimed = Some(task);
@@ -197,7 +196,7 @@ impl Queues {
     ///
     /// # Errors
     /// Those of the library.
-    pub fn complete(&mut self) -> Result<(), Failure> {
+    pub(crate) fn complete(&mut self) -> Result<(), Failure> {
         Ok(self.claimed.take().map_or(Ok(()), ClaimedTask::complete)?)
     }
 
@@ -205,7 +204,7 @@ impl Queues {
     ///
     /// # Errors
     /// Those of the library.
-    pub fn take(&mut self) -> Result<(), Failure> {
+    pub(crate) fn take(&mut self) -> Result<(), Failure> {
         if let Some(last) = self.last.take() {
             last.wait(TIMEOUT)?;
         }
@@ -216,7 +215,7 @@ impl Queues {
     ///
     /// # Errors
     /// As [`submit`](Self::submit) and [`take`](Self::take).
-    pub fn send(&mut self, value: u64) -> Result<(), Failure> {
+    pub(crate) fn send(&mut self, value: u64) -> Result<(), Failure> {
         self.take()?;
         self.submit(value)
     }
@@ -225,7 +224,7 @@ impl Queues {
     ///
     /// # Errors
     /// As [`claim`](Self::claim) and [`complete`](Self::complete).
-    pub fn receive(&mut self, value: u64) -> Result<(), Failure> {
+    pub(crate) fn receive(&mut self, value: u64) -> Result<(), Failure> {
         self.claim(value)?;
         self.complete()
     }

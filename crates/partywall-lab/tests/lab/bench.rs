@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use partywall_harness::{Output, Sandbox, binary, eventually};
+use partywall_harness::{Output, Running, Sandbox, binary, eventually};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -176,6 +176,111 @@ fn reports_are_compared_and_other_machines_refused() {
     compared(&sandbox, &before, &sandbox.path().join("nothing.json"), &[]).expect(3);
 }
 
+/// The names of the subjects of a choice.
+fn subjects_of(sandbox: &Sandbox, choice: &str) -> Vec<String> {
+    let listed = sandbox.json(["bench", "--list"]);
+    let of = listed["subjects"].as_array().unwrap().iter().filter(|subject| subject["of"] == choice);
+    of.map(|subject| subject["name"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn all_subjects_are_listed_each_once() {
+    let sandbox = Sandbox::new();
+    assert_eq!(
+        subjects_of(&sandbox, "all"),
+        ["latency", "bandwidth", "copy", "handoff", "attach", "alloc", "fanout"],
+        "what is measured without arguments"
+    );
+    let mut names: Vec<_> = ["all", "floors", "peers"].iter().flat_map(|of| subjects_of(&sandbox, of)).collect();
+    let count = names.len();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), count);
+    let text = bench(&sandbox, &["--list"]).expect(0).text();
+    assert!(names.iter().all(|name| text.contains(name.as_str())), "{text}");
+}
+
+/// Each subject has a broker, processes and files of its own. The sandbox fails the test if one of them remains.
+#[test]
+fn subjects_are_measured_beside_their_floors_and_judged() {
+    let sandbox = Sandbox::new();
+    let out = sandbox.path().join("out");
+    let subjects = ["round_trip", "pools", "ordering_wakes", "ordering_permits", "queues", "ordering_deaths", "put"];
+    let arguments = [&subjects[..], &["--device", "host", "--quick", "--out", out.to_str().unwrap()]].concat();
+    let text = bench(&sandbox, &arguments).expect(0).text();
+    let report: Value = serde_json::from_slice(&fs::read(out.join("report.json")).unwrap()).unwrap();
+    let comparisons = report["comparisons"].as_array().unwrap();
+    let judged: Vec<_> = comparisons.iter().filter(|result| result.get("verdict").is_some()).collect();
+    for (name, goal) in [
+        ("round trip", "<= 1.3x floor"),
+        ("take a permit and give it back, alone", "<= 150 ns"),
+        ("submit, claim, complete and take, in one process", "<= 1.5x floor"),
+        ("end to the end of its lease", "<= 1 s"),
+        ("put", "<= 1.25x floor"),
+    ] {
+        let result = judged.iter().find(|result| result["measured"]["name"] == name);
+        assert_eq!(result.unwrap()["verdict"]["goal"], goal, "{name}");
+        assert!(text.contains(&format!("{goal} (here ")), "{goal}: {text}");
+    }
+    let notes = report["notes"].to_string();
+    assert!(!notes.contains("failed") && !notes.contains("not judged"), "{notes}");
+    let page = fs::read_to_string(out.join("report.html")).unwrap();
+    assert!(page.contains("&lt;= 1.3x floor (here "), "{page}");
+    // A missed goal is a result, and an error only where that was asked for.
+    let strict = bench(&sandbox, &["put", "--device", "host", "--quick", "--strict", "--json"]);
+    let text = String::from_utf8_lossy(&strict.stdout);
+    let met = text.contains("\"met\": true") || text.contains("\"met\":true");
+    assert_eq!(strict.code, Some(if met { 0 } else { 1 }), "{strict:?}");
+}
+
+#[test]
+fn subjects_of_gpus_are_measured_on_the_simulated_one() {
+    let sandbox = Sandbox::new();
+    let report = sandbox.json(["bench", "gpu_open", "ordering_mps", "ordering_gpu_deaths", "--simulated", "--quick"]);
+    let text = report.to_string();
+    for part in ["import and map", "with a stream that waits", "ordering_mps: without MPS", "SIMULATED"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+#[test]
+fn subject_that_needs_a_gpu_is_refused_by_its_name_and_left_out_of_a_choice() {
+    let sandbox = Sandbox::new();
+    let refused = bench(&sandbox, &["gpu_open", "--device", "host", "--quick"]).expect(6);
+    assert!(refused.stderr.contains("gpu_open needs a GPU") && refused.stderr.contains("--simulated"), "{refused:?}");
+    let out = sandbox.path().join("out");
+    let run = sandbox.spawn([
+        "bench",
+        "alloc",
+        "fanout",
+        "floors",
+        "--device=host",
+        "--quick",
+        "--save-each",
+        "--out",
+        out.to_str().unwrap(),
+    ]);
+    eventually("it has measured a subject", || out.join("report.json").exists());
+    run.signal(Signal::INT);
+    run.wait();
+    eventually("all are gone", || sandbox.processes().is_empty());
+    let report: Value = serde_json::from_slice(&fs::read(out.join("report.json")).unwrap()).unwrap();
+    assert!(questions(&report).contains(&"taking a block and giving it back"), "{report}");
+}
+
+#[test]
+fn other_subjects_are_measured_if_one_fails() {
+    let sandbox = Sandbox::new();
+    let folder = sandbox.path().join("out");
+    let mut command = sandbox.command(["bench", "alloc", "peer_host_open", "--device", "host", "--quick", "--out"]);
+    command.arg(&folder).env("PARTYWALL_PYTHON", "/nonexistent/python");
+    let output = Running::spawn(&mut command).wait().expect(1);
+    assert!(output.stderr.contains("peer_host_open") && output.stderr.contains("/nonexistent/python"), "{output:?}");
+    let report: Value = serde_json::from_slice(&fs::read(folder.join("report.json")).unwrap()).unwrap();
+    assert!(questions(&report).contains(&"taking a block and giving it back"), "{report}");
+    assert!(report["notes"].to_string().contains("peer_host_open: failed"), "{report}");
+}
+
 /// The sandbox fails the test if a process or a file remains.
 #[test]
 fn interrupted_run_leaves_nothing() {
@@ -185,6 +290,10 @@ fn interrupted_run_leaves_nothing() {
         // The command, its broker and nine that hand over to each other.
         (["bench", "fanout", "--device=host", "--quiet"], 11),
         (["bench", "fanout", "--simulated", "--quiet"], 11),
+        // The command, its broker, and the processes that share a queue.
+        (["bench", "queues", "--device=host", "--quiet"], 4),
+        // It has a file of 2 GiB, to which a link in the directory of its broker leads.
+        (["bench", "put", "--device=host", "--quiet"], 2),
     ] {
         let sandbox = Sandbox::new();
         let out = sandbox.path().join("old/../new/out");
@@ -203,6 +312,8 @@ fn bad_input_is_refused() {
     for (arguments, code) in [
         (&["speed"] as &[&str], 2),
         (&["latency", "--device", "tpu"], 2),
+        (&["latency", "speed"], 2),
+        (&["latency", "--save-each"], 2),
         (&["latency", "--device", "host", "--out", "/dev/null/x"], 5),
         (&["compare", "a.json"], 2),
     ] {
