@@ -11,6 +11,7 @@ use std::{
 
 use partywall::{Domain, ErrorKind, cuda::Stream};
 use partywall_os::{
+    dir::PrivateDir,
     process,
     socket::{self, Ready},
 };
@@ -18,7 +19,6 @@ use rustix::process::Signal;
 
 use crate::{
     Context,
-    context::open_directory,
     failure::{Doing, Failure},
 };
 
@@ -38,7 +38,9 @@ impl Broker {
     /// Starts a broker and waits until it is ready.
     pub(super) fn start(context: &Context, lab: &str) -> Result<Self, Failure> {
         let directory = context.lab_directory(&format!("{lab}-{}", std::process::id()))?;
-        open_directory(&directory)?;
+        // The broker makes its own directory: if this process were killed in between, nobody would remove it. The
+        // directory of the user's broker may be missing. If it cannot be created, the broker fails.
+        let _ = directory.parent().map(|parent| PrivateDir::open(parent, true));
         let socket = directory.join("broker.sock");
         let mut command = Command::new(std::env::current_exe().doing(STARTING)?);
         command.args(["--json", "serve", "--of-a-lab", &std::process::id().to_string(), "--socket"]).arg(&socket);
@@ -53,6 +55,11 @@ impl Broker {
         match ready.and_then(|output| BufReader::new(output).lines().next()).transpose().doing(STARTING)? {
             Some(line) => {
                 let ready: serde_json::Value = serde_json::from_str(&line).unwrap_or_default();
+                if let (Some(message), Some(advice)) =
+                    (ready["error"]["message"].as_str(), ready["error"]["advice"].as_str())
+                {
+                    return Err(Failure::new(ErrorKind::Refused, message, advice));
+                }
                 let pid = ready["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok());
                 broker.pid = pid.unwrap_or_default();
                 broker.worker = pid.and_then(|pid| process::pidfd(pid).ok());

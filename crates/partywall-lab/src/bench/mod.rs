@@ -77,15 +77,18 @@ pub(crate) struct Observer<'a> {
     pub(crate) measured: &'a dyn Fn(&Report) -> Result<(), Failure>,
 }
 
-/// Measures. Returns the report, and the failures of the subjects that could not be measured.
+/// What came of a run.
+pub(crate) struct Outcome {
+    pub(crate) report: Report,
+    /// The subjects that could not be measured, each with the reason.
+    pub(crate) failed: Vec<(&'static str, Failure)>,
+}
+
+/// Measures.
 ///
 /// # Errors
 /// The device cannot be used, or a subject that was named needs another one; the observer fails.
-pub(crate) fn run(
-    context: &Context,
-    options: &Options,
-    observer: &Observer<'_>,
-) -> Result<(Report, Vec<(&'static str, Failure)>), Failure> {
+pub(crate) fn run(context: &Context, options: &Options, observer: &Observer<'_>) -> Result<Outcome, Failure> {
     device::require_unpinned(options.device)?;
     // A thousand members need three thousand sockets, and ten thousand names and 20,000 mappings may need a file each.
     partywall_os::process::raise_fd_limit();
@@ -96,7 +99,7 @@ pub(crate) fn run(
     for (done, subject) in options.subjects.iter().enumerate() {
         bench.done.set(done as f64 / options.subjects.len() as f64);
         bench.subject.set(subject.name);
-        if let Some(why) = subject.lacks(place) {
+        if let Some(why) = subject.lacks(place)? {
             if options.named {
                 let advice = "choose a device with --device, or GPUs that are simulated in software with --simulated";
                 return Err(Failure::new(ErrorKind::Device, format!("{} {why}", subject.name), advice));
@@ -114,7 +117,7 @@ pub(crate) fn run(
         (observer.measured)(&bench.report.borrow())?;
     }
     (observer.progress)("done", 1.0);
-    Ok((bench.report.into_inner(), failed))
+    Ok(Outcome { report: bench.report.into_inner(), failed })
 }
 
 /// The time of the harness itself, which is a part of each sample.

@@ -18,7 +18,7 @@ use partywall_cli::{Context, Failure, Output, progress, simulation};
 use partywall_measure::{Measurement, Report, Unit, bytes, capital, figure};
 use serde_json::{Value, json};
 
-use crate::bench::{self, Choice, Observer, Options, SUBJECTS, Subject};
+use crate::bench::{self, Choice, Observer, Options, Outcome, SUBJECTS, Subject};
 
 /// The arguments of the command.
 #[derive(Debug, Args)]
@@ -143,7 +143,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     };
     let measured = bench::run(&context.into(), &options, &observer);
     bar.finish_and_clear();
-    let (report, failed) = measured?;
+    let Outcome { report, failed } = measured?;
     if let (Some((_, failure)), true) = (failed.first(), failed.len() == options.subjects.len()) {
         return Err(Failure::new(failure.kind, failure.message.clone(), failure.advice.clone()));
     }

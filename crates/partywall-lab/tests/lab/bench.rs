@@ -2,7 +2,10 @@
 
 use std::{fs, path::Path};
 
-use partywall_harness::{Output, Running, Sandbox, binary, eventually};
+use partywall_harness::{
+    Output, Running, Sandbox, binary, eventually,
+    mps::{Manner, PIPES, StandIn},
+};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -243,11 +246,28 @@ fn subjects_of_gpus_are_measured_on_the_simulated_one() {
     }
 }
 
+/// The sandbox fails the test if the daemon or its directory remains.
+#[test]
+fn server_of_mps_runs_as_long_as_its_subject() {
+    let sandbox = Sandbox::new();
+    let stand_in = StandIn::new(sandbox.path(), Manner::Good);
+    let mut command = sandbox.command(["--json", "bench", "ordering_mps", "--simulated", "--quick"]);
+    command.env("PATH", stand_in.path()).env_remove(PIPES).env("SIMCUDA_MPS", "1");
+    let report = Running::spawn(&mut command).wait().expect(0).json();
+    let comparisons = report["comparisons"].as_array().unwrap();
+    let under_mps = comparisons.iter().filter(|result| result["measured"]["parameters"]["gpu"] == "MPS");
+    assert!(under_mps.count() > 3, "{report}");
+    let asked = stand_in.asked();
+    assert!(asked.contains(&"-d".to_owned()) && asked.iter().any(|asked| asked.starts_with("quit")), "{asked:?}");
+}
+
 #[test]
 fn subject_that_needs_a_gpu_is_refused_by_its_name_and_left_out_of_a_choice() {
     let sandbox = Sandbox::new();
     let refused = bench(&sandbox, &["gpu_open", "--device", "host", "--quick"]).expect(6);
     assert!(refused.stderr.contains("gpu_open needs a GPU") && refused.stderr.contains("--simulated"), "{refused:?}");
+    let other = bench(&sandbox, &["peer_gpu_open", "--device", "cuda:1", "--simulated", "--quick"]).expect(6);
+    assert!(other.stderr.contains("peer_gpu_open uses the first GPU alone"), "{other:?}");
     let out = sandbox.path().join("out");
     let run = sandbox.spawn([
         "bench",
@@ -315,6 +335,7 @@ fn bad_input_is_refused() {
         (&["latency", "speed"], 2),
         (&["latency", "--save-each"], 2),
         (&["latency", "--device", "host", "--out", "/dev/null/x"], 5),
+        (&["latency", "--device", "host", "--socket", "/dev/null/broker.sock"], 5),
         (&["compare", "a.json"], 2),
     ] {
         bench(&sandbox, arguments).expect(code);

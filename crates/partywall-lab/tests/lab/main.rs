@@ -15,6 +15,12 @@ use std::{collections::BTreeMap, path::Path, process::Command};
 use partywall_harness::{Output, Running, Sandbox, simulated_driver};
 use serde_json::Value;
 
+/// Runs the stand-in for the MPS daemon. It is no test itself.
+#[test]
+fn mps_control() {
+    partywall_harness::mps::play();
+}
+
 /// `partywall lab` on the simulated driver.
 fn lab(sandbox: &Sandbox, arguments: &[&str]) -> Command {
     let mut command = sandbox.command(["lab"]);

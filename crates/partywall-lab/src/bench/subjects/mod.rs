@@ -27,7 +27,7 @@ pub(super) mod sharing;
 mod table_open;
 mod topics;
 
-use partywall::Place;
+use partywall::{Place, gpu};
 use partywall_measure::Failure as Sampled;
 
 use self::{
@@ -35,7 +35,7 @@ use self::{
     sharing::{Setting, alloc, attach, copies, fanout, handoff, memory, with_overhead},
 };
 use super::{Bench, failed};
-use crate::{Failure, broker::Broker};
+use crate::{Failure, broker::Broker, failure::Doing};
 
 /// A subject of measurements.
 #[derive(Debug)]
@@ -75,8 +75,14 @@ impl Choice {
 
 impl Subject {
     /// Returns what the subject lacks with memory at this place, the end of a sentence that begins with the subject.
-    pub(crate) fn lacks(&self, place: Place) -> Option<&'static str> {
-        (self.needs_gpu && place.gpu().is_none()).then_some("needs a GPU")
+    pub(super) fn lacks(&self, place: Place) -> Result<Option<&'static str>, Failure> {
+        let Some(gpu) = place.gpu() else { return Ok(self.needs_gpu.then_some("needs a GPU")) };
+        // Programs of others name no GPU.
+        if self.choice == Choice::Peers && self.needs_gpu {
+            let first = gpu::devices()?.first().map(|device| device.uuid().doing("asking for a UUID")).transpose()?;
+            return Ok((first != Some(gpu)).then_some("uses the first GPU alone"));
+        }
+        Ok(None)
     }
 
     /// Measures the subject, with a broker of its own.

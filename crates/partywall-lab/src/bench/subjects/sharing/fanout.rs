@@ -85,7 +85,7 @@ impl Ends {
             Way::Topic if sends => By::Publisher(topic()?.publisher()?),
             Way::Topic => By::Subscriber(topic()?.subscribe(Policy::Block).join()?),
         };
-        Ok(Self { index: *index, members: *members, last: 0, words: Words::map(words)?, by })
+        Ok(Self { index: *index, members: *members, last: 0, words: Words::map(&words)?, by })
     }
 
     /// Sends to all and waits for all answers, or receives and answers, `turns` times. Returns how long it took.

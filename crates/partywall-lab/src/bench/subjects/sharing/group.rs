@@ -6,15 +6,14 @@ use std::{
 };
 
 use partywall_measure::Sampler;
-use partywall_os::{map::SharedMap, memfd};
 
 use super::{
-    Setting,
+    Setting, failed,
     memory::asked,
     peer::Order,
     turns::{sleep_until, store_and_wake},
 };
-use crate::prelude::*;
+use crate::{bench::board::Board, prelude::*};
 
 /// How processes share a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -140,24 +139,22 @@ impl Group {
 }
 
 /// Shared words, one for each member of a group: the floor of a hand-off.
-pub(crate) struct Words(SharedMap);
+pub(crate) struct Words(Board);
 
 impl Words {
     /// Returns `count` descriptors of one new file of words.
     pub(crate) fn files(count: usize) -> Result<Vec<OwnedFd>, Failure> {
-        let file = memfd::Draft::create("partywall-bench:words", 4096).and_then(memfd::Draft::share);
-        let file = file.doing(MAKING)?;
+        let (_, file) = Board::create().map_err(failed)?;
         (0..count).map(|_| file.try_clone().doing(MAKING)).collect()
     }
 
-    pub(crate) fn map(file: OwnedFd) -> Result<Self, Failure> {
-        Ok(Self(SharedMap::writable(file).doing(MAKING)?))
+    pub(crate) fn map(file: &OwnedFd) -> Result<Self, Failure> {
+        Ok(Self(Board::open(file).map_err(failed)?))
     }
 
     /// Returns the word of a member, which has two cache lines to itself.
     pub(crate) fn of(&self, member: usize) -> &AtomicU32 {
-        let words: &[AtomicU32] = self.0.atomics(0, 1024).expect("a page has room for 1024 words");
-        &words[member * 32]
+        self.0.futex(2 * member)
     }
 
     /// Writes the word of a member and wakes all that wait for it.

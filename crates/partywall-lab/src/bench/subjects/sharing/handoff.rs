@@ -183,7 +183,7 @@ impl Ends {
         let timelines =
             || -> Result<_, Failure> { Ok((domain.timeline_writer(names[0])?, domain.timeline(names[1])?)) };
         let by = match way {
-            Way::Futex => By::Futex(Words::map(words)?),
+            Way::Futex => By::Futex(Words::map(&words)?),
             Way::Socket => By::Socket(socket.into()),
             Way::Timeline => {
                 let (ours, theirs) = timelines()?;
@@ -193,7 +193,7 @@ impl Ends {
             Way::Queue => By::Queues(turns::Queues::new(domain, names).map_err(failed)?),
             Way::Pool => By::Blocks(Blocks::new(domain, Place::Host, &meeting.name, socket.into())?),
             Way::Semaphore => {
-                By::Semaphores { permits: Permits::new(domain, &meeting.name, first)?, words: Words::map(words)? }
+                By::Semaphores { permits: Permits::new(domain, &meeting.name, first)?, words: Words::map(&words)? }
             }
             Way::Streams(Behind::Topic) => By::Samples(Samples::new(domain, place, names)?),
             Way::Streams(Behind::Queue) => By::Tasks(Box::new(Tasks::new(domain, place, &meeting.name, first)?)),
