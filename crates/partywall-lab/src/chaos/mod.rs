@@ -116,6 +116,9 @@ const CONSTANT: u64 = 77;
 /// The words of a message, a block, an input and an output.
 const WORDS: u64 = 512;
 
+/// How long an attempt at a task may take. Some members are stopped, or work, for longer.
+const LEASE: Duration = Duration::from_millis(50);
+
 /// What a worker adds to each word of its input.
 const DONE: u64 = 1 << 63;
 

@@ -7,6 +7,7 @@ use rustix::process::Signal;
 
 use super::{
     check::{Check, check},
+    history::Record,
     plan::{Action, Strike},
     strikes::{Limit, Victim},
     *,
@@ -88,7 +89,8 @@ struct Place {
 
 /// A member that is stopped until another one has gone on.
 struct Outlasted {
-    since: Instant,
+    began: Instant,
+    since: Moment,
     until: Progress,
     /// Where the records of that time begin in the history.
     offset: u64,
@@ -140,7 +142,12 @@ fn run(session: &mut Session, order: &Order, history: History, path: &Path) -> R
     // The broker keeps the memory of timelines, with which streams wait for each other's messages.
     drop(domain.timeline_writer("first")?);
     let blocks = u64::from(topic.stats().free);
-    let before = Resources::of_broker(&domain)?;
+    // Connections that are about to end, and memory about to go, would count as if they were to stay.
+    let mut before = Resources::of_broker(&domain)?;
+    until(SETTLES, MOMENT, || {
+        let earlier = std::mem::replace(&mut before, Resources::of_broker(&domain)?);
+        Ok(earlier.descriptors == before.descriptors)
+    })?;
 
     let mut observer = Observer { session, history, path, places: Vec::new(), started: 0, kills: 0 };
     for role in POPULATION {
@@ -187,7 +194,7 @@ fn run(session: &mut Session, order: &Order, history: History, path: &Path) -> R
             exactly("attached segments", 0, queue.attached.into()),
             exactly("free inputs", TASKS_MOST.into(), queue.free_inputs.into()),
             exactly("free outputs", TASKS_MOST.into(), queue.free_outputs.into()),
-            exactly("descriptors of the broker", before.descriptors, after.descriptors),
+            ("descriptors of the broker", 0, before.descriptors, after.descriptors),
             ("KiB of the broker", 0, before.kib + GROWTH_KIB, after.kib),
         ])
     };
@@ -270,11 +277,12 @@ impl Observer<'_> {
                 if let Some(until) = until
                     && let Some(victim) = place.victim()
                 {
-                    self.history.add_about(place.number, What::Stopped { until: Some(until) })?;
+                    let since = Moment::now();
+                    self.history.add_at(since, place.number, What::Stopped { until: Some(until) })?;
                     victim.signal(Signal::STOP);
                     place.continues = None;
                     let killed = killed && kills && !is_spared;
-                    place.outlasted = Some(Outlasted { since: now, until, offset, killed });
+                    place.outlasted = Some(Outlasted { began: now, since, until, offset, killed });
                 }
             }
             Action::KillBroker => {
@@ -398,9 +406,11 @@ impl Place {
     /// Returns whether it is stopped and another member has gone on, or has not for too long.
     fn is_outlasted(&mut self, path: &Path) -> Result<bool, Failure> {
         let Some(outlasted) = &mut self.outlasted else { return Ok(false) };
-        let since = history::read_from(path, &mut outlasted.offset)?;
-        let goes_on = since.iter().any(|record| outlasted.until.is_shown_by(record, self.number));
-        Ok(goes_on || outlasted.since.elapsed() > TIMEOUT)
+        let records = history::read_from(path, &mut outlasted.offset)?;
+        // A line may come later than the moment of which it tells.
+        let shows = |record: &Record| record.at > outlasted.since && outlasted.until.is_shown_by(record, self.number);
+        let goes_on = records.iter().any(shows);
+        Ok(goes_on || outlasted.began.elapsed() > TIMEOUT)
     }
 
     /// Returns its process, unless that has ended: once its end was waited for, its pid may be another process's.
@@ -533,9 +543,6 @@ const GROWTH_KIB: u64 = 4096;
 
 /// How long the broker may take to reclaim the resources of the last members.
 const SETTLES: Duration = Duration::from_secs(5);
-
-/// How long an attempt at a task may take. Members are stopped for longer.
-const LEASE: Duration = Duration::from_millis(100);
 
 /// How many violations a step shows.
 const SHOWN: usize = 5;

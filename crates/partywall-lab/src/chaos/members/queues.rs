@@ -99,7 +99,11 @@ pub(in crate::chaos) fn worker(member: &mut Member<'_>) -> Result<(), Failure> {
                 continue;
             }
             1 => task.fail("another attempt does it"),
-            _ => {
+            kind => {
+                if kind == 2 {
+                    // The attempt becomes another worker's, and this one must not end it.
+                    thread::sleep(2 * LEASE);
+                }
                 member.insist("fill", || filled!(task.output_mut()?, device_mut, place, done))?;
                 task.complete()
             }
