@@ -167,7 +167,7 @@ fn messages(records: &[Record], ends: &Ends) -> Check {
             What::Subscribed => drop(subscribed.insert(*member, *at)),
             What::Idle => drop(idle.entry(*member).or_insert(*at)),
             What::Got { message, whole, failed } => {
-                if !whole && !(*failed && ends.may_fail(*message)) {
+                if !(*whole || *failed && ends.may_fail(*message)) {
                     check.broken(format!("subscriber {member} got a mix of messages"));
                 }
                 got.entry(*member).or_default().push(*message);
@@ -234,7 +234,7 @@ fn views(records: &[Record], ends: &Ends) -> Check {
             What::Joined => drop(last.remove(member)),
             What::Viewed { message, position, missed, whole, failed } => {
                 viewed += 1;
-                if !whole && !(*failed && ends.may_fail(*message)) {
+                if !(*whole || *failed && ends.may_fail(*message)) {
                     check.broken(format!("viewer {member} held a mix of messages"));
                 }
                 if !publishing.contains(message) {
@@ -336,7 +336,7 @@ fn holders(records: &[Record], ends: &Ends) -> Check {
                     check.broken(format!("members {other} and {member} had block {block}"));
                 }
             }
-            What::Claimed if !is_dead && !ends.evicted.get(member).is_some_and(|evicted| evicted <= at) => {
+            What::Claimed if !is_dead && ends.evicted.get(member).is_none_or(|evicted| evicted > at) => {
                 claimed += 1;
                 if let Some(other) = builder.replace(*member) {
                     check.broken(format!("members {other} and {member} built the same name"));

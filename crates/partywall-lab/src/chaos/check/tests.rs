@@ -109,6 +109,9 @@ fn promises_that_were_kept_are_no_violations() {
 /// A change of a record; `None` leaves it out.
 type Damage<'a> = &'a dyn Fn(&Record) -> Option<Vec<Record>>;
 
+/// Which record is damaged, how, and what the checker says.
+type Case<'a> = (fn(&What) -> bool, Damage<'a>, &'a str);
+
 /// Damages the first record that fits.
 #[track_caller]
 fn damaged(fits: fn(&What) -> bool, damage: Damage<'_>) -> Vec<String> {
@@ -131,7 +134,7 @@ fn every_broken_promise_is_found() {
     let twice: Damage<'_> = &|record| Some(vec![record.clone(), record.clone()]);
     let instead = |what: What| move |record: &Record| Some(vec![Record { what: what.clone(), ..record.clone() }]);
     let second = of(4, 2);
-    let cases: &[(fn(&What) -> bool, Damage<'_>, &str)] = &[
+    let cases: &[Case<'_>] = &[
         (fits!(What::Writing { .. }), lost, "nobody wrote the number 7"),
         (
             fits!(What::Read { version: 1, .. }),

@@ -27,7 +27,7 @@ pub(in crate::chaos) fn publisher(member: &mut Member<'_>) -> Result<(), Failure
         member.history.add(What::Publishing { message })?;
         let publish = || {
             let published = match &member.gpu {
-                Some(gpu) if matches!(place, Place::Gpu(_)) && message % 2 == 0 => {
+                Some(gpu) if matches!(place, Place::Gpu(_)) && message.is_multiple_of(2) => {
                     loan.filled().publish_on(gpu.stream(), LIMIT)
                 }
                 _ => loan.filled().publish(LIMIT),
