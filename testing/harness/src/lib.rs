@@ -34,7 +34,7 @@ pub use terminal::Terminal;
 pub use world::{ROLE, World, cut_connections, linger, next_order, say, simulated};
 
 /// The time after which a test counts as hanging.
-pub const WATCHDOG: Duration = Duration::from_secs(120);
+pub const WATCHDOG: Duration = Duration::from_secs(300);
 
 /// Waits until `condition` holds.
 ///

@@ -333,7 +333,8 @@ fn run(workspace: &Workspace, selection: &Selection<'_>, variables: &[(&str, Pat
         let mut command =
             workspace.cargo(["nextest", "run", "--no-fail-fast", "-E", &expression, "--binaries-metadata"]);
         // Most tests wait, mainly for proofs that processes have ended.
-        command.arg(test_programs(workspace)).arg("--test-threads").arg((3 * processors()).to_string());
+        command.arg(test_programs(workspace)).arg("--cargo-metadata").arg(metadata(workspace));
+        command.arg("--test-threads").arg((3 * processors()).to_string());
         command
     } else {
         workspace.say("cargo-nextest is not installed; cargo test runs the tests, which takes longer");
@@ -351,12 +352,17 @@ pub(crate) fn build_what_tests_run(workspace: &Workspace) -> Result<(), String> 
     let build = || {
         workspace.run(&mut workspace.cargo(build_of_what_tests_run()))?;
         if tools::has_nextest(workspace) {
-            // With this list nextest does not call cargo, and does not wait for another step's compilation.
-            let path = test_programs(workspace);
-            let file = File::create(&path).map_err(|error| format!("cannot create {}: {error}", path.display()))?;
+            // With these files nextest does not call cargo, which would wait for another step that compiles or looks at
+            // the registry.
+            let create = |path: PathBuf| {
+                File::create(&path).map_err(|error| format!("cannot create {}: {error}", path.display()))
+            };
+            let mut describe = workspace.cargo(["metadata", "--format-version", "1"]);
+            workspace.run_into(create(metadata(workspace))?, &mut describe)?;
             // Not `--lib`, which would compile tests of libraries that have none.
             let words = "nextest list --list-type binaries-only --message-format json --tests";
-            workspace.run_into(file, workspace.cargo(words.split(' ')).arg(PACKAGES))?;
+            let mut list = workspace.cargo(words.split(' '));
+            workspace.run_into(create(test_programs(workspace))?, list.arg(PACKAGES))?;
         }
         Ok(())
     };
@@ -372,6 +378,11 @@ pub(super) fn build_of_what_tests_run() -> impl Iterator<Item = &'static str> {
 /// The file with nextest's list of the programs that contain tests.
 fn test_programs(workspace: &Workspace) -> PathBuf {
     workspace.target.join("test-programs.json")
+}
+
+/// The file with cargo's description of the workspace.
+fn metadata(workspace: &Workspace) -> PathBuf {
+    workspace.target.join("metadata.json")
 }
 
 /// Makes tests start the program that was just built, and use no broker of the user.

@@ -89,7 +89,7 @@ impl<'a> Setting<'a> {
         self.that_fit(what, steps.chain([most]), copies, host_copies)
     }
 
-    /// Returns the given sizes that fit, as [`Bench::sizes`].
+    /// Returns the given sizes that fit, as `sizes` does.
     fn that_fit(&self, what: &str, sizes: impl Iterator<Item = u64>, copies: u64, host_copies: u64) -> Vec<u64> {
         let sizes = sizes.filter(|size| !self.bench.quick || *size <= 1 << 20);
         let needs = match &self.gpu {
