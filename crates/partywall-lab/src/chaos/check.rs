@@ -302,7 +302,7 @@ fn holders(records: &[Record], ends: &Ends) -> Check {
         "holders",
         "Permits of a semaphore, blocks of a pool, the claim to build a name",
         "No more members have a permit than there are permits, only one has a block and writes it, and only one builds \
-         an owned name. Who opens that gets all of it.",
+         an owned name. A process that opens it gets all of it.",
         Some(PERMIT),
     );
     let mut permits: BTreeSet<u32> = BTreeSet::new();
