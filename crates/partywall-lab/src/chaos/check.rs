@@ -307,7 +307,13 @@ fn holders(records: &[Record], ends: &Ends) -> Check {
     );
     let mut permits: BTreeSet<u32> = BTreeSet::new();
     let mut blocks: BTreeMap<u32, u32> = BTreeMap::new();
-    let mut builder: Option<u32> = None;
+    let mut builder: Option<(u32, Moment)> = None;
+    // An allocation that fails gives the claim back before there is a line about it.
+    let given_back = |Record { member, what, .. }: &Record| match what {
+        What::Lacked { call, began, .. } if call == "allocate" => Some((*member, *began)),
+        _ => None,
+    };
+    let given_back: BTreeSet<(u32, Moment)> = records.iter().filter_map(given_back).collect();
     let mut built = BTreeSet::new();
     let mut acquired = 0;
     let mut took = 0;
@@ -318,10 +324,10 @@ fn holders(records: &[Record], ends: &Ends) -> Check {
             What::Killed => {
                 permits.remove(member);
                 blocks.retain(|_, holder| holder != member);
-                builder = builder.filter(|builder| builder != member);
+                builder = builder.filter(|(builder, _)| builder != member);
             }
             // Its claim ends at once, its memory only when it is dead.
-            What::Evicted => builder = builder.filter(|builder| builder != member),
+            What::Evicted => builder = builder.filter(|(builder, _)| builder != member),
             What::Acquired if !is_dead => {
                 acquired += 1;
                 permits.insert(*member);
@@ -338,12 +344,14 @@ fn holders(records: &[Record], ends: &Ends) -> Check {
             }
             What::Claimed if !is_dead && ends.evicted.get(member).is_none_or(|evicted| evicted > at) => {
                 claimed += 1;
-                if let Some(other) = builder.replace(*member) {
+                if let Some((other, since)) = builder.replace((*member, *at))
+                    && given_back.range((other, since)..=(other, *at)).next().is_none()
+                {
                     check.broken(format!("members {other} and {member} built the same name"));
                 }
             }
             What::Ending { number } => {
-                builder = builder.filter(|builder| builder != member);
+                builder = builder.filter(|(builder, _)| builder != member);
                 built.insert(*number);
             }
             What::Opened { number, whole } if !whole || !built.contains(number) => {

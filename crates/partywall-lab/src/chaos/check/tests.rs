@@ -88,6 +88,13 @@ fn history() -> Vec<Record> {
         (READER, What::Limited { of: Resource::Memory }),
         (READER, What::Lacked { call: text("open"), of: Resource::Memory, began: moment(63) }),
         (READER, What::Lifted { of: Resource::Memory }),
+        // A builder lacks a descriptor. Another one builds before it has said so.
+        (BUILDER, What::Limited { of: Resource::Descriptors }),
+        (BUILDER, What::Claimed),
+        (READER, What::Claimed),
+        (BUILDER, What::Lacked { call: text("allocate"), of: Resource::Descriptors, began: moment(67) }),
+        (BUILDER, What::Lifted { of: Resource::Descriptors }),
+        (READER, What::Ending { number: of(2, 1) }),
         (KILLED, What::Killed),
     ]);
     all.extend((1..EVICTED).map(|member| (member, What::Left)));
@@ -208,6 +215,7 @@ fn every_broken_promise_is_found() {
         (fits!(What::Claimed), twice, "members 10 and 10 built the same name"),
         (fits!(What::Evicted), lost, "members 11 and 10 built the same name"),
         (fits!(What::Evicted), lost, "`commit` of member 11 failed"),
+        (fits!(What::Lacked { of: Resource::Descriptors, .. }), lost, "members 10 and 2 built the same name"),
         (
             fits!(What::Opened { .. }),
             &instead(What::Opened { number: of(10, 1), whole: false }),
