@@ -46,11 +46,10 @@ const MOST_BYTES: u64 = 48 << 20;
 
 /// Builds the programs and packs them into the bundle.
 pub(crate) fn build(workspace: &Workspace) -> Result<(), String> {
-    let mut command = workspace.cargo(["build", "--profile", PROFILE]);
-    for (package, ..) in PROGRAMS {
-        command.args(["-p", package]);
-    }
-    workspace.run(&mut command)?;
+    // With the extension: alone, it would select other features of shared dependencies, and compile them again.
+    let packages: String = PROGRAMS.iter().map(|(package, ..)| format!(" -p {package}")).collect();
+    let build = format!("build --locked --profile {PROFILE}{packages} -p partywall-python");
+    workspace.run(&mut workspace.cargo(build.split(' ')))?;
     // The folder in which the benchmarks build it, too.
     let rival = workspace.target.join("iceoryx2");
     let mut command = workspace.cargo(["build", "--release", "--locked", "--manifest-path", RIVAL[0], "--target-dir"]);
@@ -62,7 +61,7 @@ pub(crate) fn build(workspace: &Workspace) -> Result<(), String> {
     pack(&built, &bundle, &commit(workspace)).map_err(failed)?;
     fs::copy(rival.join("release").join(RIVAL[1]), bundle.join(RIVAL[1])).map_err(failed)?;
     pack_python(workspace, &bundle).map_err(failed)?;
-    Environment::fresh(workspace)?.wheel("./python", PROFILE, &bundle)?;
+    Environment::fresh(workspace)?.wheel("./python", PROFILE, &build, &bundle)?;
     weigh(&bundle)
 }
 

@@ -240,6 +240,7 @@ impl Tool {
         let mut install = workspace.cargo(["install", name, "--version", version]);
         // Unoptimised: it runs for seconds, and the build takes minutes longer otherwise.
         install.args(self.options).args(["--locked", "--quiet", "--debug", "--root"]).arg(&home);
+        install.env("CARGO_PROFILE_DEV_DEBUG", "false");
         workspace.run(&mut install).map_err(|error| {
             format!(
                 "{name} is not on the PATH and could not be built ({error}); install it with: \

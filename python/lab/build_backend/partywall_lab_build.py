@@ -1,7 +1,8 @@
-"""Builds the wheel of `partywall-lab`: first the simulated driver's library and the programs of labs that are not in
-`partywall-lab`, so that maturin can pack them beside it.
+"""Builds the wheel of `partywall-lab`: the program, the simulated driver's library and the programs of labs that are not
+in `partywall-lab` in one command, then maturin, which packs the program with the others beside it.
 
-`PARTYWALL_PROFILE` names the cargo profile of all; the default is `release`.
+`PARTYWALL_PROFILE` names the cargo profile of all; the default is `release`. `PARTYWALL_BUILD` has the arguments of cargo
+where they belong to a larger build.
 """
 
 import json
@@ -18,6 +19,8 @@ __all__ = ["build_sdist", "build_wheel", "get_requires_for_build_wheel", "prepar
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS = ROOT / "python/lab/data/scripts"
+CARGO = ROOT / "python/build_backend/cargo.sh"
+PACKAGES = "-p partywall-lab -p partywall-render -p partywall-simcuda-library"
 
 
 def prepare_metadata_for_build_wheel(metadata_directory: str, config_settings: Any = None) -> str:
@@ -28,10 +31,10 @@ def prepare_metadata_for_build_wheel(metadata_directory: str, config_settings: A
 
 def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:
     profile = os.environ.get("PARTYWALL_PROFILE", "release")
-    # With the program, so that both choose the same features of their dependencies and share what is built.
-    command = ["cargo", "build", "--locked", "--profile", profile, "--message-format=json"]
-    command += ["-p", "partywall-lab", "-p", "partywall-render", "-p", "partywall-simcuda-library"]
-    built = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True)
+    os.environ.setdefault("PARTYWALL_BUILD", f"build --locked --profile {profile} {PACKAGES}")
+    os.environ["PARTYWALL_CARGO"] = os.environ.get("CARGO", "cargo")
+    os.environ["CARGO"] = str(CARGO)
+    built = subprocess.run([CARGO, "rustc"], cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True)
     files = [Path(name) for line in built.stdout.splitlines() for name in json.loads(line).get("filenames", [])]
     SCRIPTS.mkdir(parents=True, exist_ok=True)
     for wanted in ["libsimcuda.so", "partywall-render"]:

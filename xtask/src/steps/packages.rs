@@ -1,12 +1,14 @@
 //! The steps that pack the crates as a release publishes them.
 
-use std::path::{Path, PathBuf};
-use std::{env, fs, io};
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::Command;
+use std::{fs, io};
 
 use serde_json::Value;
 
 use super::Outcome;
-use crate::tools::{Workspace, cannot_read};
+use crate::tools::{Package, Workspace, cannot_read};
 
 /// Fields that the page of a published crate shows, as cargo names them.
 const FIELDS: [&str; 7] =
@@ -17,50 +19,69 @@ const LICENCES: [&str; 2] = ["LICENSE-APACHE", "LICENSE-MIT"];
 /// oldest supported Rust is the one that every test uses.
 pub(super) fn pack(workspace: &Workspace) -> Outcome {
     let check = || {
-        for package in &workspace.packages {
+        for package in published(workspace) {
             let missing = missing(&workspace.root, &package.manifest);
             if !missing.is_empty() {
                 return Err(format!("{} lacks {}; see docs/releasing.md", package.name, missing.join(", ")));
             }
         }
         oldest_rust_is_pinned(workspace)?;
-        publish(workspace, &["--no-verify"])
+        write(workspace)
     };
     check().into()
 }
 
 /// Compiles each crate from its package.
 ///
-/// Cargo treats packages with the same name and version as the same package: it would compile, or use, the unpacked
-/// package of an earlier state of this checkout. Unpacked packages are therefore removed before and afterwards.
+/// `cargo publish --dry-run` would compile all dependencies once more for that. In a workspace of the unpacked packages,
+/// with the profiles of this one, cargo finds those that clippy has checked. Nothing is linked: what a package lacks is
+/// missed before.
 pub(super) fn compile(workspace: &Workspace) -> Outcome {
-    let target = workspace.root.join("target/packages");
-    let clean = || unpacked()?.iter().chain([&target]).try_for_each(|folder| remove(folder));
+    let folder = workspace.root.join("target/packages");
     let check = || {
-        clean()?;
-        let published = publish(workspace, &["--target-dir", &target.to_string_lossy()]);
-        published.and(clean())
+        write(workspace)?;
+        remove(&folder)?;
+        fs::create_dir_all(&folder).map_err(|error| format!("cannot create {}: {error}", folder.display()))?;
+        let mut patches = String::from("[patch.crates-io]\n");
+        for package in published(workspace) {
+            let unpacked = format!("{}-{}", package.name, package.manifest["version"].as_str().unwrap_or_default());
+            let mut unpack = Command::new("tar");
+            unpack.arg("-xzf").arg(workspace.root.join(format!("target/package/{unpacked}.crate")));
+            workspace.run(unpack.arg("-C").arg(&folder))?;
+            let _ = writeln!(patches, "{} = {{ path = \"{unpacked}\" }}", package.name);
+        }
+        let read = |name: &str| {
+            let path = workspace.root.join(name);
+            fs::read_to_string(&path).map_err(|error| cannot_read(&path, &error))
+        };
+        let manifest = read("Cargo.toml")?;
+        let profiles = manifest.find("[profile.").map_or("", |start| &manifest[start..]);
+        let manifest = format!("[workspace]\nresolver = \"3\"\nmembers = [\"*\"]\n\n{patches}\n{profiles}");
+        for (name, text) in [("Cargo.toml", manifest), ("Cargo.lock", read("Cargo.lock")?)] {
+            let path = folder.join(name);
+            fs::write(&path, text).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+        }
+        let mut command = workspace.cargo(["check", "--offline", "--quiet", "--workspace", "--manifest-path"]);
+        command.arg(folder.join("Cargo.toml")).arg("--target-dir").arg(&workspace.target);
+        workspace.run(&mut command)?;
+        remove(&folder)
     };
     check().into()
 }
 
-/// Returns the folders into which cargo has unpacked packages of this project. Cargo names the folder of a registry
-/// without a host by a hash alone.
-fn unpacked() -> Result<Vec<PathBuf>, String> {
-    let home = env::var_os("CARGO_HOME").map(PathBuf::from);
-    let home = home.or_else(|| env::home_dir().map(|home| home.join(".cargo")));
-    let sources = home.ok_or("there is no home directory")?.join("registry/src");
-    let entries = match fs::read_dir(&sources) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(cannot_read(&sources, &error)),
-    };
-    let is_ours = |folder: &Path| {
-        let has_no_host = folder.file_name().is_some_and(|name| name.to_string_lossy().starts_with('-'));
-        let mut packages = fs::read_dir(folder).into_iter().flatten().flatten();
-        has_no_host && packages.all(|package| package.file_name().to_string_lossy().starts_with("partywall"))
-    };
-    Ok(entries.flatten().map(|entry| entry.path()).filter(|folder| is_ours(folder)).collect())
+/// The packages that are not for this repository alone.
+fn published(workspace: &Workspace) -> impl Iterator<Item = &Package> {
+    workspace.packages.iter().filter(|package| !package.manifest["publish"].as_array().is_some_and(Vec::is_empty))
+}
+
+/// Writes the packages. Uncommitted changes are allowed, because a developer may want to test them. The build of `xtask`
+/// has asked the registry for everything.
+fn write(workspace: &Workspace) -> Result<(), String> {
+    let mut command = workspace.cargo(["package", "--no-verify", "--allow-dirty", "--offline"]);
+    for package in published(workspace) {
+        command.args(["--package", &package.name]);
+    }
+    workspace.run(&mut command)
 }
 
 fn remove(folder: &Path) -> Result<(), String> {
@@ -72,17 +93,8 @@ fn remove(folder: &Path) -> Result<(), String> {
     }
 }
 
-/// A dry run uploads nothing. Uncommitted changes are allowed, because a developer may want to test them.
-fn publish(workspace: &Workspace, options: &[&str]) -> Result<(), String> {
-    let mut command = workspace.cargo(["publish", "--workspace", "--dry-run", "--allow-dirty"]);
-    workspace.run(command.args(options))
-}
-
-/// Returns the missing fields of a package that will be published: one that does not set `publish = false`.
+/// Returns the missing fields of a package that will be published.
 fn missing(root: &Path, package: &Value) -> Vec<String> {
-    if package["publish"].as_array().is_some_and(Vec::is_empty) {
-        return Vec::new();
-    }
     let is_empty =
         |value: &Value| value.as_str().is_none_or(str::is_empty) && value.as_array().is_none_or(Vec::is_empty);
     let mut missing: Vec<_> =
@@ -127,11 +139,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-
-    #[test]
-    fn private_package_lacks_nothing() {
-        assert!(missing(Path::new("/"), &json!({ "publish": [] })).is_empty());
-    }
 
     #[test]
     fn published_package_needs_every_field() {

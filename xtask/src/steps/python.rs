@@ -14,6 +14,11 @@ const FETCH_TIMEOUT: Duration = Duration::from_secs(600);
 /// The profile for optimised builds that are faster to build than a release.
 pub(super) const OPTIMISED: &str = "ci";
 
+/// The command of cargo that builds the programs and libraries of both wheels, optimised. Each by itself would select
+/// other features of shared dependencies, and compile them again.
+pub(super) const OPTIMISED_BUILD: &str = "build --locked --profile ci -p partywall-cli -p partywall-python \
+                                          -p partywall-lab -p partywall-render -p partywall-simcuda-library";
+
 /// Downloads the packages that the tests need. They include jax, which takes half a minute, but not torch, which has
 /// five gigabytes.
 pub(super) fn packages(workspace: &Workspace) -> Outcome {
@@ -52,10 +57,10 @@ pub(super) fn on_simulated_gpu(workspace: &Workspace) -> Outcome {
 pub(super) fn wheel(workspace: &Workspace) -> Outcome {
     let folder = workspace.target.join("wheels");
     in_environment(workspace, |environment| {
-        environment.wheel("./python", OPTIMISED, &folder)?;
+        environment.wheel("./python", OPTIMISED, OPTIMISED_BUILD, &folder)?;
         environment.install_wheel("partywall", &folder)?;
         environment.test_at_once("python/tests/host", &[])?;
-        environment.wheel("./python/lab", OPTIMISED, &folder)?;
+        environment.wheel("./python/lab", OPTIMISED, OPTIMISED_BUILD, &folder)?;
         environment.install_wheel("partywall-lab", &folder)?;
         environment.test_at_once("python/tests/lab", &[])
     })
@@ -130,8 +135,9 @@ impl<'a> Environment<'a> {
         self.workspace.run(&mut command)
     }
 
-    /// Builds the wheel of a project for other machines into `folder`.
-    pub(crate) fn wheel(&self, project: &str, profile: &str, folder: &Path) -> Result<(), String> {
+    /// Builds the wheel of a project for other machines into `folder`. `build` is the command of cargo that builds what
+    /// is in it.
+    pub(crate) fn wheel(&self, project: &str, profile: &str, build: &str, folder: &Path) -> Result<(), String> {
         let words = "-m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps -w";
         // The wheel is named after the oldest C library that it works with, which maturin determines.
         let mut command = self.python(words);
@@ -139,6 +145,7 @@ impl<'a> Environment<'a> {
             .arg(folder)
             .arg(project)
             .env("PARTYWALL_PROFILE", profile)
+            .env("PARTYWALL_BUILD", build)
             .env("MATURIN_PEP517_ARGS", "--compatibility pypi");
         self.workspace.run(&mut command)
     }
