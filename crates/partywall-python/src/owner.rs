@@ -446,7 +446,7 @@ impl Owner {
                 Some(Ok(()))
             }
             Err(failed) => {
-                *state = State::Building(failed.build);
+                *state = State::Building(failed.value);
                 Some(Err(failed.error))
             }
         }

@@ -369,7 +369,7 @@ impl Block {
         match py.detach(|| block.release_on(stream.borrow())) {
             Ok(()) => Ok(()),
             Err(unreleased) => {
-                self.put_back(Held { owner: Owner::of_block(*unreleased.block, place, context), domain, place });
+                self.put_back(Held { owner: Owner::of_block(*unreleased.value, place, context), domain, place });
                 Err(unreleased.error).or_raise(py)
             }
         }

@@ -275,7 +275,7 @@ impl Sample {
                 Ok(())
             }
             Err(unreleased) => {
-                let owner = Owner::of_sample(*unreleased.sample, open.topic.place(), subscriber.clone());
+                let owner = Owner::of_sample(*unreleased.value, open.topic.place(), subscriber.clone());
                 if let (Some(stream), Some(gpu)) = (on_stream, open.gpu(py)?) {
                     owner.note_stream(gpu, stream);
                 }

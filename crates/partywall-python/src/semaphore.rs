@@ -119,7 +119,7 @@ impl Permit {
         let stream = Stream::find(py, semaphore.domain(), device, stream)?;
         let Held { permit, .. } = self.take(py)?;
         py.detach(|| permit.release_on(stream.borrow())).or_else(|unreleased| {
-            *self.held.lock() = Some(Held { permit: *unreleased.permit, semaphore });
+            *self.held.lock() = Some(Held { permit: *unreleased.value, semaphore });
             Err(unreleased.error).or_raise(py)
         })
     }

@@ -160,14 +160,14 @@ pub use partywall_wire::{Ending, FdFault, Limit, NoGrowth, NoReplacement, OtherU
 
 pub use self::{
     domain::{DEFAULT_DOMAIN, Domain, DomainOptions, Location, VERSION, Watch, WatchEvent, broker_pid, broker_pidfd},
-    error::{Ended, Error, ErrorKind, Held, Language, MemoryLimit, Result, bytes, cuda_anchor},
+    error::{Ended, Error, ErrorKind, Failed, Held, Language, MemoryLimit, Result, bytes, cuda_anchor},
     get::Address,
     gpu::{DeviceRange, Gpu},
     heap::Heap,
     ipc_event::{IpcEvent, IpcEventHandle},
     kind::kind_name,
     place::{Access, DeviceChoice, Place, UnknownDevice},
-    pool::{Block, BlockRef, MAX_BLOCKS, Pool, PoolOptions, PoolStats, UnreleasedBlock},
+    pool::{Block, BlockRef, MAX_BLOCKS, Pool, PoolOptions, PoolStats},
     put::{Put, check_name},
     queue::{
         Attachment, ClaimedTask, EnqueuedResult, MAX_ARGUMENTS, MAX_INPUTS, MAX_KIND, MAX_TASKS, Queue, QueueEvent,
@@ -176,17 +176,16 @@ pub use self::{
     },
     segment::{
         Build, Builder, ChunkDescriptor, Claim, Descriptors, Drain, Element, Growth, HeldBlock, OpenOptions,
-        OpenOrBuild, Pinned, Publication, Refreshed, Segment, Tensor, Uncommitted, UploadLane, Uploader,
+        OpenOrBuild, Pinned, Publication, Refreshed, Segment, Tensor, UploadLane, Uploader,
     },
-    semaphore::{MAX_PERMITS, Permit, Semaphore, SemaphoreOptions, Unreleased},
+    semaphore::{MAX_PERMITS, Permit, Semaphore, SemaphoreOptions},
     timeline::{
         GraphLaunch, GraphSignal, GraphWait, LimitedWait, MAX_VALUE, Timeline, TimelineEvent, TimelineOptions,
         TimelineWriter,
     },
     topic::{
         Filled, Loan, LoanMemory, MAX_HEADER, Policy, Published, Publisher, Sample, SampleType, Samples, Subscriber,
-        SubscriberEvent, SubscriberOptions, SubscriberStats, Topic, TopicOptions, TopicStats, Turn, UnpublishedSample,
-        UnreleasedSample,
+        SubscriberEvent, SubscriberOptions, SubscriberStats, Topic, TopicOptions, TopicStats, Turn,
     },
     trace::{Action, ChromeTrace, Recording, TraceEvent, Tracer},
     wait::{Cancel, Wait},

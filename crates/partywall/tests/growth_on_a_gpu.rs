@@ -56,7 +56,7 @@ fn role() {
             assert!(scarce, "{}", failed.error);
             println!("\nerror {}", failed.error);
             drop(files);
-            drop(failed.build.commit().unwrap());
+            drop(failed.value.commit().unwrap());
         }
         "pinner" => {
             let build = domain.create("x", Place::Host).tensor("x", DType::U8, &[100]).allocate().unwrap();

@@ -6,7 +6,9 @@ use std::{
     process::Command,
 };
 
-use partywall_harness::{Running, Sandbox, binary, copy_program};
+use partywall_harness::{Running, Sandbox, binary, copy_program, eventually};
+
+use super::processes_of;
 
 /// The program of this crate.
 fn lab() -> &'static Path {
@@ -144,18 +146,24 @@ fn lab_of_another_program_is_listed_and_named_with_the_way_to_get_it() {
 }
 
 #[test]
-fn needs_minutes_tour_leaves_out_a_lab_whose_program_is_missing() {
+fn needs_minutes_tour_leaves_out_a_missing_program_and_continues_after_a_lab_that_fails() {
     let sandbox = Sandbox::new();
     let mut command = sandbox.program(alone(&sandbox, lab()));
     let mut tour = Running::spawn(command.args(["lab", "tour", "--device", "host"]).env("PATH", "/nonexistent"));
-    let line = loop {
-        let line = tour.line();
-        if line.starts_with("render ") {
-            break line;
-        }
-    };
-    assert!(line.contains("needs the program partywall-render: install it"), "{line}");
-    tour.kill();
+    while !tour.line().starts_with("pool ") {}
+    let mut ring = None;
+    eventually("the lab ring runs", || {
+        ring = processes_of(&sandbox).into_iter().find(|(_, command)| command.contains("\0lab\0ring\0--json"));
+        ring.is_some()
+    });
+    rustix::process::kill_process(ring.unwrap().0, rustix::process::Signal::KILL).unwrap();
+    let output = tour.wait().expect(1);
+    let text = output.text();
+    assert!(text.contains("ring         did not run to its end (signal: 9 (SIGKILL))"), "{text}");
+    assert!(output.stderr.contains("labs did not run to their end: ring"), "{}", output.stderr);
+    assert!(text.contains("refuted  work-queue"), "the labs behind it ran: {text}");
+    assert!(text.contains("needs the program partywall-render: install it"), "{text}");
+    assert!(!text.contains("  vmm "), "labs that need a GPU are left out: {text}");
 }
 
 #[test]

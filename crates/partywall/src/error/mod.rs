@@ -51,14 +51,7 @@ pub(crate) use self::{
     text::{nothing_came, seconds},
     unreachable::NO_SOCKET,
 };
-use crate::{
-    files::FileError,
-    pool::UnreleasedBlock,
-    queue::Unsubmitted,
-    segment::Uncommitted,
-    semaphore::Unreleased,
-    topic::{UnpublishedSample, UnreleasedSample},
-};
+use crate::files::FileError;
 
 /// The result of an operation of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -195,35 +188,64 @@ impl Debug for Error {
 }
 
 /// Writes a message, what to do, and where to read more.
-fn with_advice(f: &mut fmt::Formatter<'_>, message: &dyn Display, error: &Error) -> fmt::Result {
+pub(crate) fn with_advice(f: &mut fmt::Formatter<'_>, message: &dyn Display, error: &Error) -> fmt::Result {
     write!(f, "{message}\n  → {}\n  more: partywall explain {}", error.advice(), error.anchor())
 }
 
-/// Converts an error that gives a value back, for `?`: the value is dropped. Its `{:?}` is for `main`, as that of
-/// [`Error`].
-macro_rules! gives_something_back {
-    ($($type:ident),+ $(,)?) => {$(
-        impl From<$type> for Error {
-            fn from(failed: $type) -> Self {
-                failed.error
-            }
-        }
-
-        impl Debug for $type {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                if f.alternate() {
-                    return f.debug_struct(stringify!($type)).field("error", &self.error).finish_non_exhaustive();
-                }
-                with_advice(f, self, &self.error)
-            }
-        }
-    )+};
+/// An error of a call that took a value, with that value: the call can be made again, or the value dropped.
+///
+/// `?` makes it an [`Error`], and drops the value. Its `{:?}` is for `main`, as that of [`Error`].
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let filled: partywall::Filled = unimplemented!();
+/// use std::time::Duration;
+///
+/// use partywall::{Error, Failed};
+///
+/// if let Err(Failed { error: Error::Busy(_), value }) = filled.publish(Duration::ZERO) {
+///     println!("a subscriber holds all that there is room for");
+///     value.publish(Duration::from_secs(1))?;
+/// }
+/// # Ok(())
+/// # }
+/// ```
+pub struct Failed<T> {
+    /// The reason.
+    pub error: Error,
+    /// What the call took.
+    pub value: Box<T>,
 }
 
-gives_something_back!(UnpublishedSample, UnreleasedSample, UnreleasedBlock, Unreleased, Uncommitted, Unsubmitted);
+impl<T> Failed<T> {
+    pub(crate) fn new(error: Error, value: T) -> Self {
+        Self { error, value: Box::new(value) }
+    }
+}
 
-impl From<Box<Unsubmitted>> for Error {
-    fn from(failed: Box<Unsubmitted>) -> Self {
+impl<T> Display for Failed<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Display::fmt(&self.error, f)
+    }
+}
+
+impl<T> Debug for Failed<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if f.alternate() {
+            return f.debug_struct("Failed").field("error", &self.error).finish_non_exhaustive();
+        }
+        Debug::fmt(&self.error, f)
+    }
+}
+
+impl<T> std::error::Error for Failed<T> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.source()
+    }
+}
+
+impl<T> From<Failed<T>> for Error {
+    fn from(failed: Failed<T>) -> Self {
         failed.error
     }
 }

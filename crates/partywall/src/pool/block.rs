@@ -18,7 +18,7 @@ use super::{BlockRef, Blocks};
 use crate::{
     completion::{Completion, Fence},
     domain::Domain,
-    error::{Denied, Error, Gone, InvalidArgument, Mismatch, Result},
+    error::{Denied, Error, Failed, Gone, InvalidArgument, Mismatch, Result},
     gpu::{DeviceRange, failed_call},
     place::Place,
     segment::Element,
@@ -56,17 +56,6 @@ pub struct Block {
 
 /// Gives a block back. Returns false if it was not held.
 type Release = Box<dyn FnOnce(&Held) -> bool + Send + Sync>;
-
-/// A block that could not be released on a stream.
-#[derive(thiserror::Error)]
-#[error("a block was not released: {error}")]
-pub struct UnreleasedBlock {
-    /// The reason.
-    #[source]
-    pub error: Error,
-    /// The block, still held.
-    pub block: Box<Block>,
-}
 
 impl Block {
     pub(crate) fn new(blocks: Arc<Blocks>, held: Held) -> Self {
@@ -321,11 +310,11 @@ impl Block {
     /// [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost),
     /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda);
     /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
-    pub fn release_on(mut self, stream: StreamRef<'_>) -> Result<(), UnreleasedBlock> {
+    pub fn release_on(mut self, stream: StreamRef<'_>) -> Result<(), Failed<Self>> {
         let domain = self.blocks.domain();
         let fence = match domain.fence_on(stream, || format!("giving a block of pool {:?} to a stream", self.pool())) {
             Ok(fence) => fence,
-            Err(error) => return Err(UnreleasedBlock { error, block: Box::new(self) }),
+            Err(error) => return Err(Failed::new(error, self)),
         };
         let Some(held) = self.let_go() else { return Ok(()) };
         let free = self.freeing();

@@ -14,11 +14,7 @@ use partywall_shm::pool::{Held, MAX_BLOCKS as MOST};
 use partywall_wire::{Named, Notice};
 
 pub(crate) use self::block::tensor;
-pub use self::{
-    block::{Block, UnreleasedBlock},
-    options::PoolOptions,
-    reference::BlockRef,
-};
+pub use self::{block::Block, options::PoolOptions, reference::BlockRef};
 pub(crate) use self::{
     blocks::Blocks,
     pools::Pools,

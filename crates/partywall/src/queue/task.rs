@@ -1,5 +1,7 @@
 //! Tasks, and submitting them.
 
+use std::fmt;
+
 use partywall_cuda::StreamRef;
 use partywall_shm::{
     DType, members,
@@ -12,7 +14,7 @@ use partywall_wire::Named;
 
 use super::{Open, Queue, SegmentPart, Ticket};
 use crate::{
-    error::{Busy, Error, Gone, InvalidArgument, Mismatch, Result},
+    error::{self, Busy, Error, Gone, InvalidArgument, Mismatch, Result},
     pool::{self, Block},
     trace::Action,
     wait::{Wait, Waiting},
@@ -56,6 +58,21 @@ pub struct Unsubmitted {
     pub tasks: Vec<Task>,
     /// The tickets of the tasks that were submitted.
     pub submitted: Vec<Ticket>,
+}
+
+impl fmt::Debug for Unsubmitted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if f.alternate() {
+            return f.debug_struct("Unsubmitted").field("error", &self.error).finish_non_exhaustive();
+        }
+        error::with_advice(f, self, &self.error)
+    }
+}
+
+impl From<Box<Unsubmitted>> for Error {
+    fn from(failed: Box<Unsubmitted>) -> Self {
+        failed.error
+    }
 }
 
 impl Task {

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     domain::{Domain, check_name, unexpected},
-    error::{Error, Held, InvalidArgument, LimitReached, Mismatch, Result},
+    error::{Error, Failed, Held, InvalidArgument, LimitReached, Mismatch, Result},
     files::{self, Piece, SinkError},
     gpu::{DeviceRange, Gpu},
     info::TableBytes,
@@ -470,10 +470,10 @@ impl Build {
     ///
     /// # Errors
     /// As [`Build::commit`].
-    pub fn commit_or_keep(mut self) -> Result<Segment, Uncommitted> {
+    pub fn commit_or_keep(mut self) -> Result<Segment, Failed<Self>> {
         match self.publish() {
             Ok(committed) => Ok(self.into_segment(committed)),
-            Err(error) => Err(Uncommitted { error, build: Box::new(self) }),
+            Err(error) => Err(Failed::new(error, self)),
         }
     }
 
@@ -537,17 +537,6 @@ struct Committed {
     fd_numbers: Vec<RawFd>,
     /// File descriptors of the control memory.
     control: Vec<OwnedFd>,
-}
-
-/// A commit that failed.
-#[derive(thiserror::Error)]
-#[error("{error}")]
-pub struct Uncommitted {
-    /// The reason.
-    #[source]
-    pub error: Error,
-    /// The build with all its contents, frozen or not. It can be committed again.
-    pub build: Box<Build>,
 }
 
 impl fmt::Debug for Build {

@@ -30,7 +30,7 @@ use partywall_wire::{
 use self::growth::Stage;
 pub use self::{
     advance::Drain,
-    build::{Build, Builder, Claim, Uncommitted, UploadLane, Uploader},
+    build::{Build, Builder, Claim, UploadLane, Uploader},
     descriptors::{ChunkDescriptor, Descriptors, HeldBlock},
     growth::{Growth, Refreshed},
     open::{OpenOptions, OpenOrBuild},

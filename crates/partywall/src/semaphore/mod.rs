@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use partywall_shm::semaphore::{self as shm, Held};
 
-pub use self::permit::{Permit, Unreleased};
+pub use self::permit::Permit;
 use crate::{
     adaptive_spin::AdaptiveSpin,
     domain::{Domain, LeaseGuard},

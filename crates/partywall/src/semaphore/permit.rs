@@ -8,7 +8,7 @@ use partywall_shm::semaphore::Held;
 use super::Open;
 use crate::{
     completion::Completion,
-    error::{Error, Gone, Result},
+    error::{Error, Failed, Gone, Result},
 };
 
 /// A permit of a [`Semaphore`](super::Semaphore). Dropping it releases it. In a forked child it belongs to the parent,
@@ -19,17 +19,6 @@ pub struct Permit {
     open: Arc<Open>,
     /// `None` once the permit is released, or belongs to a stream.
     held: Option<Held>,
-}
-
-/// A permit that could not be given to a stream.
-#[derive(thiserror::Error)]
-#[error("a permit was not released: {error}")]
-pub struct Unreleased {
-    /// The reason.
-    #[source]
-    pub error: Error,
-    /// The permit. Dropping it releases it immediately, even if work still runs.
-    pub permit: Box<Permit>,
 }
 
 impl Permit {
@@ -57,11 +46,11 @@ impl Permit {
     /// [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost),
     /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda);
     /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
-    pub fn release_on(mut self, stream: StreamRef<'_>) -> Result<(), Unreleased> {
+    pub fn release_on(mut self, stream: StreamRef<'_>) -> Result<(), Failed<Self>> {
         let Open { name, memory, keep, domain } = &*self.open;
         let fence = match domain.fence_on(stream, || format!("giving a permit of semaphore {name:?} to a stream")) {
             Ok(fence) => fence,
-            Err(error) => return Err(Unreleased { error, permit: Box::new(self) }),
+            Err(error) => return Err(Failed::new(error, self)),
         };
         let Some(held) = self.held.take() else { return Ok(()) };
         let memory = memory.clone();

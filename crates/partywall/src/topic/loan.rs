@@ -30,7 +30,7 @@ use super::{
 };
 use crate::{
     completion::{Completion, Fence, contained},
-    error::{Error, Gone, InvalidArgument, Mismatch, Result},
+    error::{Error, Failed, Gone, InvalidArgument, Mismatch, Result},
     gpu::DeviceRange,
     pool::{Block, Blocks},
     segment::{Element, elements_mut},
@@ -83,17 +83,6 @@ pub struct Published {
     pub sequence: u64,
     /// The number of samples that had been published in the topic before.
     pub position: u64,
-}
-
-/// A sample that could not be published.
-#[derive(thiserror::Error)]
-#[error("a sample was not published: {error}")]
-pub struct UnpublishedSample {
-    /// The reason.
-    #[source]
-    pub error: Error,
-    /// The sample, to be published again, or dropped.
-    pub filled: Box<Filled>,
 }
 
 impl Loan {
@@ -349,7 +338,7 @@ impl Filled {
     /// match filled.publish(Duration::from_millis(10)) {
     ///     Ok(published) => println!("sample {} of this publisher", published.sequence),
     ///     // A subscriber that misses nothing is too slow: the sample is dropped here, or published later.
-    ///     Err(unpublished) if matches!(unpublished.error, Error::Busy(Busy::TopicFull { .. })) => drop(unpublished.filled),
+    ///     Err(unpublished) if matches!(unpublished.error, Error::Busy(Busy::TopicFull { .. })) => drop(unpublished.value),
     ///     Err(unpublished) => return Err(unpublished.error),
     /// }
     /// # Ok(())
@@ -364,12 +353,12 @@ impl Filled {
     ///   [`Unreachable::Forked`](crate::error::Unreachable::Forked);
     /// - [`Gone::HeldBlock`] if the broker took this process for dead and freed the block;
     /// - [`Gone::Evicted`], [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost), [`Gone::Detached`].
-    pub fn publish<'w>(self, wait: impl Into<Wait<'w>>) -> Result<Published, UnpublishedSample> {
+    pub fn publish<'w>(self, wait: impl Into<Wait<'w>>) -> Result<Published, Failed<Self>> {
         let _span = tracing::trace_span!("publish", topic = self.0.joined.open.name()).entered();
         self.publish_within(wait.into())
     }
 
-    fn publish_within(mut self, wait: Wait<'_>) -> Result<Published, UnpublishedSample> {
+    fn publish_within(mut self, wait: Wait<'_>) -> Result<Published, Failed<Self>> {
         let status = match self.validity() {
             Validity::Valid => Status::Ready,
             Validity::Undecided => Status::Unverified,
@@ -377,7 +366,7 @@ impl Filled {
         };
         let (published, held, is_viewed) = match self.give(status, 0, wait) {
             Ok(given) => given,
-            Err(error) => return Err(UnpublishedSample { error, filled: Box::new(self) }),
+            Err(error) => return Err(Failed::new(error, self)),
         };
         drop(self.0.take_used());
         if status == Status::Unverified {
@@ -415,25 +404,21 @@ impl Filled {
     /// # Errors
     /// As [`publish`](Self::publish) and [`TimelineWriter::signal_on`](crate::TimelineWriter::signal_on). The error
     /// contains the sample.
-    pub fn publish_on<'w>(
-        self,
-        stream: StreamRef<'_>,
-        wait: impl Into<Wait<'w>>,
-    ) -> Result<Published, UnpublishedSample> {
+    pub fn publish_on<'w>(self, stream: StreamRef<'_>, wait: impl Into<Wait<'w>>) -> Result<Published, Failed<Self>> {
         let _span = tracing::trace_span!("publish", topic = self.0.joined.open.name(), on_stream = true).entered();
         self.publish_on_within(stream, wait.into())
     }
 
-    fn publish_on_within(mut self, stream: StreamRef<'_>, wait: Wait<'_>) -> Result<Published, UnpublishedSample> {
+    fn publish_on_within(mut self, stream: StreamRef<'_>, wait: Wait<'_>) -> Result<Published, Failed<Self>> {
         let (order, value) = match self.0.joined.signal_on(stream) {
             Ok(signalled) => signalled,
-            Err(error) => return Err(UnpublishedSample { error, filled: Box::new(self) }),
+            Err(error) => return Err(Failed::new(error, self)),
         };
         let is_sound = self.validity() == Validity::Valid;
         let status = if is_sound { Status::Timeline } else { Status::Unverified };
         let (published, held, is_viewed) = match self.give(status, value, wait) {
             Ok(given) => given,
-            Err(error) => return Err(UnpublishedSample { error, filled: Box::new(self) }),
+            Err(error) => return Err(Failed::new(error, self)),
         };
         let inputs = std::mem::take(&mut self.0.inputs);
         let used = self.0.take_used();

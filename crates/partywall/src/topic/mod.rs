@@ -24,11 +24,11 @@ use partywall_wire::{Control, Notice, SampleShape, Then, TopicShape};
 
 pub use self::{
     event::SubscriberEvent,
-    loan::{Filled, Loan, Published, UnpublishedSample},
+    loan::{Filled, Loan, Published},
     memory::LoanMemory,
     options::TopicOptions,
     publisher::Publisher,
-    sample::{Sample, UnreleasedSample},
+    sample::Sample,
     sample_type::SampleType,
     subscriber::{Policy, Samples, Subscriber, SubscriberOptions, SubscriberStats},
     turns::Turn,

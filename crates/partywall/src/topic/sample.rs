@@ -26,7 +26,7 @@ use super::{
 use crate::{
     completion::{Completion, Fence},
     domain::Domain,
-    error::{Busy, Error, Gone, InvalidData, Result},
+    error::{Busy, Error, Failed, Gone, InvalidData, Result},
     gpu::{DeviceRange, Gpu},
     pool::Blocks,
     segment::{Element, elements},
@@ -57,17 +57,6 @@ pub struct Sample {
     exposed: AtomicBool,
     /// Last: the connection may end with it.
     joined: Arc<Joined>,
-}
-
-/// A sample that could not be released on a stream.
-#[derive(thiserror::Error)]
-#[error("a sample was not released: {error}")]
-pub struct UnreleasedSample {
-    /// The reason.
-    #[source]
-    pub error: Error,
-    /// The sample.
-    pub sample: Box<Sample>,
 }
 
 /// A hold on a block, which its last owner releases. Nothing here has a connection.
@@ -287,11 +276,11 @@ impl Sample {
     /// [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost),
     /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda);
     /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
-    pub fn release_on(mut self, stream: StreamRef<'_>) -> Result<(), UnreleasedSample> {
+    pub fn release_on(mut self, stream: StreamRef<'_>) -> Result<(), Failed<Self>> {
         let what = || format!("giving a sample of topic {:?} to a stream", self.topic());
         let fence = match self.open().domain().fence_on(stream, what) {
             Ok(fence) => fence,
-            Err(error) => return Err(UnreleasedSample { error, sample: Box::new(self) }),
+            Err(error) => return Err(Failed::new(error, self)),
         };
         self.let_go_after(fence);
         Ok(())

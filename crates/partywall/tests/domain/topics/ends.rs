@@ -61,7 +61,7 @@ fn dead_subscriber_is_not_waited_for_and_its_samples_are_freed() {
     assert!(matches!(full.error, Error::Busy(Busy::TopicFull { .. })));
     assert_eq!((topic.stats().read, topic.stats().subscribers.len()), (2, 1));
     dead.kill();
-    full.filled.publish(TIMEOUT).unwrap();
+    full.value.publish(TIMEOUT).unwrap();
     eventually("its port is free", || topic.stats().subscribers.is_empty());
     unused(&topic);
 }
@@ -111,7 +111,7 @@ fn hung_blocking_subscriber_is_named_and_can_be_evicted() {
         other => panic!("{other:?}"),
     }
     let waiting = std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| full.filled.publish(TIMEOUT));
+        let waiting = scope.spawn(|| full.value.publish(TIMEOUT));
         eventually("it is seen to be stalled", || topic.stats().subscribers[0].stalled.is_some());
         assert_eq!(topic.stats().publishers[0].blocked.unwrap().0, topic.stats().subscribers[0].id);
         domain.evict(hung.pid(), false).unwrap();

@@ -74,7 +74,7 @@ fn memory_of_a_sample_that_is_published_at_the_second_attempt_keeps_its_block() 
     let memory = loan.keep_memory();
     let full = loan.filled().publish(SHORT).unwrap_err();
     assert_eq!(receive(&subscriber), 0);
-    full.filled.publish(TIMEOUT).unwrap();
+    full.value.publish(TIMEOUT).unwrap();
     for value in 1..10 {
         assert_eq!(receive(&subscriber), value);
         publish(&publisher, value + 4);

@@ -192,7 +192,7 @@ fn each_subscriber_is_as_reliable_as_it_wants_to_be() {
     assert!(matches!(&unpublished.error, Error::Busy(Busy::TopicFull { pid, after, .. })
         if pid.is_none_or(|pid| pid == std::process::id()) && *after >= SHORT));
     assert_eq!(receive(&strict), 0);
-    assert_eq!(unpublished.filled.publish(Duration::ZERO).unwrap().position, 4);
+    assert_eq!(unpublished.value.publish(Duration::ZERO).unwrap().position, 4);
     assert_eq!((1..5).map(|_| receive(&strict)).collect::<Vec<_>>(), [1, 2, 3, 4]);
     for value in 5..9 {
         publish(&publisher, value);

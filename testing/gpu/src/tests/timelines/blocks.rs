@@ -52,7 +52,7 @@ pub(crate) fn play() {
             "refused" => {
                 let refused = block.take().unwrap().release_on(stream.as_ref()).unwrap_err();
                 say(&format!("done {}", refused.error.anchor()));
-                block = Some(*refused.block);
+                block = Some(*refused.value);
                 continue;
             }
             other => panic!("unknown command {other}"),
@@ -269,7 +269,7 @@ pub(crate) fn a_forked_child_gives_no_block_back(world: &World) {
     assert!(in_a_child(|| {
         let Err(refused) = block.take().unwrap().release_on(stream.as_ref()) else { return false };
         matches!(refused.error, Error::Unreachable(Unreachable::Forked { .. }))
-            && matches!(refused.block.offer(), Err(Error::Unreachable(Unreachable::Forked { .. })))
+            && matches!(refused.value.offer(), Err(Error::Unreachable(Unreachable::Forked { .. })))
             && matches!(pool.try_alloc(), Err(Error::Unreachable(Unreachable::Forked { .. })))
     }));
     assert_eq!(pool.stats().held, 1);

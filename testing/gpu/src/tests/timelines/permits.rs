@@ -43,7 +43,7 @@ pub(crate) fn play() {
             "refused" => {
                 let refused = permit.take().unwrap().release_on(stream.as_ref()).unwrap_err();
                 say(&format!("done {}: {}", refused.error.anchor(), refused.error.advice()));
-                permit = Some(*refused.permit);
+                permit = Some(*refused.value);
                 continue;
             }
             other => panic!("unknown command {other}"),
@@ -142,7 +142,7 @@ pub(crate) fn a_forked_child_gives_no_permit_to_a_stream(world: &World) {
     assert!(in_a_child(|| {
         let Err(refused) = permit.take().unwrap().release_on(stream.as_ref()) else { return false };
         matches!(refused.error, Error::Unreachable(Unreachable::Forked { .. }))
-            && matches!(refused.permit.release(), Err(Error::Unreachable(Unreachable::Forked { .. })))
+            && matches!(refused.value.release(), Err(Error::Unreachable(Unreachable::Forked { .. })))
     }));
     assert_eq!(semaphore.available(), 0);
     permit.unwrap().release_on(stream.as_ref()).unwrap();
