@@ -44,6 +44,11 @@ use crate::{
 /// In a forked child the sample belongs to the parent, and dropping it does nothing.
 #[must_use = "a sample that is dropped is gone"]
 pub struct Sample {
+    got: Box<Got>,
+}
+
+/// What a sample consists of. It is moved as one address.
+struct Got {
     /// `None` once it is released.
     taken: Option<Taken>,
     /// The hold, once it is shared: the last owner releases it.
@@ -99,23 +104,24 @@ impl Sample {
         let taken = Some(taken);
         let shared = OnceLock::new();
         let timeline = OnceLock::new();
-        Self { joined, taken, shared, description, bytes, timeline, exposed: AtomicBool::new(false) }
+        let exposed = AtomicBool::new(false);
+        Self { got: Box::new(Got { taken, shared, description, bytes, timeline, exposed, joined }) }
     }
 
     /// Returns the type of the elements.
     pub fn dtype(&self) -> DType {
         // A caller that reads bytes knows what they mean.
-        DType::from_code(self.description.dtype).unwrap_or(DType::U8)
+        DType::from_code(self.got.description.dtype).unwrap_or(DType::U8)
     }
 
     /// Returns the shape.
     pub fn shape(&self) -> &[u64] {
-        self.description.shape()
+        self.got.description.shape()
     }
 
     /// Returns the length in bytes.
     pub fn len(&self) -> u64 {
-        self.description.bytes
+        self.got.description.bytes
     }
 
     /// Returns whether the sample has no bytes.
@@ -130,12 +136,12 @@ impl Sample {
 
     /// Returns the publisher's number.
     pub fn publisher(&self) -> u64 {
-        self.description.publisher
+        self.got.description.publisher
     }
 
     /// Returns how many samples its publisher had published before.
     pub fn sequence(&self) -> u64 {
-        self.description.sequence
+        self.got.description.sequence
     }
 
     /// Returns how many samples had been published in the topic before.
@@ -157,7 +163,7 @@ impl Sample {
     /// All processes use the clock of the machine, also those in time namespaces (time_namespaces(7)). An age is never
     /// negative.
     pub fn age(&self) -> Option<Duration> {
-        let stamp = Some(self.description.stamp).filter(|stamp| *stamp != NO_STAMP);
+        let stamp = Some(self.got.description.stamp).filter(|stamp| *stamp != NO_STAMP);
         stamp.map(|stamp| Duration::from_nanos(members::now_ns().saturating_sub(stamp)))
     }
 
@@ -174,7 +180,7 @@ impl Sample {
             return Err(self.not_ready());
         }
         let shown = self.open().blocks.bytes()?;
-        let borrowed = self.bytes.get_or_init(|| self.open().blocks.borrow(self.taken().block())).as_ref();
+        let borrowed = self.got.bytes.get_or_init(|| self.open().blocks.borrow(self.taken().block())).as_ref();
         let borrowed = borrowed.ok_or_else(|| Error::Gone(Gone::HeldBlock { pool: self.topic().to_owned() }))?;
         // As long as a block at most.
         Ok(&shown.bytes(borrowed)[..self.len() as usize])
@@ -195,7 +201,7 @@ impl Sample {
     /// [`InvalidData::SampleFailed`], [`InvalidData::SampleTainted`]; [`Error::Timeout`], [`Error::Cancelled`].
     pub fn wait<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<()> {
         let Some(timeline) = self.pending()? else { return Ok(()) };
-        match timeline.wait(self.description.value, wait) {
+        match timeline.wait(self.got.description.value, wait) {
             Err(Error::Gone(Gone::Timeline { .. })) => self.settled(),
             waited => waited,
         }
@@ -216,12 +222,12 @@ impl Sample {
     pub fn device_on(&self, stream: StreamRef<'_>) -> Result<DeviceRange<'_>> {
         let range = self.open().blocks.device_on(self.taken().block(), stream)?.slice(0, self.len())?.read_only();
         if let Some(timeline) = self.pending()? {
-            match timeline.wait_on(stream, self.description.value) {
+            match timeline.wait_on(stream, self.got.description.value) {
                 Err(Error::Gone(Gone::Timeline { .. })) => self.settled()?,
                 waited => waited?,
             }
         }
-        self.exposed.store(true, Ordering::Relaxed);
+        self.got.exposed.store(true, Ordering::Relaxed);
         Ok(range)
     }
 
@@ -310,7 +316,7 @@ impl Sample {
     /// sample, because the other sample cannot do that.
     pub(super) fn input(&self) -> Result<Arc<Reading>> {
         self.timeline()?;
-        Ok(self.shared.get_or_init(|| self.share(self.taken().again())).clone())
+        Ok(self.got.shared.get_or_init(|| self.share(self.taken().again())).clone())
     }
 
     /// Returns the timeline to wait for; `None` if the sample is complete.
@@ -344,7 +350,7 @@ impl Sample {
             return Ok(true);
         }
         let Some(timeline) = self.pending()? else { return Ok(true) };
-        match Order::of(timeline).progress(self.description.value) {
+        match Order::of(timeline).progress(self.got.description.value) {
             Progress::Reached => Ok(true),
             Progress::Pending | Progress::Announced => Ok(false),
             Progress::Ended(_) => self.settled().map(|()| true),
@@ -353,16 +359,16 @@ impl Sample {
 
     /// Returns the timeline that completes the sample, if a stream may still write it.
     fn timeline(&self) -> Result<Option<&Timeline>> {
-        if self.description.value == 0 || self.status().is_final() {
+        if self.got.description.value == 0 || self.status().is_final() {
             return Ok(None);
         }
-        if let Some(known) = self.timeline.get() {
+        if let Some(known) = self.got.timeline.get() {
             return Ok(Some(known));
         }
-        let found = self.joined.timelines.of(self.open(), self.taken(), self.publisher())?;
+        let found = self.got.joined.timelines.of(self.open(), self.taken(), self.publisher())?;
         let Some(found) = found else { return Ok(None) };
-        let known = self.timeline.get_or_init(|| found);
-        if let Some(shared) = self.shared.get() {
+        let known = self.got.timeline.get_or_init(|| found);
+        if let Some(shared) = self.got.shared.get() {
             shared.order.get_or_init(|| Order::of(known));
         }
         Ok(Some(known))
@@ -382,8 +388,8 @@ impl Sample {
 
     fn status(&self) -> Status {
         // Most samples are settled when they are received, and the copy is closer in memory.
-        if self.description.status.is_final() {
-            return self.description.status;
+        if self.got.description.status.is_final() {
+            return self.got.description.status;
         }
         self.open().control.topic.status(self.taken())
     }
@@ -393,7 +399,7 @@ impl Sample {
     }
 
     fn is_exposed(&self) -> bool {
-        self.exposed.load(Ordering::Relaxed)
+        self.got.exposed.load(Ordering::Relaxed)
     }
 
     pub(crate) fn memory(&self) -> &Arc<Blocks> {
@@ -405,24 +411,24 @@ impl Sample {
     }
 
     fn open(&self) -> &Open {
-        &self.joined.open
+        &self.got.joined.open
     }
 
     fn taken(&self) -> &Taken {
         // Only `let_go` takes the hold, and nothing can be called afterwards.
-        self.taken.as_ref().expect("a sample is held until it is released")
+        self.got.taken.as_ref().expect("a sample is held until it is released")
     }
 
     /// Ends the borrow of the bytes.
     fn end_reading(&mut self) {
-        let borrowed = self.bytes.take().flatten();
+        let borrowed = self.got.bytes.take().flatten();
         self.open().blocks.give_back(borrowed);
     }
 
     fn let_go(&mut self) -> Option<Arc<Reading>> {
         self.end_reading();
-        let taken = self.taken.take()?;
-        Some(self.shared.take().unwrap_or_else(|| self.share(taken)))
+        let taken = self.got.taken.take()?;
+        Some(self.got.shared.take().unwrap_or_else(|| self.share(taken)))
     }
 
     /// Releases the hold once `fence` is reached.
@@ -436,9 +442,9 @@ impl Sample {
     }
 
     fn share(&self, taken: Taken) -> Arc<Reading> {
-        let order = self.timeline.get().map_or_else(OnceLock::new, |known| OnceLock::from(Order::of(known)));
-        let port = self.joined.port.clone();
-        let value = self.description.value;
+        let order = self.got.timeline.get().map_or_else(OnceLock::new, |known| OnceLock::from(Order::of(known)));
+        let port = self.got.joined.port.clone();
+        let value = self.got.description.value;
         let lost = AtomicBool::new(false);
         Arc::new(Reading { port, taken, value, order, lost })
     }
@@ -446,11 +452,11 @@ impl Sample {
 
 impl Drop for Sample {
     fn drop(&mut self) {
-        if !self.is_exposed() && self.shared.get().is_none() {
+        if !self.is_exposed() && self.got.shared.get().is_none() {
             // The hold is not shared.
             self.end_reading();
-            if let Some(taken) = self.taken.take() {
-                self.joined.port.release(&taken);
+            if let Some(taken) = self.got.taken.take() {
+                self.got.joined.port.release(&taken);
             }
         } else if self.is_exposed() {
             self.let_go_after(Fence::DeviceIdle(self.open().blocks.clone()));
