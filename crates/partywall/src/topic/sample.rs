@@ -54,8 +54,10 @@ struct Got {
     /// The hold, once it is shared: the last owner releases it.
     shared: OnceLock<Arc<Reading>>,
     description: Description,
+    /// The bytes, if the CPU had access when the sample was received.
+    bytes: Option<BorrowedBlock>,
     /// The bytes, once the CPU has access. `None` if this process writes them, which it must not.
-    bytes: OnceLock<Option<BorrowedBlock>>,
+    late_bytes: OnceLock<Option<BorrowedBlock>>,
     /// The timeline that says when it is complete, once it was asked for.
     timeline: OnceLock<Arc<Timeline>>,
     /// True if the GPU address was handed out, so that work of this process may read the sample.
@@ -100,12 +102,18 @@ impl Sample {
         let Open { control, blocks, .. } = &*joined.open;
         let description = control.topic.describe(&taken).checked(blocks.shape().block_bytes);
         // Borrows the bytes now, because most callers use them; doing that at the first use would cost as much again.
-        let bytes = blocks.borrow(taken.block()).map_or_else(OnceLock::new, |borrowed| OnceLock::from(Some(borrowed)));
-        let taken = Some(taken);
-        let shared = OnceLock::new();
-        let timeline = OnceLock::new();
-        let exposed = AtomicBool::new(false);
-        Self { got: Box::new(Got { taken, shared, description, bytes, timeline, exposed, joined }) }
+        let bytes = blocks.borrow(taken.block());
+        let got = Got {
+            taken: Some(taken),
+            shared: OnceLock::new(),
+            description,
+            bytes,
+            late_bytes: OnceLock::new(),
+            timeline: OnceLock::new(),
+            exposed: AtomicBool::new(false),
+            joined,
+        };
+        Self { got: Box::new(got) }
     }
 
     /// Returns the type of the elements.
@@ -180,7 +188,8 @@ impl Sample {
             return Err(self.not_ready());
         }
         let shown = self.open().blocks.bytes()?;
-        let borrowed = self.got.bytes.get_or_init(|| self.open().blocks.borrow(self.taken().block())).as_ref();
+        let late = || self.got.late_bytes.get_or_init(|| self.open().blocks.borrow(self.taken().block())).as_ref();
+        let borrowed = self.got.bytes.as_ref().or_else(late);
         let borrowed = borrowed.ok_or_else(|| Error::Gone(Gone::HeldBlock { pool: self.topic().to_owned() }))?;
         // As long as a block at most.
         Ok(&shown.bytes(borrowed)[..self.len() as usize])
@@ -421,7 +430,7 @@ impl Sample {
 
     /// Ends the borrow of the bytes.
     fn end_reading(&mut self) {
-        let borrowed = self.got.bytes.take().flatten();
+        let borrowed = self.got.bytes.take().or_else(|| self.got.late_bytes.take().flatten());
         self.open().blocks.give_back(borrowed);
     }
 
