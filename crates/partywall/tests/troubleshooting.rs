@@ -469,9 +469,9 @@ fn main_prints_the_message_and_the_advice() {
 #[test]
 fn errors_that_give_a_value_back_print_their_advice() {
     fn is_error<T: std::error::Error + Into<Error> + 'static>() {}
-    is_error::<Failed<partywall::Sample>>();
+    is_error::<partywall::Failed<partywall::Sample>>();
     let error = || Error::Busy(Busy::Writer { name: "x".into(), pid: 7 });
-    let failed = Failed { error: error(), value: Box::new(7) };
+    let failed = partywall::Failed { error: error(), value: Box::new(7) };
     assert_eq!(format!("{failed:?}"), format!("{:?}", error()));
     assert!(format!("{failed:#?}").starts_with("Failed {\n    error: Busy(\n"), "{failed:#?}");
     assert_eq!((failed.to_string(), Error::from(failed).anchor()), (error().to_string(), error().anchor()));

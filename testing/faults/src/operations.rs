@@ -637,7 +637,7 @@ fn a_block_behind_a_stream(setting: &Setting) -> Outcome {
     }
     let released = block.release_on(gpu.stream()).map_err(|unreleased| {
         // No other work uses the block, so it is given back without a stream.
-        let _ = unreleased.block.release();
+        let _ = unreleased.value.release();
         unreleased.error
     });
     gpu.stream().synchronize().map_err(|error| of(setting, error))?;
@@ -663,7 +663,7 @@ fn a_sample_of_a_stream(setting: &Setting) -> Outcome {
             return Err(error);
         }
         filled.publish_on(gpu.stream(), WATCHDOG).map_err(|unpublished| {
-            let _ = unpublished.filled.release();
+            let _ = unpublished.value.release();
             unpublished.error
         })
     };
@@ -673,7 +673,7 @@ fn a_sample_of_a_stream(setting: &Setting) -> Outcome {
     sample.wait(WATCHDOG)?;
     sample.device_on(gpu.stream())?;
     sample.release_on(gpu.stream()).map_err(|unreleased| {
-        let _ = unreleased.sample.release();
+        let _ = unreleased.value.release();
         unreleased.error
     })?;
     publish()?;

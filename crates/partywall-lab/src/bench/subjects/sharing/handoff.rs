@@ -158,7 +158,7 @@ enum By {
     Socket(UnixStream),
     Timeline { ours: TimelineWriter, theirs: Timeline },
     Topics(turns::Topics),
-    Queues(turns::Queues),
+    Queues(Box<turns::Queues>),
     Blocks(Blocks),
     Semaphores { permits: Permits, words: Words },
     Streams(Box<Relay>),
@@ -190,7 +190,7 @@ impl Ends {
                 By::Timeline { ours, theirs }
             }
             Way::Topic => By::Topics(turns::Topics::new(domain, names, Place::Host, 1, 8).map_err(failed)?),
-            Way::Queue => By::Queues(turns::Queues::new(domain, names).map_err(failed)?),
+            Way::Queue => By::Queues(Box::new(turns::Queues::new(domain, names).map_err(failed)?)),
             Way::Pool => By::Blocks(Blocks::new(domain, Place::Host, &meeting.name, socket.into())?),
             Way::Semaphore => {
                 By::Semaphores { permits: Permits::new(domain, &meeting.name, first)?, words: Words::map(&words)? }
