@@ -30,6 +30,10 @@ pub(crate) struct Fixture {
     _entry: ash::Entry,
 }
 
+/// Keeps what the validation layer says.
+///
+/// # Safety
+/// As Vulkan calls it: `data` is valid for the call, and `messages` is the pointer that the messenger was made with.
 unsafe extern "system" fn collect(
     _: vk::DebugUtilsMessageSeverityFlagsEXT,
     _: vk::DebugUtilsMessageTypeFlagsEXT,

@@ -197,8 +197,7 @@ pub(crate) fn with_advice(f: &mut fmt::Formatter<'_>, message: &dyn Display, err
 /// `?` makes it an [`Error`], and drops the value. Its `{:?}` is for `main`, as that of [`Error`].
 ///
 /// ```no_run
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let filled: partywall::Filled = unimplemented!();
+/// # fn publish(filled: partywall::Filled) -> partywall::Result<()> {
 /// use std::time::Duration;
 ///
 /// use partywall::{Error, Failed};
