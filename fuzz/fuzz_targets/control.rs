@@ -142,6 +142,7 @@ fn topic(input: &mut Unstructured<'_>) -> Result<()> {
                 {
                     let message = Message {
                         status: if input.arbitrary()? { Status::Timeline } else { Status::Ready },
+                        lane: 0,
                         value: input.arbitrary()?,
                         stamp: 1,
                         dtype: input.arbitrary()?,

@@ -1,17 +1,13 @@
 //! Publishers of topics, and their loans.
 
-use std::{
-    sync::{Arc, Mutex},
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Instant};
 
-use partywall::{Error, Filled, Published, Wait, cuda::RawStream, error::Gone};
-use partywall_os::lock::IgnorePoison;
+use partywall::cuda::StreamRef;
 use pyo3::prelude::*;
 
 use crate::{
     errors::{Raise, bad_source, parse_dtype},
-    handle::{Closable, Closing, Ending, Handle},
+    handle::{Closable, Closing, Handle},
     owner::Owner,
     reaper,
     sample::Sample,
@@ -35,8 +31,6 @@ pub(crate) struct Publisher {
 /// What a publisher and its loans share.
 struct Sender {
     publisher: partywall::Publisher,
-    /// The stream that published last.
-    last: Mutex<Option<RawStream>>,
     /// Ends the waits of loans, too.
     closing: Closing,
     open: Open,
@@ -46,75 +40,28 @@ impl Publisher {
     pub(crate) fn new(publisher: partywall::Publisher, open: Open) -> Self {
         let topic = publisher.topic().to_owned();
         let id = publisher.id();
-        let last = Mutex::default();
         let closing = Closing::new("publisher");
-        Self { inner: Handle::new("publisher", Arc::new(Sender { publisher, last, closing, open })), topic, id }
+        Self { inner: Handle::new("publisher", Arc::new(Sender { publisher, closing, open })), topic, id }
     }
 }
 
-impl Sender {
-    /// Publishes behind the work on a stream, or what the host has written. A sample that cannot be published is given
-    /// back. What `check` raises ends the wait.
-    fn publish(
-        &self,
-        py: Python<'_>,
-        filled: Filled,
-        stream: Option<&Stream>,
-        timeout: Duration,
-        ending: &Ending<'_>,
-        check: impl Fn(Python<'_>) -> PyResult<()> + Sync,
-    ) -> PyResult<u64> {
-        let check = |py: Python<'_>| ending.check(py).and_then(|()| check(py));
-        if let Some(stream) = stream {
-            self.take_turns(py, stream, ending)?;
-        }
-        let publish = |wait: Wait<'_>| {
-            let published = match stream {
-                Some(stream) => filled.publish_on(stream.borrow(), wait),
-                None => filled.publish(wait),
-            };
-            published.map_err(|unpublished| unpublished.error)
-        };
-        let Published { sequence, .. } = wait::for_turn(py, timeout, check, publish)?;
-        Ok(sequence)
-    }
-
-    /// Waits for unfinished samples of the stream that published last, unless it is the same stream. The library would
-    /// wait, too, but ignores signals.
-    fn take_turns(&self, py: Python<'_>, next: &Stream, ending: &Ending<'_>) -> PyResult<()> {
-        let last = || self.last.lock().ignore_poison();
-        let (_, next) = next.id();
-        if last().is_some_and(|former| former != next) {
-            wait::in_slices(py, TURN, |slice| match self.publisher.drain(slice) {
-                Err(Error::Timeout { .. }) if ending.is_over() => Ok(()),
-                // The publication that follows reports this error.
-                Err(Error::Gone(Gone::Timeline { .. })) => Ok(()),
-                drained => drained,
-            })?;
-            ending.check(py)?;
-        }
-        *last() = Some(next);
-        Ok(())
-    }
-}
-
-/// Fills a loan with a copy of a tensor. Returns true if the copy is enqueued on `stream`.
-fn fill(loan: &mut partywall::Loan, source: &Source, stream: Option<&Stream>) -> partywall::Result<bool> {
+/// Fills a loan with a copy of a tensor. Returns the stream on which the copy is enqueued, if it is.
+fn fill<'a>(
+    loan: &mut partywall::Loan,
+    source: &Source,
+    stream: Option<&'a Stream>,
+) -> partywall::Result<Option<StreamRef<'a>>> {
     match stream {
         _ if loan.is_empty() => {}
-        None if source.is_on_host() => loan.bytes_mut()?.copy_from_slice(&source.host_bytes()),
-        None => loan.bytes_mut()?.copy_from_slice(&source.device_bytes()?),
-        Some(_) if source.is_on_host() => {
-            let range = loan.device()?;
-            range.copy_from_host(range.gpu().stream(), &source.host_bytes())?;
-        }
+        _ if source.is_on_host() => loan.write(&source.host_bytes())?,
+        None => loan.write(&source.device_bytes()?)?,
         Some(stream) => {
             loan.keep(source.held());
             source::enqueue_copy(source, loan.device()?, stream.borrow())?;
-            return Ok(true);
+            return Ok(Some(stream.borrow()));
         }
     }
-    Ok(false)
+    Ok(None)
 }
 
 #[pymethods]
@@ -148,20 +95,20 @@ impl Publisher {
             let why = format!("it is on cuda:{from}, and topic {:?} on cuda:{to}", self.topic);
             return Err(bad_source(py, &why, "copy it to the topic's GPU first"));
         }
-        let (dtype, shape) = source.layout();
-        let (_turn, mut loan) = self.inner.for_turn(py, timeout, |wait| {
-            let (turn, mut loan) = sender.publisher.loan_in_turn(dtype, shape, wait)?;
-            loan.header(header)?;
-            Ok((turn, loan))
-        })?;
         if stream.is_none() && !source.is_on_host() {
             // A signal ends this wait.
             source.drain(py)?;
         }
-        let on_stream = py.detach(|| fill(&mut loan, source, stream.as_ref())).or_raise(py)?;
-        let stream = stream.filter(|_| on_stream);
+        let (dtype, shape) = source.layout();
         let left = timeout.saturating_sub(start.elapsed());
-        sender.publish(py, loan.filled(), stream.as_ref(), left, &ending, |_| Ok(()))
+        let check = |py: Python<'_>| self.inner.check(py).and_then(|()| ending.check(py));
+        let published = wait::for_turn(py, left, check, |wait| {
+            sender.publisher.send_with(dtype, shape, wait, |loan| {
+                loan.header(header)?;
+                fill(loan, source, stream.as_ref())
+            })
+        })?;
+        Ok(published.sequence)
     }
 
     /// Waits until the topic has at least so many subscribers.
@@ -288,9 +235,17 @@ impl Loan {
         let filled = self.take(py)?.filled();
         let stream = gpu.map(|gpu| Stream::of(gpu, stream));
         let ending = sender.closing.begin();
-        let published = sender.publish(py, filled, stream.as_ref(), timeout, &ending, |py| self.sender.check(py));
+        let check = |py: Python<'_>| ending.check(py).and_then(|()| self.sender.check(py));
+        // A sample that cannot be published is given back.
+        let published = wait::for_turn(py, timeout, check, |wait| {
+            let published = match &stream {
+                Some(stream) => filled.publish_on(stream.borrow(), wait),
+                None => filled.publish(wait),
+            };
+            published.map_err(|unpublished| unpublished.error)
+        });
         self.sender.close(py);
-        published
+        Ok(published?.sequence)
     }
 
     /// Whether the loan was published or given back.
@@ -307,6 +262,3 @@ impl Loan {
         self.sender.close(py);
     }
 }
-
-/// How long a change of streams waits for the former stream's samples, as in the library.
-const TURN: Duration = Duration::from_secs(10);

@@ -185,7 +185,7 @@ pub use self::{
     },
     topic::{
         Filled, Loan, LoanMemory, MAX_HEADER, Policy, Published, Publisher, Sample, SampleType, Samples, Subscriber,
-        SubscriberEvent, SubscriberOptions, SubscriberStats, Topic, TopicOptions, TopicStats, Turn,
+        SubscriberEvent, SubscriberOptions, SubscriberStats, Topic, TopicOptions, TopicStats,
     },
     trace::{Action, ChromeTrace, Recording, TraceEvent, Tracer},
     wait::{Cancel, Wait},

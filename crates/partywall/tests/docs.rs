@@ -12,7 +12,7 @@ use partywall::{
 const THIS: &str = include_str!("docs.rs");
 
 #[rustfmt::skip]
-fn topics_publisher(domain: &Domain, place: Place, second: Duration) -> Result<()> {
+fn topics_publisher(domain: &Domain, place: Place, picture: Vec<u8>, second: Duration) -> Result<()> {
     // Created by the first process that asks for it, opened by the others.
     let frames = domain.topic("frames").dtype(DType::U8).shape(&[480, 640, 3]).place(place).open_or_create()?;
     let publisher = frames.publisher()?;
@@ -21,6 +21,7 @@ fn topics_publisher(domain: &Domain, place: Place, second: Duration) -> Result<(
     loan.as_mut_slice::<u8>()?.fill(7);                                  // or a kernel, see below
     loan.header(b"camera 3")?;                                           // up to 256 bytes of your own
     loan.filled().publish(second)?;
+    publisher.send(DType::U8, &[480, 640, 3], &picture, second)?;        // a copy of bytes, in any kind of memory
     Ok(())
 }
 

@@ -198,8 +198,7 @@ class Topic(Named[_native.Topic]):
 class Publisher(Handle[_native.Publisher]):
     """A publisher of samples; `Topic.publisher` returns one. The samples of one publisher are received in their order.
 
-    On a GPU its samples come from one stream at a time: using another stream waits for the one before. Use one
-    publisher for each stream.
+    On a GPU its streams complete samples without waiting for each other.
     """
 
     def __init__(self, topic: Topic, native: _native.Publisher) -> None:

@@ -204,8 +204,16 @@ fn process_that_blocks_others_is_listed_and_stops_when_evicted() {
     let row = watcher.welcome.row;
     let publish = |publisher: &mut PublisherPlace| {
         let held = pool.try_take(row).unwrap();
-        let message =
-            Message { status: Status::Ready, value: 0, stamp: 1, dtype: 2, shape: &[1], bytes: 1, header: b"" };
+        let message = Message {
+            status: Status::Ready,
+            lane: 0,
+            value: 0,
+            stamp: 1,
+            dtype: 2,
+            shape: &[1],
+            bytes: 1,
+            header: b"",
+        };
         let published = topic.publish(&pool, publisher, &held, &message);
         published.inspect_err(|_| assert!(pool.free(&held)))
     };
@@ -256,13 +264,21 @@ fn samples_of_a_departed_publisher_are_complete_up_to_its_timeline() {
         let opened = writer.open(&format!("{ending:?}"), true).unwrap();
         let OpenedTimeline { slab, cell, incarnation, .. } = opened.answer;
         let mut publisher = topic.join_as_publisher(row).unwrap();
-        topic.set_timeline(&publisher, TimelineCell { slab, cell, incarnation });
+        topic.set_timeline(publisher.port(), 0, TimelineCell { slab, cell, incarnation });
         opened.cell().signal(1).unwrap();
         opened.cell().announce(2);
         for value in [1, 2] {
             let held = pool.try_take(row).unwrap();
-            let message =
-                Message { status: Status::Timeline, value, stamp: 1, dtype: 2, shape: &[1], bytes: 1, header: b"" };
+            let message = Message {
+                status: Status::Timeline,
+                lane: 0,
+                value,
+                stamp: 1,
+                dtype: 2,
+                shape: &[1],
+                bytes: 1,
+                header: b"",
+            };
             topic.publish(&pool, &mut publisher, &held, &message).unwrap();
         }
         let taken = [(); 2].map(|()| match topic.receive(&pool, &mut subscriber) {

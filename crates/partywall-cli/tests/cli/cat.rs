@@ -16,15 +16,12 @@ fn topic(domain: &Domain) -> Topic {
     domain.topic("camera").max_bytes(64).depth(16).place(place()).create().unwrap()
 }
 
-fn publish(publisher: &Publisher, topic: &Topic, bytes: &[u8], header: &[u8]) {
-    let mut loan = publisher.loan(DType::U16, &[bytes.len() as u64 / 2], LONG).unwrap();
-    match topic.gpu() {
-        None => loan.bytes_mut().unwrap().copy_from_slice(bytes),
-        Some(_) if bytes.is_empty() => {}
-        Some(gpu) => loan.device().unwrap().copy_from_host(gpu.stream(), bytes).unwrap(),
-    }
-    loan.header(header).unwrap();
-    loan.filled().publish(LONG).unwrap();
+fn publish(publisher: &Publisher, bytes: &[u8], header: &[u8]) {
+    let sent = publisher.send_with(DType::U16, &[bytes.len() as u64 / 2], LONG, |loan| {
+        loan.header(header)?;
+        loan.write(bytes).map(|()| None)
+    });
+    sent.unwrap();
 }
 
 fn listening(sandbox: &Sandbox, topic: &Topic, arguments: &[&str]) -> Running {
@@ -43,7 +40,7 @@ fn cat_writes_the_bytes_of_samples_until_the_publishers_have_left() {
     let two = listening(&sandbox, &camera, &["topic", "cat", "camera", "--count", "2"]);
     let publisher = camera.publisher().unwrap();
     for bytes in [&b"one "[..], b"", b"two!", b"3 of 3"] {
-        publish(&publisher, &camera, bytes, b"");
+        publish(&publisher, bytes, b"");
     }
     assert_eq!(two.wait().expect(0).stdout, b"one ");
     drop(publisher);
@@ -62,7 +59,7 @@ fn header_of_each_sample_says_how_many_bytes_follow() {
     // A sample may contain what looks like the end of a line.
     let samples = [(&b"{}\n\n"[..], &b"left"[..]), (b"", b""), (b"\nx", b"\n")];
     for (bytes, header) in samples {
-        publish(&publisher, &camera, bytes, header);
+        publish(&publisher, bytes, header);
     }
     drop(publisher);
     let stream = cat.wait().expect(0).stdout;
@@ -100,7 +97,7 @@ fn cat_misses_samples_rather_than_delay_publishers_and_says_so() {
     eventually("it is stopped", || cat.is_stopped());
     let publisher = camera.publisher().unwrap();
     for number in 0..40_u8 {
-        publish(&publisher, &camera, &[number, 0], b"");
+        publish(&publisher, &[number, 0], b"");
     }
     drop(publisher);
     cat.signal(Signal::CONT);
@@ -125,7 +122,7 @@ fn reader_that_has_enough_ends_the_command() {
         eventually("it has subscribed", || camera.stats().subscribers.len() == 1);
         let mut reader = child.stdout.take().unwrap();
         if arguments[1] == "cat" {
-            publish(&publisher, &camera, b"abcd", b"");
+            publish(&publisher, b"abcd", b"");
             let mut first = [0; 2];
             reader.read_exact(&mut first).unwrap();
             assert_eq!(&first, b"ab");
@@ -172,8 +169,8 @@ fn assert_whole(path: &str) {
     let camera = topic(&domain);
     let record = listening(&sandbox, &camera, &["topic", "record", "camera", path, "--until-idle", "--json"]);
     let publisher = camera.publisher().unwrap();
-    publish(&publisher, &camera, b"one ", b"left");
-    publish(&publisher, &camera, b"two!", b"");
+    publish(&publisher, b"one ", b"left");
+    publish(&publisher, b"two!", b"");
     drop(publisher);
     let recorded = record.wait().expect(0);
     let messages: Vec<_> = mcap::MessageStream::new(&recorded.stdout).unwrap().map(Result::unwrap).collect();
@@ -209,7 +206,7 @@ fn streams_of_samples_say_what_they_cannot_do() {
     let mut command = sandbox.command(["topic", "cat", "camera"]);
     let child = command.stdin(Stdio::null()).stdout(full).stderr(Stdio::piped()).spawn().unwrap();
     eventually("it has subscribed", || camera.stats().subscribers.len() == 1);
-    publish(&publisher, &camera, b"ab", b"");
+    publish(&publisher, b"ab", b"");
     let ended = child.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&ended.stderr);
     assert!(ended.status.code() == Some(5) && said.contains("make room"), "{ended:?}");

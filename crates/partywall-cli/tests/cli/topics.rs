@@ -23,24 +23,19 @@ fn topic(domain: &Domain, name: &str) -> Topic {
     domain.topic(name).max_bytes(64).depth(16).place(place()).create().unwrap()
 }
 
-fn publish(publisher: &Publisher, topic: &Topic, values: &[f32], header: &[u8]) {
-    let mut loan = publisher.loan(DType::F32, &[values.len() as u64], LONG).unwrap();
+fn publish(publisher: &Publisher, values: &[f32], header: &[u8]) {
     let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-    match topic.gpu() {
-        None => loan.bytes_mut().unwrap().copy_from_slice(&bytes),
-        Some(gpu) => loan.device().unwrap().copy_from_host(gpu.stream(), &bytes).unwrap(),
-    }
-    loan.header(header).unwrap();
-    loan.filled().publish(LONG).unwrap();
+    let sent = publisher.send_with(DType::F32, &[values.len() as u64], LONG, |loan| {
+        loan.header(header)?;
+        loan.write(&bytes).map(|()| None)
+    });
+    sent.unwrap();
 }
 
-fn receive(subscriber: &Subscriber, topic: &Topic) -> (Vec<f32>, Vec<u8>) {
+fn receive(subscriber: &Subscriber) -> (Vec<f32>, Vec<u8>) {
     let sample = subscriber.recv(LONG).unwrap();
     let mut bytes = vec![0; sample.len() as usize];
-    match topic.gpu() {
-        None => bytes.copy_from_slice(sample.bytes().unwrap()),
-        Some(gpu) => sample.device_on(gpu.stream()).unwrap().copy_to_host(gpu.stream(), &mut bytes).unwrap(),
-    }
+    sample.read_at(0, &mut bytes).unwrap();
     (bytes.chunks(4).map(|item| f32::from_le_bytes(item.try_into().unwrap())).collect(), sample.header())
 }
 
@@ -110,7 +105,7 @@ fn recording_is_played_unchanged() {
     let recording = listening(&sandbox, &camera, &arguments);
     let samples: [(&[f32], &[u8]); 3] = [(&[1.0, 2.0], b"first"), (&[3.0], b""), (&[4.0, 5.0, 6.0], &[0, 0xff])];
     for (values, header) in samples {
-        publish(&publisher, &camera, values, header);
+        publish(&publisher, values, header);
     }
     let printed = recording.wait().expect(0).json();
     for (key, value) in [("name", json!("camera")), ("samples", json!(3)), ("missed", json!(0)), ("bytes", json!(24))] {
@@ -143,7 +138,7 @@ fn recording_is_played_unchanged() {
         (&json!(3), &json!(false), &json!("camera"))
     );
     for (values, header) in samples {
-        assert_eq!(receive(&subscriber, &again), (values.to_vec(), header.to_vec()));
+        assert_eq!(receive(&subscriber), (values.to_vec(), header.to_vec()));
     }
     let text = sandbox.run(play(&path, &["fresh"])).expect(0).text();
     assert!(text.contains("played 3 samples"), "a topic that was not there is made: {text}");
@@ -203,7 +198,7 @@ fn numbers_are_published_listed_shown_and_measured() {
     let subscriber = camera.subscriber(Policy::Block).unwrap();
     let sequence = subscriber.recv(LONG).unwrap().sequence();
     for number in sequence + 1..sequence + 4 {
-        assert_eq!(receive(&subscriber, &camera), (vec![number as f32; 6], b"left".to_vec()));
+        assert_eq!(receive(&subscriber), (vec![number as f32; 6], b"left".to_vec()));
     }
     drop(subscriber);
 
@@ -295,15 +290,15 @@ fn files_and_standard_input_are_published_as_samples() {
     let printed = sandbox.run(publishing(&["two", path, "--count", "4", "--json"])).expect(0).json();
     assert_eq!((&printed["samples"], &printed["bytes"]), (&json!(4), &json!(32)));
     for sample in [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0], [0.0, 1.0]] {
-        assert_eq!(receive(&subscriber, &two).0, sample);
+        assert_eq!(receive(&subscriber).0, sample);
     }
     let mut piped = sandbox.spawn(publishing(&["two", "-"]));
     let mut input = piped.stdin();
     input.write_all(&floats[..12]).unwrap();
-    assert_eq!(receive(&subscriber, &two).0, [0.0, 1.0], "as it comes");
+    assert_eq!(receive(&subscriber).0, [0.0, 1.0], "as it comes");
     input.write_all(&floats[..8]).unwrap();
     drop(input);
-    assert_eq!(receive(&subscriber, &two).0, [2.0, 0.0]);
+    assert_eq!(receive(&subscriber).0, [2.0, 0.0]);
     let cut = piped.wait().expect(2).stderr;
     assert!(cut.contains("after 4 of 8 bytes"), "{cut}");
     // A typed file, whatever the case of its suffix, determines the type of the new topic.
@@ -314,7 +309,7 @@ fn files_and_standard_input_are_published_as_samples() {
     let frame = domain.topic("frame").timeout(LONG).open().unwrap();
     assert_eq!((frame.dtype(), frame.shape()), (Some(DType::F32), Some(&[Some(2), Some(3)][..])));
     let frames = frame.subscriber(Policy::Block).unwrap();
-    assert_eq!(receive(&frames, &frame).0, [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
+    assert_eq!(receive(&frames).0, [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
     publisher.wait().expect(0);
 
     let refused = |arguments: &[&str], code| sandbox.run(publishing(arguments)).expect(code).stderr;
@@ -340,7 +335,7 @@ fn topic_of_a_player_has_room_for_the_largest_sample_of_the_file() {
         let player = sandbox.spawn(play(&path, &[&["again", "--channel", "x", "--loop"], arguments].concat()));
         let again = domain.topic("again").timeout(LONG).open().unwrap();
         let subscriber = again.subscriber(Policy::Block).unwrap();
-        while receive(&subscriber, &again).0.len() != 3000 {}
+        while receive(&subscriber).0.len() != 3000 {}
         player.signal(Signal::INT);
         player.wait().expect(0);
         again
@@ -413,7 +408,7 @@ fn player_waits_for_subscribers() {
     eventually("it waits", || !screen.stats().publishers.is_empty());
     let second = screen.subscriber(Policy::Block).unwrap();
     for subscriber in [&first, &second] {
-        assert_eq!([receive(subscriber, &screen).0, receive(subscriber, &screen).0], [[1.0], [2.0]]);
+        assert_eq!([receive(subscriber).0, receive(subscriber).0], [[1.0], [2.0]]);
     }
     player.wait().expect(0);
 }
@@ -438,8 +433,8 @@ fn echo_says_what_it_waits_for_and_ends_with_an_idle_topic() {
     expect(&mut of_idle, "waiting for a publisher of camera; Ctrl-C ends it");
     expect(&mut of_patient, "waiting for a publisher of camera; Ctrl-C ends it");
     let publisher = camera.publisher().unwrap();
-    publish(&publisher, &camera, &[1.0], b"");
-    publish(&publisher, &camera, &[2.0], b"");
+    publish(&publisher, &[1.0], b"");
+    publish(&publisher, &[2.0], b"");
     expect(&mut of_patient, "camera has 1 publisher now");
     drop(publisher);
     expect(&mut of_patient, "the last publisher of camera has left; waiting for another");
@@ -447,7 +442,7 @@ fn echo_says_what_it_waits_for_and_ends_with_an_idle_topic() {
     let rest: Vec<String> = of_idle.map(Result::unwrap).collect();
     assert!(rest.iter().any(|line| line == "the last publisher of camera has left"), "{rest:?}");
     assert!(rest.last().unwrap().contains("2 samples in"), "{rest:?}");
-    publish(&camera.publisher().unwrap(), &camera, &[3.0], b"");
+    publish(&camera.publisher().unwrap(), &[3.0], b"");
     assert!(patient.wait().unwrap().success());
     // A subscriber that starts too late.
     let end = sandbox.json(["topic", "echo", "camera", "--until-idle"]);
@@ -485,8 +480,8 @@ fn echo_prints_samples_as_they_arrive() {
     let camera = topic(&domain, "camera");
     let publisher = camera.publisher().unwrap();
     let mut echo = listening(&sandbox, &camera, &["topic", "echo", "camera", "--count", "2", "--json"]);
-    publish(&publisher, &camera, &[0.5, 2.0], b"left");
-    publish(&publisher, &camera, &[], b"");
+    publish(&publisher, &[0.5, 2.0], b"left");
+    publish(&publisher, &[], b"");
     let lines: Vec<Value> = (0..3).map(|_| serde_json::from_str(&echo.line()).unwrap()).collect();
     for (key, value) in [
         ("event", json!("sample")),
@@ -512,7 +507,7 @@ fn echo_prints_samples_as_they_arrive() {
     echo.wait().expect(0);
 
     let echo = listening(&sandbox, &camera, &["topic", "echo", "camera", "--count", "1"]);
-    publish(&publisher, &camera, &[0.5; 9], b"left");
+    publish(&publisher, &[0.5; 9], b"left");
     let printed = echo.wait().expect(0);
     for part in ["float32 [9]", "header \"left\"", "0.5, 0.5 and 1 more", "lag 0"] {
         assert!(printed.text().contains(part), "{part:?} is missing: {printed:?}");
@@ -543,11 +538,11 @@ fn play_keeps_or_scales_the_recorded_pace_once_or_in_a_loop() {
     let played = sandbox.run(play(&path, &["screen", "--json", "--rate", "0.5"])).expect(0).json();
     assert!(played["seconds"].as_f64().unwrap() >= 0.6, "{played}");
     for number in [1.0, 2.0, 1.0, 2.0] {
-        assert_eq!(receive(&subscriber, &screen).0, [number]);
+        assert_eq!(receive(&subscriber).0, [number]);
     }
     let endless = sandbox.spawn(play(&path, &["screen", "--rate", "1000", "--loop"]));
     for turn in 0..20 {
-        assert_eq!(receive(&subscriber, &screen).0, [1.0 + (turn % 2) as f32]);
+        assert_eq!(receive(&subscriber).0, [1.0 + (turn % 2) as f32]);
     }
     endless.signal(Signal::INT);
     endless.wait().expect(0);
@@ -561,8 +556,8 @@ fn killed_recorder_leaves_its_written_samples() {
     let publisher = camera.publisher().unwrap();
     let path = sandbox.path().join("camera.mcap");
     let recording = listening(&sandbox, &camera, &["topic", "record", "camera", path.to_str().unwrap()]);
-    publish(&publisher, &camera, &[1.0], b"");
-    publish(&publisher, &camera, &[2.0], b"");
+    publish(&publisher, &[1.0], b"");
+    publish(&publisher, &[2.0], b"");
     let is_written = || fs::metadata(&path).is_ok_and(|file| file.len() > 300);
     eventually("what has come is written, although that was little", is_written);
     recording.kill();
@@ -570,7 +565,7 @@ fn killed_recorder_leaves_its_written_samples() {
     let subscriber = again.subscriber(Policy::Block).unwrap();
     let played = sandbox.run(play(&path, &["again", "--json"])).expect(0).json();
     assert_eq!((&played["cut_off"], &played["samples"]), (&json!(true), &json!(2)));
-    assert_eq!(receive(&subscriber, &again).0, [1.0]);
+    assert_eq!(receive(&subscriber).0, [1.0]);
 }
 
 /// The other process may read the former file.
@@ -584,7 +579,7 @@ fn recording_replaces_a_file_in_one_step() {
     let former = fs::File::open(&path).unwrap();
     let arguments = ["topic", "record", "camera", path.to_str().unwrap(), "--force", "--count", "1"];
     let recording = listening(&sandbox, &camera, &arguments);
-    publish(&publisher, &camera, &[1.0], b"");
+    publish(&publisher, &[1.0], b"");
     recording.wait().expect(0);
     assert_eq!(std::io::read_to_string(former).unwrap(), "former");
     assert!(fs::read(&path).unwrap().starts_with(mcap::MAGIC));
@@ -650,7 +645,7 @@ fn files_that_cannot_be_played_say_why() {
     assert!(choose.contains("of a and of b") && choose.contains("--channel"), "{choose}");
     let subscriber = screen.subscriber(Policy::Block).unwrap();
     sandbox.run(play(&two, &["screen", "--channel", "b"])).expect(0);
-    while receive(&subscriber, &screen).0 != [2.0] {}
+    while receive(&subscriber).0 != [2.0] {}
     drop(subscriber);
     let unknown = refused(&two, &["screen", "--channel", "c"], 3);
     assert!(unknown.contains("no samples of c") && unknown.contains("--channel: a, b"), "{unknown}");

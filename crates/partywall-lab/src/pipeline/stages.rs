@@ -44,13 +44,7 @@ fn decode(job: &Job, frames: &Topic) -> Result<Vec<Duration>, Failure> {
         let start = Instant::now();
         let picture = files::decode(job.file(frame))?;
         let mut loan = loan(&publisher, frame, picture.size)?;
-        if frames.place() == Place::Host {
-            loan.as_mut_slice::<u8>()?.copy_from_slice(&picture.pixels);
-        } else {
-            let range = loan.device()?;
-            let copied = range.gpu().stream().copy_from_host(range.as_slice(), &picture.pixels);
-            copied.doing("writing a frame")?;
-        }
+        loan.write(&picture.pixels)?;
         times.push(start.elapsed());
         await_listener(frames)?;
         loan.filled().publish(TIMEOUT).map_err(|refused| refused.error)?;

@@ -47,11 +47,13 @@ impl Topic {
             .map_or_else(|now| now, |_| to)
     }
 
-    /// Returns the timeline of the publisher of the sample in a block, unless the publisher has left.
+    /// Returns the timeline that completes the sample in a block, unless its publisher has left.
     pub(super) fn timeline_of_block(&self, block: usize) -> Option<TimelineCell> {
         let descriptor = &self.descriptors[block];
-        let publisher = self.publishers.get(usize::from(descriptor.origin().place))?;
-        (publisher.port.load().id() == descriptor.publisher()).then(|| publisher.timeline())?
+        let origin = descriptor.origin();
+        let publisher = self.publishers.get(usize::from(origin.place))?;
+        let lane = publisher.lanes.get(usize::from(origin.lane))?;
+        (publisher.port.load().id() == descriptor.publisher()).then(|| lane.timeline())?
     }
 
     /// Returns the holds of a subscriber.

@@ -4,11 +4,11 @@
 //! |---|---|---|
 //! | 0 | `generation` | of the block: its slot's ticket |
 //! | 8 | `status` | see below; the only word that changes later |
-//! | 16 | `origin` | publisher's place, its member's row, dtype, rank, length of the header: 16, 16, 8, 8 and 16 bits |
+//! | 16 | `origin` | publisher's place, its member's row, dtype, rank, length of the header, lane: 16, 16, 8, 4, 12 and 8 bits |
 //! | 24 | `publisher` | its id |
 //! | 32 | `sequence` | the publisher's own count |
 //! | 40 | `bytes` | of the tensor |
-//! | 48 | `value` | of the publisher's timeline |
+//! | 48 | `value` | of the timeline of the publisher's lane |
 //! | 56 | `stamp` | when the publisher put the sample into the ring, or 0; see `ages` |
 //! | 64 | `shape` | of the tensor, eight words |
 //! | 128 | `header` | the user's, 32 words |
@@ -25,7 +25,7 @@
 //! | status | bits 0–2 | |
 //! |---|---|---|
 //! | ready | 0 | the host had written the block before it published it |
-//! | by timeline | 1 | a stream writes the block until the publisher's timeline has reached `value` |
+//! | by timeline | 1 | a stream writes the block until the timeline of the publisher's lane has reached `value` |
 //! | unverified | 2 | as *by timeline*, and the sample rests on samples that are not final themselves |
 //! | done | 3 | final: a stream has written it |
 //! | failed | 4 | final: it will never be complete; bits 3–6 say how its publisher ended |
@@ -46,6 +46,9 @@ pub const MAX_HEADER: usize = 256;
 
 /// The most dimensions of a sample's tensor.
 pub const MAX_RANK: usize = 8;
+
+// What the word `origin` has room for.
+const _: () = assert!(MAX_RANK < 1 << 4 && MAX_HEADER < 1 << 12);
 
 /// See the head of this file.
 #[derive(Debug)]
@@ -68,7 +71,7 @@ pub(super) struct Descriptor {
 pub enum Status {
     /// Valid: its publisher's host had written it before publishing it.
     Ready,
-    /// Valid once the publisher's timeline has reached the sample's value, because a stream writes it.
+    /// Valid once the timeline of the publisher's lane has reached the sample's value, because a stream writes it.
     Timeline,
     /// As [`Timeline`](Self::Timeline), and the sample rests on samples whose status is not final.
     Unverified,
@@ -104,6 +107,8 @@ pub(super) struct Origin {
     pub(super) rank: u8,
     /// Length of the header.
     pub(super) header: u16,
+    /// The lane whose timeline completes the sample.
+    pub(super) lane: u8,
 }
 
 impl Origin {
@@ -112,7 +117,8 @@ impl Origin {
             | u64::from(self.row) << 16
             | u64::from(self.dtype) << 32
             | u64::from(self.rank) << 40
-            | u64::from(self.header) << 48
+            | u64::from(self.header) << 44
+            | u64::from(self.lane) << 56
     }
 
     fn of(word: u64) -> Self {
@@ -120,8 +126,9 @@ impl Origin {
             place: word as u16,
             row: (word >> 16) as u16,
             dtype: (word >> 32) as u8,
-            rank: (word >> 40) as u8,
-            header: (word >> 48) as u16,
+            rank: (word >> 40) as u8 & 15,
+            header: (word >> 44) as u16 & 0xFFF,
+            lane: (word >> 56) as u8,
         }
     }
 }
@@ -233,6 +240,7 @@ impl Descriptor {
             rank: usize::from(origin.rank).min(MAX_RANK),
             shape,
             bytes: self.bytes.load(Ordering::Relaxed),
+            lane: origin.lane,
             value: self.value(),
             stamp: self.stamp(),
             status: self.status().status(),

@@ -9,6 +9,7 @@
 
 use super::{
     PublisherPlace, SubscriberPlace, TimelineCell, Topic,
+    members::Lane,
     port::{Occupancy, PortId, PortSlot, PortWord},
 };
 use crate::{
@@ -24,9 +25,10 @@ impl Topic {
         // Counted before the port opens, and so before it can become free again: pairs with `is_idle`.
         self.control().publishers_joined.fetch_add(1, Ordering::Release);
         let us = &self.publishers[index];
-        for word in [&us.published, &us.cell, &us.incarnation, &us.blocked_since, &us.blocked_by] {
+        for word in [&us.published, &us.blocked_since, &us.blocked_by] {
             word.store(0, Ordering::Relaxed);
         }
+        us.lanes.iter().for_each(Lane::clear);
         point("topic: publisher's words set, port not open");
         let port = self.open(&us.port, taken)?;
         Some(PublisherPlace::new(index, port))
@@ -96,9 +98,13 @@ impl Topic {
         self.control().space.notify();
     }
 
-    /// Sets the timeline that tells when a publisher's samples are complete. Call this before the first of them.
-    pub fn set_timeline(&self, place: &PublisherPlace, cell: TimelineCell) {
-        self.publishers[place.index].set_timeline(cell);
+    /// Sets the timeline that tells when the samples of a publisher's lane are complete. Call this before the first of
+    /// them, and once.
+    ///
+    /// # Panics
+    /// If there are not as many [`LANES`](super::LANES).
+    pub fn set_timeline(&self, place: PortId, lane: u8, cell: TimelineCell) {
+        self.publishers[place.index].lanes[usize::from(lane)].set_timeline(cell);
     }
 
     /// Records for observers which subscriber a publisher waits for, and since when.

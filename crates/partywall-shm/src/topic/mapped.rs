@@ -113,10 +113,10 @@ const MAGIC: u64 = u64::from_le_bytes(*b"PWTOPIC1");
 pub(crate) const LAYOUT_HASH: u64 = crate::layout_hash(
     b"header 256: magic8 hash8 blocks4 depth4 publishers4 subscribers4 held4 loans4 0:24 tail8 samples:bell8 0:48 \
     space:bell8 0:56 joins8 ids8 publishers_joined8 ages_until8 0:32; bell: rings4 sleepers4; ring128: block16 lap48 0:120; \
-    publisher128: seat8 published8 cell8 incarnation8 blocked_since8 blocked_by8 0:80; \
+    publisher640: seat8 published8 blocked_since8 blocked_by8 0:96 lanes32x16: cell8 incarnation8; \
     subscriber128: seat8 cursor8 queue8 received8 dropped8 0:88; seat: state2 row16 id46; holds128; \
     ages2560: count8 sum8 max8 0:104 buckets304x8:8_per_octave_to_40; \
-    descriptor384: generation8 position8 status8 place2 row2 dtype1 rank1 header2 publisher8 sequence8 bytes8 value8 stamp8 \
+    descriptor384: generation8 position8 status8 place:16 row:16 dtype:8 rank:4 header:12 lane:8 publisher8 sequence8 bytes8 value8 stamp8 \
     shape64 header256; status: state3 ending4 0:11 generation46",
 );
 

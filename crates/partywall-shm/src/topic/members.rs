@@ -1,8 +1,7 @@
-//! The ports of publishers and subscribers: [`LINES`] bytes each, which only the port's owner writes. Others change
-//! only the [`PortSlot`].
+//! The ports of publishers and subscribers, which only the port's owner writes. Others change only the [`PortSlot`].
 //!
-//! An owner may be killed between any two steps: it moves its cursor only after the hold is written, and the other
-//! words are only for people.
+//! An owner may be killed between any two steps: it moves its cursor only after the hold is written, sets the timeline
+//! of a lane before it publishes the first sample of that lane, and the other words are only for people.
 
 use super::{LINES, port::PortSlot};
 use crate::sync::{AtomicU64, Ordering};
@@ -14,15 +13,22 @@ pub(super) struct Publishing {
     pub(super) port: PortSlot,
     /// Samples published.
     pub(super) published: AtomicU64,
-    /// The cell of its timeline: the slab in the upper half, the cell in the lower one.
-    pub(super) cell: AtomicU64,
-    /// The cell's incarnation + 1; 0: it has no timeline.
-    pub(super) incarnation: AtomicU64,
     /// The time since which it waits for a subscriber, in milliseconds; 0 if it does not wait.
     pub(super) blocked_since: AtomicU64,
     /// The id of that subscriber.
     pub(super) blocked_by: AtomicU64,
-    pub(super) zero: [AtomicU64; 10],
+    pub(super) zero: [AtomicU64; 12],
+    pub(super) lanes: [Lane; LANES],
+}
+
+/// The timeline of one of a publisher's lanes.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct Lane {
+    /// Its cell: the slab in the upper half, the cell in the lower one.
+    cell: AtomicU64,
+    /// The cell's incarnation + 1; 0: it has no timeline.
+    incarnation: AtomicU64,
 }
 
 /// A subscriber's port.
@@ -45,10 +51,13 @@ pub(super) struct Subscribing {
 #[repr(C, align(128))]
 pub(super) struct Holds(pub(super) [AtomicU64; HOLDS]);
 
+/// The most streams of a publisher that complete samples without waiting for each other. A model has two.
+pub const LANES: usize = if cfg!(loom) { 2 } else { 32 };
+
 /// Holds in one [`Holds`].
 pub(super) const HOLDS: usize = LINES / 8;
 
-impl Publishing {
+impl Lane {
     /// Returns the cell of its timeline, if it has one.
     pub(super) fn timeline(&self) -> Option<TimelineCell> {
         // Pairs with `set_timeline`.
@@ -61,6 +70,12 @@ impl Publishing {
         self.cell.store(u64::from(cell.slab) << 32 | u64::from(cell.cell), Ordering::Relaxed);
         // Pairs with the load in `timeline`.
         self.incarnation.store(u64::from(cell.incarnation) + 1, Ordering::Release);
+    }
+
+    /// Forgets the timeline, before the port opens for another publisher.
+    pub(super) fn clear(&self) {
+        self.incarnation.store(0, Ordering::Relaxed);
+        self.cell.store(0, Ordering::Relaxed);
     }
 }
 
@@ -77,7 +92,7 @@ pub struct TimelineCell {
 
 #[cfg(all(test, loom))]
 mod new {
-    use super::{AtomicU64, Holds, PortSlot, Publishing, Subscribing};
+    use super::{AtomicU64, Holds, Lane, PortSlot, Publishing, Subscribing};
 
     fn zero() -> AtomicU64 {
         AtomicU64::new(0)
@@ -88,11 +103,10 @@ mod new {
             Self {
                 port: PortSlot::new(),
                 published: zero(),
-                cell: zero(),
-                incarnation: zero(),
                 blocked_since: zero(),
                 blocked_by: zero(),
                 zero: std::array::from_fn(|_| zero()),
+                lanes: std::array::from_fn(|_| Lane { cell: zero(), incarnation: zero() }),
             }
         }
     }
@@ -121,15 +135,16 @@ mod new {
 mod layout {
     #![allow(unsafe_code)]
 
-    use super::{Holds, LINES, Publishing, Subscribing};
+    use super::{Holds, LANES, LINES, Lane, Publishing, Subscribing};
 
-    const _: () =
-        assert!(size_of::<Publishing>() == LINES && size_of::<Subscribing>() == LINES && size_of::<Holds>() == LINES);
+    const _: () = assert!(size_of::<Publishing>() == LINES + LANES * size_of::<Lane>());
+    const _: () = assert!(size_of::<Subscribing>() == LINES && size_of::<Holds>() == LINES);
 
+    // SAFETY: `repr(C)`, its fields are atomics (one in a transparent struct), an array of them, and an array of
+    // structs of two atomics, and fill it: sixteen words, and two for each lane.
+    unsafe impl partywall_os::map::Atomics for Publishing {}
     // SAFETY: `repr(C)`, its fields are atomics (one in a transparent struct) and an array of them, and sixteen fill
     // it.
-    unsafe impl partywall_os::map::Atomics for Publishing {}
-    // SAFETY: as above.
     unsafe impl partywall_os::map::Atomics for Subscribing {}
     // SAFETY: `repr(C)`, an array of atomics, which fills it.
     unsafe impl partywall_os::map::Atomics for Holds {}

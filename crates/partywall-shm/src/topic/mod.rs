@@ -22,7 +22,7 @@
 //! | *A* | ages: a histogram for each subscriber | 2560 each | their owners; see `ages` |
 //! | *D* | descriptors: one for each of the `blocks` | 384 each | the block's holder; see `descriptor` |
 //!
-//! *P* = 256 + 128 · `depth`, *S* = *P* + 128 · `publishers`, *H* = *S* + 128 · `subscribers`,
+//! *P* = 256 + 128 · `depth`, *S* = *P* + 640 · `publishers`, *H* = *S* + 128 · `subscribers`,
 //! *A* = *H* + 128 · `subscribers` · ⌈`held` / 16⌉, *D* = *A* + 2560 · `subscribers`. All other bytes are 0.
 //!
 //! A port, an entry and a descriptor in full:
@@ -31,11 +31,11 @@
 //! |---|---|---|---|---|---|
 //! | 0 | port slot | 0 | port slot | 0 | generation of the block |
 //! | 8 | samples published | 8 | cursor: the next position | 8 | status |
-//! | 16 | cell of its timeline | 16 | queue, 0: publishers wait for it | 16 | port `u16`, row `u16`, dtype `u8`, rank `u8`, length of the header `u16` |
-//! | 24 | the cell's incarnation + 1 | 24 | samples received | 24 | id of the publisher |
-//! | 32 | waiting since, in ms | 32 | samples missed | 32 | samples that it had published before |
-//! | 40 | waiting for this subscriber | | | 40 | bytes of the tensor |
-//! | | | | | 48 | value of the publisher's timeline that completes the sample |
+//! | 16 | waiting since, in ms | 16 | queue, 0: publishers wait for it | 16 | port 16 bits, row 16, dtype 8, rank 4, length of the header 12, lane 8 |
+//! | 24 | waiting for this subscriber | 24 | samples received | 24 | id of the publisher |
+//! | | | 32 | samples missed | 32 | samples that it had published before |
+//! | 128 | lanes: for each of 32 the cell of its timeline, and the cell's incarnation + 1 | | | 40 | bytes of the tensor |
+//! | | | | | 48 | value of the lane's timeline that completes the sample |
 //! | | | | | 56 | stamp, in ns; 0 for none |
 //! | | | | | 64 | shape: 8 words |
 //! | | | | | 128 | the user's header |
@@ -79,7 +79,7 @@ use crate::{
 
 pub use ages::{AGES_LEASE, NO_STAMP};
 pub use descriptor::{MAX_HEADER, MAX_RANK, Status};
-pub use members::TimelineCell;
+pub use members::{LANES, TimelineCell};
 pub use port::PortId;
 pub use publish::{Message, PublisherPlace, Unpublished};
 pub use receive::{Ahead, Received, SubscriberPlace, Taken};
@@ -231,7 +231,9 @@ pub struct Description {
     shape: [u64; MAX_RANK],
     /// Length of the tensor.
     pub bytes: u64,
-    /// The value that the publisher's timeline has to reach, if the status depends on it.
+    /// The lane of its publisher whose timeline completes it, if the status depends on one.
+    pub lane: u8,
+    /// The value that this timeline has to reach.
     pub value: u64,
     /// When its publisher put it into the ring ([`now_ns`](crate::members::now_ns)).
     pub stamp: u64,

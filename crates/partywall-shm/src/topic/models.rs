@@ -195,7 +195,7 @@ impl World {
 }
 
 fn message(value: u64) -> Message<'static> {
-    Message { status: Status::Ready, value, stamp: value + 1, dtype: 1, shape: &[], bytes: 8, header: &[] }
+    Message { status: Status::Ready, lane: 0, value, stamp: value + 1, dtype: 1, shape: &[], bytes: 8, header: &[] }
 }
 
 fn spawn(world: &Arc<World>, other: impl FnOnce(&World) + 'static) -> thread::JoinHandle<()> {

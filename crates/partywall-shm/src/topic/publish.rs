@@ -56,7 +56,9 @@ pub struct Message<'a> {
     /// [`Status::Ready`]; or [`Status::Timeline`] or [`Status::Unverified`] if a stream still writes the block, which
     /// then stays held until it is [retired](super::Topic::retire).
     pub status: Status,
-    /// The value of the publisher's timeline that completes the sample.
+    /// The publisher's lane whose timeline completes the sample.
+    pub lane: u8,
+    /// The value of that timeline.
     pub value: u64,
     /// The time ([`now_ns`](crate::members::now_ns)): the age of the sample counts from here.
     pub stamp: u64,
@@ -196,6 +198,7 @@ impl Topic {
                 dtype: message.dtype,
                 rank: message.shape.len() as u8,
                 header: message.header.len() as u16,
+                lane: message.lane,
             },
             publisher: place.port.id(),
             sequence: place.sequence,

@@ -288,7 +288,7 @@ impl Topic {
         self.descriptors[taken.block as usize].status().status()
     }
 
-    /// Returns the timeline of a sample's publisher, until the publisher has left the topic. A publisher stays while
+    /// Returns the timeline that completes a sample, until its publisher has left the topic. A publisher stays while
     /// the status of any of its samples is not final.
     pub fn timeline_of(&self, taken: &Taken) -> Option<TimelineCell> {
         self.timeline_of_block(taken.block as usize)

@@ -195,6 +195,68 @@ impl Block {
         Ok(&all[self.offset as usize..][..self.contents.bytes() as usize])
     }
 
+    /// Copies `bytes` to the beginning of the block, in any kind of memory. If the block's range on a GPU was returned,
+    /// first waits as [`bytes_mut`](Self::bytes_mut) does. Host-synchronous.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use partywall::{Pool, Result};
+    /// # fn fill(pool: &Pool) -> Result<()> {
+    /// let mut block = pool.alloc(Duration::from_secs(1))?; // in main memory or on a GPU
+    /// block.write(b"hello")?;
+    /// let mut back = [0; 5];
+    /// block.read_at(0, &mut back)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`InvalidArgument::Range`] for more bytes than the block has; otherwise as [`bytes_mut`](Self::bytes_mut) in
+    /// main memory, and [`DeviceFault`](crate::error::DeviceFault) on a GPU.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.check_inside(0, bytes.len())?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let Some(range) = self.blocks.on_gpu(self.index(), self.offset, bytes.len(), self.is_exposed())? else {
+            self.bytes_mut()?[..bytes.len()].copy_from_slice(bytes);
+            return Ok(());
+        };
+        // A copy that has failed may go on.
+        range.copy_from_host(range.gpu().stream(), bytes).inspect_err(|_| self.expose())
+    }
+
+    /// Copies bytes from `offset` on into `out`, from any kind of memory. Waits as [`write`](Self::write) does.
+    /// Host-synchronous.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        self.check_inside(offset, out.len())?;
+        if out.is_empty() {
+            return Ok(());
+        }
+        let at = self.offset + offset;
+        let Some(range) = self.blocks.on_gpu(self.index(), at, out.len(), self.is_exposed())? else {
+            out.copy_from_slice(&self.bytes()?[offset as usize..][..out.len()]);
+            return Ok(());
+        };
+        range.copy_to_host(range.gpu().stream(), out).inspect_err(|_| self.expose())
+    }
+
+    /// Notes that work of this process on a GPU may use the block.
+    fn expose(&self) {
+        self.exposed.store(true, Ordering::Relaxed);
+    }
+
+    fn check_inside(&self, offset: u64, bytes: usize) -> Result<()> {
+        if offset.checked_add(bytes as u64).is_none_or(|end| end > self.len()) {
+            let why = format!("bytes {offset} + {bytes} are not among its {}", self.len());
+            return Err(InvalidArgument::range(format!("a block of {:?}", self.pool()), why));
+        }
+        Ok(())
+    }
+
     /// Returns the bytes as elements of type `T`, as many as fit, for writing by the CPU; see
     /// [`bytes_mut`](Self::bytes_mut).
     ///
@@ -396,7 +458,7 @@ impl Block {
     /// Returns the block's range on a GPU, and notes that work of this process may use it.
     fn range(&self) -> Result<DeviceRange<'_>> {
         let range = self.blocks.device(self.index())?;
-        self.exposed.store(true, Ordering::Relaxed);
+        self.expose();
         range.slice(self.offset, self.len())
     }
 

@@ -254,6 +254,25 @@ impl Blocks {
         self.segment().device_range_on(stream, self.offset(index), self.shape.block_bytes)
     }
 
+    /// Returns the bytes of a block on a GPU, if that is where the blocks are: those from `offset` on. Waits until all
+    /// work is done that this process has there, if the address was handed out (`exposed`) to work that may still use
+    /// the block.
+    pub(crate) fn on_gpu(
+        &self,
+        index: u32,
+        offset: u64,
+        bytes: usize,
+        exposed: bool,
+    ) -> Result<Option<DeviceRange<'_>>> {
+        if self.segment().place().is_cpu_reachable() {
+            return Ok(None);
+        }
+        if exposed {
+            self.wait_idle()?;
+        }
+        self.device(index)?.slice(offset, bytes as u64).map(Some)
+    }
+
     /// Returns the GPU on which this process uses the blocks; `None` for host memory.
     pub(crate) fn gpu(&self) -> Option<&Gpu> {
         self.segment().gpu()

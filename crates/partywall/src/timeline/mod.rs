@@ -4,6 +4,7 @@ mod enqueue;
 mod event;
 mod graph;
 mod inputs;
+mod lanes;
 mod limited;
 mod order;
 mod waiting;
@@ -20,12 +21,15 @@ pub use partywall_shm::timeline::MAX_VALUE;
 use partywall_shm::timeline::Progress;
 use partywall_wire::TimelineEnding;
 
-pub(crate) use self::order::Order;
 pub use self::{
     event::TimelineEvent,
     graph::{GraphLaunch, GraphSignal, GraphWait},
     limited::LimitedWait,
     writer::TimelineWriter,
+};
+pub(crate) use self::{
+    lanes::{Lanes, OpenLanes, StreamSignal},
+    order::Order,
 };
 use crate::{
     adaptive_spin::AdaptiveSpin,

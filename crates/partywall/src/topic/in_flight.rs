@@ -19,7 +19,7 @@ use super::{
 use crate::{
     completion::{Completion, Completions, Fence},
     domain::Domain,
-    timeline::Order,
+    timeline::StreamSignal,
 };
 
 /// A publisher's port. It is free for others once neither the publisher nor an in-flight sample uses it. It contains no
@@ -46,9 +46,8 @@ pub(super) struct InFlight {
 pub(super) struct Written {
     /// The block, which is retired once the stream is done; `None` if views keep it.
     pub(super) held: Option<Held>,
-    pub(super) order: Order,
-    /// The value that the timeline reaches after the stream's work.
-    pub(super) value: u64,
+    /// What the stream gives after its work.
+    pub(super) signal: StreamSignal,
     /// Values that the stream's work needs.
     pub(super) used: Kept,
 }
@@ -104,7 +103,7 @@ impl InFlight {
 
     /// Settles the sample once its stream is done and its inputs are.
     pub(super) fn settle_after(self, written: Written, domain: &Domain) {
-        let Written { held, order, value, used } = written;
+        let Written { held, signal: StreamSignal { order, value, .. }, used } = written;
         let user = domain.workers().user.clone();
         let completions = domain.completions().clone();
         domain.completions().on(Fence::Timeline(order.word.clone(), value), move |completion| {

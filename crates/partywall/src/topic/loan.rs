@@ -34,6 +34,7 @@ use crate::{
     gpu::DeviceRange,
     pool::{Block, Blocks},
     segment::{Element, elements_mut},
+    timeline::StreamSignal,
     trace::Action,
     wait::Wait,
 };
@@ -157,6 +158,31 @@ impl Loan {
             *self.lent.exposed.get_mut(),
             self.lent.bytes,
         )
+    }
+
+    /// Fills the sample with a copy of `bytes`, in any kind of memory. If [`device`](Self::device) was called, first
+    /// waits as [`bytes_mut`](Self::bytes_mut) does. Host-synchronous. [`Publisher::send`](super::Publisher::send) does
+    /// this and publishes.
+    ///
+    /// # Errors
+    /// [`InvalidArgument::Range`] unless the sample has as many bytes; otherwise as [`bytes_mut`](Self::bytes_mut) in
+    /// main memory, and [`DeviceFault`](crate::error::DeviceFault) on a GPU.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        let Lent { joined, bytes: has, exposed, .. } = &*self.lent;
+        if bytes.len() as u64 != *has {
+            let why = format!("it has {has} bytes, and {} were given", bytes.len());
+            return Err(InvalidArgument::range(format!("a sample of {:?}", joined.open.name()), why));
+        }
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let is_exposed = exposed.load(Ordering::Relaxed);
+        let Some(range) = joined.open.blocks.on_gpu(self.held().index(), 0, bytes.len(), is_exposed)? else {
+            self.bytes_mut()?.copy_from_slice(bytes);
+            return Ok(());
+        };
+        // A copy that has failed may go on.
+        range.copy_from_host(range.gpu().stream(), bytes).inspect_err(|_| exposed.store(true, Ordering::Relaxed))
     }
 
     /// Returns the elements for writing by the CPU, as [`bytes_mut`](Self::bytes_mut) returns the bytes.
@@ -376,7 +402,7 @@ impl Filled {
             Validity::Undecided => Status::Unverified,
             Validity::Invalid => Status::Tainted,
         };
-        let (published, held, is_viewed) = match self.give(status, 0, wait) {
+        let (published, held, is_viewed) = match self.give(status, None, wait) {
             Ok(given) => given,
             Err(error) => return Err(Failed::new(error, self)),
         };
@@ -422,13 +448,13 @@ impl Filled {
     }
 
     fn publish_on_within(mut self, stream: StreamRef<'_>, wait: Wait<'_>) -> Result<Published, Failed<Self>> {
-        let (order, value) = match self.0.lent.joined.signal_on(stream) {
-            Ok(signalled) => signalled,
+        let signal = match self.0.lent.joined.signal_on(stream) {
+            Ok(signal) => signal,
             Err(error) => return Err(Failed::new(error, self)),
         };
         let is_sound = self.validity() == Validity::Valid;
         let status = if is_sound { Status::Timeline } else { Status::Unverified };
-        let (published, held, is_viewed) = match self.give(status, value, wait) {
+        let (published, held, is_viewed) = match self.give(status, Some(&signal), wait) {
             Ok(given) => given,
             Err(error) => return Err(Failed::new(error, self)),
         };
@@ -437,7 +463,7 @@ impl Filled {
         let Joined { open, port, .. } = &*self.0.lent.joined;
         let sample = InFlight::new(port.clone(), &held, inputs);
         let (held, viewed) = if is_viewed { (None, Some(held)) } else { (Some(held), None) };
-        sample.settle_after(Written { held, order, value, used }, open.domain());
+        sample.settle_after(Written { held, signal, used }, open.domain());
         if let Some(held) = viewed {
             // Then the block also waits for the stream.
             *self.0.lent.exposed.get_mut() = true;
@@ -449,11 +475,16 @@ impl Filled {
 
     /// Publishes the sample. Returns its block, and whether views keep it. The caller holds the block if they do, or if
     /// the status is not final.
-    fn give(&mut self, status: Status, value: u64, wait: Wait<'_>) -> Result<(Published, Held, bool)> {
+    fn give(
+        &mut self,
+        status: Status,
+        signal: Option<&StreamSignal>,
+        wait: Wait<'_>,
+    ) -> Result<(Published, Held, bool)> {
         self.0.end_writing();
         let is_viewed = self.0.lent.views.exist();
         // The sample keeps its block until it is published: if the caller's cancel function panics, the block is freed.
-        let published = self.put(self.0.held(), is_viewed, status, value, wait)?;
+        let published = self.put(self.0.held(), is_viewed, status, signal, wait)?;
         let held = self.0.lent.held.take().expect("a loan is held until it is published");
         Ok((published, held, is_viewed))
     }
@@ -468,7 +499,14 @@ impl Filled {
     }
 
     /// Puts the sample into the ring.
-    fn put(&self, held: &Held, is_viewed: bool, status: Status, value: u64, wait: Wait<'_>) -> Result<Published> {
+    fn put(
+        &self,
+        held: &Held,
+        is_viewed: bool,
+        status: Status,
+        signal: Option<&StreamSignal>,
+        wait: Wait<'_>,
+    ) -> Result<Published> {
         let Lent { joined, dtype, bytes, header, .. } = &*self.0.lent;
         let control = &*joined.open.control;
         let ControlMemory { topic, pool, .. } = control;
@@ -478,6 +516,7 @@ impl Filled {
         }
         let dtype = dtype.code();
         let shape = self.0.shape();
+        let (lane, value) = signal.map_or((0, 0), |signal| (signal.lane, signal.value));
         let try_it = || {
             // The lock is taken for one attempt at a time: another thread may have a shorter timeout, or none.
             let mut place = joined.place();
@@ -485,7 +524,7 @@ impl Filled {
             let sequence = place.published();
             // Stamped again at each attempt: the time in which the publisher waits is not the sample's age.
             let stamp = if joined.open.stamps { members::now_ns() } else { NO_STAMP };
-            let message = Message { status, value, stamp, dtype, shape, bytes: *bytes, header };
+            let message = Message { status, lane, value, stamp, dtype, shape, bytes: *bytes, header };
             let position = match is_viewed {
                 true => topic.publish_viewed(pool, &mut place, held, &message)?,
                 false => topic.publish(pool, &mut place, held, &message)?,

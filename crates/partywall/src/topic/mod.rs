@@ -31,7 +31,6 @@ pub use self::{
     sample::Sample,
     sample_type::SampleType,
     subscriber::{Policy, Samples, Subscriber, SubscriberOptions, SubscriberStats},
-    turns::Turn,
 };
 use crate::{
     domain::{Domain, LeaseGuard, withdrawn},

@@ -21,15 +21,14 @@ use crate::{
     backoff::Backoff,
     error::{Busy, Error, Gone, InvalidArgument, Mismatch, NotFound, Result, TopicLimit},
     slots::{self, Slots},
-    timeline::{Order, TimelineWriter},
+    timeline::{Lanes, Order, StreamSignal},
     wait::{Wait, Waiting},
 };
 
 /// Publishes samples in a topic. Subscribers receive the samples of one publisher in the order of publication.
 ///
-/// A timeline of the publisher orders the samples that streams complete
-/// ([`Filled::publish_on`](super::Filled::publish_on)). Only one stream at a time can complete samples, and a change of
-/// streams waits for the former stream. Use one publisher for each stream.
+/// Streams complete samples ([`Filled::publish_on`](super::Filled::publish_on)) without waiting for each other. Only if
+/// 32 of them do so at the same time, the next one waits for the signals of another.
 ///
 /// Dropping a publisher detaches it from the topic. Samples that its streams still write are completed nevertheless.
 /// May be used from any thread.
@@ -45,19 +44,11 @@ pub struct Publisher {
 pub(super) struct Joined {
     pub(super) port: Arc<PublisherPort>,
     place: Mutex<PublisherPlace>,
-    /// The timeline on which streams complete samples, once a stream does.
-    writer: Mutex<Option<Writer>>,
+    /// The timelines on which streams complete samples.
+    lanes: Lanes,
     pub(super) reserve: Arc<Reserve>,
     /// Last: the connection may end with it.
     pub(super) open: Arc<Open>,
-}
-
-/// The timeline of a publisher.
-pub(super) struct Writer {
-    signals: TimelineWriter,
-    order: Order,
-    /// The last value that was promised.
-    last: u64,
 }
 
 impl Publisher {
@@ -73,15 +64,14 @@ impl Publisher {
         };
         let port = PublisherPort::new(open.control.clone(), place.port());
         let place = Mutex::new(place);
-        let writer = Mutex::default();
-        let joined = Joined { open, port, place, writer, reserve: Arc::default() };
+        let joined = Joined { open, port, place, lanes: Lanes::default(), reserve: Arc::default() };
         Ok(Self { joined: Arc::new(joined), spin: AdaptiveSpin::on_memory(), turns: Turns::default() })
     }
 
     /// Borrows a block for a tensor, and waits if none is free. The block contains what its last user left in it.
     ///
     /// A publisher holds at most as many loans as [agreed](super::TopicOptions::loans), in all its threads together.
-    /// One more fails immediately, unless another thread is about to publish [in its turn](Self::loan_in_turn). A
+    /// One more fails immediately, unless another thread is about to [send](Self::send). A
     /// published sample no longer counts as a loan, even if a stream still writes it. `loan` blocks while in-flight
     /// samples plus loans reach `depth + loans`, or more if the topic has [blocks for
     /// that](super::TopicOptions::blocks). A block that a [memory](super::LoanMemory) keeps counts as an in-flight
@@ -182,15 +172,12 @@ impl Publisher {
     }
 
     /// Waits until streams have completed everything that this publisher has published. Other threads cannot publish
-    /// through it meanwhile.
+    /// on a stream meanwhile.
     ///
     /// # Errors
     /// As [`Timeline::wait`](crate::Timeline::wait).
     pub fn drain<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<()> {
-        match &*self.joined.writer() {
-            Some(Writer { signals, last, .. }) => signals.timeline().wait(*last, wait),
-            None => Ok(()),
-        }
+        self.joined.lanes.wait(wait.into())
     }
 
     /// Checks that other processes can find the topic by its name, and that this publisher can publish. Asks the
@@ -251,25 +238,19 @@ impl Joined {
         self.place.lock().ignore_poison()
     }
 
-    /// Makes `stream` signal once all work that is on it now is done. Returns the timeline and the value of that
-    /// signal.
-    pub(super) fn signal_on(&self, stream: StreamRef<'_>) -> Result<(Order, u64)> {
-        let mut writer = self.writer();
-        let Writer { signals, order, last } = match &mut *writer {
-            Some(writer) => writer,
-            none => none.insert(self.begin_timeline()?),
+    /// Makes `stream` signal once all work that is on it now is done.
+    pub(super) fn signal_on(&self, stream: StreamRef<'_>) -> Result<StreamSignal> {
+        let create = |lane| {
+            let signals = timelines::options(&self.open, self.id(), lane).writer()?;
+            // Before the first sample of the lane.
+            self.open.control.topic.set_timeline(self.port.id(), lane, Order::of(signals.timeline()).cell());
+            Ok(signals)
         };
-        signals.signal_on(stream, *last + 1).map_err(|error| match error {
-            // Only this process writes this timeline, so the broker has detached the publisher from the topic.
+        self.lanes.signal_on(stream, create).map_err(|error| match error {
+            // Only this process writes these timelines, so the broker has detached the publisher from the topic.
             Error::Gone(Gone::Timeline { .. }) => self.open.detached(),
             other => other,
-        })?;
-        *last += 1;
-        Ok((order.clone(), *last))
-    }
-
-    fn writer(&self) -> MutexGuard<'_, Option<Writer>> {
-        self.writer.lock().ignore_poison()
+        })
     }
 
     /// Returns whether the publisher is no further ahead of its GPU than allowed.
@@ -308,14 +289,6 @@ impl Joined {
             let Some(left) = waiting.left(Instant::now()) else { return Err(waiting.error(self.no_block())) };
             std::thread::sleep(backoff.next().min(left));
         }
-    }
-
-    fn begin_timeline(&self) -> Result<Writer> {
-        let signals = timelines::options(&self.open, self.id()).writer()?;
-        let order = Order::of(signals.timeline());
-        let last = signals.timeline().announced();
-        self.open.control.topic.set_timeline(&self.place(), order.cell());
-        Ok(Writer { signals, order, last })
     }
 
     /// Prepares a block for the next loan, while receivers read the sample that was just published.

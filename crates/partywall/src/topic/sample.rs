@@ -21,12 +21,12 @@ use super::{
     Open,
     loan::{check_dtype, not_elements},
     subscriber::{Joined, Port},
-    timelines::await_settled,
+    timelines::{self, await_settled},
 };
 use crate::{
     completion::{Completion, Fence},
     domain::Domain,
-    error::{Busy, Error, Failed, Gone, InvalidData, Result},
+    error::{Busy, Error, Failed, Gone, InvalidArgument, InvalidData, Result},
     gpu::{DeviceRange, Gpu},
     pool::Blocks,
     segment::{Element, elements},
@@ -204,6 +204,43 @@ impl Sample {
         elements(self.bytes()?).map_err(|error| not_elements(self.topic(), error))
     }
 
+    /// Copies bytes from `offset` on into `out`, from any kind of memory. Host-synchronous.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use partywall::{Result, Sample};
+    /// # fn bytes_of(sample: &Sample) -> Result<Vec<u8>> {
+    /// sample.wait(Duration::from_secs(1))?; // until the publisher's stream has written it
+    /// let mut bytes = vec![0; sample.len() as usize];
+    /// sample.read_at(0, &mut bytes)?;
+    /// # Ok(bytes)
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`InvalidArgument::Range`] for more bytes than the sample has; [`Busy::NotReady`] while a stream still writes
+    /// it; [`InvalidData::SampleFailed`], [`InvalidData::SampleTainted`];
+    /// [`DeviceFault`](crate::error::DeviceFault).
+    pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        if offset.checked_add(out.len() as u64).is_none_or(|end| end > self.len()) {
+            let why = format!("bytes {offset} + {} are not among its {}", out.len(), self.len());
+            return Err(InvalidArgument::range(self.named(), why));
+        }
+        if out.is_empty() {
+            return Ok(());
+        }
+        if !self.is_complete()? {
+            return Err(self.not_ready());
+        }
+        let Some(range) = self.open().blocks.on_gpu(self.taken().block(), offset, out.len(), false)? else {
+            out.copy_from_slice(&self.bytes()?[offset as usize..][..out.len()]);
+            return Ok(());
+        };
+        let copied = range.copy_to_host(range.gpu().stream(), out);
+        // A copy that has failed may go on.
+        copied.inspect_err(|_| self.got.exposed.store(true, Ordering::Relaxed))
+    }
+
     /// Waits until the sample is complete. A sample that the publisher's CPU has written is always complete.
     ///
     /// # Errors
@@ -374,7 +411,8 @@ impl Sample {
         if let Some(known) = self.got.timeline.get() {
             return Ok(Some(known));
         }
-        let found = self.got.joined.timelines.of(self.open(), self.taken(), self.publisher())?;
+        let lane = (self.publisher(), self.got.description.lane);
+        let found = timelines::find(&self.got.joined.timelines, self.open(), self.taken(), lane)?;
         let Some(found) = found else { return Ok(None) };
         let known = self.got.timeline.get_or_init(|| found);
         if let Some(shared) = self.got.shared.get() {

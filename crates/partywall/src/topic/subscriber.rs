@@ -19,12 +19,12 @@ use partywall_wire::Ages;
 use super::{
     ControlMemory, Open, Sample,
     event::{Signal, SubscriberEvent},
-    timelines::Timelines,
 };
 use crate::{
     adaptive_spin::AdaptiveSpin,
     backoff::Backoff,
     error::{Error, Gone, Result, TopicLimit},
+    timeline::OpenLanes,
     trace::Action,
     wait::Wait,
 };
@@ -55,7 +55,7 @@ pub struct Subscriber {
 /// The state that a subscriber and its samples share.
 pub(super) struct Joined {
     pub(super) port: Arc<Port>,
-    pub(super) timelines: Timelines,
+    pub(super) timelines: OpenLanes<u64>,
     /// Last: the connection may end with it.
     pub(super) open: Arc<Open>,
 }
@@ -208,7 +208,7 @@ impl SubscriberOptions {
         let is_pending = AtomicBool::new(false);
         let port = Port { control, id, place, next, lost, signal, was_watched, is_pending, until_idle, measures_ages };
         let port = Arc::new(port);
-        let joined = Joined { open: open.clone(), port, timelines: Timelines::default() };
+        let joined = Joined { open: open.clone(), port, timelines: OpenLanes::default() };
         Ok(Subscriber { joined: Arc::new(joined), spin: AdaptiveSpin::on_memory() })
     }
 }

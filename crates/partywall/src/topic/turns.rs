@@ -1,4 +1,4 @@
-//! Turns, which allow more threads to send through one publisher than it may have loans.
+//! Sending, by more threads through one publisher than it may have loans.
 //!
 //! A thread that sends needs a loan only briefly. If all loans are taken and some of them are turns, the next thread
 //! waits for a turn to end instead of failing.
@@ -8,18 +8,17 @@ use std::{
     time::{Duration, Instant},
 };
 
+use partywall_cuda::StreamRef;
 use partywall_shm::DType;
 
-use super::{Loan, Publisher};
+use super::{Loan, Published, Publisher};
 use crate::{
     error::{Error, LimitReached, Result, TopicLimit},
     wait::Wait,
 };
 
-/// A thread's turn to send ([`Publisher::loan_in_turn`]). Drop it once the sample is published.
-#[derive(Debug)]
-#[must_use = "the turn ends when it is dropped"]
-pub struct Turn<'a>(&'a Turns);
+/// A thread's turn to send. It ends when it is dropped.
+struct Turn<'a>(&'a Turns);
 
 /// The turns that have begun and ended. An open turn has one of the publisher's loans, or asks for one.
 #[derive(Debug, Default)]
@@ -29,19 +28,54 @@ pub(super) struct Turns {
 }
 
 impl Publisher {
-    /// Borrows a block as [`loan`](Self::loan) does, for a sample that this thread publishes immediately.
+    /// Publishes a copy of a tensor's bytes, in any kind of memory. Waits for a block, and for blocking subscribers.
     ///
-    /// While the returned [`Turn`] lives, other threads that find all loans taken wait for it.
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use partywall::{DType, Publisher, Result};
+    /// # fn publish(publisher: &Publisher, picture: &[u8]) -> Result<()> {
+    /// publisher.send(DType::U8, &[480, 640, 3], picture, Duration::from_secs(1))?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
-    /// As [`loan`](Self::loan).
-    pub fn loan_in_turn<'w>(&self, dtype: DType, shape: &[u64], wait: impl Into<Wait<'w>>) -> Result<(Turn<'_>, Loan)> {
-        self.await_turns(wait.into(), 1, |wait| {
+    /// As [`loan`](Self::loan), [`Loan::write`] and [`Filled::publish`](super::Filled::publish). After an error nothing
+    /// was published.
+    pub fn send<'w>(&self, dtype: DType, shape: &[u64], bytes: &[u8], wait: impl Into<Wait<'w>>) -> Result<Published> {
+        self.send_with(dtype, shape, wait, |loan| loan.write(bytes).map(|()| None))
+    }
+
+    /// Has `fill` write a sample, and publishes it. If work of a stream completes the sample, `fill` returns that
+    /// stream.
+    ///
+    /// More threads may send through one publisher than it may have loans: a thread that finds all of them taken waits
+    /// for another that sends, unless all are held by calls of [`loan`](Self::loan).
+    ///
+    /// # Errors
+    /// As [`loan`](Self::loan) and [`Filled::publish`](super::Filled::publish), or
+    /// [`Filled::publish_on`](super::Filled::publish_on) with a stream; those of `fill`. After an error nothing was
+    /// published.
+    pub fn send_with<'w, 's>(
+        &self,
+        dtype: DType,
+        shape: &[u64],
+        wait: impl Into<Wait<'w>>,
+        fill: impl FnOnce(&mut Loan) -> Result<Option<StreamRef<'s>>>,
+    ) -> Result<Published> {
+        let waiting = wait.into().begin();
+        let wait = waiting.resume();
+        let (_turn, mut loan) = self.await_turns(wait, 1, |wait| {
             self.turns.begun.fetch_add(1, Ordering::SeqCst);
             let turn = Turn(&self.turns);
             // A refused thread ends its turn before it waits: otherwise two of them would wait for each other.
             self.loan_now(dtype, shape, wait).map(|loan| (turn, loan))
-        })
+        })?;
+        let published = match fill(&mut loan)? {
+            Some(stream) => loan.filled().publish_on(stream, wait),
+            None => loan.filled().publish(wait),
+        };
+        published.map_err(|unpublished| unpublished.error)
     }
 
     /// Asks again while the limit of loans is reached and other threads have turns. `own` is the number of turns that

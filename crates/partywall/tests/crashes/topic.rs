@@ -87,8 +87,16 @@ impl World {
         let held = self.loan(row);
         let started = Instant::now();
         self.word(held.index()).store(value, Ordering::Relaxed);
-        let message =
-            Message { status, value: 1, stamp: 1, dtype: 1, shape: &[8], bytes: 8, header: &value.to_le_bytes() };
+        let message = Message {
+            status,
+            lane: 0,
+            value: 1,
+            stamp: 1,
+            dtype: 1,
+            shape: &[8],
+            bytes: 8,
+            header: &value.to_le_bytes(),
+        };
         loop {
             let seen = self.topic.prepare_for_space();
             let published = match is_viewed {

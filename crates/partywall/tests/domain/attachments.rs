@@ -71,13 +71,7 @@ fn sum(mut task: ClaimedTask) -> partywall::Result<()> {
             .map(|word| u64::from(u32::from_ne_bytes(word.try_into().unwrap())))
             .sum::<u64>();
     }
-    let output = task.output_mut()?;
-    if device() == "host" {
-        output.as_mut_slice::<u64>()?[0] = sum;
-    } else {
-        let range = output.device_mut()?;
-        range.copy_from_host(range.gpu().stream(), &sum.to_ne_bytes())?;
-    }
+    task.output_mut()?.write(&sum.to_ne_bytes())?;
     task.complete()
 }
 
@@ -86,12 +80,7 @@ fn result(queue: &Queue, task: Task) -> u64 {
     let result = ticket.wait(TIMEOUT).unwrap();
     let block = result.output().unwrap();
     let mut bytes = [0; 8];
-    if device() == "host" {
-        bytes = block.as_slice::<u64>().unwrap()[0].to_ne_bytes();
-    } else {
-        let range = block.device().unwrap();
-        range.copy_to_host(range.gpu().stream(), &mut bytes).unwrap();
-    }
+    block.read_at(0, &mut bytes).unwrap();
     u64::from_ne_bytes(bytes)
 }
 
@@ -132,12 +121,7 @@ fn workers_of_another_process_read_parts_of_a_segment_in_place() {
     // A block between two parts.
     let mut block = queue.inputs().alloc(TIMEOUT).unwrap();
     let numbers = [100_u32, 100, 100, 100].map(u32::to_ne_bytes).concat();
-    if device() == "host" {
-        block.as_mut_slice::<u8>().unwrap().copy_from_slice(&numbers);
-    } else {
-        let range = block.device_mut().unwrap();
-        range.copy_from_host(range.gpu().stream(), &numbers).unwrap();
-    }
+    block.write(&numbers).unwrap();
     let task = Task::new("sum").part(tensor("ones")).input(block).part(tensor("counted"));
     assert_eq!(result(&queue, task), 464);
     for _ in 0..20 {

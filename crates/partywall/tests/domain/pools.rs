@@ -72,22 +72,13 @@ fn frames(domain: &Domain, blocks: u32) -> PoolOptions {
 
 /// Writes all of a block, wherever it is.
 fn write(block: &mut Block, value: u8) {
-    if device() == "host" {
-        return block.bytes_mut().unwrap().fill(value);
-    }
-    let range = block.device_mut().unwrap();
-    range.copy_from_host(range.gpu().stream(), &[value; BYTES]).unwrap();
+    block.write(&[value; BYTES]).unwrap();
 }
 
 /// The value of all bytes of a block.
 fn read(block: &Block) -> u8 {
     let mut bytes = vec![0; BYTES];
-    if device() == "host" {
-        bytes.copy_from_slice(block.bytes().unwrap());
-    } else {
-        let range = block.device().unwrap();
-        range.copy_to_host(range.gpu().stream(), &mut bytes).unwrap();
-    }
+    block.read_at(0, &mut bytes).unwrap();
     assert!(bytes.iter().all(|byte| *byte == bytes[0]));
     bytes[0]
 }

@@ -237,7 +237,6 @@ impl NameCheck {
 
 /// Publishes a sample. Returns false if Ctrl-C interrupted the wait for a block or for subscribers.
 fn publish(
-    topic: &Topic,
     publisher: &Publisher,
     (dtype, shape): (DType, &[u64]),
     bytes: &[u8],
@@ -245,17 +244,11 @@ fn publish(
     stop: &AtomicBool,
 ) -> Result<bool, Failure> {
     let wait = Wait::from(TIMEOUT).cancelled_by(stop);
-    let mut loan = match publisher.loan(dtype, shape, wait) {
-        Err(Error::Cancelled { .. }) => return Ok(false),
-        loan => loan?,
-    };
-    match topic.gpu() {
-        None => loan.bytes_mut()?.copy_from_slice(bytes),
-        Some(_) if bytes.is_empty() => {}
-        Some(gpu) => loan.device()?.copy_from_host(gpu.stream(), bytes)?,
-    }
-    loan.header(header)?;
-    match loan.filled().publish(wait).map_err(|failed| failed.error) {
+    let sent = publisher.send_with(dtype, shape, wait, |loan| {
+        loan.header(header)?;
+        loan.write(bytes).map(|()| None)
+    });
+    match sent {
         Ok(_) => Ok(true),
         Err(Error::Cancelled { .. }) => Ok(false),
         Err(error) => Err(error.into()),
@@ -283,15 +276,8 @@ fn sleep_until(begun: Instant, due: Duration, stop: &AtomicBool) -> bool {
 fn bytes_of(sample: &Sample, most: u64, out: &mut Vec<u8>) -> Result<(), Error> {
     sample.wait(TIMEOUT)?;
     let start = out.len();
-    let bytes = sample.len().min(most);
-    match sample.gpu() {
-        None => out.extend_from_slice(&sample.bytes()?[..bytes as usize]),
-        Some(_) if bytes == 0 => {}
-        Some(gpu) => {
-            out.resize(start + bytes as usize, 0);
-            sample.device_on(gpu.stream())?.slice(0, bytes)?.copy_to_host(gpu.stream(), &mut out[start..])?;
-        }
-    }
+    out.resize(start + sample.len().min(most) as usize, 0);
+    sample.read_at(0, &mut out[start..])?;
     sample.check()
 }
 

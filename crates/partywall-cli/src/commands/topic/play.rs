@@ -134,14 +134,14 @@ impl<'a> Player<'a> {
             }
             self.topic = Some((topic, publisher));
         }
-        let Some((topic, publisher)) = &self.topic else { return Ok(false) };
+        let Some((_, publisher)) = &self.topic else { return Ok(false) };
         let (first, begun) = *self.begun.get_or_insert_with(|| (log_time, Instant::now()));
         let due = Duration::from_nanos(log_time.saturating_sub(first)).div_f64(self.arguments.rate);
         if !sleep_until(begun, due, self.stop) {
             return Ok(false);
         }
         self.name_check.update(self.context.output(), publisher);
-        if !super::publish(topic, publisher, (tensor.dtype, &tensor.shape), bytes, &header, self.stop)? {
+        if !super::publish(publisher, (tensor.dtype, &tensor.shape), bytes, &header, self.stop)? {
             return Ok(false);
         }
         self.samples += 1;

@@ -259,7 +259,7 @@ impl Sender<'_> {
         }
         self.name_check.update(self.output, &self.publisher);
         let header = self.arguments.header.as_deref().unwrap_or_default().as_bytes();
-        let published = super::publish(self.topic, &self.publisher, (dtype, shape), bytes, header, self.stop)?;
+        let published = super::publish(&self.publisher, (dtype, shape), bytes, header, self.stop)?;
         self.samples += u64::from(published);
         self.bytes += if published { bytes.len() as u64 } else { 0 };
         Ok(published)

@@ -50,10 +50,21 @@ impl World {
     }
 
     fn publish_as(&self, place: &mut PublisherPlace, value: u64, status: Status) -> Result<(u64, Held), Unpublished> {
+        self.publish_on(place, 0, value, status)
+    }
+
+    fn publish_on(
+        &self,
+        place: &mut PublisherPlace,
+        lane: u8,
+        value: u64,
+        status: Status,
+    ) -> Result<(u64, Held), Unpublished> {
         let held = self.loan(place.port.row()).expect("enough blocks are free");
         self.memory[held.index() as usize].store(value, Ordering::Relaxed);
         let message = Message {
             status,
+            lane,
             value,
             stamp: value,
             dtype: 12,
@@ -73,7 +84,8 @@ impl World {
     /// Publishes an empty sample with a stamp.
     fn publish_at(&self, place: &mut PublisherPlace, stamp: u64) -> Result<u64, Unpublished> {
         let held = self.loan(place.port.row()).expect("enough blocks are free");
-        let message = Message { status: Status::Ready, value: 0, stamp, dtype: 1, shape: &[0], bytes: 0, header: &[] };
+        let message =
+            Message { status: Status::Ready, lane: 0, value: 0, stamp, dtype: 1, shape: &[0], bytes: 0, header: &[] };
         self.topic.publish(&self.pool, place, &held, &message)
     }
 
@@ -437,7 +449,7 @@ fn samples_of_a_gone_publisher_become_final() {
     let mut other = world.publisher(2);
     let mut subscriber = world.subscriber(3, None);
     let cell = TimelineCell { slab: 1, cell: 9, incarnation: 3 };
-    world.topic.set_timeline(&publisher, cell);
+    world.topic.set_timeline(publisher.port(), 0, cell);
     let statuses = [Status::Timeline, Status::Timeline, Status::Unverified];
     for (value, status) in (1..).zip(statuses) {
         let _kept = world.publish_as(&mut publisher, value, status).unwrap();
@@ -466,6 +478,40 @@ fn samples_of_a_gone_publisher_become_final() {
 }
 
 #[test]
+fn samples_of_each_lane_are_complete_up_to_its_timeline() {
+    let world = World::new(SHAPE);
+    let mut publisher = world.publisher(1);
+    let mut subscriber = world.subscriber(3, None);
+    let cell = |lane: u8| TimelineCell { slab: 1, cell: lane.into(), incarnation: 3 };
+    let last = LANES as u8 - 1;
+    for lane in [0, last] {
+        world.topic.set_timeline(publisher.port(), lane, cell(lane));
+    }
+    // The last one has no timeline: a process that breaks the rules has written its lane.
+    let samples = [(0, 1), (last, 2), (0, 2), (u8::MAX, 1)];
+    let _kept = samples.map(|(lane, value)| world.publish_on(&mut publisher, lane, value, Status::Timeline).unwrap());
+    let taken = samples.map(|_| world.take(&mut subscriber).unwrap());
+    for (taken, (lane, value)) in taken.iter().zip(samples) {
+        let description = world.topic.describe(taken);
+        assert_eq!((description.lane, description.value, description.shape()), (lane, value, &[2, value][..]));
+        assert_eq!(world.topic.timeline_of(taken), [0, last].contains(&lane).then(|| cell(lane)));
+    }
+    let reached = |asked| if asked == cell(last) { Some(2) } else { Some(1) };
+    world.topic.detach(|row| row == 1, TimelineEnding::Closed, reached);
+    let failed = Status::Failed(TimelineEnding::Closed);
+    let now = taken.each_ref().map(|taken| world.topic.status(taken));
+    assert_eq!(now, [Status::Done, Status::Done, failed, failed]);
+    taken.iter().for_each(|taken| world.topic.release(&world.pool, taken));
+    // The next publisher with that port has none of its timelines.
+    world.topic.leave_as_publisher(publisher.port());
+    let mut next = world.publisher(1);
+    assert_eq!(next.port().index, publisher.port().index);
+    let _kept = world.publish_on(&mut next, last, 1, Status::Timeline).unwrap();
+    let taken = world.take(&mut subscriber).unwrap();
+    assert_eq!(world.topic.timeline_of(&taken), None);
+}
+
+#[test]
 fn block_written_by_a_stream_is_not_reused() {
     let world = World::new(SHAPE);
     let mut publisher = world.publisher(1);
@@ -489,7 +535,8 @@ fn block_that_its_publisher_views_is_not_reused() {
     let world = World::new(SHAPE);
     let mut publisher = world.publisher(1);
     let mut subscriber = world.subscriber(2, Some(1));
-    let message = Message { status: Status::Ready, value: 0, stamp: 1, dtype: 1, shape: &[], bytes: 1, header: &[] };
+    let message =
+        Message { status: Status::Ready, lane: 0, value: 0, stamp: 1, dtype: 1, shape: &[], bytes: 1, header: &[] };
     let viewed = [(); 2].map(|()| {
         let held = world.loan(1).unwrap();
         world.topic.publish_viewed(&world.pool, &mut publisher, &held, &message).unwrap();
@@ -552,7 +599,7 @@ fn waiter_gets_a_released_or_overwritten_block() {
     };
     let publish = |publisher: &mut PublisherPlace, held| {
         let message =
-            Message { status: Status::Ready, value: 0, stamp: 1, dtype: 1, shape: &[], bytes: 1, header: &[] };
+            Message { status: Status::Ready, lane: 0, value: 0, stamp: 1, dtype: 1, shape: &[], bytes: 1, header: &[] };
         world.topic.publish(&world.pool, publisher, &held, &message).unwrap();
     };
     let mut waiter = wait();
@@ -593,6 +640,7 @@ fn many_publish_and_receive_at_once() {
                     let header = value.to_le_bytes();
                     let message = Message {
                         status: Status::Ready,
+                        lane: 0,
                         value,
                         stamp: value,
                         dtype: 12,

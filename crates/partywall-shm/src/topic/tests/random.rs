@@ -208,7 +208,7 @@ proptest! {
             let all = if ring { &all[0][..40] } else { all[usize::from(word & 1 == 1)] };
             all[index.index(all.len())].store(word, Ordering::Relaxed);
         }
-        let message = Message { status: Status::Timeline, value: 1, stamp: 1, dtype: 1, shape: &[1; 8], bytes: 8, header: &[1; 256] };
+        let message = Message { status: Status::Timeline, lane: 0, value: 1, stamp: 1, dtype: 1, shape: &[1; 8], bytes: 8, header: &[1; 256] };
         let use_all = |publisher: &mut PublisherPlace, reader: &mut SubscriberPlace| {
             if let Some(held) = world.loan(1)
                 && world.topic.publish(&world.pool, publisher, &held, &message).is_ok()

@@ -66,24 +66,13 @@ fn frames(domain: &Domain) -> TopicOptions {
 
 /// Writes the elements of a loan, wherever it is.
 fn write(loan: &mut Loan, value: u32) {
-    if device() != "cuda" {
-        return loan.as_mut_slice::<u32>().unwrap().fill(value);
-    }
-    let range = loan.device().unwrap();
-    let bytes = value.to_ne_bytes().repeat(loan.len() as usize / 4);
-    range.copy_from_host(range.gpu().stream(), &bytes).unwrap();
+    loan.write(&value.to_ne_bytes().repeat(loan.len() as usize / 4)).unwrap();
 }
 
 /// Returns the value that all elements of a sample have.
 fn value(sample: &Sample) -> u32 {
     let mut bytes = vec![0; sample.len() as usize];
-    if device() != "cuda" {
-        let elements = sample.as_slice::<u32>().unwrap();
-        bytes.copy_from_slice(&elements.iter().flat_map(|element| element.to_ne_bytes()).collect::<Vec<_>>());
-    } else {
-        let stream = sample.device_on(gpu_stream(sample)).unwrap();
-        stream.copy_to_host(stream.gpu().stream(), &mut bytes).unwrap();
-    }
+    sample.read_at(0, &mut bytes).unwrap();
     let value = bytes[..4].try_into().map(u32::from_ne_bytes).unwrap();
     assert_eq!(bytes, value.to_ne_bytes().repeat(bytes.len() / 4));
     value
@@ -466,20 +455,53 @@ fn threads_send_in_turns() {
     let publisher = topic.publisher().unwrap();
     let send = || {
         for value in 0..100 {
-            let (_turn, mut loan) = publisher.loan_in_turn(DType::U32, &[1], TIMEOUT).unwrap();
-            write(&mut loan, value);
-            loan.filled().publish(TIMEOUT).unwrap();
+            publisher.send(DType::U32, &[1], &u32::to_ne_bytes(value), TIMEOUT).unwrap();
         }
     };
     thread::scope(|scope| (0..8).for_each(|_| _ = scope.spawn(send)));
     assert_eq!(publisher.published(), 800);
     let loans = [(); 2].map(|()| publisher.loan(DType::U32, &[1], TIMEOUT).unwrap());
-    let refused = publisher.loan_in_turn(DType::U32, &[1], TIMEOUT);
+    let refused = publisher.send(DType::U32, &[1], &[0; 4], TIMEOUT);
     assert!(
-        matches!(refused.map(drop), Err(Error::LimitReached(LimitReached::Topic { limit: TopicLimit::Loans, .. }))),
-        "no turn ends the wait"
+        matches!(refused, Err(Error::LimitReached(LimitReached::Topic { limit: TopicLimit::Loans, .. }))),
+        "no other call of `send` ends the wait"
     );
     drop(loans);
+}
+
+#[test]
+fn bytes_go_in_and_out_wherever_the_samples_are() {
+    let world = World::new();
+    let topic = frames(&world.connect()).create().unwrap();
+    let publisher = topic.publisher().unwrap();
+    let subscriber = topic.subscriber(Policy::Block).unwrap();
+    let published = publisher.send(DType::U8, &[5], b"hello", TIMEOUT).unwrap();
+    let sample = subscriber.recv(TIMEOUT).unwrap();
+    assert_eq!((sample.position(), sample.dtype(), sample.shape()), (published.position, DType::U8, &[5][..]));
+    let mut part = [0; 3];
+    sample.read_at(2, &mut part).unwrap();
+    assert_eq!(&part, b"llo");
+    sample.read_at(5, &mut []).unwrap();
+    for offset in [3, 6, u64::MAX] {
+        let outside = sample.read_at(offset, &mut part);
+        assert!(matches!(outside, Err(Error::InvalidArgument(InvalidArgument::Range { .. }))), "{outside:?}");
+    }
+    // Neither too few bytes nor too many are published, and the block comes back.
+    for bytes in [&b"hell"[..], b"hello!"] {
+        let refused = publisher.send(DType::U8, &[5], bytes, TIMEOUT);
+        assert!(matches!(refused, Err(Error::InvalidArgument(InvalidArgument::Range { .. }))), "{refused:?}");
+    }
+    publisher.send(DType::U8, &[0], &[], TIMEOUT).unwrap();
+    assert!(subscriber.recv(TIMEOUT).unwrap().is_empty());
+    let sent = publisher.send_with(DType::U8, &[1], TIMEOUT, |loan| {
+        loan.header(b"a header")?;
+        loan.write(b"x").map(|()| None)
+    });
+    assert_eq!(sent.unwrap().sequence, 2);
+    assert_eq!(subscriber.recv(TIMEOUT).unwrap().header(), b"a header");
+    let failed = publisher.send_with(DType::U8, &[1], TIMEOUT, |_| Err(Error::Cancelled { what: "filling".into() }));
+    assert!(matches!(failed, Err(Error::Cancelled { .. })), "{failed:?}");
+    assert_eq!(publisher.published(), 3);
 }
 
 /// The dtype and shape of a topic hold for publishers and for processes that open it.
@@ -709,8 +731,4 @@ fn reserve_of_a_publisher_counts_among_its_loans() {
     drop(publisher);
     assert_eq!((topic.stats().held, topic.stats().publishers.len()), (0, 0));
     unused(&topic);
-}
-
-fn gpu_stream(sample: &Sample) -> partywall::cuda::StreamRef<'_> {
-    sample.gpu().unwrap().stream()
 }

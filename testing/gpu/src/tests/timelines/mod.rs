@@ -97,6 +97,7 @@ scenes! {
     ONE tasks::part_of_a_segment_is_read_after_the_process_that_attached_it_was_killed
     ONE samples::a_sample_is_received_before_it_is_written_and_read_behind_that
     ONE samples::blocks_that_streams_write_are_not_used_again
+    ONE samples::streams_of_one_publisher_do_not_wait_for_each_other
     ONE samples::a_publisher_that_is_ahead_of_its_gpu_leaves_blocks_for_others
     ONE samples::all_publishers_but_one_ahead_of_their_gpus_leave_blocks_for_the_last
     ONE samples::unfinished_samples_of_a_dead_publisher_have_failed_and_taint_derived_ones

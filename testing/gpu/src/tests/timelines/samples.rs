@@ -6,7 +6,7 @@ use std::{thread, time::Duration};
 use partywall::{
     DType, Domain, Error, Gpu, Place, Policy, Published, Publisher, Sample, Subscriber, TimelineEnding, TimelineWriter,
     Topic, TopicOptions, Wait,
-    cuda::{Access, DeviceSlice, Stream},
+    cuda::{Access, DeviceSlice, Stream, kernels},
     error::{Busy, InvalidData},
 };
 
@@ -100,6 +100,33 @@ fn stage_of(world: &World, shape: impl FnOnce(TopicOptions) -> TopicOptions) -> 
     let topic = topic.place(Place::Gpu(gpu.uuid())).create().unwrap();
     let gate = domain.timeline_writer("gate").unwrap();
     (domain, topic, gate)
+}
+
+/// A publisher publishes on one stream while another of its streams is stopped.
+pub(crate) fn streams_of_one_publisher_do_not_wait_for_each_other(world: &World) {
+    let (domain, topic, gate) = stage_of(world, |topic| topic.depth(4).publishers(1).subscribers(1).held(3));
+    let gpu = gpu(&domain);
+    let [standing, running] = [(); 2].map(|()| Stream::new(gpu.context()).unwrap());
+    let publisher = topic.publisher().unwrap();
+    let subscriber = topic.subscriber(Policy::Block).unwrap();
+    domain.timeline("gate").unwrap().wait_on(standing.as_ref(), 1).unwrap();
+    let sent = [&standing, &running, &standing].map(|stream| publish(&gpu, stream, &publisher, &[]).sequence);
+    let samples = sent.map(|_| receive(&subscriber));
+    assert_eq!(samples.each_ref().map(Sample::sequence), sent);
+    samples[1].wait(TIMEOUT).unwrap();
+    assert!(is_filled(&gpu, &running, &samples[1]), "its stream has not waited for the other");
+    for late in [&samples[0], &samples[2]] {
+        assert!(matches!(late.check(), Err(Error::Busy(Busy::NotReady { .. }))));
+        assert!(matches!(late.read_at(0, &mut [0; 4]), Err(Error::Busy(Busy::NotReady { .. }))));
+    }
+    gate.signal(1).unwrap();
+    publisher.drain(TIMEOUT).unwrap();
+    samples.iter().for_each(|sample| sample.check().unwrap());
+    let mut word = [0; 4];
+    samples[2].read_at(0, &mut word).unwrap();
+    assert_eq!(u32::from_ne_bytes(word), kernels::expected(0));
+    drop(samples);
+    unused(&topic);
 }
 
 /// Waits until all blocks are unused, or in the ring.
