@@ -1,3 +1,4 @@
+// Holds 158.
 //! Control memory that a peer fills with garbage while a member and the broker use it.
 //!
 //! No call may panic, hang, or access memory outside of the object, and the broker must recover every slot once all

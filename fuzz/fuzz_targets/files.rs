@@ -1,3 +1,4 @@
+// Holds 157.
 //! Files of tensors: a file is refused, or all its tensors can be read.
 #![no_main]
 

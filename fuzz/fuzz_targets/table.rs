@@ -1,3 +1,4 @@
+// Holds 156.
 //! Tables of segments: a table is refused, or all its tensors lie within the version's chunks.
 #![no_main]
 

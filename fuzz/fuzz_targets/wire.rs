@@ -1,3 +1,4 @@
+// Holds 157.
 //! The messages of the protocol, their frames, and text that users write: decoding, and agreement with encoding.
 #![no_main]
 

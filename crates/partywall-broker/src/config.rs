@@ -329,6 +329,7 @@ const MAX_DEFAULT_CLIENTS: u64 = 4096;
 mod tests {
     use super::*;
 
+    // Holds 147.
     #[test]
     fn mode_of_the_socket_and_its_directory_follow_the_admitted_users() {
         let own = 7;
@@ -411,6 +412,7 @@ mod tests {
         assert_eq!(few.quota(false).names, 1, "a share is never nothing");
     }
 
+    // Holds 150.
     #[test]
     fn limits_of_nothing_and_shares_beyond_the_whole_are_refused() {
         type Change = fn(&mut Limits);
@@ -482,6 +484,7 @@ mod tests {
         }
     }
 
+    // Holds 119.
     #[test]
     fn limits_without_room_for_memory_are_refused_with_sufficient_numbers() {
         let crowded = Limits { clients: Some(12_000), ..Limits::default() };

@@ -162,6 +162,7 @@ mod tests {
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
     }
 
+    // Holds 131.
     #[test]
     fn log_that_another_program_moves_or_removes_goes_on_at_its_path() {
         let dir = tempfile::tempdir().unwrap();

@@ -19,6 +19,7 @@ fn missing_library_is_an_error() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
 }
 
+// Holds 325.
 #[test]
 fn missing_simulated_driver_is_an_error() {
     let elsewhere = tempfile::tempdir().unwrap();

@@ -246,6 +246,7 @@ mod tests {
         names
     }
 
+    // Holds 305.
     #[test]
     fn file_appears_when_it_is_complete() {
         for has_name in [false, true] {
@@ -261,6 +262,7 @@ mod tests {
         }
     }
 
+    // Holds 305.
     #[test]
     fn file_that_appears_meanwhile_is_replaced_only_on_request() {
         for has_name in [false, true] {
@@ -296,6 +298,7 @@ mod tests {
         assert!(write_file(&folder.path().join("loop"), b"3", true).is_err());
     }
 
+    // Holds 306.
     #[test]
     fn open_files_pipes_and_devices_are_written_in_place() {
         let folder = tempfile::tempdir().unwrap();

@@ -456,6 +456,7 @@ mod tests {
         values.iter().map(|(v, pixel)| (first.1 + slope * (v.ln() - first.0.ln()) - pixel).abs()).fold(0.0, f64::max)
     }
 
+    // Holds 333.
     #[test]
     fn points_of_a_plot_are_those_of_the_report() {
         let charts = report().charts();
@@ -501,6 +502,7 @@ mod tests {
         Chart { title: "t".into(), varied: "bytes", unit: Unit::Microseconds, lines }.svg().unwrap()
     }
 
+    // Holds 334.
     #[test]
     fn range_of_a_point_is_drawn_at_that_point_alone() {
         let svg = with_ranges();
@@ -516,6 +518,7 @@ mod tests {
         assert!(height(&bars[1]) > 2.0 * height(&bars[0]), "{bars:?}");
     }
 
+    // Holds 334.
     #[test]
     fn legend_is_dashed_as_its_lines_are() {
         let svg = with_ranges();

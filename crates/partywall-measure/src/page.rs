@@ -173,6 +173,7 @@ mod tests {
     use crate::{Case, Comparison, Machine, Plan, Unit};
 
     /// More cases than all subjects together have.
+    // Holds 333.
     #[test]
     fn large_report_is_a_page_of_less_than_a_megabyte() {
         let mut report = Report::new("an example", Machine::detect(None, None));
@@ -190,6 +191,7 @@ mod tests {
         assert!(bytes < 1_000_000, "{bytes}");
     }
 
+    // Holds 333.
     #[test]
     fn page_has_everything_and_loads_nothing() {
         let mut report = Report::new("<an example>", Machine::detect(Some("Some & GPU".to_owned()), None));

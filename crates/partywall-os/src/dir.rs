@@ -180,6 +180,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::{PermissionsExt, symlink};
 
+    // Holds 130, 147.
     #[test]
     fn only_a_private_directory_is_accepted() {
         let dir = tempfile::tempdir().unwrap();

@@ -82,6 +82,7 @@ mod tests {
         assert_eq!(classify(&a), Ok(FdKind::Other("a socket".into())));
     }
 
+    // Holds 160.
     #[test]
     fn memory_that_no_seal_keeps_is_no_memfd() {
         use rustix::fs::{MemfdFlags, SealFlags};

@@ -274,6 +274,7 @@ mod tests {
         assert_eq!(draft.writer().write_all_at(&[1; 10], 4090), Err(io::Errno::PERM));
     }
 
+    // Holds 3.
     #[test]
     fn frozen_memfd_refuses_writers() {
         let mut draft = Draft::create("partywall:test", 4096).unwrap();
@@ -340,6 +341,7 @@ mod tests {
         shell.uid(65534).gid(65534).current_dir("/").status().unwrap().success()
     }
 
+    // Holds 146.
     #[test]
     fn needs_root_other_user_cannot_reopen_memory_for_writing() {
         let draft = Draft::create("partywall:test", 4096).unwrap();

@@ -441,6 +441,7 @@ mod tests {
         assert_eq!(wait(&a, Ready::Read, None), Ok(true));
     }
 
+    // Holds 147.
     #[test]
     fn listener_has_mode_0600_and_reports_the_peer() {
         let dir = tempfile::tempdir().unwrap();
@@ -462,6 +463,7 @@ mod tests {
         }
     }
 
+    // Holds 144.
     #[test]
     fn listener_is_found_after_its_file_was_removed() {
         let dir = tempfile::tempdir().unwrap();

@@ -400,6 +400,7 @@ mod tests {
         });
     }
 
+    // Holds 143.
     #[test]
     fn stray_signals_end_no_process_that_waits_for_them() {
         alone(|| {

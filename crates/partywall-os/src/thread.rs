@@ -93,6 +93,7 @@ mod tests {
     /// The signals that a thread can block: all but SIGKILL, SIGSTOP, and the two that the C library keeps.
     const BLOCKABLE: u64 = !(1 << 8 | 1 << 18 | 1 << 31 | 1 << 32);
 
+    // Holds 114.
     #[test]
     fn started_thread_blocks_all_signals_and_its_starter_none() {
         assert_eq!(blocked(), 0);
@@ -103,6 +104,7 @@ mod tests {
         assert_eq!(blocked(), 0);
     }
 
+    // Holds 114.
     #[test]
     fn program_that_such_a_thread_starts_blocks_none() {
         let status = |start: fn(&mut Command) -> io::Result<std::process::Child>| {

@@ -509,6 +509,7 @@ mod tests {
     const BYTES: u64 = 2 << 20;
 
     /// Tests the import of GPU memory without a GPU: lavapipe imports its own descriptors, and no others.
+    // Holds 229.
     #[test]
     fn needs_vulkan_exported_memory_is_imported_by_its_descriptor() {
         let gpu = Gpu::open(None).unwrap();
@@ -562,6 +563,7 @@ mod tests {
         assert!((100..2 << 12).contains(&duplicate.as_raw_fd()), "{duplicate:?}");
     }
 
+    // Holds 229.
     #[test]
     fn needs_vulkan_descriptor_that_the_driver_refuses_is_closed() {
         let gpu = Gpu::open(None).unwrap();

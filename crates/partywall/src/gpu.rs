@@ -448,6 +448,7 @@ pub(crate) fn access_error(what: &'static str) -> impl Fn(AccessError) -> Error 
 mod tests {
     use super::*;
 
+    // Holds 64.
     #[test]
     fn missing_device_nodes_are_named() {
         let dev = tempfile::tempdir().unwrap();

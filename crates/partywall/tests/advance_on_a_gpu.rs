@@ -1,3 +1,4 @@
+// Holds 272.
 //! Segments of the simulated GPU that advance in place, with each driver call failed in turn.
 #![allow(clippy::unwrap_used, clippy::print_stdout)] // tests, their helpers included
 
@@ -213,6 +214,7 @@ fn version_that_cannot_be_mapped_again_says_so_on_the_simulated_gpu() {
     }
 }
 
+// Holds 273.
 #[test]
 fn other_layouts_and_streams_are_refused_on_the_simulated_gpu() {
     play("refused", "refused", "");

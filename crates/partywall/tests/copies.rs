@@ -1,3 +1,4 @@
+// Holds 87.
 //! Copies between places on the simulated driver: one call of the driver for each chunk, and no slow path.
 #![allow(clippy::unwrap_used)] // tests, their helpers included
 
@@ -193,6 +194,7 @@ fn copy_needs_the_same_tensors_and_a_writable_target() {
     });
 }
 
+// Holds 88.
 #[test]
 fn put_copies_a_segment_between_any_places() {
     simulated("put_copies_a_segment_between_any_places", |world| {

@@ -106,6 +106,7 @@ fn beside_a_producer(socket: &Path, device: &str, driver: Option<&Path>, command
     output
 }
 
+// Holds 222.
 #[test]
 fn program_in_c_reads_a_segment_of_host_memory_by_its_descriptors() {
     let values: Vec<u8> = (0..1024 * 1024).flat_map(|i| (i as f32).to_ne_bytes()).collect();
@@ -134,6 +135,7 @@ fn program_in_c_reads_a_segment_of_host_memory_by_its_descriptors() {
     });
 }
 
+// Holds 222.
 #[test]
 fn program_in_c_reads_a_segment_of_a_simulated_gpu_by_its_descriptors() {
     let values: Vec<u8> = (0..1024 * 1024).flat_map(|i| (i as f32).to_ne_bytes()).collect();
@@ -156,6 +158,7 @@ fn program_in_c_reads_a_segment_of_a_simulated_gpu_by_its_descriptors() {
 }
 
 /// The library of the simulated driver is beside Cargo's programs.
+// Holds 325.
 #[test]
 fn program_of_the_library_finds_the_simulated_driver_by_its_name() {
     assert!(simulated_driver().exists());

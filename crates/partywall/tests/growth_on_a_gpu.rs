@@ -1,3 +1,4 @@
+// Holds 53, 54.
 //! Segments of the simulated GPU that grow, with each driver call of the growth failed and killed in turn; a commit
 //! without a free file descriptor; and a host segment whose pages cannot be locked.
 #![allow(clippy::unwrap_used, clippy::print_stdout)] // tests, their helpers included

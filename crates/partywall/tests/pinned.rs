@@ -179,6 +179,7 @@ fn pinned_memory_is_on_the_node_of_the_gpu() {
     });
 }
 
+// Holds 81.
 #[test]
 fn cpu_and_every_gpu_read_a_frozen_version_in_place() {
     simulated("cpu_and_every_gpu_read_a_frozen_version_in_place", |world| {
@@ -208,6 +209,7 @@ fn cpu_and_every_gpu_read_a_frozen_version_in_place() {
     });
 }
 
+// Holds 82.
 #[test]
 fn process_that_uses_the_cpu_alone_uses_no_gpu() {
     simulated("process_that_uses_the_cpu_alone_uses_no_gpu", |world| {
@@ -220,6 +222,7 @@ fn process_that_uses_the_cpu_alone_uses_no_gpu() {
     });
 }
 
+// Holds 83.
 #[test]
 fn gpu_writes_a_build_that_the_cpu_reads() {
     simulated("gpu_writes_a_build_that_the_cpu_reads", |world| {
@@ -239,6 +242,7 @@ fn gpu_writes_a_build_that_the_cpu_reads() {
     });
 }
 
+// Holds 83.
 #[test]
 fn forked_child_writes_nothing_of_a_build() {
     simulated("forked_child_writes_nothing_of_a_build", |world| {
@@ -257,6 +261,7 @@ fn forked_child_writes_nothing_of_a_build() {
     });
 }
 
+// Holds 83.
 #[test]
 fn forked_child_has_no_draft() {
     simulated("forked_child_has_no_draft", |_| {
@@ -273,6 +278,7 @@ fn forked_child_has_no_draft() {
     });
 }
 
+// Holds 81.
 #[test]
 fn cpu_writes_a_build_after_the_gpu() {
     simulated("cpu_writes_a_build_after_the_gpu", |world| {
@@ -293,6 +299,7 @@ fn cpu_writes_a_build_after_the_gpu() {
     });
 }
 
+// Holds 83.
 #[test]
 fn mutable_version_is_written_by_the_cpu_and_grows_in_place() {
     simulated("mutable_version_is_written_by_the_cpu_and_grows_in_place", |world| {
@@ -316,6 +323,7 @@ fn mutable_version_is_written_by_the_cpu_and_grows_in_place() {
     });
 }
 
+// Holds 83.
 #[test]
 fn version_outlives_its_killed_maker_and_cannot_be_written() {
     simulated("version_outlives_its_killed_maker_and_cannot_be_written", |world| {
@@ -332,6 +340,7 @@ fn version_outlives_its_killed_maker_and_cannot_be_written() {
     });
 }
 
+// Holds 81.
 #[test]
 fn pool_is_used_by_cpu_and_gpu() {
     simulated("pool_is_used_by_cpu_and_gpu", |world| {
@@ -353,6 +362,7 @@ fn pool_is_used_by_cpu_and_gpu() {
     });
 }
 
+// Holds 81.
 #[test]
 fn bytes_of_a_block_wait_for_the_gpu() {
     simulated("bytes_of_a_block_wait_for_the_gpu", |world| {
@@ -377,6 +387,7 @@ fn bytes_of_a_block_wait_for_the_gpu() {
     });
 }
 
+// Holds 81.
 #[test]
 fn topic_carries_samples_from_cpu_to_gpu_and_back() {
     simulated("topic_carries_samples_from_cpu_to_gpu_and_back", |world| {
@@ -409,6 +420,7 @@ fn topic_carries_samples_from_cpu_to_gpu_and_back() {
     });
 }
 
+// Holds 81.
 #[test]
 fn first_stream_chooses_the_gpu_of_a_subscriber() {
     simulated("first_stream_chooses_the_gpu_of_a_subscriber", |world| {
@@ -430,6 +442,7 @@ fn first_stream_chooses_the_gpu_of_a_subscriber() {
     });
 }
 
+// Holds 81.
 #[test]
 fn subscriber_on_a_gpu_reads_by_the_cpu_later() {
     simulated("subscriber_on_a_gpu_reads_by_the_cpu_later", |world| {
@@ -449,6 +462,7 @@ fn subscriber_on_a_gpu_reads_by_the_cpu_later() {
     });
 }
 
+// Holds 81.
 #[test]
 fn queue_takes_inputs_of_the_cpu_to_a_worker_on_a_gpu() {
     simulated("queue_takes_inputs_of_the_cpu_to_a_worker_on_a_gpu", |world| {
@@ -491,6 +505,7 @@ fn range_of_a_result_is_for_reading_after_the_cpu_has_it() {
     });
 }
 
+// Holds 85.
 #[test]
 fn missing_node_and_missing_memory_are_said_before_the_first_byte() {
     simulated("missing_node_and_missing_memory_are_said_before_the_first_byte", |world| {
@@ -506,6 +521,7 @@ fn missing_node_and_missing_memory_are_said_before_the_first_byte() {
     });
 }
 
+// Holds 84.
 #[test]
 fn memory_of_another_place_is_refused_before_it_is_mapped() {
     simulated("memory_of_another_place_is_refused_before_it_is_mapped", |world| {
@@ -529,6 +545,7 @@ fn memory_of_another_place_is_refused_before_it_is_mapped() {
     });
 }
 
+// Holds 86.
 #[test]
 fn bytes_on_a_node_are_counted_and_limited() {
     let body = |_: &World| {
@@ -562,6 +579,7 @@ fn bytes_on_a_node_are_counted_and_limited() {
     simulated("bytes_on_a_node_are_counted_and_limited", body);
 }
 
+// Holds 86.
 #[test]
 fn share_of_a_user_is_refused_before_anything_is_allocated() {
     let body = |_: &World| {
@@ -597,6 +615,7 @@ fn share_of_a_user_is_refused_before_anything_is_allocated() {
     simulated("share_of_a_user_is_refused_before_anything_is_allocated", body);
 }
 
+// Holds 85.
 #[test]
 fn process_without_a_driver_is_told_why() {
     simulated("process_without_a_driver_is_told_why", |world| {
@@ -608,6 +627,7 @@ fn process_without_a_driver_is_told_why() {
     World::new().play_with("without a driver", missing).finish();
 }
 
+// Holds 85.
 #[test]
 fn forked_child_is_told_to_spawn() {
     simulated("forked_child_is_told_to_spawn", |world| {

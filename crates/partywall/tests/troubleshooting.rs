@@ -438,6 +438,7 @@ fn each_entry_belongs_to_an_error() {
 }
 
 /// A `main` that returns an error prints its `{:?}`.
+// Holds 314.
 #[test]
 fn main_prints_the_message_and_the_advice() {
     for error in every_error() {
@@ -466,6 +467,7 @@ fn main_prints_the_message_and_the_advice() {
 }
 
 /// Errors that give a value back are errors as any other: `?` takes them in a function that returns a boxed one.
+// Holds 314.
 #[test]
 fn errors_that_give_a_value_back_print_their_advice() {
     fn is_error<T: std::error::Error + Into<Error> + 'static>() {}

@@ -331,6 +331,7 @@ beliefs! {
 mod tests {
     use super::*;
 
+    // Holds 326.
     #[test]
     fn lab_that_is_listed_without_this_program_is_this_one() {
         let roles = |lab: &Lab| lab.roles.iter().chain([&lab.observer]).map(|role| role.name).collect::<Vec<_>>();

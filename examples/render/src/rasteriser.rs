@@ -377,6 +377,7 @@ mod tests {
     use super::*;
     use crate::emulation;
 
+    // Holds 330.
     #[test]
     fn each_kernel_is_emulated() {
         let text = PTX.to_str().unwrap();

@@ -74,16 +74,19 @@ fn no_frame_is_missing(device: &str) {
     assert!(left.is_empty(), "{left:?}");
 }
 
+// Holds 328.
 #[test]
 fn no_frame_is_missing_when_a_role_is_killed_in_host_memory() {
     no_frame_is_missing("host");
 }
 
+// Holds 328.
 #[test]
 fn no_frame_is_missing_when_a_role_is_killed_on_the_simulated_gpu() {
     no_frame_is_missing("cuda");
 }
 
+// Holds 330.
 #[test]
 fn kernels_and_the_cpu_draw_the_same_pixels_on_the_simulated_gpu() {
     let sandbox = Sandbox::new();
@@ -113,6 +116,7 @@ fn kernels_and_the_cpu_draw_the_same_pixels_on_the_simulated_gpu() {
 }
 
 /// Draws by Vulkan under the validation layer, which must have nothing to say, and by the CPU.
+// Holds 329.
 #[test]
 fn needs_vulkan_vulkan_draws_the_pixels_of_the_cpu() {
     let sandbox = Sandbox::new();
@@ -152,6 +156,7 @@ fn needs_vulkan_vulkan_draws_the_pixels_of_the_cpu() {
     assert!(said.trim().is_empty(), "{said}");
 }
 
+// Holds 329.
 #[test]
 fn missing_vulkan_is_a_sentence_and_a_code() {
     let sandbox = Sandbox::new();
@@ -162,6 +167,7 @@ fn missing_vulkan_is_a_sentence_and_a_code() {
     assert!(output.stderr.contains("--renderer cpu"), "{}", output.stderr);
 }
 
+// Holds 329.
 #[test]
 fn needs_vulkan_simulated_gpu_is_no_device_of_vulkan() {
     let sandbox = Sandbox::new();
@@ -314,6 +320,7 @@ fn movie_or_frame_that_exists_is_refused_and_force_replaces_a_movie() {
     assert!(std::fs::read(&movie).unwrap().starts_with(b"GIF89a"));
 }
 
+// Holds 328.
 #[test]
 fn movie_on_standard_output_is_y4m_and_the_report_is_elsewhere() {
     let sandbox = Sandbox::new();
@@ -372,6 +379,7 @@ fn bad_input_is_refused_by_a_sentence_and_a_code() {
     }
 }
 
+// Holds 328.
 #[test]
 fn run_that_should_have_killed_and_did_not_fails() {
     let sandbox = Sandbox::new();

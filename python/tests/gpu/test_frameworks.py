@@ -1,3 +1,4 @@
+# Holds 28.
 """Memory on a real GPU in torch, cupy, jax and numba: every dtype, both ways, at the same address."""
 
 import importlib

@@ -1,3 +1,4 @@
+# Holds 18.
 """Timelines in CUDA graphs of torch, between two processes.
 
 Every kernel has run once, and all memory is allocated, before a stream waits: behind a wait either could block.

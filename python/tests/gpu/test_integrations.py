@@ -1,3 +1,4 @@
+# Holds 292, 294, 296.
 """The integrations on a real GPU, with torch, and with stand-ins for the frameworks above it."""
 
 import os

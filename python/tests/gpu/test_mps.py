@@ -1,3 +1,4 @@
+# Holds 240.
 """`connect(mps=True)` with NVIDIA's daemon: torch becomes a client of it."""
 
 import json
@@ -72,6 +73,7 @@ with pw.connect(socket=sys.argv[1], mps=True) as d, d.open("x", access="both") a
 """
 
 
+# Holds 94.
 def test_pinned_memory_of_a_client_is_read_by_others_and_survives_it(socket, child, monkeypatch):
     monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
     try:

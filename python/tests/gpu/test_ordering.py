@@ -1,3 +1,4 @@
+# Holds 249.
 """Streams of torch and cupy that wait for other processes, and signal to them.
 
 Every kernel has run once, and all memory is allocated, before a stream waits: behind a wait either could block.

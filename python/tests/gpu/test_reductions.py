@@ -1,3 +1,4 @@
+# Holds 33, 279, 283.
 """The reductions of `torch.multiprocessing` through Partywall on a real GPU.
 
 Tests that say `upstream` express a case of torch's own test/test_multiprocessing.py in this project's words.
@@ -354,6 +355,7 @@ def test_memory_is_not_reused_while_a_receiver_has_it(domain, child):
     assert started.says() == "1" and len(others) == 8
 
 
+# Holds 281.
 def test_order_of_streams_holds_for_each_send(child):
     started = reader(child)
     tensor = torch.zeros(32 * MIB // 4, device="cuda")
@@ -367,6 +369,7 @@ def test_order_of_streams_holds_for_each_send(child):
         assert reads(started, payload) == value * tensor.numel()
 
 
+# Holds 280.
 def test_ten_thousand_sends_wait_for_no_stream_and_leave_no_file(domain):
     before = set(os.listdir("/dev/shm"))
     tensor = torch.ones(8, device="cuda")
@@ -411,6 +414,7 @@ say(tensor.sum().item())
 )
 
 
+# Holds 284.
 @pytest.mark.parametrize(
     ("memory", "kind", "segments"), [("torch", "legacy", False), ("pool", "live", False), ("pool", "live", True)]
 )

@@ -194,6 +194,7 @@ def test_memory_that_is_born_pinned_is_copied_asynchronously(domain, side, to_gp
         del views, view, source, target
 
 
+# Holds 241.
 def test_a_view_is_dropped_under_a_running_kernel(domain):
     before = free()
     out = torch.zeros(64 * MIB, dtype=torch.uint8, device="cuda")
@@ -226,6 +227,7 @@ def test_a_segment_is_closed_under_a_running_kernel(domain):
     assert int(out.min()) == 7
 
 
+# Holds 65.
 def test_nothing_is_stranded(domain, child):
     code = """
     import torch

@@ -1,3 +1,4 @@
+# Holds 289.
 """Warm spares on a real GPU: the parent has no CUDA, its forks have it, and no memory is left behind."""
 
 import os
@@ -77,6 +78,7 @@ def test_module_that_uses_cuda_is_refused_by_name(child, tmp_path):
     assert launcher.says().startswith("cannot preload: uses_cuda has opened /dev/nvidia")
 
 
+# Holds 270.
 def test_guard_stops_a_write_and_the_context_lives(domain):
     from partywall.torch import guard
 

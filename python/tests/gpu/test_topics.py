@@ -1,3 +1,4 @@
+# Holds 251.
 """Samples that torch writes and reads in two processes, in the order of hosts and of streams."""
 
 import gc

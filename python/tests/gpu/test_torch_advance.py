@@ -1,3 +1,4 @@
+# Holds 274.
 """Models of torch that advance to another version at their addresses, on a real GPU: captured graphs show it."""
 
 import os
@@ -146,6 +147,7 @@ def test_advance_is_refused_during_a_capture(domain, loaded):
     assert numbers.tolist() == [2, 2]
 
 
+# Holds 275.
 def test_graph_shows_a_verified_version_and_no_damaged_one(domain, loaded, monkeypatch):
     model, handle = loaded
     addresses = [tensor.data_ptr() for tensor in (*model.parameters(), model.scale)]

@@ -1,3 +1,4 @@
+# Holds 31.
 """Models of torch and transformers in the memory of a real GPU: identity, peaks, and a writer that is stopped."""
 
 import os
@@ -72,6 +73,7 @@ def test_loading_allocates_the_buffers_alone(domain):
     assert torch.isfinite(run(loaded)).all()
 
 
+# Holds 261.
 def test_move_needs_room_for_two_chunks(domain, monkeypatch):
     model = stack(64)
     expected = run(model)
@@ -94,6 +96,7 @@ def test_move_needs_room_for_two_chunks(domain, monkeypatch):
     assert torch.equal(run(model), expected)
 
 
+# Holds 262.
 def test_a_move_without_memory_leaves_a_working_model(domain):
     model = stack(32)
     expected = run(model)
@@ -150,6 +153,7 @@ def test_tensors_above_4_gib_and_of_every_kind(domain):
     assert torch.equal(loaded.turned, model.turned) and loaded.turned.stride() == (1, 32)
 
 
+# Holds 264.
 @pytest.mark.parametrize("kind", ["Llama", "Mixtral"])
 def test_from_name_reserves_nothing_for_a_second_copy(domain, kind):
     transformers = pytest.importorskip("transformers")

@@ -1,3 +1,4 @@
+# Holds 78.
 """Pools of torch whose tensors are published in place, on a real GPU."""
 
 import gc
@@ -225,6 +226,7 @@ def test_process_ends_with_tensors_of_a_pool(socket, child, domain_is):
     assert exiter.end() == 0
 
 
+# Holds 79.
 def test_arrays_of_cupy_are_published_in_place(socket, domain, child):
     cupy = pytest.importorskip("cupy")
     with domain.cupy_pool("frames", size=64 * MIB) as pool:

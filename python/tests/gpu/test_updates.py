@@ -91,6 +91,7 @@ def newest(domain: pw.Domain) -> tuple[int, set[float]]:
     return found
 
 
+# Holds 50.
 def test_four_workers_read_one_version_at_a_time_and_two_exist(domain, started, served):
     free_after_use()
     # Once before counting: without this 2 MiB were missing afterwards on an H100, presumably what the driver keeps to
@@ -123,6 +124,7 @@ def test_four_workers_read_one_version_at_a_time_and_two_exist(domain, started, 
     assert_all_comes_back(before)
 
 
+# Holds 49.
 def test_trainer_killed_inside_a_put_leaves_the_version_before(domain, started, served):
     before = free_after_use()
     policy = updates.weights(full, 0)
@@ -141,6 +143,7 @@ def test_trainer_killed_inside_a_put_leaves_the_version_before(domain, started, 
     assert_all_comes_back(before)
 
 
+# Holds 49.
 def test_killed_worker_changes_nothing_for_the_others(domain, started):
     before = free_after_use()
     policy = updates.weights(full, 0)

@@ -45,6 +45,7 @@ def test_descriptors_say_where_every_tensor_is(domain):
         assert repr(x) == f"<partywall.Descriptors x@1: {x.nbytes} bytes on host>"
 
 
+# Holds 224.
 def test_descriptors_of_frozen_memory_are_read_only(domain):
     with domain.put("x", np.zeros(4, "uint8"), "host"), domain.descriptors("x") as x:
         with pytest.raises(PermissionError):
@@ -58,6 +59,7 @@ def test_descriptors_of_frozen_memory_are_read_only(domain):
         assert np.from_dlpack(segment).tolist() == [0, 0, 0, 9]
 
 
+# Holds 222.
 def test_a_child_process_maps_descriptors_without_partywall(domain):
     with domain.put("x", np.arange(4, dtype="uint8"), "host"), domain.descriptors("x") as x:
         [chunk] = x.chunks

@@ -71,6 +71,7 @@ def test_arrays_of_no_numbers_say_what_to_give_instead(domain, array, what, advi
     assert advice in raised.value.advice and "DLPack" not in str(raised.value)
 
 
+# Holds 257.
 def test_advice_fits_the_call(domain):
     frames = domain.topic("frames", dtype="uint8", shape=(3,), device="host")
     with pytest.raises(pw.NameExists, match="it is a topic") as raised:
@@ -91,6 +92,7 @@ def test_advice_fits_the_call(domain):
     frames.close()
 
 
+# Holds 257.
 def test_misspelt_words_are_suggested(domain):
     with domain.topic("frames", dtype="uint8", shape=(3,), device="host") as frames:
         with pytest.raises(ValueError, match='did you mean "latest"'):

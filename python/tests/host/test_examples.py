@@ -94,12 +94,14 @@ def test_a_viewer_that_is_killed_is_replaced(tmp_path, monkeypatch, device):
         assert line.startswith(f"the {viewer} viewer: 20 frames seen, 20 of them as they were sent;")
 
 
+# Holds 286.
 def test_requests_are_answered_after_each_death_of_the_worker(tmp_path, monkeypatch):
     *killed, right = ran(tmp_path, monkeypatch, "serve_and_crash.py")
     assert len(killed) == 3 and all("killed: the next answer came after" in line for line in killed)
     assert right == "43 of 43 answers are right"
 
 
+# Holds 4.
 def test_workers_take_new_versions_and_no_request_sees_two(tmp_path, monkeypatch):
     updates, *workers = ran(tmp_path, monkeypatch, "rl_update.py", "--steps", "10")
     assert updates.startswith("10 updates of 32 MiB: ")
@@ -112,6 +114,7 @@ def test_killed_middle_stage_of_a_pipeline_loses_no_frame(tmp_path, monkeypatch)
     assert last == "64 of 64 frames in order, as they should be (host)"
 
 
+# Holds 299.
 def test_ranks_relax_a_grid_as_one_process_does(tmp_path, monkeypatch, mpirun):
     steps, same = ran(tmp_path, monkeypatch, "mpi_halo.py", by=[mpirun, "-n", "4"])
     assert steps.startswith("ranks: 4, steps: 200, ") and steps.endswith("(host)")

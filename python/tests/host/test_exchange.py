@@ -1,3 +1,4 @@
+# Holds 28.
 """Exchange of host memory with other libraries."""
 
 import ctypes
@@ -110,6 +111,7 @@ def test_unsupported_dlpack_requests_are_refused(domain):
         assert not hasattr(put, "__cuda_array_interface__")
 
 
+# Holds 29.
 def test_everything_made_of_a_tensor_holds_the_lease(domain):
     makers = [
         lambda tensor: tensor,
@@ -131,6 +133,7 @@ def test_everything_made_of_a_tensor_holds_the_lease(domain):
         assert domain.ls() == []
 
 
+# Holds 29.
 def test_views_that_were_made_before_the_commit_stay_where_they_are(domain):
     with domain.create_many("x", {"a": (4, "int32"), "b": ((2, 2), "int64")}, device="host") as build:
         a, b = np.from_dlpack(build["a"]), np.asarray(memoryview(build["b"]))
@@ -144,6 +147,7 @@ def test_views_that_were_made_before_the_commit_stay_where_they_are(domain):
     assert (a == 7).all() and (b == 8).all()
 
 
+# Holds 29.
 def test_a_commit_that_fails_leaves_the_build_and_its_views(domain):
     with domain.put("x", np.zeros(3)), domain.create("x", 3, "float64", device="host", if_absent=True) as build:
         view = np.from_dlpack(build)
@@ -214,6 +218,7 @@ def test_asarray_is_the_memory_itself_or_says_why_not(domain):
             np.asarray(build)
 
 
+# Holds 254.
 @pytest.mark.parametrize("dtype", OTHERS)
 def test_arrays_of_ml_dtypes_go_in_and_come_out(domain, dtype):
     ml_dtypes = pytest.importorskip("ml_dtypes")
@@ -258,6 +263,7 @@ def test_arrays_of_ml_dtypes_go_in_and_come_out(domain, dtype):
             task.complete()
 
 
+# Holds 254.
 @pytest.mark.parametrize(
     "dtype",
     ["int2", "int4", "uint4", "float4_e2m1fn", "float6_e2m3fn", "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz"],

@@ -55,6 +55,7 @@ OBJECTS = {
 }
 
 
+# Holds 255.
 @pytest.mark.parametrize("ends", ["leaves", "raises", "exits"])
 @pytest.mark.parametrize("thing", OBJECTS)
 @pytest.mark.filterwarnings("ignore::ResourceWarning")

@@ -1,3 +1,4 @@
+# Holds 28.
 """Host memory in torch and jax on the CPU, if they are installed."""
 
 import gc
@@ -144,6 +145,7 @@ REFUSED = {
 }
 
 
+# Holds 252, 253.
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", REFUSED)
 def test_tensors_of_torch_that_are_no_plain_memory_are_refused_everywhere(domain, torch, name):
@@ -156,6 +158,7 @@ def test_tensors_of_torch_that_are_no_plain_memory_are_refused_everywhere(domain
     assert "x" not in domain
 
 
+# Holds 252.
 def test_tensors_that_show_a_part_of_a_storage_are_put(domain, torch):
     whole = torch.arange(12.0)
     views = whole[5:9], whole[::3], whole.view(3, 4)[:, 3]
@@ -184,6 +187,7 @@ def test_deleted_array_of_jax_is_refused(domain, jax):
             domain.put("x", array, device="host")
 
 
+# Holds 254.
 def test_dtypes_of_jax_that_partywall_lacks_are_named(domain, jax):
     for dtype in ("int4", "float4_e2m1fn", "float8_e3m4"):
         with pytest.raises(pw.BadSource, match=f"its elements are {dtype},"):

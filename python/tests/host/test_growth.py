@@ -120,6 +120,7 @@ def test_a_wait_ends_when_its_segment_is_closed(domain):
     domain.rm("x")
 
 
+# Holds 30.
 @pytest.mark.parametrize("wait", ["wait_growth", "wait_withdrawn"])
 def test_ctrl_c_ends_a_wait_of_a_segment(socket, child, wait):
     with pw.connect(socket=socket) as domain, rows(domain):

@@ -1,3 +1,4 @@
+# Holds 270.
 """The guard against writes to read-only memory: what it knows, and what it stops in torch, if that is installed."""
 
 import gc

@@ -283,6 +283,7 @@ def fail() -> None:
     raise ZeroDivisionError
 
 
+# Holds 253.
 @pytest.mark.parametrize(
     ("device", "capsule", "error"),
     [
@@ -307,6 +308,7 @@ def test_error_names_the_library_that_breaks_the_protocol(domain, device, capsul
     assert domain.ls() == []
 
 
+# Holds 253.
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt, pw.Closed("x is closed")])
 def test_exceptions_that_say_more_stay_as_they_are(domain, error):
     def end() -> None:
@@ -355,6 +357,7 @@ class Described:
         self.__array_interface__ = {"version": 3, "shape": (3,), "typestr": "<f4", **interface}
 
 
+# Holds 252.
 @pytest.mark.parametrize(
     "given",
     [
@@ -449,6 +452,7 @@ class Library:
         return 0
 
 
+# Holds 252.
 @pytest.mark.parametrize("version", [0, 1, "table"])
 def test_tensor_without_memory_is_refused_everywhere(domain, version):
     library = Library()
@@ -464,6 +468,7 @@ def test_tensor_without_memory_is_refused_everywhere(domain, version):
         assert list(np.asarray(put)) == [0, 0, 0]
 
 
+# Holds 252.
 @pytest.mark.parametrize(
     "claims",
     [
@@ -521,6 +526,7 @@ def test_a_folder_without_a_model_is_refused(domain, tmp_path):
         domain.put_file(tmp_path / "pipe", "x", device="host")
 
 
+# Holds 63.
 def test_without_a_gpu_memory_is_on_the_host_and_no_message_mentions_cuda(domain, child):
     topic = domain.topic("frames", max_bytes=8, device="host")
     with topic, domain.pool("blocks", blocks=1, block_bytes=8, device="host"):
@@ -543,6 +549,7 @@ def test_without_a_gpu_memory_is_on_the_host_and_no_message_mentions_cuda(domain
         assert started.end() == 0
 
 
+# Holds 257.
 def test_streams_without_a_gpu_say_which_calls_are_for_hosts(domain, child):
     started = child(
         """

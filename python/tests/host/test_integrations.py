@@ -59,6 +59,7 @@ def test_integrations_import_no_framework():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+# Holds 292.
 def test_vllm_finds_the_plug_in():
     [found] = [e for e in importlib.metadata.entry_points(group="vllm.general_plugins") if e.name == "partywall"]
     assert found.value == "partywall.integrations.vllm:register"
@@ -116,6 +117,7 @@ def test_vllm_loader_names_what_is_wrong_in_its_settings(given, named):
     assert Settings.read({"name": "llm", "timeout": None}).timeout is None
 
 
+# Holds 292.
 def test_vllm_update_reads_the_named_version(engine, domain):
     for version in 1, 2, 3:
         domain.put("policy", {"a.weight": np.full((2, 3), version, "float32"), "b": np.arange(4) + version})
@@ -134,6 +136,7 @@ def test_vllm_update_reads_the_named_version(engine, domain):
         domain.open("policy@2")
 
 
+# Holds 292.
 def test_vllm_update_holds_its_version_until_it_is_finished(engine, domain):
     domain.put("policy", {"a": np.zeros(3)})
     engine.start_weight_update()
@@ -146,6 +149,7 @@ def test_vllm_update_holds_its_version_until_it_is_finished(engine, domain):
         domain.open("policy@1")
 
 
+# Holds 295.
 @pytest.mark.skipif(not PAGE.is_file(), reason="the package alone, without the repository")
 def test_vllm_answers_by_the_new_weights_after_the_documented_update(monkeypatch, domain, caplog):
     from partywall.integrations import vllm
@@ -175,6 +179,7 @@ def test_vllm_answers_by_the_new_weights_after_the_documented_update(monkeypatch
     worker.shutdown()
 
 
+# Holds 292.
 def test_vllm_update_without_its_name_leaves_the_model_alone(engine):
     engine.init_transfer_engine(engine.parse_init_info({"timeout": 0.01}))
     engine.start_weight_update()
@@ -184,6 +189,7 @@ def test_vllm_update_without_its_name_leaves_the_model_alone(engine):
     assert engine.model.calls == []
 
 
+# Holds 292.
 @pytest.mark.parametrize(
     "given",
     [{}, {"name": "x", "extra": 1}, {"names": ["x"]}, {"name": 7}, {"name": ""}, {"name": None}, {"name": ["x"]}],
@@ -199,6 +205,7 @@ def test_vllm_refuses_any_other_init_info(engine, given):
         engine.parse_init_info(given)
 
 
+# Holds 297.
 def test_sglang_loads_a_name_in_place_of_tensors(domain):
     from partywall.integrations import sglang
 
@@ -211,6 +218,7 @@ def test_sglang_loads_a_name_in_place_of_tensors(domain):
     assert pw._native.flush(WATCHDOG) and domain.rm("policy") == 0
 
 
+# Holds 297.
 def test_sglang_refuses_what_is_no_name(domain, monkeypatch):
     from partywall.integrations import sglang
 
@@ -225,6 +233,7 @@ def test_sglang_refuses_what_is_no_name(domain, monkeypatch):
     assert model.calls == []
 
 
+# Holds 298.
 def test_verl_carries_an_update_in_buckets(monkeypatch, domain):
     registered = stand_ins.verl(monkeypatch)
     import partywall.integrations.verl  # noqa: F401
@@ -280,6 +289,7 @@ def test_verl_update_after_one_that_failed_begins_anew(monkeypatch, domain):
     master.finalize()
 
 
+# Holds 298.
 def test_verl_rollout_is_told_that_its_bucket_never_came(monkeypatch, domain):
     registered = stand_ins.verl(monkeypatch)
     import partywall.integrations.verl  # noqa: F401
@@ -306,6 +316,7 @@ def transport(monkeypatch, domain):
     ray._drivers[0].close()
 
 
+# Holds 296.
 def test_ray_object_lives_until_it_is_collected(transport, domain):
     source, receiver = transport(), transport()
     given = [tensor(np.arange(4)), tensor([[1], [2]], "int64"), tensor([])]

@@ -1,3 +1,4 @@
+# Holds 244.
 """Exceptions that another thread sets, as debuggers and test frameworks do, end a wait. So does closing the object."""
 
 import asyncio
@@ -113,6 +114,7 @@ def closed_by(domain: pw.Domain, made: object) -> object:
     return made if hasattr(made, "close") else domain
 
 
+# Holds 245.
 @pytest.mark.parametrize("wait", WAITS)
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_closing_an_object_ends_a_wait_of_another_thread(domain, wait):
@@ -164,6 +166,7 @@ async def waited(ticket: pw.Ticket) -> pw.TaskResult:
     return await ticket
 
 
+# Holds 245.
 @pytest.mark.parametrize("wait", ASYNC_WAITS)
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_closing_an_object_ends_a_wait_in_an_event_loop(domain, wait):
@@ -184,6 +187,7 @@ def test_closing_an_object_ends_a_wait_in_an_event_loop(domain, wait):
     gc.collect()
 
 
+# Holds 245.
 def test_ticket_of_a_closed_queue_can_be_awaited(domain):
     queue = tasks(domain)
     ticket = queue.ticket(queue.tasks()[0].task)

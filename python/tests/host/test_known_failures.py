@@ -1,3 +1,4 @@
+# Holds 166.
 """Failures for which other Python libraries that share memory are known, each named after what goes wrong there.
 
 * The handle object is collected early: bindings in which a Python object owns what was exported. It is collected once

@@ -1,3 +1,4 @@
+# Holds 29.
 """Lifetimes: what releases memory, when, and on which thread."""
 
 import ctypes
@@ -278,6 +279,7 @@ COMMITS = {
 }
 
 
+# Holds 247.
 @pytest.mark.parametrize("commit", COMMITS)
 def test_a_dropped_commit_leaves_its_name_to_the_domain(socket, commit):
     domain, other = pw.connect(socket=socket), pw.connect(socket=socket)
@@ -384,6 +386,7 @@ def test_a_forked_child_takes_no_name_away(domain):
     assert [it.name for it in domain.ls()] == ["held", "x"]
 
 
+# Holds 246.
 def test_closed_samples_keep_neither_name_nor_memory(domain):
     topic = domain.topic("frames", max_bytes=8, device="host")
     publisher, subscriber = topic.publisher(), topic.subscriber()
@@ -398,6 +401,7 @@ def test_closed_samples_keep_neither_name_nor_memory(domain):
     assert sample.closed and sample.topic == "frames" and "frames" in repr(sample)
 
 
+# Holds 246.
 def test_closed_loans_and_blocks_keep_neither_name_nor_memory(domain):
     topic = domain.topic("frames", max_bytes=8, device="host")
     publisher = topic.publisher()
@@ -425,6 +429,7 @@ CLOSED = {
 }
 
 
+# Holds 246.
 @pytest.mark.parametrize("made", CLOSED)
 def test_closed_handles_keep_no_domain(socket, made):
     domain = pw.connect(socket=socket)
@@ -436,6 +441,7 @@ def test_closed_handles_keep_no_domain(socket, made):
     assert handle.closed
 
 
+# Holds 47.
 def test_a_given_name_ends_with_its_owner_and_not_with_its_committer(domain, child):
     owner = child("d = pw.connect(socket=sys.argv[1]); say(d.token); told()", domain.socket)
     token = owner.says()
@@ -462,6 +468,7 @@ GIVES = {
 }
 
 
+# Holds 47.
 @pytest.mark.parametrize("how", GIVES)
 def test_a_name_is_given_by_every_call_that_commits(domain, child, tmp_path, how):
     file = tmp_path / "x"
@@ -484,6 +491,7 @@ def test_a_name_is_given_by_every_call_that_commits(domain, child, tmp_path, how
     assert domain.ls() == []
 
 
+# Holds 47.
 def test_an_owner_must_be_alive_and_the_name_not_kept(domain):
     with pytest.raises(pw.NoSuchMember):
         domain.put("x", np.arange(3), owner="123456")

@@ -1,3 +1,4 @@
+# Holds 238.
 """`connect(mps=True)`, with a stand-in for NVIDIA's MPS control program."""
 
 import os

@@ -23,6 +23,7 @@ from .test_errors import assert_quoted
 BACKEND = Path(__file__).parents[2] / "build_backend"
 
 
+# Holds 242.
 def test_an_import_starts_and_loads_nothing(tmp_path):
     code = (
         "import partywall, sys; print([m for m in ('numpy', 'torch', 'cupy', 'jax') if m in sys.modules]); "
@@ -41,6 +42,7 @@ def test_the_program_comes_along():
         assert pw.__version__ in said.stdout
 
 
+# Holds 256.
 def test_the_program_is_installed_as_it_was_compiled():
     # A script in Python would start the interpreter for each command.
     assert Path(sys.executable).with_name("partywall") == PROGRAM
@@ -49,6 +51,7 @@ def test_the_program_is_installed_as_it_was_compiled():
     assert program.locate().resolve() == PROGRAM.resolve(), "an uninstallation removes it"
 
 
+# Holds 256.
 def test_the_program_is_found_where_pip_has_put_it(tmp_path):
     # As `pip install --target` leaves it, and as an installer records it elsewhere.
     elsewhere = "../programs/bin/partywall"
@@ -72,6 +75,7 @@ def test_the_package_says_that_it_is_typed():
     assert PROGRAM.exists() and os.access(PROGRAM, os.X_OK)
 
 
+# Holds 267.
 @pytest.mark.parametrize(
     ("version", "is_older"),
     [("1.13.1", True), ("2.4.1+cu121", True), ("2.5.0a0+872d972e41.nv24.08", False), ("2.11.0", False)],
@@ -96,6 +100,7 @@ def test_older_torch_is_refused_by_its_version(tmp_path, version, is_older):
     assert said == [refused if is_older else "new enough"] * 2
 
 
+# Holds 267.
 def test_pool_needs_a_torch_whose_pools_are_of_one_thread(domain, monkeypatch):
     stand_ins.torch_pools(monkeypatch, version="2.7.1+cu126")
     with pytest.raises(pw.TorchTooOld, match=r"torch_pool\(\) needs torch 2\.8 or later, .* 2\.7\.1\+cu126") as old:

@@ -104,6 +104,7 @@ def test_blocks_as_arrays_of_all_sorts(frames):
     block.release()
 
 
+# Holds 250.
 def test_arrays_keep_their_block(frames):
     block = frames.alloc()
     array = np.asarray(block)

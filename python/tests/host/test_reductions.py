@@ -107,6 +107,7 @@ def reads(started, payload):
     return started.says()
 
 
+# Holds 279.
 def test_payload_is_received_in_place_by_any_process_and_several_times(domain, child):
     install_reductions(domain=domain)
     tensor = torch.arange(12.0).reshape(3, 4).t()
@@ -119,6 +120,7 @@ def test_payload_is_received_in_place_by_any_process_and_several_times(domain, c
     assert reads(second, payload) == "166.0"
 
 
+# Holds 279.
 def test_payload_is_the_tensor_itself_in_its_own_process(domain):
     install_reductions(domain=domain)
     tensor = torch.ones(8)
@@ -151,6 +153,7 @@ say(tensor.sum().item())
 )
 
 
+# Holds 284.
 def test_sent_and_received_tensors_need_no_ptrace_rights(domain, child):
     peers = [child(PEER_WITHOUT_PTRACE, domain.socket)]
     payload, total = peers[0].says().split()
@@ -177,6 +180,7 @@ def test_pending_conjugation_is_refused(domain):
         assert torch.equal(received, pending)
 
 
+# Holds 33.
 def test_unread_payload_expires(domain):
     install_reductions(domain=domain, expires=0.2)
     payload = dump(torch.ones(8))
@@ -188,6 +192,7 @@ def test_unread_payload_expires(domain):
     assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
 
 
+# Holds 33.
 def test_payload_of_a_living_tensor_does_not_expire(domain):
     install_reductions(domain=domain, expires=0)
     tensor = torch.ones(8)
@@ -216,6 +221,7 @@ def test_each_send_gives_a_payload_its_time_again(domain):
     assert ForkingPickler.loads(payload).sum() == 8
 
 
+# Holds 33.
 def test_memory_stays_until_a_receiver_is_killed(domain, child):
     install_reductions(domain=domain, expires=0)
     tensor = torch.ones(8)
@@ -229,6 +235,7 @@ def test_memory_stays_until_a_receiver_is_killed(domain, child):
     eventually("no receiver is left", lambda: names(domain) == [])
 
 
+# Holds 33.
 def test_receiver_killed_before_it_reads_leaves_nothing(domain, child):
     install_reductions(domain=domain, expires=0.2)
     started = child(CHILD + "load(); say('never')")
@@ -237,6 +244,7 @@ def test_receiver_killed_before_it_reads_leaves_nothing(domain, child):
     eventually("it expires", lambda: names(domain) == [])
 
 
+# Holds 279.
 def test_received_tensor_is_sent_on(domain, child):
     install_reductions(domain=domain, expires=0)
     tensor = torch.arange(4.0)
@@ -264,6 +272,7 @@ told()
         ForkingPickler.loads(passed_on)
 
 
+# Holds 33.
 def test_killed_sender_leaves_nothing_and_its_payload_says_so(domain, child):
     sender = child(
         CHILD
@@ -283,6 +292,7 @@ told()
         ForkingPickler.loads(payload)
 
 
+# Holds 280.
 def test_ten_thousand_sends_of_a_tensor_are_one_name(domain):
     install_reductions(domain=domain, expires=WATCHDOG)
     before = set(os.listdir("/dev/shm"))
@@ -379,6 +389,7 @@ def test_each_broker_has_timelines_of_its_own(socket, monkeypatch):
     assert lines[::2] == lines[1::2] and len(set(lines)) == 3
 
 
+# Holds 282.
 def test_arguments_bear_what_callers_do(domain, child):
     install_reductions(domain=domain)
     tensor = torch.arange(4.0)
@@ -435,6 +446,7 @@ def test_parameters_and_leaves_arrive_as_such(domain):
     assert len(names(domain)) == 3
 
 
+# Holds 282.
 def test_functions_are_replaced_and_restored(domain):
     torch_functions = reductions.reduce_tensor, reductions.rebuild_cuda_tensor
     reducers = dict(ForkingPickler._extra_reducers)
@@ -477,6 +489,7 @@ def patched(reduce_tensor):
     return modified
 
 
+# Holds 282.
 def test_functions_of_another_library_are_named(domain, monkeypatch):
     before = reductions.rebuild_cuda_tensor
     with monkeypatch.context() as patch:
@@ -486,6 +499,7 @@ def test_functions_of_another_library_are_named(domain, monkeypatch):
     assert reductions.rebuild_cuda_tensor is before
 
 
+# Holds 282.
 def test_library_that_patches_later_calls_ours(domain, monkeypatch):
     install_reductions(domain=domain)
     with monkeypatch.context() as patch:

@@ -39,6 +39,7 @@ def test_a_segment_is_a_mapping(domain):
         assert put != model and put == put
 
 
+# Holds 259.
 def test_the_same_memory_under_several_names_is_put_once(domain):
     matrix = np.arange(4096.0).reshape(64, 64)
     given = {"a": matrix, "tied": matrix[:], "rows": matrix[:32], "turned": matrix.T, "again": matrix.T}
@@ -140,6 +141,7 @@ def test_a_repr_says_name_shape_bytes_and_device(domain):
             assert repr(segment.tensor) == '<partywall.Tensor "data": float16[2, 3], 12 bytes on host, read-only>'
 
 
+# Holds 30.
 def test_a_wait_lets_other_threads_run(domain):
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(domain.open, "later", None)
@@ -147,6 +149,7 @@ def test_a_wait_lets_other_threads_run(domain):
             assert list(np.from_dlpack(opened)) == [0, 1, 2]
 
 
+# Holds 30.
 @pytest.mark.parametrize("wait", ["d.open('never', None)", "d.open_or_build('taken', print)"])
 def test_ctrl_c_ends_a_wait(socket, child, wait):
     waiter = child(
@@ -222,6 +225,7 @@ def test_error_in_a_forked_child_says_to_connect_again(domain):
     segment.close()
 
 
+# Holds 248.
 def test_a_pickle_is_domain_name_and_version_and_can_be_sent_again_and_again(domain):
     with domain.put("x", np.arange(5)) as put:
         opener, arguments = put.__reduce__()
@@ -259,6 +263,7 @@ def total(segment: pw.Segment) -> tuple[float, pw.Segment]:
     return float(np.from_dlpack(segment).sum()), segment
 
 
+# Holds 248.
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_segments_go_through_pools(domain, method):
     context = multiprocessing.get_context(method)
@@ -272,6 +277,7 @@ def test_segments_go_through_pools(domain, method):
             again.close()
 
 
+# Holds 248.
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_segments_go_through_queues_and_pipes(domain, method):
     context = multiprocessing.get_context(method)
@@ -443,6 +449,7 @@ def test_the_doctor_tells_what_works(socket):
     assert PROGRAM.exists()
 
 
+# Holds 58.
 @pytest.mark.parametrize("kind", ["pool", "topic", "queue"])
 def test_users_of_withdrawn_pools_topics_and_queues_have_until_the_deadline(domain, kind):
     made = {

@@ -145,6 +145,7 @@ def test_the_permits_of_the_dead_come_back(semaphore, child):
         semaphore.acquire(WATCHDOG).release()
 
 
+# Holds 244.
 def test_waiters_are_served_in_order_however_long_it_takes(semaphore):
     order = []
 
@@ -164,6 +165,7 @@ def test_waiters_are_served_in_order_however_long_it_takes(semaphore):
     assert order == list(range(5))
 
 
+# Holds 249.
 def test_tasks_have_permits(domain):
     async def main() -> None:
         with_two = domain.semaphore("two", 2)

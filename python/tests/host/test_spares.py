@@ -77,6 +77,7 @@ def kill(*pids: int) -> None:
     ends.wait()
 
 
+# Holds 286.
 def test_killed_workers_are_replaced_by_spares_and_find_the_weights(socket, child):
     launcher = child(
         """
@@ -144,11 +145,13 @@ def are_distinct(lines: list[str]) -> bool:
     return len(numbers) >= 4 * len(lines) and len(set(numbers)) == len(numbers)
 
 
+# Holds 290.
 def test_workers_and_their_replacements_draw_numbers_of_their_own(child):
     launchers = [child(DRAWS + "spares.run(main, workers=3, spares=2)") for _ in range(2)]
     assert are_distinct([line for launcher in launchers for line in drawn(launcher, 3)])
 
 
+# Holds 290.
 @pytest.mark.parametrize("generator", ["MT19937", "PCG64"])
 def test_seed_repeats_what_workers_draw(child, generator):
     code = DRAWS + f"numpy.random.set_bit_generator(numpy.random.{generator}(1))\n"
@@ -157,6 +160,7 @@ def test_seed_repeats_what_workers_draw(child, generator):
     assert are_distinct(one + other)
 
 
+# Holds 286.
 def test_spares_that_die_are_replaced_and_the_worker_stays(child):
     launcher = child(SERVES + "spares.run(main, spares=3)")
     worker = int(launcher.says())
@@ -166,6 +170,7 @@ def test_spares_that_die_are_replaced_and_the_worker_stays(child):
     assert worker in children(launcher.process.pid)
 
 
+# Holds 286.
 def test_spare_that_dies_while_it_is_started_is_replaced(child):
     launcher = child(SERVES + "spares.run(main, spares=1)")
     worker = int(launcher.says())
@@ -180,6 +185,7 @@ def test_spare_that_dies_while_it_is_started_is_replaced(child):
         assert worker == next_spare
 
 
+# Holds 286.
 def test_all_children_killed_at_once_are_replaced(child):
     launcher = child(SERVES + "spares.run(main, spares=2)")
     worker = int(launcher.says())
@@ -189,6 +195,7 @@ def test_all_children_killed_at_once_are_replaced(child):
         assert worker != last
 
 
+# Holds 286.
 def test_without_spares_a_worker_is_forked_when_one_dies(child):
     launcher = child(SERVES + "spares.run(main, 'a', 2, spares=0)")
     for _ in range(3):
@@ -197,6 +204,7 @@ def test_without_spares_a_worker_is_forked_when_one_dies(child):
         kill(int(worker))
 
 
+# Holds 287.
 def test_children_of_a_killed_parent_are_killed(child):
     code = SERVES + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nspares.run(main, spares=3, workers=2)"
     for _ in range(5):
@@ -209,6 +217,7 @@ def test_children_of_a_killed_parent_are_killed(child):
         ends.wait()
 
 
+# Holds 287.
 def test_parent_that_is_killed_while_it_forks_leaves_nothing(child):
     for turn in range(10):
         launcher = child(
@@ -233,6 +242,7 @@ def test_parent_that_is_killed_while_it_forks_leaves_nothing(child):
                 break
 
 
+# Holds 287.
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_to_the_parent_ends_workers_in_order(child, number):
     launcher = child(
@@ -282,6 +292,7 @@ def test_a_signal_is_seen_while_spares_are_forked(child):
     assert launcher.end() == -signal.SIGTERM
 
 
+# Holds 287.
 def test_workers_that_do_not_end_are_killed_after_the_grace_or_by_a_second_signal(child):
     code = SERVES.replace("os.write", "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n    os.write")
     for grace, signals in (0.1, 1), (1e9, 2):
@@ -297,6 +308,7 @@ def test_workers_that_do_not_end_are_killed_after_the_grace_or_by_a_second_signa
         ends.wait()
 
 
+# Holds 288.
 @pytest.mark.parametrize(
     ("fails", "how"),
     [
@@ -327,6 +339,7 @@ def test_worker_that_always_fails_is_given_up(child, fails, how):
     assert launcher.says() == "" and launcher.end() == 0
 
 
+# Holds 288.
 def test_worker_that_is_killed_at_once_is_given_up_too(child):
     launcher = child(
         """
@@ -347,6 +360,7 @@ def test_worker_that_is_killed_at_once_is_given_up_too(child):
     assert "was ended by SIGKILL" in launcher.says()
 
 
+# Holds 288.
 def test_worker_that_keeps_failing_later_is_started_after_a_longer_time_each_time(monkeypatch, caplog):
     now = 1000.0
     monkeypatch.setattr(_parent, "time", SimpleNamespace(monotonic=lambda: now))
@@ -381,6 +395,7 @@ def test_spare_that_never_starts_is_forked_again_for_ever():
     assert starts.back_off() == _parent.MOST_BACK_OFF
 
 
+# Holds 288.
 def test_row_of_later_failures_is_logged_and_goes_on(child):
     launcher = child(
         """
@@ -424,6 +439,7 @@ def test_run_returns_once_all_workers_have_finished(child):
     assert launcher.says() == "finished None" and launcher.end() == 0
 
 
+# Holds 287.
 def test_processes_of_a_worker_end_with_it(child):
     launcher = child(
         """
@@ -442,6 +458,7 @@ def test_processes_of_a_worker_end_with_it(child):
         ends.wait()
 
 
+# Holds 287.
 def test_worker_that_left_its_group_and_ignores_signals_is_killed(child):
     launcher = child(
         """
@@ -461,6 +478,7 @@ def test_worker_that_left_its_group_and_ignores_signals_is_killed(child):
     assert launcher.end() == -signal.SIGTERM
 
 
+# Holds 289.
 def test_workers_compute_in_parallel_also_if_the_parent_has(child):
     pytest.importorskip("torch")
     launcher = child(
@@ -479,6 +497,7 @@ def test_workers_compute_in_parallel_also_if_the_parent_has(child):
     assert launcher.says() == "finished" and launcher.end() == 0
 
 
+# Holds 287.
 def test_process_1_of_a_container_reaps_what_workers_leave_and_ends_by_its_signal(tmp_path, child):
     namespace = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
     if subprocess.run([*namespace, "true"], capture_output=True, check=False).returncode != 0:
@@ -516,6 +535,7 @@ def test_parent_that_uses_what_forks_cannot_have_is_refused(domain):
     assert_quoted(raised.value)
 
 
+# Holds 289.
 @pytest.mark.parametrize(
     ("source", "why"),
     [
@@ -552,6 +572,7 @@ def test_module_that_cannot_be_preloaded_is_named(socket, child, tmp_path, sourc
     assert why in launcher.says()
 
 
+# Holds 289.
 def test_parent_has_what_it_preloads_and_no_device(child):
     launcher = child(
         """
@@ -600,6 +621,7 @@ def command(tmp_path):
     return ran
 
 
+# Holds 290.
 def test_command_takes_a_seed(command):
     source = "import random\ndef main(): print(random.random())\n"
     one, again, other = (command("--seed", seed, "served.py", source=source) for seed in ("7", "7", "-8"))
@@ -634,6 +656,7 @@ def test_command_says_why_it_fails(command, arguments, code, said):
     assert ran.returncode == code and said in ran.stderr, ran.stderr
 
 
+# Holds 287.
 def test_command_is_ended_by_its_signal(tmp_path, child):
     (tmp_path / "served.py").write_text("import time\ndef main():\n    print('up', flush=True)\n    time.sleep(1000)\n")
     for number in signal.SIGINT, signal.SIGTERM:

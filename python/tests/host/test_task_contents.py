@@ -1,3 +1,4 @@
+# Holds 218.
 """Inputs and outputs of tasks have the length, the type and the shape that they were submitted with."""
 
 import numpy as np
@@ -137,6 +138,7 @@ def test_more_of_a_task_than_it_has_is_refused_with_its_name(queue):
             result.tensor(5)
 
 
+# Holds 221.
 def test_block_of_a_result_has_its_type_and_shape_and_is_not_offered(queue):
     ticket = queue.submit("x", output=((2, 3), "float32"))
     with queue.claim(TIMEOUT) as task:

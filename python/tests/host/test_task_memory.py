@@ -1,3 +1,4 @@
+# Holds 217.
 """Arrays of a task that outlive it keep its blocks: no other task writes or shows what they show."""
 
 import gc
@@ -165,6 +166,7 @@ SCARCE = {
 }
 
 
+# Holds 220.
 @pytest.mark.parametrize("scarce", SCARCE)
 def test_loop_whose_arrays_keep_what_the_next_task_needs_raises(domain, scarce):
     options, error = SCARCE[scarce]
@@ -201,6 +203,7 @@ def test_loop_without_variables_needs_one_block_of_each(domain):
         assert number == 3
 
 
+# Holds 220.
 def test_errors_count_the_arrays_that_keep_blocks_and_places(queue):
     first, second = (queue.submit("x", output=64) for _ in range(2))
     task = queue.claim(TIMEOUT)

@@ -200,6 +200,7 @@ def test_a_descriptor_is_readable_once_the_value_is_reached(domain):
                 use()
 
 
+# Holds 249.
 def test_tasks_wait_beside_each_other(domain):
     async def main() -> None:
         with domain.timeline("t", writer=True) as writer, domain.timeline("t") as t:
@@ -290,6 +291,7 @@ WAITS = {
 }
 
 
+# Holds 30.
 @pytest.mark.parametrize("wait", WAITS)
 def test_ctrl_c_ends_a_wait(socket, child, wait):
     call, file = WAITS[wait]

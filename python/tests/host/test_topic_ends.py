@@ -154,6 +154,7 @@ with pw.connect(socket=sys.argv[1], start=False) as d, d.topic("frames") as fram
     assert forgetful.says() == "False 0"
 
 
+# Holds 204.
 def test_publisher_of_a_removed_topic_is_told(domain, socket):
     frames = domain.topic("frames", max_bytes=8, device="host")
     publisher, subscriber = frames.publisher(), frames.subscriber()

@@ -14,6 +14,7 @@ import partywall as pw
 from ..conftest import WATCHDOG, eventually
 
 
+# Holds 205.
 def test_publisher_waits_for_subscribers(frames):
     with frames.publisher() as publisher:
         publisher.wait_for_subscribers(0)
@@ -66,6 +67,7 @@ def test_waits_end(frames):
     assert list(subscriber) == []
 
 
+# Holds 251.
 def test_ctrl_c_ends_a_wait(frames, child, socket):
     waiter = child(
         """
@@ -210,6 +212,7 @@ def test_sending_threads_do_not_wait_for_loans_that_never_come_back(frames):
     assert len(outcomes) == 10 * threads
 
 
+# Holds 202.
 def test_descriptor_is_readable_while_there_is_something_to_receive(domain):
     frames = domain.topic("frames", max_bytes=8, device="host", held=2)
     publisher, subscriber = frames.publisher(), frames.subscriber(until="idle")

@@ -150,6 +150,7 @@ def test_a_publisher_has_as_many_loans_as_was_agreed(domain):
             domain.topic("one", loans=2)
 
 
+# Holds 251.
 def test_arrays_keep_their_sample(frames):
     with frames.publisher() as publisher, frames.subscriber("latest") as subscriber:
         publisher.send(np.full(100, 7, np.uint8))
@@ -169,6 +170,7 @@ def test_arrays_keep_their_sample(frames):
         assert array.tolist() == [7] * 100
 
 
+# Holds 251.
 def test_dropping_a_sample_makes_room_at_once(domain):
     with domain.topic("one", max_bytes=8, held=1, device="host") as topic:
         publisher, subscriber = topic.publisher(), topic.subscriber()

@@ -1,3 +1,4 @@
+# Holds 32.
 """Loaded models that go on to another version, on the CPU: at other addresses."""
 
 import copy
@@ -145,6 +146,7 @@ def test_another_model_is_refused_with_all_differences(domain):
     assert handle.advance() == 5 and is_same(model, second)
 
 
+# Holds 266.
 def test_parameters_with_views_are_refused(domain):
     first = version(domain, 0)
     model, handle = loaded(domain)
@@ -239,6 +241,7 @@ def test_versions_end_with_their_last_model(domain):
     until(lambda: domain.holders("toy") == {31: []})
 
 
+# Holds 276.
 def test_trainer_learns_which_version_each_worker_has(domain, child):
     version(domain, 0)
     code = """
@@ -268,6 +271,7 @@ def test_trainer_learns_which_version_each_worker_has(domain, child):
         domain.holders("none")
 
 
+# Holds 49.
 def test_killed_trainer_leaves_workers_on_their_version(domain, child):
     first = version(domain, 0, kept=True)
     model, handle = loaded(domain)
@@ -302,6 +306,7 @@ def test_guard_knows_the_version_after_an_advance(domain):
         model.mean.add_(1)
 
 
+# Holds 275.
 def test_damage_is_found_on_request(domain, monkeypatch):
     first = version(domain, 0)
     with pytest.raises(pw.WrongKind, match="version 1 of 'toy' was shared without checksums"):

@@ -11,6 +11,7 @@ from .test_torch_modules import Toy, named, on_meta, run, shared, torch, toy
 nn = torch.nn
 
 
+# Holds 260, 266.
 def test_parameters_in_use_are_named(domain, toy):
     model = on_meta()
     model.half = {"rows": model.embed.weight[:2]}
@@ -30,6 +31,7 @@ def test_parameters_in_use_are_named(domain, toy):
     assert torch.equal(run(model), run(toy))
 
 
+# Holds 266.
 @pytest.mark.parametrize(
     "show",
     [
@@ -59,6 +61,7 @@ def test_tensors_outside_of_the_model_that_show_its_memory_are_found(domain, toy
     assert torch.equal(run(model), run(toy))
 
 
+# Holds 266.
 def test_state_that_is_held_is_found(domain, toy):
     model = Toy()
     state = model.state_dict()
@@ -69,6 +72,7 @@ def test_state_that_is_held_is_found(domain, toy):
     shared.load_module(model, "toy", domain=domain)
 
 
+# Holds 266.
 def test_users_that_hold_the_tensors_themselves_are_no_obstacle(domain):
     class Flat(nn.Module):
         """Parameters and a buffer that share memory, and modules that keep their parameters in lists."""

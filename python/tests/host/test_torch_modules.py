@@ -78,6 +78,7 @@ def toy(domain):
     return model
 
 
+# Holds 31.
 def test_loaded_model_is_the_shared_one_in_place(domain, toy):
     model = on_meta()
     weight, before = model.embed.weight, dict(model.named_parameters())
@@ -109,6 +110,7 @@ def test_loaded_model_is_the_shared_one_in_place(domain, toy):
     assert handle.closed and torch.isfinite(run(model)).all()
 
 
+# Holds 31.
 def test_tied_weights_and_overlapping_tensors_are_stored_once(domain, toy):
     with domain.open("toy") as segment:
         spans = {
@@ -122,6 +124,7 @@ def test_tied_weights_and_overlapping_tensors_are_stored_once(domain, toy):
         assert segment["head.weight"].data_ptr == segment["embed.weight"].data_ptr
 
 
+# Holds 259.
 def test_put_stores_tied_weights_once(domain, toy):
     state = toy.state_dict()
     with domain.put("state", state) as put, domain.open("state") as opened:
@@ -137,6 +140,7 @@ def test_put_stores_tied_weights_once(domain, toy):
         assert put["head.weight"].data_ptr != put["embed.weight"].data_ptr
 
 
+# Holds 260.
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -183,6 +187,7 @@ def test_every_difference_is_named_and_nothing_changes(domain, toy, change, word
     assert pickle.loads(pickle.dumps(refused.value)).differences == refused.value.differences
 
 
+# Holds 260.
 def test_all_differences_are_in_one_error(domain, toy):
     with torch.device("meta"):
         model = Toy()
@@ -196,6 +201,7 @@ def test_all_differences_are_in_one_error(domain, toy):
     assert names == ["fingerprint.rank", "norm.weight", "norm.bias", "more", "part", "part", "cache"]
 
 
+# Holds 260.
 def test_class_configuration_and_fingerprint_are_compared(domain):
     class Config:
         def __init__(self, **fields):
@@ -227,6 +233,7 @@ def test_class_configuration_and_fingerprint_are_compared(domain):
     ]
 
 
+# Holds 260.
 def test_a_failed_swap_leaves_the_model_as_it_was(domain, toy, monkeypatch):
     torch.manual_seed(1)
     model = Toy()
@@ -304,6 +311,7 @@ def test_metadata_cannot_replace_the_description(domain, toy):
         shared.share_module(toy, "noted", domain=domain, metadata={"partywall.torch": "7"})
 
 
+# Holds 31.
 def test_hooks_of_parameters_stay(domain, monkeypatch):
     called = []
 
@@ -338,6 +346,7 @@ def test_buffers_are_shared_on_request(domain, toy):
         shared.load_module(model, "toy", domain=domain, buffers="both")
 
 
+# Holds 260.
 @pytest.mark.parametrize("move", [False, True])
 def test_unsupported_tensors_are_named(domain, move):
     class Odd(torch.Tensor):
@@ -383,6 +392,7 @@ def traced(inner):
         return torch.jit.trace(inner, torch.zeros(2))
 
 
+# Holds 269.
 @pytest.mark.parametrize("make", [scripted, traced])
 def test_modules_of_torchscript_are_refused(domain, make):
     plain = nn.Linear(2, 2)
@@ -403,6 +413,7 @@ def test_modules_of_torchscript_are_refused(domain, make):
         assert model.weight.data_ptr() == handle.segment["weight"].data_ptr
 
 
+# Holds 269.
 def test_model_whose_memory_was_freed_is_refused(domain):
     for nbytes in (0, 8):
         model = nn.Linear(2, 2)
@@ -413,6 +424,7 @@ def test_model_whose_memory_was_freed_is_refused(domain):
     assert "net" not in domain
 
 
+# Holds 31.
 def test_overlapping_parameters_keep_their_views(domain):
     class Fused(nn.Module):
         def __init__(self):
@@ -437,6 +449,7 @@ def test_overlapping_parameters_keep_their_views(domain):
         shared.share_module(model, "overlap", domain=domain)
 
 
+# Holds 267.
 def test_float8_needs_a_torch_that_passes_it(domain, toy, monkeypatch):
     monkeypatch.setattr(torch, "__version__", "2.9.1+cu128")
     for refused in (
@@ -447,6 +460,7 @@ def test_float8_needs_a_torch_that_passes_it(domain, toy, monkeypatch):
             refused()
 
 
+# Holds 261.
 def test_move_leaves_the_model_in_shared_memory(domain, toy):
     torch.manual_seed(2)
     model = Toy()
@@ -467,6 +481,7 @@ def test_move_leaves_the_model_in_shared_memory(domain, toy):
         model.requires_grad_(True)
 
 
+# Holds 261.
 @pytest.mark.parametrize(("count", "large", "most"), [(300, 5000, 20_000), (150, 1000, 12_080)])
 def test_move_allocates_chunk_by_chunk(domain, socket, count, large, most):
     class Wide(nn.Module):
@@ -487,6 +502,7 @@ def test_move_allocates_chunk_by_chunk(domain, socket, count, large, most):
     assert all(torch.equal(a, b) for a, b in zip(loaded.parameters(), model.parameters(), strict=True))
 
 
+# Holds 262.
 @pytest.mark.parametrize("at", [0, 1, 2, 3, 5, 8, 11])
 def test_a_failed_move_leaves_a_working_model(domain, monkeypatch, at):
     torch.manual_seed(3)
@@ -517,6 +533,7 @@ def test_a_failed_move_leaves_a_working_model(domain, monkeypatch, at):
     assert torch.equal(run(model), expected)
 
 
+# Holds 262.
 def test_a_name_that_exists_is_refused_before_the_model_moves(domain, toy):
     model = Toy()
     with pytest.raises(pw.NameExists):
@@ -544,6 +561,7 @@ def refused(domain, monkeypatch):
     return move
 
 
+# Holds 262.
 def test_a_refused_commit_leaves_a_working_model(domain, refused):
     torch.manual_seed(3)
     model = Toy()
@@ -563,6 +581,7 @@ def test_a_refused_commit_leaves_a_working_model(domain, refused):
     assert torch.equal(run(model), trained)
 
 
+# Holds 262.
 def test_overlapping_parameters_still_overlap_after_a_refused_commit(refused):
     class Overlapping(torch.nn.Module):
         def __init__(self):
@@ -579,6 +598,7 @@ def test_overlapping_parameters_still_overlap_after_a_refused_commit(refused):
     assert model.columns[0, 1] == 50 and model.all.requires_grad and model.columns.requires_grad
 
 
+# Holds 262.
 def test_parameters_without_room_after_a_refused_commit_are_named(refused, monkeypatch):
     model = Toy()
     expected = run(model)
@@ -610,6 +630,7 @@ def test_views_prevent_a_move_before_anything_is_allocated(domain):
         shared.share_module(model, "moved", move=True, domain=domain, device="cuda:0")
 
 
+# Holds 263.
 def test_the_lease_ends_with_the_model(domain, socket):
     torch.manual_seed(0)
     model = Toy()
@@ -630,6 +651,7 @@ def test_the_lease_ends_with_the_model(domain, socket):
     assert again.closed and pw._native.flush(WATCHDOG)
 
 
+# Holds 263.
 def test_a_model_survives_its_process(socket, child):
     code = """
     import torch, partywall.torch
@@ -718,6 +740,7 @@ def test_the_default_connection_follows_a_new_broker(socket, monkeypatch):
         subprocess.run([pw._program.PROGRAM, "--socket", socket, "stop", "--force"], check=True, timeout=WATCHDOG)
 
 
+# Holds 31.
 def test_tens_of_thousands_of_tensors(domain):
     class Experts(nn.Module):
         def __init__(self):

@@ -92,6 +92,7 @@ def base(domain):
         yield handle
 
 
+# Holds 268.
 @pytest.mark.parametrize(("how", "ignored"), [("adapters", 5), ("buffers", 9), ("peft", 5), ("private", 0)])
 def test_ranks_of_a_loaded_model_train_in_step(domain, base, child, tmp_path, how, ignored):
     if how == "peft":
@@ -119,6 +120,7 @@ def run_alone(domain, child, tmp_path, code):
     assert alone.end() == 0
 
 
+# Holds 268.
 def test_model_that_has_moved_is_left_alone(domain, child, tmp_path):
     run_alone(
         domain,
@@ -138,6 +140,7 @@ assert sorted(wrapped.parameters_to_ignore) == names, wrapped.parameters_to_igno
     )
 
 
+# Holds 268.
 def test_names_of_a_model_that_shows_shared_memory_no_more_are_forgotten(domain, base, child, tmp_path):
     run_alone(
         domain,

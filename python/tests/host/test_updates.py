@@ -1,3 +1,4 @@
+# Holds 49.
 """Updates of weights in host memory: what workers read while a trainer goes on, and what deaths leave."""
 
 import contextlib
@@ -54,6 +55,7 @@ def is_there(domain: pw.Domain, version: int) -> bool:
     return True
 
 
+# Holds 4.
 def test_workers_read_one_version_at_a_time_while_the_trainer_goes_on(domain, started, served):
     workers = [started(updates.FOLLOW, number, LAST) for number in range(4)]
     timelines = [served(number) for number in range(len(workers))]

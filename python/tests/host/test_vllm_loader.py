@@ -1,3 +1,4 @@
+# Holds 293.
 """vLLM's load format `partywall`, with a stand-in for vLLM, and real models of torch."""
 
 import contextlib
@@ -60,6 +61,7 @@ def shown(model):
     return {name: parameter.data_ptr() for name, parameter in model.named_parameters(remove_duplicate=False)}
 
 
+# Holds 34, 294.
 @pytest.mark.parametrize("mode", ["auto", "shared"])
 def test_engines_map_what_the_first_has_processed(loaders, domain, mode):
     cold = load(loaders, mode=mode)
@@ -85,6 +87,7 @@ def pw_tensors(model):
     return dict(pw.torch.handle(model).segment.items())
 
 
+# Holds 34.
 @pytest.mark.parametrize("mode", ["auto", "copy"])
 def test_engines_copy_what_the_first_has_loaded(loaders, domain, mode, caplog):
     cold = load(loaders, config(small_vllm.Packed()), mode=mode)
@@ -104,6 +107,7 @@ def test_processed_weights_are_copied_on_request(loaders, domain):
     assert answer(load(loaders, unread())) == answer(ordinary())
 
 
+# Holds 34.
 def test_weights_outlive_their_builder(loaders, domain, child, socket):
     builder = child(BUILDER, TESTS, PARTYWALL_SOCKET=socket)
     assert builder.says() == "building" and builder.says() == "built"
@@ -204,6 +208,7 @@ def test_eplb_is_refused_at_the_start(loaders, domain, mode):
     assert domain.ls() == []
 
 
+# Holds 294.
 def test_mapped_memory_is_external(loaders, domain):
     def external(**settings):
         return loader(loaders, **settings).get_external_weight_memory(config())
@@ -305,6 +310,7 @@ def test_parameters_in_use_are_shared_as_a_copy(loaders, domain, caplog):
     assert answer(load(loaders, unread())) == answer(cold)
 
 
+# Holds 34.
 def test_next_engine_builds_if_the_first_fails(loaders, domain):
     def fail():
         raise RuntimeError("no checkpoint")
@@ -394,6 +400,7 @@ for round in range(int(sys.argv[2])):
 """
 
 
+# Holds 34.
 def test_one_of_eight_engines_builds_and_the_next_one_if_it_is_killed(domain, socket, child):
     rounds = 20
     started = child(ELECTION, TESTS, str(rounds), PARTYWALL_SOCKET=socket)

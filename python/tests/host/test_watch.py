@@ -140,6 +140,7 @@ with pw.connect(socket=sys.argv[1], start=False) as d, d.timeline("t") as t:
 """
 
 
+# Holds 318.
 def test_ps_lists_what_members_wait_for(domain, child):
     with domain.timeline("t") as t:
         holder = child(WAITER, domain.socket)

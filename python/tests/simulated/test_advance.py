@@ -1,3 +1,4 @@
+# Holds 272.
 """Segments that advance to another version in place, on the simulated driver: `PARTYWALL_LIBCUDA` names it."""
 
 import ctypes
@@ -105,6 +106,7 @@ with pw.connect(socket=sys.argv[1]) as d, d.put("w", np.ones(9), device="cuda"),
     assert worker.end() == 0
 
 
+# Holds 273.
 def test_advance_is_refused_during_a_capture(domain):
     with put(domain, 1), domain.open("w") as segment, put(domain, 2):
         stream, graph = ctypes.c_void_p(), ctypes.c_void_p()
@@ -125,6 +127,7 @@ def test_advance_is_refused_during_a_capture(domain):
         driver.call("cuStreamDestroy_v2", stream)
 
 
+# Holds 273.
 def test_another_layout_is_refused_and_named(domain):
     with put(domain, 1), domain.open("w") as segment, domain.put("w", np.zeros(3), device="cuda"):
         with pytest.raises(pw.LayoutChanged, match='version 2 of "w" .* than version 1: x: missing') as refused:

@@ -1,3 +1,4 @@
+# Holds 258.
 """Arrays that libraries make of `__cuda_array_interface__`, which keep the object that they were made of and no more."""
 
 import numpy as np

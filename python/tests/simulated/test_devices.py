@@ -1,3 +1,4 @@
+# Holds 63.
 """The default device of new memory."""
 
 from pathlib import Path

@@ -122,6 +122,7 @@ def test_allocation_beyond_the_memory_is_an_error(domain):
     assert (raised.value.cuda_error, raised.value.anchor) == (2, "out-of-memory")
 
 
+# Holds 65.
 def test_nothing_is_left_on_the_gpu(socket, child, tmp_path, monkeypatch):
     monkeypatch.setenv("SIMCUDA_LEDGER", str(tmp_path))
     worker = child(

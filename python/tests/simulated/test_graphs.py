@@ -1,3 +1,4 @@
+# Holds 176.
 """Timelines in CUDA graphs."""
 
 import ctypes
@@ -42,6 +43,7 @@ def stream(domain):
     return gate.stream
 
 
+# Holds 18.
 def test_two_processes_replay_graphs(domain, stream, child):
     with domain.timeline("ping", writer=True) as ping, domain.timeline("pong") as pong:
         with driver.Graph(stream) as graph:
@@ -76,6 +78,7 @@ def test_waits_of_a_graph_end_with_a_killed_writer(domain, stream, child):
         assert passed.announced == 1
 
 
+# Holds 177.
 def test_a_launch_that_waits_for_its_own_later_signal_is_refused(domain, stream):
     with domain.timeline("t", writer=True) as t:
         with driver.Graph(stream) as graph:

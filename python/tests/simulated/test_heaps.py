@@ -50,6 +50,7 @@ with pw.connect(socket=sys.argv[1]) as d, d.open("ours") as opened:
 """
 
 
+# Holds 73.
 def test_tensors_in_a_pool_are_published_in_place(socket, domain, child):
     pool, callbacks = heap(domain)
     address = callbacks.allocate(2 * MIB)
@@ -66,6 +67,7 @@ def test_tensors_in_a_pool_are_published_in_place(socket, domain, child):
     assert pool.nbytes == 0
 
 
+# Holds 73.
 def test_show_says_what_such_memory_promises(socket, domain):
     _, callbacks = heap(domain)
     with publish(domain, callbacks.allocate(2 * MIB)):
@@ -80,6 +82,7 @@ def test_show_says_what_such_memory_promises(socket, domain):
         assert "readers can also reach other memory in the same allocations" in shown.stdout
 
 
+# Holds 75.
 def test_tensor_is_held_until_its_last_reader_has_closed(socket, domain, child):
     _, callbacks = heap(domain)
     address = callbacks.allocate(2 * MIB)
@@ -113,6 +116,7 @@ told()
 """
 
 
+# Holds 74.
 def test_kept_pool_memory_outlives_its_killed_publisher(socket, domain, child):
     publisher = child(KEEPER, socket, PYTHONPATH="python")
     assert publisher.says() == "ready"
@@ -123,6 +127,7 @@ def test_kept_pool_memory_outlives_its_killed_publisher(socket, domain, child):
         domain.publish("other", driver.DeviceBytes(driver.allocate(4096), [4096]), kept=True)
 
 
+# Holds 77.
 def test_callbacks_work_after_the_domain_is_closed_and_without_the_pool(socket):
     domain = pw.connect(socket=socket)
     pool, callbacks = heap(domain)
@@ -141,6 +146,7 @@ def test_callbacks_work_after_the_domain_is_closed_and_without_the_pool(socket):
     callbacks.free(0)
 
 
+# Holds 77.
 def test_refused_allocation_returns_null_and_says_why(domain):
     pool, callbacks = heap(domain, 4 * MIB)
     assert callbacks.allocate(3 * MIB)
@@ -158,6 +164,7 @@ def test_refused_allocation_returns_null_and_says_why(domain):
         domain._native.heap("test", MIB, "host")
 
 
+# Holds 77.
 def test_pools_have_slots_of_their_own(domain):
     gc.collect()
     pools = [heap(domain, 2 * MIB) for _ in range(16)]
@@ -197,6 +204,7 @@ say(_native.Heap.contains(address))
 """
 
 
+# Holds 77.
 def test_callbacks_wait_for_no_gil(socket, child):
     threads = child(THREADS, socket, PYTHONPATH="python")
     assert threads.says() == "False"
@@ -220,6 +228,7 @@ say(os.waitpid(child, 0)[1], pw._native.Heap.contains(address))
 """
 
 
+# Holds 77.
 def test_forked_child_neither_allocates_nor_frees(socket, child):
     forker = child(FORKER, socket, PYTHONPATH="python")
     assert forker.says() == "0 True"
@@ -245,12 +254,14 @@ say("ready")
 """
 
 
+# Holds 77.
 def test_blocks_are_freed_at_the_end_of_the_interpreter(socket, child):
     exiter = child(EXITER, socket, PYTHONPATH="python")
     assert exiter.says() == "ready"
     assert exiter.end() == 0
 
 
+# Holds 78.
 def test_pool_of_torch_routes_its_tensors_and_explains_a_refusal(domain, monkeypatch):
     torch = stand_ins.torch_pools(monkeypatch)
     with domain.torch_pool("weights", size=4 * MIB) as pool:
@@ -270,6 +281,7 @@ def test_pool_of_torch_routes_its_tensors_and_explains_a_refusal(domain, monkeyp
     assert pool.nbytes == 0
 
 
+# Holds 79.
 def test_pool_of_cupy_caches_retries_and_raises_as_cupy(domain, monkeypatch):
     cupy = stand_ins.cupy_pools(monkeypatch)
     with domain.cupy_pool("frames", size=4 * MIB) as pool:

@@ -1,3 +1,4 @@
+# Holds 292.
 """The integrations on a GPU, with stand-ins for the frameworks."""
 
 RECEIVE = """

@@ -1,3 +1,4 @@
+# Holds 14.
 """A simulated GPU loses its memory, as by a reset. The driver reads the file that `SIMCUDA_LOSSES` names."""
 
 import os

@@ -1,3 +1,4 @@
+# Holds 238.
 """`connect(mps=True)` once the driver is initialised."""
 
 LATE = """

@@ -1,3 +1,4 @@
+# Holds 89.
 """Pinned host memory, on the simulated driver: tensors of the host that GPUs use in place, and copies between
 places."""
 
@@ -143,6 +144,7 @@ def test_a_stream_writes_a_build_and_the_commit_waits_for_it(domain):
             assert x.on("cuda:0").readonly
 
 
+# Holds 90.
 @pytest.mark.parametrize("access", ["cpu", "gpu", "both"])
 def test_access_is_given_from_the_start_and_the_other_on_first_use(domain, access):
     with domain.create("x", 1000, "float32", "pinned", access=access) as build:
@@ -190,6 +192,7 @@ with pw.connect(socket=sys.argv[1]) as d:
 """
 
 
+# Holds 90.
 @pytest.mark.parametrize("how", ["put", "put_file", "claim", "to"])
 @pytest.mark.parametrize(("access", "later"), [([], 1), (["both"], 0)])
 def test_access_is_given_when_memory_is_put_or_copied(socket, child, tmp_path, how, access, later):
@@ -201,6 +204,7 @@ def test_access_is_given_when_memory_is_put_or_copied(socket, child, tmp_path, h
     assert writer.end() == 0
 
 
+# Holds 82, 90.
 def test_access_is_paid_for_by_those_who_need_it(domain, child, tmp_path):
     code = """
         with pw.connect(socket=sys.argv[1]) as d, d.open("x", access=sys.argv[2]) as x:
@@ -306,6 +310,7 @@ def test_samples_of_a_stream_are_complete_for_the_cpu(frames):
         incomplete.close()
 
 
+# Holds 201.
 @pytest.mark.parametrize("derived", [False, True])
 def test_array_of_a_published_loan_writes_into_no_later_sample(frames, derived):
     with frames.publisher() as publisher, frames.publisher() as other, frames.subscriber() as subscriber:
@@ -334,6 +339,7 @@ def test_array_of_a_published_loan_writes_into_no_later_sample(frames, derived):
                 assert sample.tobytes() == bytes([byte]) * 4096
 
 
+# Holds 90.
 def test_sample_received_with_a_stream_is_a_tensor_of_the_gpu(domain, frames):
     with frames.publisher() as publisher, frames.subscriber() as subscriber:
         gate = driver.Gate()
@@ -442,6 +448,7 @@ def test_blocks_and_samples_are_released_behind_a_stream(domain, frames):
         assert sample.closed
 
 
+# Holds 91.
 def test_to_copies_a_segment_to_another_place(domain):
     tensors = {"a": VALUES, "b": np.arange(12, dtype="int64").reshape(3, 4), "none": np.zeros((0, 3), "uint8")}
     with domain.put("llm", tensors, "pinned", metadata={"made": "here"}) as llm:
@@ -457,6 +464,7 @@ def test_to_copies_a_segment_to_another_place(domain):
     assert domain.ls() == []
 
 
+# Holds 91.
 def test_the_commit_waits_for_the_stream_of_the_copy(domain):
     driver.use()
     with domain.put("x", VALUES, "pinned") as x:
@@ -468,6 +476,7 @@ def test_the_commit_waits_for_the_stream_of_the_copy(domain):
             assert driver.is_done(gate.stream) and y.tobytes() == VALUES.tobytes()
 
 
+# Holds 91.
 def test_a_copy_fills_a_build_or_a_segment_that_is_open_for_writing(domain):
     driver.use()
     with domain.put("x", VALUES, "pinned") as x, domain.create("y", 1000, "float32", "cuda", mutable=True) as build:
@@ -486,6 +495,7 @@ def test_a_copy_fills_a_build_or_a_segment_that_is_open_for_writing(domain):
                 y.copy_from(VALUES)
 
 
+# Holds 91.
 def test_host_memory_is_copied_once_it_is_pinned(domain):
     with domain.put("x", VALUES, "host") as x:
         with pytest.raises(pw.WrongKind, match="pinned"):

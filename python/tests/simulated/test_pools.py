@@ -1,3 +1,4 @@
+# Holds 250.
 """Blocks on the simulated GPU: when they come back."""
 
 

@@ -191,6 +191,7 @@ def opened():
     return gate.stream
 
 
+# Holds 215.
 def test_result_is_read_in_the_order_of_streams_and_taken_afterwards(queue):
     gate, ticket = enqueued(queue)
     reader = opened()
@@ -318,6 +319,7 @@ with pw.connect(socket=sys.argv[1], start=False) as d, d.queue("work") as queue:
 """
 
 
+# Holds 215.
 def test_attempt_of_a_worker_killed_with_its_stream_standing_has_failed(queue, child, socket):
     ticket = queue.submit("fill", output=4096)
     worker = child(STANDING, socket, str(Path(__file__).parents[3]))

@@ -1,3 +1,4 @@
+# Holds 284.
 """The reductions of `torch.multiprocessing` with tensors of a pool, on the simulated driver.
 
 A tensor of the CPU stands for one of a GPU, and its payload is the memory of a pool with the same bytes.

@@ -114,6 +114,7 @@ def test_published_strides_are_those_of_the_tensor(domain):
         domain.publish("x", driver.DeviceBytes(address, [SIZE * 64]))
 
 
+# Holds 252.
 def test_tensor_of_a_gpu_without_memory_is_refused(domain):
     driver.use()
     library = driver.Library(1)
@@ -140,6 +141,7 @@ WAITS = {
 }
 
 
+# Holds 30.
 @pytest.mark.parametrize("wait", WAITS)
 def test_ctrl_c_ends_a_wait_for_the_gpu(socket, child, wait):
     waiter = child(

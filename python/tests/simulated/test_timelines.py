@@ -1,3 +1,4 @@
+# Holds 249.
 """Streams that signal and wait, and give permits back."""
 
 import ctypes

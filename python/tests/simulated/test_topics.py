@@ -61,6 +61,7 @@ def filled(byte: int, stream: int) -> driver.DeviceBytes:
     return KEPT[-1]
 
 
+# Holds 251.
 def test_a_copy_on_the_device_is_waited_for_by_its_receiver(publisher, subscriber):
     gate = driver.Gate()
     tensor = filled(7, gate.stream)
@@ -132,6 +133,7 @@ def test_python_interface_is_used_where_the_c_interface_says_too_little(publishe
     eventually(lambda: tensor.released == 1)
 
 
+# Holds 251.
 def test_a_sample_that_was_not_complete_in_time_is_received_next(publisher, subscriber):
     gate = driver.Gate()
     publisher.send(filled(1, gate.stream), stream=gate.stream)
@@ -185,6 +187,7 @@ def test_a_loan_is_published_behind_its_stream(frames, publisher, subscriber):
     eventually(lambda: frames.stats().held == 0)
 
 
+# Holds 201.
 def test_block_of_a_published_loan_waits_for_its_arrays_and_its_stream(domain):
     driver.use()
     opened = driver.Gate()

@@ -1,3 +1,4 @@
+# Holds 275.
 """Models of torch that advance in place, on the simulated driver.
 
 The tensors of the loaded models are copies: what their segments show is compared.

@@ -1,3 +1,4 @@
+# Holds 296.
 """The tensor transport in Ray. Each test has a driver, and so a Ray of its own."""
 
 import json

@@ -1,3 +1,4 @@
+# Holds 292.
 """The weight-transfer engine in vLLM, with a small Llama whose embeddings are not tied."""
 
 import json

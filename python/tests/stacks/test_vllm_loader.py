@@ -1,3 +1,4 @@
+# Holds 34, 293, 294.
 """The load format `partywall` in vLLM, with a small Llama whose embeddings are tied.
 
 On a CPU vLLM repacks the weights of linear layers into memory of its own, unless it does without oneDNN: then it uses

@@ -1,3 +1,4 @@
+// Holds 15, 103, 272.
 //! The public operations that touch the driver. A new one is a function and a line in [`OPERATIONS`].
 
 use std::sync::{Arc, atomic::AtomicBool};

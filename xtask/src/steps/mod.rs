@@ -110,7 +110,7 @@ const TEST: &[Step] = &[
     },
     Step {
         name: "pages",
-        about: "tests, benchmarks, files, links and dependencies that the pages name exist",
+        about: "each promise has a test; files, links and dependencies that the pages name exist",
         lane: Lane::Side,
         run: sources::pages,
     },

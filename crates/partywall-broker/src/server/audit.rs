@@ -95,6 +95,7 @@ const SECOND: Duration = Duration::from_secs(1);
 mod tests {
     use super::*;
 
+    // Holds 153.
     #[test]
     fn lines_beyond_the_limit_of_a_user_are_counted() {
         let mut audit = Audit::default();

@@ -317,6 +317,7 @@ mod tests {
         assert_eq!((in_flight.total, in_flight.by_process.len()), (0, 0));
     }
 
+    // Holds 151.
     #[test]
     fn other_users_leave_room_for_the_brokers_own() {
         let mut in_flight = InFlight::default();
@@ -353,6 +354,7 @@ mod tests {
         assert!(in_flight.by_guest.is_empty() && in_flight.is_empty());
     }
 
+    // Holds 123.
     #[test]
     fn client_that_reads_group_after_group_counts_as_one_that_reads() {
         let reclaimer = Reclaimer::start().unwrap();

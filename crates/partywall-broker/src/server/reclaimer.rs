@@ -301,6 +301,7 @@ mod tests {
         (ours.into(), theirs)
     }
 
+    // Holds 113, 162.
     #[test]
     fn loop_waits_for_a_slow_close_only_without_room() {
         let reclaimer = Reclaimer::start().unwrap();
@@ -317,6 +318,7 @@ mod tests {
         reader.join().unwrap();
     }
 
+    // Holds 113.
     #[test]
     fn loop_waits_long_for_a_close_that_does_not_end_only_once() {
         let reclaimer = Reclaimer::start().unwrap();
@@ -333,6 +335,7 @@ mod tests {
         assert_eq!(reclaimer.timeout(0), Some(NO_ROOM), "it has closed something since");
     }
 
+    // Holds 93, 113.
     #[test]
     fn memory_is_closed_and_reported_beside_a_close_that_does_not_end() {
         let reclaimer = Reclaimer::start().unwrap();
@@ -356,6 +359,7 @@ mod tests {
         assert_eq!(reclaimer.timeout(0), Some(CATCH_UP), "only the thread that stands still has something left");
     }
 
+    // Holds 113.
     #[test]
     fn last_drop_closes_then_reports() {
         let reclaimer = Reclaimer::start().unwrap();

@@ -41,6 +41,7 @@ fn other_process_is_admitted(broker: &TestBroker) {
     assert_eq!(Role::start("joiner", &broker.socket).says(), "is admitted");
 }
 
+// Holds 124.
 #[test]
 fn operators_are_admitted_beside_all_members() {
     let mut broker = TestBroker::with(|config| config.limits.clients = Some(2));
@@ -104,6 +105,7 @@ pub(crate) fn operators(socket: &Path, say: impl Fn(&str), wait: impl Fn()) {
     wait();
 }
 
+// Holds 125.
 #[test]
 fn one_process_gets_a_quarter_of_the_members() {
     let broker = TestBroker::with(|config| config.limits.clients = Some(24));
@@ -114,6 +116,7 @@ fn one_process_gets_a_quarter_of_the_members() {
     assert!(join(&broker.socket).is_ok());
 }
 
+// Holds 125.
 #[test]
 fn process_that_hangs_up_does_not_keep_others_out() {
     let broker = TestBroker::with(|config| config.limits.clients = Some(20));
@@ -130,6 +133,7 @@ fn process_that_hangs_up_does_not_keep_others_out() {
     assert!(operator(&broker.socket).is_ok());
 }
 
+// Holds 125.
 #[test]
 fn needs_namespaces_processes_of_other_pid_namespaces_are_distinguished() {
     let directory = tempfile::tempdir().unwrap();
@@ -148,6 +152,7 @@ fn needs_namespaces_processes_of_other_pid_namespaces_are_distinguished() {
     assert_eq!(Role::start("joiner", &socket).says(), "is admitted");
 }
 
+// Holds 125.
 #[test]
 fn silent_connections_do_not_count_as_members() {
     let broker = TestBroker::with(|config| config.handshake_timeout = std::time::Duration::from_secs(600));

@@ -164,6 +164,7 @@ fn invalid_attachments_are_refused() {
     assert_eq!(queue.attach(&mut one, segment), Ok(5 + MAX_ATTACHMENTS));
 }
 
+// Holds 158.
 #[test]
 fn broker_survives_any_control_memory_of_queues() {
     let shape = QueueShape { tasks: 8, outputs: 3, output_bytes: 100, lease: 1 };

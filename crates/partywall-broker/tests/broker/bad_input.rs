@@ -34,6 +34,7 @@ fn fault(client: &mut Client, commit: Commit, fds: &[&OwnedFd]) -> (u32, FdFault
     }
 }
 
+// Holds 160.
 #[test]
 fn memory_that_could_change_under_readers_is_refused() {
     let broker = TestBroker::start();
@@ -206,6 +207,7 @@ fn client_that_never_reads_blocks_no_other_and_loses_nothing() {
     }
 }
 
+// Holds 163.
 #[test]
 fn descriptors_of_unfinished_messages_are_few_in_each_process() {
     let broker = TestBroker::start();

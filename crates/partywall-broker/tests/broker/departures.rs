@@ -1,3 +1,4 @@
+// Holds 106.
 //! Members in trouble: evicted, with a broken context, or dead while their work may continue.
 
 use std::time::Duration;
@@ -36,6 +37,7 @@ fn under_mps(broker: &TestBroker, watcher: &mut Client) -> (Role, u64) {
     (holder, member)
 }
 
+// Holds 107.
 #[test]
 fn evicted_member_gets_nothing_and_keeps_its_memory_until_death() {
     let broker = TestBroker::start();
@@ -158,6 +160,7 @@ fn listing_counts_permits_up_to_a_bound() {
     assert_eq!(row(&mut watcher, number).unwrap().permits, None);
 }
 
+// Holds 108.
 #[test]
 fn eviction_can_kill() {
     let broker = TestBroker::start();
@@ -172,6 +175,7 @@ fn eviction_can_kill() {
     holder.kill();
 }
 
+// Holds 108.
 #[test]
 fn exited_process_is_not_killed_for_its_child() {
     let broker = TestBroker::start();
@@ -226,6 +230,7 @@ fn under_mps_holdings_of_the_dead_are_quarantined() {
     assert_eq!(free(&mut watcher, None), Ok(Vec::new()));
 }
 
+// Holds 110.
 #[test]
 fn quarantine_takes_no_room_from_new_members() {
     let broker = TestBroker::with(|config| config.limits.clients = Some(2));
@@ -273,6 +278,7 @@ fn member_without_resources_leaves_nothing_in_doubt() {
     eventually("it is forgotten", || watcher.state_of(member).is_none());
 }
 
+// Holds 109.
 #[test]
 fn process_with_lost_context_keeps_its_holdings_until_it_ends() {
     let broker = TestBroker::start();

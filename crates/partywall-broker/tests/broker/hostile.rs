@@ -1,3 +1,4 @@
+// Holds 162.
 //! Clients that misbehave in every way that costs the broker something, as a user for whom the kernel has limits.
 
 use partywall_harness::hostile::{BIG, Hostile};
@@ -18,6 +19,7 @@ fn others_are_served_beside_every_hostile_client_and_nothing_of_it_stays() {
     }
 }
 
+// Holds 163.
 #[test]
 fn unfinished_messages_of_many_processes_leave_room_for_others() {
     let directory = tempfile::tempdir().unwrap();

@@ -1,3 +1,4 @@
+// Holds 35.
 //! Tests of the broker over real sockets, with real processes and real deaths.
 #![allow(clippy::unwrap_used, reason = "test helpers may unwrap, as tests may")]
 

@@ -23,6 +23,7 @@ fn bind(socket: &Path) -> Result<Broker, StartError> {
     Broker::bind(Config::new(socket, "test", "0.0.0-test"))
 }
 
+// Holds 120.
 #[test]
 fn socket_of_a_dead_broker_is_replaced() {
     let (_dir, socket) = place();
@@ -33,6 +34,7 @@ fn socket_of_a_dead_broker_is_replaced() {
     bind(&socket).unwrap();
 }
 
+// Holds 120.
 #[test]
 fn live_broker_is_named_and_kept() {
     let broker = TestBroker::start();

@@ -85,6 +85,7 @@ fn pool_comes_with_its_control_memory() {
     assert_eq!(one.status().fds, 5, "two chunks, the control memory of two pools and of a topic");
 }
 
+// Holds 187.
 #[test]
 fn name_of_a_pool_ends_with_its_last_user() {
     let broker = TestBroker::start();
@@ -139,6 +140,7 @@ fn repeated_commit_returns_its_control_memory_again() {
     assert_eq!(again.status().fds, 2);
 }
 
+// Holds 185.
 #[test]
 fn blocks_return_with_last_lease_goodbye_and_death() {
     let broker = TestBroker::start();
@@ -173,6 +175,7 @@ fn blocks_return_with_last_lease_goodbye_and_death() {
     }
 }
 
+// Holds 185.
 #[test]
 fn blocks_of_evicted_and_child_held_members_stay_until_death() {
     let broker = TestBroker::start();
@@ -190,6 +193,7 @@ fn blocks_of_evicted_and_child_held_members_stay_until_death() {
     eventually("they are given back", || pool.audit().is_idle());
 }
 
+// Holds 190.
 #[test]
 fn process_that_blocks_others_is_listed_and_stops_when_evicted() {
     let broker = TestBroker::start();
@@ -373,6 +377,7 @@ fn control_memory_is_bounded() {
     assert!(create(&mut client, "p", POOL).is_ok());
 }
 
+// Holds 158.
 #[test]
 fn broker_survives_any_control_memory_of_pools() {
     survive_any_control_memory(TOPIC, |_, _| {});

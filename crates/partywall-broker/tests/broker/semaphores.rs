@@ -1,3 +1,4 @@
+// Holds 19.
 //! Semaphores: which permits are returned, when, and to which waiters.
 
 use std::{os::fd::OwnedFd, time::Duration};
@@ -234,6 +235,7 @@ fn semaphores_are_bounded() {
     assert_eq!(client.status().fds, 0);
 }
 
+// Holds 158.
 #[test]
 fn broker_survives_any_bytes_in_its_memory() {
     let broker = TestBroker::start();

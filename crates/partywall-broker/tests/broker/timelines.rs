@@ -1,3 +1,4 @@
+// Holds 17.
 //! Timelines: how waits end when the writer dies, leaves, is abandoned, or stores invalid values.
 
 use std::time::Duration;
@@ -108,6 +109,7 @@ fn poison(last: u64) -> u64 {
     last + (1 << 62) + 1
 }
 
+// Holds 168.
 #[test]
 fn waits_for_a_killed_writer_end_and_the_next_writer_continues() {
     let broker = TestBroker::start();
@@ -140,6 +142,7 @@ fn waits_for_a_killed_writer_end_and_the_next_writer_continues() {
     assert_eq!((info.leases, holders), (1, vec![std::process::id()]));
 }
 
+// Holds 168.
 #[test]
 fn writer_killed_anywhere_leaves_a_usable_timeline() {
     let broker = TestBroker::start();
@@ -199,6 +202,7 @@ fn closing_or_leaving_ends_the_waits_at_once() {
     assert_eq!(reader.inspect("t").1, [std::process::id()]);
 }
 
+// Holds 169.
 #[test]
 fn timeline_has_one_writer() {
     let broker = TestBroker::start();
@@ -249,6 +253,7 @@ fn writer_held_by_a_child_dies_with_the_child() {
     assert_eq!(opened.wait(9), Progress::Ended(TimelineEnding::OwnerDied));
 }
 
+// Holds 173.
 #[test]
 fn stores_of_a_stream_after_the_end_are_undone_until_the_last() {
     let broker = TestBroker::start();
@@ -304,6 +309,7 @@ fn eviction_or_lost_context_of_the_writer_ends_waits() {
     assert_eq!(next.wait(1), Progress::Ended(TimelineEnding::Evicted));
 }
 
+// Holds 158.
 #[test]
 fn broker_survives_any_bytes_in_control_memory() {
     let broker = TestBroker::start();

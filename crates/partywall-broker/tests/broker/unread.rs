@@ -77,6 +77,7 @@ fn slow_reader_is_paused_and_gets_all_answers_later() {
 }
 
 /// Runs [`others_are_served_beside_unread_answers`] as a user for whom the kernel has limits.
+// Holds 122.
 #[test]
 fn one_connection_locks_out_no_other_of_its_user() {
     let mut child = Role::start_unprivileged("one connection");
@@ -102,6 +103,7 @@ pub(crate) fn others_are_served_beside_unread_answers() {
     }
 }
 
+// Holds 123.
 #[test]
 fn process_at_its_own_bound_is_refused_at_once() {
     let broker = TestBroker::start();
@@ -133,6 +135,7 @@ fn hogs(broker: &TestBroker) -> Vec<Role> {
     hogs
 }
 
+// Holds 123.
 #[test]
 fn calls_at_the_common_bound_wait_then_name_processes_that_do_not_read() {
     let broker = TestBroker::start();

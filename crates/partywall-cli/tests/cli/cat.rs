@@ -1,3 +1,4 @@
+// Holds 208.
 //! Samples on standard output, for programs in other languages: `topic cat`, and `topic record NAME -`.
 
 use std::{

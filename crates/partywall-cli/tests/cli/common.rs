@@ -103,6 +103,7 @@ fn quiet_leaves_notes_out_and_errors_in() {
     assert!(demo.stderr.contains("is wrong at index 7"), "the errors of children, too: {demo:?}");
 }
 
+// Holds 51.
 #[test]
 fn rm_asks_before_removing_the_matches_of_a_pattern() {
     let sandbox = Sandbox::new();
@@ -136,6 +137,7 @@ fn rm_asks_before_removing_the_matches_of_a_pattern() {
     sandbox.run(["rm", "y"]).expect(0);
 }
 
+// Holds 51.
 #[test]
 fn get_keeps_files_that_exist_and_terminals_readable() {
     let sandbox = Sandbox::new();
@@ -371,6 +373,7 @@ fn completions_and_manual_pages_know_every_command() {
     assert!(page.contains(".TH") && page.contains("count"), "{page}");
 }
 
+// Holds 312.
 #[test]
 fn colours_are_left_out_on_request() {
     let sandbox = Sandbox::new();

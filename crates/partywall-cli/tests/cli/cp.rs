@@ -1,3 +1,4 @@
+// Holds 88.
 //! `cp`: a segment at another place, under another name.
 
 use partywall_harness::{Sandbox, noise};

@@ -16,6 +16,7 @@ fn without_a_driver(sandbox: &Sandbox, arguments: &[&str]) -> Output {
     Running::spawn(command.env("PARTYWALL_LIBCUDA", "/nonexistent/libcuda.so.1")).wait()
 }
 
+// Holds 104.
 #[test]
 fn one_command_shares_host_memory() {
     let sandbox = Sandbox::new();
@@ -77,6 +78,7 @@ fn each_step_is_a_json_line() {
     assert_eq!(steps(&output, "demo"), ["kill", "passed"]);
 }
 
+// Holds 104.
 #[test]
 fn killed_producer_leaves_its_array_to_the_others() {
     let sandbox = Sandbox::new();
@@ -112,6 +114,7 @@ fn without_a_gpu_auto_says_so_and_cuda_fails() {
     }
 }
 
+// Holds 37.
 #[test]
 fn simulated_and_real_gpus_are_distinguished_and_kept_apart() {
     let sandbox = Sandbox::new();

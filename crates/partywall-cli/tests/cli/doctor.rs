@@ -1,3 +1,4 @@
+// Holds 307.
 //! `partywall doctor`, on this machine and on machines with faults.
 
 use partywall_harness::{Output, Running, Sandbox, simulated_driver};
@@ -64,6 +65,7 @@ fn doctor_passes_on_the_simulated_gpu_and_says_that_it_is_simulated() {
     sandbox.broker();
 }
 
+// Holds 85, 308.
 #[test]
 fn doctor_tries_one_gpu_unless_all_are_requested_on_the_simulated_gpu() {
     let sandbox = Sandbox::new();
@@ -251,6 +253,7 @@ fn hanging_probe_is_killed() {
     sandbox.broker();
 }
 
+// Holds 231.
 #[test]
 fn doctor_says_in_one_line_that_vulkan_has_no_driver() {
     let sandbox = Sandbox::new();
@@ -265,6 +268,7 @@ fn doctor_says_in_one_line_that_vulkan_has_no_driver() {
     sandbox.broker();
 }
 
+// Holds 231.
 #[test]
 fn needs_vulkan_doctor_tries_host_memory() {
     let sandbox = Sandbox::new();

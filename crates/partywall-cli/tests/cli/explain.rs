@@ -1,3 +1,4 @@
+// Holds 313.
 //! `partywall explain`, and what errors say beyond their message: entries, advice and suggestions.
 
 use partywall::{DType, Place};

@@ -1,3 +1,4 @@
+// Holds 14.
 //! A simulated GPU loses its memory, as by a reset.
 
 use std::{
@@ -172,6 +173,7 @@ fn sandbox_with_nodes() -> Sandbox {
     sandbox
 }
 
+// Holds 92.
 #[test]
 fn loss_of_a_gpu_leaves_pinned_names() {
     let sandbox = sandbox_with_nodes();
@@ -189,6 +191,7 @@ fn loss_of_a_gpu_leaves_pinned_names() {
     }
 }
 
+// Holds 92.
 #[test]
 fn lost_context_has_pinned_memory_checked() {
     let sandbox = sandbox_with_nodes();
@@ -201,6 +204,7 @@ fn lost_context_has_pinned_memory_checked() {
     sandbox.run(["put", "f", "on-0", "--device", "pinned:0"]).expect(0);
 }
 
+// Holds 92.
 #[test]
 fn lost_pinned_memory_ends_its_names_and_no_others() {
     let sandbox = sandbox_with_nodes();

@@ -65,6 +65,7 @@ fn serve(sandbox: &Sandbox) -> (Running, String) {
     (server, address.to_owned())
 }
 
+// Holds 321.
 #[test]
 fn every_object_has_its_series() {
     let sandbox = Sandbox::new();
@@ -190,6 +191,7 @@ fn populate(domain: &Domain) -> Box<dyn Any> {
     Box::new((topic, subscriber, publisher, queue, writer, gate))
 }
 
+// Holds 320.
 #[test]
 fn needs_prometheus_whose_checker_has_nothing_to_say() {
     let sandbox = Sandbox::new();
@@ -203,6 +205,7 @@ fn needs_prometheus_whose_checker_has_nothing_to_say() {
     drop(objects);
 }
 
+// Holds 320.
 #[test]
 fn needs_prometheus_which_scrapes_each_metric_with_its_help() {
     let sandbox = Sandbox::new();
@@ -260,6 +263,7 @@ fn deaths_are_counted() {
     eventually("its death is counted", || metrics(&sandbox, &[])[key] == 1.0);
 }
 
+// Holds 321.
 #[test]
 fn requests_are_answered_before_and_after_the_broker() {
     let sandbox = Sandbox::new();
@@ -296,6 +300,7 @@ fn requests_are_answered_before_and_after_the_broker() {
     server.wait().expect(0);
 }
 
+// Holds 321.
 #[test]
 fn time_for_which_a_timeline_stands_still_is_counted_from_page_to_page() {
     let sandbox = Sandbox::new();

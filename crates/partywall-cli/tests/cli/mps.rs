@@ -79,6 +79,7 @@ impl Drop for Place {
     }
 }
 
+// Holds 232.
 #[test]
 fn daemon_starts_answers_and_stops() {
     let place = Place::new(Manner::Good);
@@ -111,6 +112,7 @@ fn daemon_starts_answers_and_stops() {
     assert_eq!(place.json(["mps", "stop"])["stopped"], false);
 }
 
+// Holds 232.
 #[test]
 fn starts_at_once_are_one_start() {
     let place = Place::new(Manner::Good);
@@ -122,6 +124,7 @@ fn starts_at_once_are_one_start() {
     assert!(place.status()["watcher"].is_u64());
 }
 
+// Holds 234.
 #[test]
 fn watcher_stops_the_daemon_when_it_has_no_clients() {
     let place = Place::new(Manner::Good);
@@ -136,6 +139,7 @@ fn watcher_stops_the_daemon_when_it_has_no_clients() {
     eventually("no process is left", || place.sandbox.processes().is_empty());
 }
 
+// Holds 234.
 #[test]
 fn command_runs_under_mps_and_keeps_the_daemon() {
     let place = Place::new(Manner::Good);
@@ -171,6 +175,7 @@ fn run_starts_the_daemon_and_the_last_command_ends_it() {
     assert_eq!(place.starts(), 1);
 }
 
+// Holds 236.
 #[test]
 fn signals_and_exit_codes_of_the_command_pass_through() {
     let place = Place::new(Manner::Good);
@@ -187,6 +192,7 @@ fn signals_and_exit_codes_of_the_command_pass_through() {
     assert_eq!(Running::spawn(&mut { limits }).wait().expect(0).stdout, direct, "it has the limits of its starter");
 }
 
+// Holds 235.
 #[test]
 fn killed_watcher_leaves_the_daemon_and_the_next_start_replaces_it() {
     let place = Place::new(Manner::Good);
@@ -202,6 +208,7 @@ fn killed_watcher_leaves_the_daemon_and_the_next_start_replaces_it() {
     eventually("the new watcher stops it", || !place.root().exists());
 }
 
+// Holds 235.
 #[test]
 fn killed_daemon_ends_the_watcher_and_the_next_start_starts_another() {
     let place = Place::new(Manner::Good);
@@ -215,6 +222,7 @@ fn killed_daemon_ends_the_watcher_and_the_next_start_starts_another() {
     assert_eq!(place.starts(), 2);
 }
 
+// Holds 235.
 #[test]
 fn stale_directory_is_recognised_and_cleared() {
     let place = Place::new(Manner::Good);
@@ -229,6 +237,7 @@ fn stale_directory_is_recognised_and_cleared() {
     assert_eq!(place.status()["runs"], true);
 }
 
+// Holds 233.
 #[test]
 fn missing_program_and_command_are_named() {
     let place = Place::new(Manner::Good);
@@ -246,6 +255,7 @@ fn missing_program_and_command_are_named() {
     place.run(["run", "--mps"]).expect(2);
 }
 
+// Holds 233.
 #[test]
 fn daemon_that_does_not_answer_is_killed_and_reported() {
     let place = Place::new(Manner::Mute);
@@ -270,6 +280,7 @@ fn daemon_that_stops_answering_is_reported_and_left_alone() {
     assert_eq!(place.status()["runs"], true);
 }
 
+// Holds 233.
 #[test]
 fn daemon_that_does_not_start_says_why() {
     let place = Place::new(Manner::Refuses);
@@ -282,6 +293,7 @@ fn daemon_that_does_not_start_says_why() {
     }
 }
 
+// Holds 233.
 #[test]
 fn unsafe_and_impossible_directories_are_refused() {
     let place = Place::new(Manner::Good);

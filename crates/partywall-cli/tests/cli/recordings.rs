@@ -1,3 +1,4 @@
+// Holds 207.
 //! `partywall topic play` and files that other programs wrote, or that are damaged.
 
 use std::{fs::File, io::Write, os::unix::fs::FileExt, path::Path, time::Duration};

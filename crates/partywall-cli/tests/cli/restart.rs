@@ -127,6 +127,7 @@ fn everything_goes_on(sandbox: &Sandbox, restarts: u64, interrupt: impl FnOnce(&
     }
 }
 
+// Holds 132.
 #[test]
 fn killed_broker_is_restarted_and_everything_goes_on() {
     let sandbox = Sandbox::new();
@@ -136,6 +137,7 @@ fn killed_broker_is_restarted_and_everything_goes_on() {
     assert!(log.contains("was killed by signal 9"), "{log}");
 }
 
+// Holds 134.
 #[test]
 fn dead_members_are_found_dead_by_the_next_worker() {
     let sandbox = Sandbox::new();
@@ -155,6 +157,7 @@ fn dead_members_are_found_dead_by_the_next_worker() {
     assert_eq!(domain.status().unwrap().deaths, 1);
 }
 
+// Holds 135.
 #[test]
 fn broker_that_dies_with_all_descriptors_in_use_is_restarted() {
     let sandbox = Sandbox::new();
@@ -189,6 +192,7 @@ fn broker_that_dies_with_all_descriptors_in_use_is_restarted() {
     assert_contains(&kept, 1);
 }
 
+// Holds 13.
 #[test]
 fn replaced_broker_goes_on_with_everything() {
     let sandbox = Sandbox::new();
@@ -200,6 +204,7 @@ fn replaced_broker_goes_on_with_everything() {
     everything_goes_on(&sandbox, 1, |status| kill(status.pid));
 }
 
+// Holds 132.
 #[test]
 fn calls_take_effect_once_however_often_the_broker_is_killed() {
     let sandbox = Sandbox::new();
@@ -212,6 +217,7 @@ fn calls_take_effect_once_however_often_the_broker_is_killed() {
     assert_eq!(domain.status().unwrap().restarts, 20);
 }
 
+// Holds 13.
 #[test]
 fn calls_take_effect_once_however_often_the_broker_is_replaced() {
     let sandbox = Sandbox::new();
@@ -298,6 +304,7 @@ fn calls_take_effect_once(sandbox: &Sandbox, times: u32, interrupt: impl Fn(u32)
     eventually("no descriptor is left open", || descriptors() <= open + 2);
 }
 
+// Holds 135, 138.
 #[test]
 fn broker_goes_on_without_its_supervisor_and_ends_when_it_dies_too() {
     let sandbox = Sandbox::new();
@@ -331,6 +338,7 @@ fn processes_of_broker(sandbox: &Sandbox) -> Vec<u32> {
     operator.broker_processes().iter().map(pid_of).collect()
 }
 
+// Holds 121.
 #[test]
 fn broker_tells_operators_which_processes_it_is_and_stop_ends_it_without_a_supervisor() {
     let sandbox = Sandbox::new();
@@ -347,6 +355,7 @@ fn broker_tells_operators_which_processes_it_is_and_stop_ends_it_without_a_super
     assert!(domain.status().is_err());
 }
 
+// Holds 136.
 #[test]
 fn five_deaths_in_a_row_end_the_domain() {
     let sandbox = Sandbox::new();
@@ -376,6 +385,7 @@ fn five_deaths_in_a_row_end_the_domain() {
     assert!(!sandbox.socket().exists());
 }
 
+// Holds 135.
 #[test]
 fn needs_minutes_broker_that_is_stopped_is_replaced() {
     let sandbox = Sandbox::new();
@@ -404,6 +414,7 @@ fn program_said(domain: &Domain, program: &str) -> String {
     }
 }
 
+// Holds 140.
 #[test]
 fn program_that_cannot_continue_changes_nothing() {
     let sandbox = Sandbox::new();
@@ -423,6 +434,7 @@ fn program_that_cannot_continue_changes_nothing() {
     assert_contains(&kept, 1);
 }
 
+// Holds 140.
 #[test]
 fn one_program_at_a_time_is_checked_and_a_silent_one_is_refused() {
     let sandbox = Sandbox::new();
@@ -447,6 +459,7 @@ fn one_program_at_a_time_is_checked_and_a_silent_one_is_refused() {
     serve.wait().expect(0);
 }
 
+// Holds 141.
 #[test]
 fn kills_during_a_check_change_nothing() {
     let sandbox = Sandbox::new();
@@ -500,6 +513,7 @@ fn replacing_needs_a_broker_with_a_supervisor() {
     assert!(refused.stderr.contains("it has no supervisor"), "{refused:?}");
 }
 
+// Holds 140.
 #[test]
 fn needs_namespaces_process_in_a_container_cannot_replace_the_broker() {
     let sandbox = Sandbox::new();
@@ -514,6 +528,7 @@ fn needs_namespaces_process_in_a_container_cannot_replace_the_broker() {
     assert_eq!(domain.status().unwrap(), before);
 }
 
+// Holds 140.
 #[test]
 fn needs_root_process_of_another_user_is_refused_before_it_is_heard() {
     let sandbox = Sandbox::new();

@@ -168,6 +168,7 @@ fn broker_that_cannot_log_in_one_place_logs_beside_its_socket_or_serves_without_
     fs::remove_dir(beside).unwrap();
 }
 
+// Holds 131.
 #[test]
 fn brokers_at_two_sockets_write_two_logs_and_name_them() {
     let sandbox = Sandbox::new();
@@ -254,6 +255,7 @@ fn readers_start_no_broker_and_name_the_socket() {
     assert!(sandbox.processes().is_empty());
 }
 
+// Holds 155.
 #[test]
 fn directories_of_the_environment_are_absolute_paths_or_unset() {
     let sandbox = Sandbox::new();
@@ -326,6 +328,7 @@ fn stop_refuses_and_lists_names_and_members() {
     sandbox.run(["status"]).expect(4);
 }
 
+// Holds 121.
 #[test]
 fn stop_refuses_for_a_member_alone() {
     let sandbox = Sandbox::new();
@@ -340,6 +343,7 @@ fn stop_refuses_for_a_member_alone() {
     sandbox.run(["stop"]).expect(0);
 }
 
+// Holds 121.
 #[test]
 fn unresponsive_broker_is_named_and_survives() {
     let sandbox = Sandbox::new();
@@ -490,6 +494,7 @@ fn limits_are_set_and_each_is_refused_by_name() {
     serve.wait().expect(0);
 }
 
+// Holds 119.
 #[test]
 fn broker_with_too_few_files_for_memory_does_not_start_and_names_the_numbers() {
     let sandbox = Sandbox::new();
@@ -566,6 +571,7 @@ fn missing_directory_and_long_path_say_what_to_change() {
     }
 }
 
+// Holds 114.
 #[test]
 fn daemon_blocks_no_signal_that_its_starter_blocks() {
     let sandbox = Sandbox::new();

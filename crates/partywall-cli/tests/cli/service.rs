@@ -83,6 +83,7 @@ fn activated_brokers_serve_the_managers_socket_and_leave_it() {
     assert!(socket.path.exists());
 }
 
+// Holds 144.
 #[test]
 fn socket_of_the_manager_whose_file_is_removed_is_replaced_by_one_of_the_broker() {
     let sandbox = Sandbox::new();
@@ -139,6 +140,7 @@ fn sockets_for_another_process_are_not_taken() {
     assert!(!sandbox.socket().exists());
 }
 
+// Holds 13.
 #[test]
 fn broker_notifies_its_manager() {
     let sandbox = Sandbox::new();
@@ -185,6 +187,7 @@ fn broker_serves_without_a_manager_that_listens() {
     assert!(output.stderr.contains("the service manager was not notified"), "{output:?}");
 }
 
+// Holds 128.
 #[test]
 fn check_reports_what_prevents_a_start_and_changes_nothing() {
     let sandbox = Sandbox::new();
@@ -255,6 +258,7 @@ fn analyze(sandbox: &Sandbox, words: &[&str], units: &[&Path]) -> Output {
     Running::spawn(sandbox.program("systemd-analyze").args(words).args(units)).wait()
 }
 
+// Holds 127.
 #[test]
 fn needs_systemd_units_are_verified_by_systemd_itself() {
     let sandbox = Sandbox::new();
@@ -275,6 +279,7 @@ fn needs_systemd_units_are_verified_by_systemd_itself() {
 }
 
 /// Most of what this judges is possible for the system manager alone, so the user manager's unit has no limit.
+// Holds 127.
 #[test]
 fn needs_systemd_system_unit_is_exposed_little() {
     let sandbox = Sandbox::new();

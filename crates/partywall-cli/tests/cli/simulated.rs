@@ -109,6 +109,7 @@ fn needs_namespaces_hidden_driver_leaves_host_memory() {
 
 /// The driver is the simulated one, which does not start and does not say that it needs no nodes. On a machine with a
 /// GPU, `command_hidden_nodes_leave_host_memory` asks its driver.
+// Holds 64.
 #[test]
 fn needs_namespaces_hidden_nodes_leave_host_memory() {
     const SYMBOL: &[u8] = b"simcuda_version";

@@ -218,6 +218,7 @@ impl Count {
     }
 }
 
+// Holds 167.
 #[test]
 fn needs_minutes_nothing_grows_in_a_long_life() {
     let times: u64 = std::env::var("PARTYWALL_STRESS").ok().and_then(|times| times.parse().ok()).unwrap_or(1);

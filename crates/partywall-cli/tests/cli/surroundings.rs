@@ -43,6 +43,7 @@ fn waits(pid: u32) -> u64 {
     count.and_then(|count| count.trim().parse().ok()).unwrap_or_default()
 }
 
+// Holds 136.
 #[test]
 fn deaths_after_idle_service_do_not_end_the_domain() {
     let sandbox = Sandbox::new();
@@ -72,6 +73,7 @@ fn deaths_after_idle_service_do_not_end_the_domain() {
     serve.wait().expect(0);
 }
 
+// Holds 143.
 #[test]
 fn stray_signals_end_neither_supervisor_nor_worker_and_are_logged() {
     let sandbox = Sandbox::new();
@@ -118,6 +120,7 @@ fn stray_signals_end_neither_supervisor_nor_worker_and_are_logged() {
     assert_contains(&kept, 1);
 }
 
+// Holds 144.
 #[test]
 fn removed_socket_is_bound_again_and_no_second_broker_starts() {
     let sandbox = Sandbox::new();
@@ -161,6 +164,7 @@ fn removed_socket_is_bound_again_and_no_second_broker_starts() {
     assert!(!socket.exists(), "the file that was bound again is removed at the end");
 }
 
+// Holds 144.
 #[test]
 fn broker_whose_socket_was_removed_is_not_joined_by_a_second_one() {
     let sandbox = Sandbox::new();
@@ -187,6 +191,7 @@ fn broker_whose_socket_was_removed_is_not_joined_by_a_second_one() {
     serve.wait().expect(0);
 }
 
+// Holds 144.
 #[test]
 fn socket_is_bound_again_in_place_of_a_dead_one_and_beside_signals() {
     let sandbox = Sandbox::new();
@@ -210,6 +215,7 @@ fn socket_is_bound_again_in_place_of_a_dead_one_and_beside_signals() {
     serve.wait().expect(0);
 }
 
+// Holds 131.
 #[test]
 fn log_goes_on_after_it_was_rotated_by_another_program() {
     let sandbox = Sandbox::new();
@@ -233,6 +239,7 @@ fn log_goes_on_after_it_was_rotated_by_another_program() {
     assert!(follower.wait().expect(0).text().contains("has ended exit="));
 }
 
+// Holds 131.
 #[test]
 fn log_that_another_broker_writes_is_left_to_it() {
     let sandbox = Sandbox::new();
@@ -276,6 +283,7 @@ fn log_that_another_broker_writes_is_left_to_it() {
     }
 }
 
+// Holds 131.
 #[test]
 fn needs_namespaces_brokers_at_one_path_in_two_mount_namespaces_write_two_logs() {
     let sandbox = Sandbox::new();
@@ -295,6 +303,7 @@ fn needs_namespaces_brokers_at_one_path_in_two_mount_namespaces_write_two_logs()
     assert_eq!(fs::read_to_string(sandbox.log()).unwrap().matches("listening").count(), 1);
 }
 
+// Holds 145.
 #[test]
 fn socket_whose_directory_cannot_be_made_again_is_named_to_all_who_look_for_it() {
     let sandbox = Sandbox::new();
@@ -336,6 +345,7 @@ fn socket_whose_directory_cannot_be_made_again_is_named_to_all_who_look_for_it()
     serve.wait().expect(0);
 }
 
+// Holds 130.
 #[test]
 fn umask_of_the_starter_changes_no_mode() {
     for umask in ["0000", "0177", "0277", "0777"] {
@@ -358,6 +368,7 @@ fn umask_of_the_starter_changes_no_mode() {
     }
 }
 
+// Holds 131.
 #[test]
 fn log_is_beside_the_socket_if_the_home_does_not_exist() {
     let sandbox = Sandbox::new();
@@ -377,6 +388,7 @@ fn log_is_beside_the_socket_if_the_home_does_not_exist() {
     fs::remove_file(log).unwrap();
 }
 
+// Holds 126.
 #[test]
 fn broker_that_cannot_start_says_why_where_it_was_started() {
     let sandbox = Sandbox::new();

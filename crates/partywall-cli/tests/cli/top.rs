@@ -135,6 +135,7 @@ fn once_prints_every_table_as_text() {
     assert!(line("steps").contains("timeline") && line("steps").contains(&std::process::id().to_string()), "{text}");
 }
 
+// Holds 318.
 #[test]
 fn json_has_rates_details_and_waits() {
     let sandbox = Sandbox::new();
@@ -177,6 +178,7 @@ fn json_has_rates_details_and_waits() {
     top.wait().expect(0);
 }
 
+// Holds 318.
 #[test]
 fn waits_for_blocks_and_permits_name_their_holders() {
     let sandbox = Sandbox::new();
@@ -206,6 +208,7 @@ fn waits_for_blocks_and_permits_name_their_holders() {
     eventually("no process waits", || waits(&sandbox) == json!([]));
 }
 
+// Holds 318.
 #[test]
 fn waits_for_names_and_timelines_name_their_writers() {
     let sandbox = Sandbox::new();
@@ -264,6 +267,7 @@ fn waits_for_names_and_timelines_name_their_writers() {
     eventually("no process waits", || waits().is_empty());
 }
 
+// Holds 316.
 #[test]
 fn live_view_ends_on_a_key_and_on_signals() {
     let sandbox = Sandbox::new();
@@ -324,6 +328,7 @@ fn live_view_shows_holders_and_follows_the_size() {
     end(top, 0);
 }
 
+// Holds 317.
 #[test]
 fn live_view_outlives_its_broker() {
     let sandbox = Sandbox::new();
@@ -340,6 +345,7 @@ fn live_view_outlives_its_broker() {
     end(top, 0);
 }
 
+// Holds 317.
 #[test]
 fn eviction_confirmed_after_a_new_broker_started_evicts_nobody() {
     let sandbox = Sandbox::new();
@@ -361,6 +367,7 @@ fn eviction_confirmed_after_a_new_broker_started_evicts_nobody() {
     end(top, 0);
 }
 
+// Holds 317.
 #[test]
 fn stopped_broker_does_not_stop_the_keys() {
     let sandbox = Sandbox::new();
@@ -374,6 +381,7 @@ fn stopped_broker_does_not_stop_the_keys() {
     partywall_os::process::kill(&broker, Signal::CONT).unwrap();
 }
 
+// Holds 316.
 #[test]
 fn live_view_ends_with_its_terminal() {
     let sandbox = Sandbox::new();
@@ -404,6 +412,7 @@ fn live_view_ends_with_its_terminal() {
     assert_eq!(ended.unwrap().code(), Some(0));
 }
 
+// Holds 319.
 #[test]
 fn hostile_commands_do_not_reach_the_terminal_raw() {
     let sandbox = Sandbox::new();

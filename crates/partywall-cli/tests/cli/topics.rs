@@ -1,3 +1,4 @@
+// Holds 206.
 //! Topics as a user of the command sees them: `topic echo`, `topic record`, `topic play`, `ls`, `show`, `evict`.
 
 use std::{
@@ -145,6 +146,7 @@ fn recording_is_played_unchanged() {
     assert!(domain.topic("fresh").open().is_err(), "and goes with the player");
 }
 
+// Holds 194.
 #[test]
 fn played_topic_is_created_with_its_recorded_type() {
     let sandbox = Sandbox::new();
@@ -164,6 +166,7 @@ fn played_topic_is_created_with_its_recorded_type() {
     player.wait().expect(0);
 }
 
+// Holds 204.
 #[test]
 fn publishing_command_says_once_that_its_topic_was_removed_and_goes_on() {
     let sandbox = Sandbox::new();
@@ -324,6 +327,7 @@ fn files_and_standard_input_are_published_as_samples() {
     refused(&["two", path, "--wait", "1"], 2);
 }
 
+// Holds 207.
 #[test]
 fn topic_of_a_player_has_room_for_the_largest_sample_of_the_file() {
     let sandbox = Sandbox::new();
@@ -357,6 +361,7 @@ fn topic_of_a_player_has_room_for_the_largest_sample_of_the_file() {
 }
 
 /// The process may not have more memory than a few times the file. Drivers of GPUs reserve far more addresses.
+// Holds 207.
 #[test]
 fn host_memory_for_what_a_damaged_file_claims_is_not_allocated() {
     let sandbox = Sandbox::new();

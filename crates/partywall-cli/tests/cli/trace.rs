@@ -1,3 +1,4 @@
+// Holds 315.
 //! `partywall trace`, as its user sees it.
 
 use std::{
@@ -159,6 +160,7 @@ fn only_names_that_match_are_traced_and_no_more_events_than_wanted() {
     assert_eq!((&printed["events"], &printed["lost"]), (&Value::from(3), &Value::from(2)), "{printed}");
 }
 
+// Holds 305.
 #[test]
 fn killed_tracer_leaves_nothing_on() {
     let sandbox = Sandbox::new();
@@ -200,6 +202,7 @@ fn wrong_file_is_refused_before_anything_is_traced() {
     sandbox.run(["trace", "a b"]).expect(2);
 }
 
+// Holds 306.
 #[test]
 fn standard_output_has_the_trace_alone() {
     let sandbox = Sandbox::new();

@@ -130,6 +130,7 @@ fn refused(output: Output, users: [u32; 2], words: &[&str]) {
     words.for_each(|word| assert!(stderr.contains(word), "{word:?} in {stderr}"));
 }
 
+// Holds 147, 153.
 #[test]
 fn needs_root_admitted_user_gets_what_is_shared_and_nothing_else() {
     let host = Host::new();
@@ -208,6 +209,7 @@ fn needs_root_admitted_user_gets_what_is_shared_and_nothing_else() {
     assert!(!host.socket().exists());
 }
 
+// Holds 147.
 #[test]
 fn needs_root_members_of_a_group_are_admitted() {
     let host = Host::new();
@@ -229,6 +231,7 @@ fn needs_root_members_of_a_group_are_admitted() {
     serve.wait().expect(0);
 }
 
+// Holds 148.
 #[test]
 fn needs_root_broker_of_another_user_is_used_only_at_a_safe_place_that_was_named() {
     let host = Host::new();
@@ -257,6 +260,7 @@ fn needs_root_broker_of_another_user_is_used_only_at_a_safe_place_that_was_named
     serve.wait().expect(0);
 }
 
+// Holds 148.
 #[test]
 fn needs_root_broker_that_admits_others_needs_a_directory_that_they_can_only_pass() {
     let host = Host::new();
@@ -278,6 +282,7 @@ fn needs_root_broker_that_admits_others_needs_a_directory_that_they_can_only_pas
     assert!(output.stderr.contains("0700"), "{output:?}");
 }
 
+// Holds 150.
 #[test]
 fn needs_root_quotas_of_users_hold_after_a_restart_of_the_broker() {
     let host = Host::new();
@@ -300,6 +305,7 @@ fn needs_root_quotas_of_users_hold_after_a_restart_of_the_broker() {
 }
 
 /// A process in a user namespace has another number for its user than the broker outside.
+// Holds 36.
 #[test]
 fn needs_namespaces_process_in_a_user_namespace_owns_its_names() {
     let sandbox = Sandbox::new();
@@ -325,6 +331,7 @@ fn without_proc(sandbox: &Sandbox, kinds: &[&str], arguments: &[&str]) -> Output
     Running::spawn(&mut command).wait()
 }
 
+// Holds 311.
 #[test]
 fn needs_namespaces_missing_proc_is_named() {
     let sandbox = Sandbox::new();
@@ -351,6 +358,7 @@ fn needs_namespaces_missing_proc_is_named() {
     assert!(refused.stderr.contains("mount /proc") || refused.stderr.contains("listens already"), "{refused:?}");
 }
 
+// Holds 115.
 #[test]
 fn needs_namespaces_member_on_an_unknown_clock_is_refused() {
     let sandbox = Sandbox::new();

@@ -1,3 +1,4 @@
+// Holds 106, 107.
 //! Members as a user of the command sees them: `ps`, `evict`, `rm --unproven`.
 
 use partywall::{
@@ -79,6 +80,7 @@ fn ps_lists_members_and_what_they_hold() {
     assert!(lines[1][column("COMMAND")..].contains("put f held"), "{text}");
 }
 
+// Holds 111.
 #[test]
 fn stopped_process_counts_as_hung_without_consequences() {
     let sandbox = Sandbox::new();
@@ -192,6 +194,7 @@ fn evicting_an_unknown_pid_lists_the_members() {
     eventually("it is well", || state(&sandbox, holder.pid()).as_deref() == Some("alive"));
 }
 
+// Holds 237.
 #[test]
 fn under_mps_resources_of_killed_processes_are_unproven_until_released() {
     let sandbox = Sandbox::simulated(1);
@@ -312,6 +315,7 @@ fn removing_a_name_says_what_is_in_quarantine() {
     eventually("it is given back", || sandbox.json(["status"])["bytes"] == json!([]));
 }
 
+// Holds 124.
 #[test]
 fn operators_are_served_at_the_member_limit() {
     let sandbox = Sandbox::new();
@@ -335,6 +339,7 @@ fn operators_are_served_at_the_member_limit() {
     serve.wait().expect(0);
 }
 
+// Holds 57.
 #[test]
 fn readers_of_a_withdrawn_name_have_until_the_deadline() {
     let sandbox = Sandbox::new();

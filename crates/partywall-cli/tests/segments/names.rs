@@ -1,3 +1,4 @@
+// Holds 43.
 //! Names as a user of the command sees them: `ls`, `show`, `rm`.
 
 use std::time::Duration;

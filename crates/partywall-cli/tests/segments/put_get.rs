@@ -1,3 +1,4 @@
+// Holds 300, 301.
 //! `put` and `get`: files come back byte for byte, also after deaths, and bad files are refused.
 
 use std::{
@@ -140,6 +141,7 @@ fn every_format_comes_back_byte_for_byte() {
     assert_eq!(report["bytes"], fs::metadata(sandbox.path().join("out.safetensors")).unwrap().len());
 }
 
+// Holds 302.
 #[test]
 fn memory_for_put_and_get_does_not_grow_with_the_file() {
     const PRIVATE_KIB: u32 = 64 << 10;
@@ -304,6 +306,7 @@ fn full_disk_and_bad_targets_leave_no_file() {
 }
 
 /// Standard output, open files, pipes and devices are written directly, and nothing is printed among the bytes.
+// Holds 306.
 #[test]
 fn get_writes_streams_in_place() {
     let sandbox = Sandbox::new();
@@ -332,6 +335,7 @@ fn get_writes_streams_in_place() {
     Running::spawn(sandbox.program("sh").args(["-c", &shell])).wait().expect(2);
 }
 
+// Holds 305.
 #[test]
 fn interrupted_get_leaves_nothing() {
     let sandbox = Sandbox::new();
@@ -594,6 +598,7 @@ fn needs_no_gpu_auto_speaks_of_gpus_only_where_a_driver_is_and_cuda_fails_withou
     sandbox.run(["put", "f", "y", "--threads", "0"]).expect(2);
 }
 
+// Holds 83, 85.
 #[test]
 fn file_in_pinned_memory_is_listed_and_comes_back() {
     let sandbox = Sandbox::new();
@@ -626,6 +631,7 @@ fn file_in_pinned_memory_is_listed_and_comes_back() {
     }
 }
 
+// Holds 47.
 #[test]
 fn name_that_was_given_ends_with_its_owner() {
     let sandbox = Sandbox::new();
@@ -645,6 +651,7 @@ fn name_that_was_given_ends_with_its_owner() {
     assert!(put(&sandbox, &[file, "given", "--owner", &token, "--hold"]).expect(2).stderr.contains("--hold"));
 }
 
+// Holds 86.
 #[test]
 fn pinned_memory_is_limited_on_each_node() {
     let sandbox = Sandbox::simulated(1);

@@ -111,6 +111,7 @@ fn first_byte(mapping: &Mapping) -> u8 {
     byte[0]
 }
 
+// Holds 272.
 #[test]
 fn replaced_memory_keeps_its_address_or_stays_on_the_simulated_gpu() {
     let steps = ["", "cuMemUnmap:1=999", "cuMemMap:3=999", "cuMemSetAccess:3=999"];
@@ -138,6 +139,7 @@ fn replaced_memory_keeps_its_address_or_stays_on_the_simulated_gpu() {
     });
 }
 
+// Holds 272.
 #[test]
 fn memory_that_cannot_be_mapped_again_is_lost_on_the_simulated_gpu() {
     let steps = ["cuMemMap:3=999,cuMemMap:4=2", "cuMemMap:3=999,cuMemSetAccess:3=2"];

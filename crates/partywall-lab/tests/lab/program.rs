@@ -1,3 +1,4 @@
+// Holds 37.
 //! The programs: what each contains, and that together they are one for their user.
 
 use std::{
@@ -46,6 +47,7 @@ fn programs_have_no_symbol_of_the_vendors_driver() {
 }
 
 /// What nobody needs who only shares memory.
+// Holds 324.
 #[test]
 fn program_that_shares_memory_contains_no_lab() {
     let crates = ["partywall_lab", "partywall_measure", "partywall_simcuda", "partywall_vulkan", "plotters"];
@@ -57,6 +59,7 @@ fn program_that_shares_memory_contains_no_lab() {
     assert_eq!(of(lab()), [true; 5]);
 }
 
+// Holds 324, 326.
 #[test]
 fn help_and_completions_of_both_programs_are_the_same() {
     let sandbox = Sandbox::new();
@@ -82,6 +85,7 @@ fn help_and_completions_of_both_programs_are_the_same() {
 }
 
 /// A copy of `partywall` in a folder of its own, and no `PATH`.
+// Holds 324.
 #[test]
 fn missing_lab_is_named_with_the_way_to_get_it() {
     let sandbox = Sandbox::new();
@@ -122,6 +126,7 @@ fn missing_lab_is_named_with_the_way_to_get_it() {
 }
 
 /// A copy of this program in a folder of its own, and no `PATH`.
+// Holds 326.
 #[test]
 fn lab_of_another_program_is_listed_and_named_with_the_way_to_get_it() {
     let sandbox = Sandbox::new();
@@ -145,6 +150,7 @@ fn lab_of_another_program_is_listed_and_named_with_the_way_to_get_it() {
     }
 }
 
+// Holds 326.
 #[test]
 fn needs_minutes_tour_leaves_out_a_missing_program_and_continues_after_a_lab_that_fails() {
     let sandbox = Sandbox::new();
@@ -166,6 +172,7 @@ fn needs_minutes_tour_leaves_out_a_missing_program_and_continues_after_a_lab_tha
     assert!(!text.contains("  vmm "), "labs that need a GPU are left out: {text}");
 }
 
+// Holds 324.
 #[test]
 fn lab_is_found_on_path() {
     let sandbox = Sandbox::new();

@@ -151,6 +151,7 @@ fn broker_of_an_ended_lab_ends() {
     assert!(!directory.exists());
 }
 
+// Holds 37.
 #[test]
 fn needs_minutes_tour_shows_the_beliefs_of_every_lab_on_the_simulated_gpu() {
     let sandbox = Sandbox::new();

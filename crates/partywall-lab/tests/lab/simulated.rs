@@ -74,6 +74,7 @@ fn is_readable_without_a_gpu(name: &str) {
     }
 }
 
+// Holds 37, 327.
 #[test]
 fn every_lab_runs_simulated_without_a_gpu() {
     let listed = Sandbox::new().json(["lab"])["labs"].as_array().unwrap().len();
@@ -87,6 +88,7 @@ fn simulated_labs_leave_untestable_beliefs_open() {
     assert_ne!(coherency.with("open"), [""; 0]);
 }
 
+// Holds 37.
 #[test]
 fn simulated_lab_says_so_in_each_step() {
     let sandbox = Sandbox::new();

@@ -96,6 +96,7 @@ fn counts(output: &Output, names: &[&str]) -> Vec<u64> {
     names.iter().map(|name| last[name].as_u64().unwrap()).collect()
 }
 
+// Holds 359.
 #[test]
 fn tasks_of_killed_workers_are_done_once_on_the_simulated_gpu() {
     let sandbox = Sandbox::new();
@@ -153,6 +154,7 @@ fn work_without_workers_or_tasks_is_refused() {
     }
 }
 
+// Holds 315.
 #[test]
 fn trace_of_a_lab_in_host_memory_has_arrows_between_its_processes() {
     let sandbox = Sandbox::new();

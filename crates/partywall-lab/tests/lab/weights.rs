@@ -32,16 +32,19 @@ fn no_reader_sees_a_mix(device: &str, more: &[&str], broker_kills: u64) {
     assert!(left.is_empty(), "{left:?}");
 }
 
+// Holds 48.
 #[test]
 fn no_reader_sees_a_mix_of_versions_in_host_memory() {
     no_reader_sees_a_mix("host", &[], 1);
 }
 
+// Holds 48.
 #[test]
 fn no_reader_sees_a_mix_of_versions_on_the_simulated_gpu() {
     no_reader_sees_a_mix("cuda", &["--kill", "trainer"], 0);
 }
 
+// Holds 48.
 #[test]
 fn no_reader_sees_a_mix_of_versions_in_pinned_memory() {
     no_reader_sees_a_mix("pinned:1", &[], 1);

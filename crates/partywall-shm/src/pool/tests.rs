@@ -1,3 +1,4 @@
+// Holds 183.
 #![allow(clippy::unwrap_used, reason = "what is said of tests holds for their helpers")]
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -84,6 +85,7 @@ fn a_published_block_survives_its_publisher() {
     assert_eq!(pool.audit(), idle(2));
 }
 
+// Holds 159.
 #[test]
 fn foreign_memory_is_refused_as_a_pool() {
     assert_eq!(Pool::create(0).unwrap_err().kind(), std::io::ErrorKind::InvalidInput);
@@ -197,6 +199,7 @@ proptest! {
 
     /// A broken or hostile member may leave any bytes: every call terminates without a panic, and the broker recovers
     /// everything.
+    // Holds 158.
     #[test]
     fn any_bytes_can_be_recovered(
         words in vec((any::<prop::sample::Index>(), any::<u64>(), 0..5_u64), 1..400),

@@ -139,6 +139,7 @@ mod tests {
         assert_eq!(Contents::of_tensor(DType::F4, &[3]), None);
     }
 
+    // Holds 218.
     #[test]
     fn tensor_that_a_peer_made_up_counts_as_bytes() {
         let words = words();

@@ -113,12 +113,14 @@ mod tests {
         assert_eq!(queue.next(), None);
     }
 
+    // Holds 214.
     #[test]
     fn control_memory_of_a_task_is_less_than_two_kibibytes() {
         let with = |tasks| Shape { tasks, ..SHAPE }.bytes();
         assert!(with(100_000) - with(1) <= 100_000 * 2048);
     }
 
+    // Holds 159.
     #[test]
     fn impossible_layouts_are_refused() {
         let impossible = [

@@ -1,3 +1,4 @@
+// Holds 26.
 //! Queues under the model checker.
 #![allow(clippy::unwrap_used, reason = "a model fails by panicking, as tests do")]
 
@@ -189,6 +190,7 @@ fn submitter_that_head_passes_loses_no_task() {
     });
 }
 
+// Holds 210.
 #[test]
 fn input_is_not_written_while_a_fenced_attempt_reads_it() {
     check(2, || {
@@ -328,6 +330,7 @@ fn task_passed_over_for_an_open_record_is_found_once_it_drains() {
     });
 }
 
+// Holds 216.
 #[test]
 fn attachment_ends_or_a_task_names_it() {
     check(3, || {

@@ -63,6 +63,7 @@ fn permits_are_taken_and_given_back_once() {
     assert!(semaphore.audit().is_idle());
 }
 
+// Holds 318.
 #[test]
 fn waiters_are_served_in_order() {
     let semaphore = semaphore(1);
@@ -250,6 +251,7 @@ fn threads_of_all_sorts_lose_no_permit() {
 }
 
 /// An attempt that overtakes a waiter had begun before the waiter was in the queue.
+// Holds 179.
 #[test]
 fn waiter_is_overtaken_only_by_earlier_acquirers() {
     const THREADS: u64 = 8;
@@ -319,6 +321,7 @@ impl Drop for End<'_> {
     }
 }
 
+// Holds 159.
 #[test]
 fn foreign_memory_is_refused_as_a_semaphore() {
     assert_eq!(Semaphore::create(0).unwrap_err().kind(), std::io::ErrorKind::InvalidInput);

@@ -1,3 +1,4 @@
+// Holds 19, 20, 178.
 //! Slots under the model checker.
 #![allow(clippy::unwrap_used, reason = "a model fails by panicking, as tests do")]
 
@@ -286,6 +287,7 @@ fn entries_are_used_again() {
 
 /// Two members accept an offered block while the offering member dies. One of them gets the block or it is free, and
 /// only one process at a time writes it.
+// Holds 183.
 #[test]
 fn an_offered_block_is_accepted_once_or_comes_back() {
     check(3, || {

@@ -426,6 +426,7 @@ mod tests {
         assert!(Table::parse(few.table, &few.chunks).is_ok());
     }
 
+    // Holds 44.
     #[test]
     fn alignment_wastes_at_most_a_hundredth_of_large_tensors() {
         let mut table = TableBuilder::new();
@@ -454,6 +455,7 @@ mod tests {
         assert!(table.add("odd", DType::F4, &[3]).unwrap_err().to_string().contains("whole bytes"));
     }
 
+    // Holds 156.
     #[test]
     fn tensors_have_positions_of_their_own_and_empty_ones_no_place() {
         let Layout { table, chunks } = model().layout(1 << 20, 8).unwrap();
@@ -475,6 +477,7 @@ mod tests {
         }
     }
 
+    // Holds 45.
     #[test]
     fn views_take_no_memory_and_stay_views_in_a_copy_of_the_table() {
         let mut table = model();
@@ -505,6 +508,7 @@ mod tests {
         assert!(same("turned") && same("rows"));
     }
 
+    // Holds 45.
     #[test]
     fn views_outside_their_tensor_are_refused() {
         let mut table = model();
@@ -624,6 +628,7 @@ mod tests {
 
     proptest! {
         /// A table of a hostile builder is refused, or all accesses stay in bounds.
+        // Holds 156.
         #[test]
         fn damaged_tables_never_panic(
             edits in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),

@@ -1,3 +1,4 @@
+// Holds 16.
 //! Cells under the model checker.
 #![allow(clippy::unwrap_used, reason = "a model fails by panicking, as tests do")]
 

@@ -141,6 +141,7 @@ fn a_sleeper_of_another_mapping_is_woken() {
     });
 }
 
+// Holds 159.
 #[test]
 fn foreign_memory_is_refused_as_a_slab() {
     let refused = |fd| {

@@ -224,6 +224,7 @@ mod tests {
         assert_eq!(percentile(&[0; BUCKETS], 0, 99), 0);
     }
 
+    // Holds 200.
     #[test]
     fn histogram_of_any_contents_is_summarised() {
         let histogram = Histogram::new();

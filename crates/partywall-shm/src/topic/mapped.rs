@@ -133,6 +133,7 @@ mod tests {
         assert!(topic.publishers().is_empty() && topic.subscribers().is_empty());
     }
 
+    // Holds 159.
     #[test]
     fn impossible_layouts_are_refused() {
         let impossible = [

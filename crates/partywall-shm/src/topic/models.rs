@@ -1,3 +1,4 @@
+// Holds 22, 193.
 //! Topics under the model checker.
 #![allow(clippy::unwrap_used, reason = "a model fails by panicking, as tests do")]
 
@@ -248,6 +249,7 @@ fn subscriber_handles_missing_block() {
     });
 }
 
+// Holds 23.
 #[test]
 fn a_joined_subscriber_misses_nothing() {
     check(3, || {

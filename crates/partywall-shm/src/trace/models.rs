@@ -1,3 +1,4 @@
+// Holds 315.
 //! Traces under the model checker.
 #![allow(clippy::unwrap_used, reason = "a model fails by panicking, as tests do")]
 

@@ -1,3 +1,4 @@
+// Holds 315.
 #![allow(clippy::unwrap_used, reason = "what is said of tests holds for their helpers")]
 
 use std::{

@@ -172,6 +172,7 @@ fn aligned(address: DevicePtr, bytes: u64) -> Result<(), Code> {
 mod tests {
     use super::*;
 
+    // Holds 330.
     #[test]
     fn kernel_of_the_program_is_found_and_hides_none_of_ours() {
         const fn own(name: &'static str) -> Kernel {

@@ -25,6 +25,7 @@ pub(crate) fn target(domain: &Domain, name: &str, bytes: u64) -> Segment {
     builder.allocate().unwrap().commit().unwrap()
 }
 
+// Holds 227.
 #[test]
 fn needs_vulkan_segment_of_a_killed_process_is_copied_by_vulkan() {
     let world = World::new();
@@ -47,6 +48,7 @@ fn needs_vulkan_segment_of_a_killed_process_is_copied_by_vulkan() {
     }
 }
 
+// Holds 227.
 #[test]
 fn needs_vulkan_import_holds_the_lease_and_gives_it_back() {
     let world = World::new();
@@ -70,6 +72,7 @@ fn needs_vulkan_import_holds_the_lease_and_gives_it_back() {
     drop(segment);
 }
 
+// Holds 227.
 #[test]
 fn needs_vulkan_frozen_version_is_not_written() {
     let world = World::new();
@@ -137,6 +140,7 @@ fn needs_vulkan_tensor_of_a_version_that_has_grown_is_found_in_its_chunk() {
     drop((from, to, imported, copy));
 }
 
+// Holds 227.
 #[test]
 fn needs_vulkan_blocks_of_a_pool_are_copied_while_they_are_held() {
     let world = World::new();
@@ -181,6 +185,7 @@ fn needs_vulkan_blocks_of_a_pool_are_copied_while_they_are_held() {
     eventually("the pool ended with its import", || domain.pool("frames").open().is_err());
 }
 
+// Holds 227.
 #[test]
 fn needs_vulkan_only_blocks_of_the_imported_pool_become_buffers() {
     let world = World::new();
@@ -207,6 +212,7 @@ fn needs_vulkan_only_blocks_of_the_imported_pool_become_buffers() {
     drop((plain, segment, imported, foreign));
 }
 
+// Holds 227.
 #[test]
 fn needs_vulkan_sample_becomes_another_topics_sample() {
     let world = World::new();
@@ -256,6 +262,7 @@ fn needs_vulkan_device_without_the_extension_is_named() {
     drop(segment);
 }
 
+// Holds 229.
 #[test]
 fn needs_vulkan_memory_of_another_gpu_is_refused() {
     simulated("memory::needs_vulkan_memory_of_another_gpu_is_refused", |world| {

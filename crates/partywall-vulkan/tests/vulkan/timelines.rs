@@ -1,3 +1,4 @@
+// Holds 228.
 //! Order between Vulkan and other processes.
 
 use std::time::Duration;

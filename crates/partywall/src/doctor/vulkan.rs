@@ -95,6 +95,7 @@ fn judge(tried: &[Result<String, NotUsable>]) -> Finding {
 mod tests {
     use super::*;
 
+    // Holds 231.
     #[test]
     fn missing_vulkan_is_one_line_and_no_error() {
         let missing = |why: &str| Err(NotUsable::Missing(why.to_owned()));

@@ -156,6 +156,7 @@ mod tests {
         assert!(named.socket.ends_with("other.sock"), "{named:?}");
     }
 
+    // Holds 131.
     #[test]
     fn brokers_at_different_sockets_have_different_logs() {
         let log = |socket: &str| log_name(Path::new(socket), b"here");
@@ -171,6 +172,7 @@ mod tests {
         assert_eq!(derived.logs(), given.logs());
     }
 
+    // Holds 131.
     #[test]
     fn log_is_beside_the_socket_if_there_is_no_home() {
         let home = tempfile::tempdir().unwrap();

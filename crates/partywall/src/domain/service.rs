@@ -392,6 +392,7 @@ mod tests {
     }
 
     /// The worker that gives leases back also renews the connection.
+    // Holds 132.
     #[test]
     fn lease_that_goes_back_while_the_connection_is_lost_does_not_wait_for_its_renewal() {
         let world = World::new();

@@ -90,6 +90,7 @@ mod tests {
 
     proptest! {
         /// Against a byte map: no byte is taken twice, and the free ranges are as long as they can be.
+        // Holds 76.
         #[test]
         fn ranges_are_taken_once_and_come_back(
             steps in prop::collection::vec((1_u64..40, any::<prop::sample::Index>()), 1..200)

@@ -116,6 +116,7 @@ mod tests {
         assert!(!is_served(directory.path()), "only the file is left");
     }
 
+    // Holds 239.
     #[test]
     fn program_that_wants_mps_connects_only_where_a_daemon_listens() {
         let directory = tempfile::tempdir().unwrap();
@@ -134,6 +135,7 @@ mod tests {
         assert!(is_expected, "{refused}");
     }
 
+    // Holds 239.
     #[test]
     fn daemon_of_another_user_is_refused_unless_it_is_root() {
         assert!(accepts(1000, 1000) && accepts(0, 1000));

@@ -390,6 +390,7 @@ mod tests {
         Table::parse(TableBytes::Inline(table), &chunks).unwrap()
     }
 
+    // Holds 87.
     #[test]
     fn equal_layouts_are_copied_chunk_by_chunk() {
         let tensors = [("a", 100), ("empty", 0), ("b", 300), ("c", 1000)];

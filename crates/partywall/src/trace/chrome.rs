@@ -279,6 +279,7 @@ mod tests {
         (document["traceEvents"].as_array().unwrap().clone(), trace)
     }
 
+    // Holds 315.
     #[test]
     fn arrows_lead_from_a_publication_over_each_receipt_to_its_release() {
         use Action::{Publish, Receive, Release};
@@ -313,6 +314,7 @@ mod tests {
         assert_eq!((&first["ts"], &first["dur"]), (&json!(0.0), &json!(0.2)));
     }
 
+    // Holds 315.
     #[test]
     fn arrows_lead_from_the_signal_that_ends_a_wait_and_never_back_in_time() {
         use Action::{Signal, SignalOn, Wait, WaitOn};
@@ -338,6 +340,7 @@ mod tests {
         assert_eq!((&end["pid"], &end["ts"], &end["dur"]), (&json!(20), &json!(0.75), &json!(0.05)));
     }
 
+    // Holds 315.
     #[test]
     fn one_arrow_leads_over_all_attempts_of_a_task() {
         use Action::{Claim, Complete, Fail, Submit, Take};
@@ -368,6 +371,7 @@ mod tests {
         assert!(events.iter().any(|event| event["name"] == "submit object 1 \"\n#10.3"), "{events:?}");
     }
 
+    // Holds 315.
     #[test]
     fn events_of_any_contents_are_written() {
         let (events, _) = written(vec![
@@ -380,6 +384,7 @@ mod tests {
         assert_eq!(written(Vec::new()).0, Vec::<Value>::new());
     }
 
+    // Holds 315.
     #[test]
     fn names_of_processes_have_no_slash() {
         for (command, expected) in [

@@ -1,3 +1,4 @@
+// Holds 12.
 //! The broker's worker is killed between any two steps of each request, and of a restart. Its supervisor starts the
 //! next one; every call is answered as if nothing had happened, and takes effect once.
 #![allow(unsafe_code)] // processes that share their file descriptors
@@ -434,6 +435,7 @@ in_quarters!(worker_killed_at_every_crash_point, 0);
 in_quarters!(next_worker_killed_at_every_crash_point, 1);
 
 /// Memory that nobody needs any more may take long to be freed: a worker serves first.
+// Holds 93.
 #[test]
 fn memory_that_a_dead_worker_left_is_closed_once_the_next_one_serves() {
     let mut points = BTreeSet::new();
@@ -515,6 +517,7 @@ fn late_store_is_not_forgotten_by_a_worker_that_is_killed_before_it_is_undone() 
     assert_passed(&points, &[GUARDING]);
 }
 
+// Holds 137.
 #[test]
 fn worker_is_started_again_while_the_kernel_lacks_something() {
     for what in [PROCESSES, DESCRIPTORS] {
@@ -532,6 +535,7 @@ fn worker_is_started_again_while_the_kernel_lacks_something() {
     }
 }
 
+// Holds 137.
 #[test]
 fn signal_ends_a_domain_whose_worker_cannot_be_started() {
     let mut broker = Broker::start_where("none", 0, |command| _ = command.env(LACKS, ALL_PROCESSES));
@@ -545,6 +549,7 @@ fn signal_ends_a_domain_whose_worker_cannot_be_started() {
     assert!(!socket(&broker.directory).exists());
 }
 
+// Holds 137.
 #[test]
 fn needs_minutes_domain_ends_if_no_worker_can_be_started_for_a_minute() {
     let broker = Broker::start_where("none", 0, |command| _ = command.env(LACKS, ALL_PROCESSES));
@@ -574,6 +579,7 @@ fn limit_files(worker: u32, bytes: Option<u64>) {
     prlimit(pid, Resource::Fsize, Rlimit { current: bytes, maximum: None }).unwrap();
 }
 
+// Holds 137.
 #[test]
 fn what_members_hold_can_be_given_back_while_the_journal_cannot_grow() {
     let broker = Broker::start_where("none", 0, |command| _ = command.env(LACKS, MEMORY));
@@ -608,6 +614,7 @@ fn what_members_hold_can_be_given_back_while_the_journal_cannot_grow() {
     broker.end(domain);
 }
 
+// Holds 137.
 #[test]
 fn journal_that_could_not_be_written_begins_anew() {
     let broker = Broker::start_where("none", 0, |command| _ = command.env(LACKS, MEMORY));
@@ -666,16 +673,19 @@ fn replaced_and_killed_at_each_point(victim: u64) -> BTreeSet<String> {
     unreachable!("there are not that many points")
 }
 
+// Holds 141.
 #[test]
 fn worker_killed_while_it_hands_over_is_replaced_by_either_program() {
     assert_passed(&replaced_and_killed_at_each_point(0), &[HANDING_OVER]);
 }
 
+// Holds 141.
 #[test]
 fn program_whose_worker_is_killed_before_it_serves_leaves_the_former_one() {
     assert_passed(&replaced_and_killed_at_each_point(1), &[CONTINUING]);
 }
 
+// Holds 142.
 #[test]
 fn supervisor_killed_while_no_worker_runs_ends_the_domain() {
     let mut points = BTreeSet::new();
@@ -697,6 +707,7 @@ fn supervisor_killed_while_no_worker_runs_ends_the_domain() {
     assert_passed(&points, &[EXECUTING]);
 }
 
+// Holds 141.
 #[test]
 fn program_that_is_not_executed_leaves_the_former_one() {
     let broker = Broker::start_with("none", 0, NOT_EXECUTED);
@@ -711,6 +722,7 @@ fn program_that_is_not_executed_leaves_the_former_one() {
     broker.end(domain);
 }
 
+// Holds 140.
 #[test]
 fn program_that_reads_another_format_is_refused() {
     let broker = Broker::start_with("none", 0, OTHER_FORMAT);

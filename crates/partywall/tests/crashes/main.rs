@@ -1,3 +1,4 @@
+// Holds 19, 180.
 //! Processes that are killed or stopped between any two steps of an operation on shared memory. Nothing is lost, and
 //! the other processes continue.
 #![allow(clippy::unwrap_used, reason = "what is said of tests holds for their helpers")]

@@ -1,3 +1,4 @@
+// Holds 315.
 //! Traces: a process that crashes while it records loses one event, tears none, and keeps no other process from
 //! recording.
 

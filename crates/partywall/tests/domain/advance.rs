@@ -1,3 +1,4 @@
+// Holds 32.
 //! Other versions of an open segment's name, and which of them can take its place.
 
 use std::{thread, time::Duration};
@@ -68,6 +69,7 @@ fn next_version_is_awaited_also_after_the_name_has_ended() {
     await_newer();
 }
 
+// Holds 49.
 #[test]
 fn killed_trainer_leaves_readers_on_their_version() {
     let world = World::new();

@@ -132,6 +132,7 @@ fn workers_of_another_process_read_parts_of_a_segment_in_place() {
     assert_eq!(leases, [1, 1], "the worker has opened it once");
 }
 
+// Holds 216.
 #[test]
 fn attached_segment_outlives_its_owner_and_the_process_that_attached_it() {
     let world = World::new();
@@ -157,6 +158,7 @@ fn attached_segment_outlives_its_owner_and_the_process_that_attached_it() {
     assert!(matches!(domain.inspect("weights@1"), Err(Error::NotFound(_) | Error::Gone(_))), "it went with the queue");
 }
 
+// Holds 216.
 #[test]
 fn segment_is_detached_once_no_task_names_it() {
     let world = World::new();

@@ -1,3 +1,4 @@
+// Holds 11.
 //! The broker dies.
 
 use std::time::Duration;

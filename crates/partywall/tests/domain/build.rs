@@ -11,6 +11,7 @@ use partywall_harness::place;
 
 use super::world::{World, commit, value};
 
+// Holds 1.
 #[test]
 fn version_is_invisible_before_its_commit() {
     let world = World::new();
@@ -23,6 +24,7 @@ fn version_is_invisible_before_its_commit() {
     assert_eq!(theirs.status().unwrap().bytes, []);
 }
 
+// Holds 2.
 #[test]
 fn host_memory_is_read_by_others_without_a_copy() {
     let world = World::new();
@@ -124,6 +126,7 @@ fn if_absent_makes_a_name_once() {
     assert_eq!(domain.status().unwrap().versions, 1);
 }
 
+// Holds 44.
 #[test]
 fn many_tensors_and_chunks_of_host_memory_keep_their_places() {
     let world = World::new();
@@ -147,6 +150,7 @@ fn many_tensors_and_chunks_of_host_memory_keep_their_places() {
     }
 }
 
+// Holds 46.
 #[test]
 fn chunks_are_allocated_on_demand_and_the_rest_by_the_commit() {
     let world = World::new();
@@ -178,6 +182,7 @@ fn chunks_are_allocated_on_demand_and_the_rest_by_the_commit() {
     assert_eq!(["a", "b", "c", "d"].map(byte), [0, 2, 3, 0]);
 }
 
+// Holds 45.
 #[test]
 fn views_show_the_memory_of_their_tensor() {
     let world = World::new();
@@ -205,6 +210,7 @@ fn views_show_the_memory_of_their_tensor() {
     assert!(matches!(outside, Err(Error::InvalidArgument(InvalidArgument::Table { .. }))), "{outside:?}");
 }
 
+// Holds 117.
 #[test]
 fn limits_of_the_broker_for_host_memory_are_errors_of_their_own() {
     let world = World::with(|config| {

@@ -1,3 +1,4 @@
+// Holds 9.
 //! Processes that die, with what they held.
 
 use std::{
@@ -83,6 +84,7 @@ fn is_member(domain: &Domain, actor: &Actor) -> bool {
     domain.members().unwrap().iter().any(|member| member.pid == actor.pid())
 }
 
+// Holds 6.
 #[test]
 fn owned_names_of_a_killed_process_end_and_kept_ones_stay() {
     let world = World::new();
@@ -110,6 +112,7 @@ fn leases_of_a_killed_reader_are_released() {
     eventually("the return of the lease", || domain.status().unwrap().versions == 0);
 }
 
+// Holds 5.
 #[test]
 fn waiter_takes_over_from_a_killed_builder() {
     let world = World::new();
@@ -123,6 +126,7 @@ fn waiter_takes_over_from_a_killed_builder() {
     });
 }
 
+// Holds 99.
 #[test]
 fn surviving_forked_child_delays_the_proof_of_death() {
     let world = World::new();
@@ -139,6 +143,7 @@ fn surviving_forked_child_delays_the_proof_of_death() {
     assert!(matches!(domain.open("owned", Duration::ZERO), Err(Error::NotFound(NotFound::Name { .. }))));
 }
 
+// Holds 100.
 #[test]
 fn needs_namespaces_a_process_of_another_one_is_proved_dead_too() {
     assert!(can_make_namespaces(), "this machine does not let us make namespaces");
@@ -164,6 +169,7 @@ const KINDS: [&[&str]; 6] = [
     &["--pid", "--ipc", "--mount", "--net", "--fork", "--kill-child"],
 ];
 
+// Holds 129.
 #[test]
 fn needs_namespaces_readers_of_each_kind_are_served_and_their_leases_return() {
     assert!(can_make_namespaces(), "this machine does not let us make namespaces");

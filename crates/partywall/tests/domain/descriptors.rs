@@ -161,6 +161,7 @@ fn several_chunks_of_host_memory_are_several_descriptors() {
     });
 }
 
+// Holds 224.
 #[test]
 fn frozen_host_memory_cannot_be_mapped_for_writing_by_its_descriptor() {
     let world = World::new();
@@ -204,6 +205,7 @@ fn mutable_host_memory_is_written_by_its_descriptor() {
     assert_eq!((whole.get(3), whole.get(99_999)), (9, 5));
 }
 
+// Holds 225.
 #[test]
 fn descriptors_hold_a_lease_until_they_are_dropped() {
     let world = World::new();
@@ -267,6 +269,7 @@ fn descriptors_of_other_objects_are_refused_without_a_lease() {
     });
 }
 
+// Holds 222, 223.
 #[test]
 fn child_process_maps_inherited_descriptors() {
     alone(|| {
@@ -295,6 +298,7 @@ fn child_process_maps_inherited_descriptors() {
     });
 }
 
+// Holds 223.
 #[test]
 fn descriptors_call_no_driver_and_map_nothing() {
     let world = World::new();
@@ -303,6 +307,7 @@ fn descriptors_call_no_driver_and_map_nothing() {
     world.play_with("descriptors without a driver", |command| _ = command.env("SIMCUDA_CALLS", log)).finish();
 }
 
+// Holds 225.
 #[test]
 fn descriptors_stay_usable_when_the_broker_is_gone() {
     let mut world = World::new();
@@ -318,6 +323,7 @@ fn descriptors_stay_usable_when_the_broker_is_gone() {
     drop(descriptors);
 }
 
+// Holds 225.
 #[test]
 fn evicted_process_keeps_its_descriptors_and_gets_no_more() {
     let world = World::new();

@@ -82,6 +82,7 @@ fn cannot_grow(result: partywall::Result<impl Sized>) -> NoGrowth {
     }
 }
 
+// Holds 7.
 #[test]
 fn segment_grows_in_place_and_readers_refresh() {
     let world = World::new();
@@ -128,6 +129,7 @@ fn segment_without_tensors_can_grow() {
     assert_eq!(reader.metadata().collect::<Vec<_>>(), [("k", "v")]);
 }
 
+// Holds 52.
 #[test]
 fn reader_without_room_keeps_the_old_length() {
     let world = World::new();
@@ -157,6 +159,7 @@ fn growth_into_spare_room_needs_no_memory() {
     assert_rows(&domain.open("log", Duration::ZERO).unwrap(), 20);
 }
 
+// Holds 56.
 #[test]
 fn waiters_for_a_growth_get_it_and_its_end() {
     let world = World::new();
@@ -176,6 +179,7 @@ fn waiters_for_a_growth_get_it_and_its_end() {
     assert_eq!(rows(&reader).len() as u64, 4 * ROW);
 }
 
+// Holds 53.
 #[test]
 fn refused_growths_of_host_memory_leave_the_segment_as_it_was() {
     let world = World::with(|config| config.limits.bytes = 1 << 20);
@@ -281,6 +285,7 @@ fn reader_follows_a_grower_in_another_process() {
     grower.expect("rows 100");
 }
 
+// Holds 54.
 #[test]
 fn killed_grower_leaves_the_old_or_the_new_length() {
     let world = World::new();

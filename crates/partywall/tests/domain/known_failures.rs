@@ -111,6 +111,7 @@ fn pool(domain: &Domain) -> Pool {
     domain.pool("frames").blocks(2).block_bytes(64).place(place()).create().unwrap()
 }
 
+// Holds 165.
 #[test]
 fn rebuilt_many_times_and_never_freed() {
     let world = World::new();
@@ -132,6 +133,7 @@ fn rebuilt_many_times_and_never_freed() {
     assert_eq!(Held::by(&trainer), Held::nothing());
 }
 
+// Holds 165.
 #[test]
 fn exported_and_dropped_unread() {
     let world = World::new();
@@ -169,6 +171,7 @@ fn exported_and_dropped_unread() {
     eventually("all is free", || Held::by(&domain) == Held::nothing());
 }
 
+// Holds 165.
 #[test]
 fn killed_before_registration_finished() {
     let world = World::new();
@@ -189,6 +192,7 @@ fn killed_before_registration_finished() {
     }
 }
 
+// Holds 166.
 #[test]
 fn opened_twice_and_closed_once() {
     let world = World::new();
@@ -206,6 +210,7 @@ fn opened_twice_and_closed_once() {
     assert_eq!(value(&other.open("model", TIMEOUT).unwrap()), 5);
 }
 
+// Holds 166.
 #[test]
 fn released_by_a_thread_without_a_context() {
     /// Drops a value on a thread that has called nothing before.
@@ -237,6 +242,7 @@ fn released_by_a_thread_without_a_context() {
     eventually("all is free", || Held::by(&domain) == Held::nothing());
 }
 
+// Holds 116.
 #[test]
 fn needs_namespaces_equal_pids_in_two_namespaces() {
     assert!(can_make_namespaces(), "this machine does not let us make namespaces");
@@ -259,6 +265,7 @@ fn needs_namespaces_equal_pids_in_two_namespaces() {
     eventually("the end of both", || domain.members().unwrap().len() == 1 && permits.available() == 2);
 }
 
+// Holds 166.
 #[test]
 fn removed_while_in_use() {
     let world = World::new();
@@ -295,6 +302,7 @@ fn removed_while_in_use() {
     eventually("all is free", || Held::by(&domain) == Held::nothing());
 }
 
+// Holds 161.
 #[test]
 fn size_and_offset_overflow() {
     let world = World::new();

@@ -28,6 +28,7 @@ fn missing_name_is_reported_with_similar_names() {
     }
 }
 
+// Holds 42.
 #[test]
 fn recently_ended_name_is_reported_with_its_ending() {
     let world = World::new();
@@ -66,6 +67,7 @@ fn recently_ended_name_is_reported_with_its_ending() {
     assert_eq!(value(&theirs.open("owned", Duration::ZERO).unwrap()), 2);
 }
 
+// Holds 43.
 #[test]
 fn objects_of_other_kinds_are_refused_without_a_lease() {
     let world = World::new();
@@ -102,6 +104,7 @@ fn objects_of_other_kinds_are_refused_without_a_lease() {
     assert!(error.to_string().ends_with("; there is a pool of that name"), "{error}");
 }
 
+// Holds 41.
 #[test]
 fn waiting_open_gets_the_commit_even_if_the_name_is_removed() {
     let world = World::new();
@@ -148,6 +151,7 @@ fn open_times_out_and_leaves_nothing() {
     assert_eq!(domain.status().unwrap().leases, 0);
 }
 
+// Holds 4.
 #[test]
 fn versions_are_kept_by_their_readers() {
     let world = World::new();
@@ -190,6 +194,7 @@ fn removed_segment_stays_with_its_readers() {
     assert_eq!(domain.status().unwrap().versions, 0);
 }
 
+// Holds 6.
 #[test]
 fn owned_names_end_with_their_segment_and_kept_names_stay() {
     let world = World::new();
@@ -234,6 +239,7 @@ fn expect_claim(domain: &Domain, name: &str) -> partywall::Claim {
     }
 }
 
+// Holds 5.
 #[test]
 fn one_caller_builds_and_the_others_open() {
     let world = World::new();

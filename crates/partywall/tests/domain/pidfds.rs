@@ -1,3 +1,4 @@
+// Holds 106.
 //! A sandbox without pidfds, like some containers: the death of a process cannot be proved there.
 
 use std::io::Read;

@@ -1,3 +1,4 @@
+// Holds 20, 184.
 //! Pools: blocks that go round between processes, and come back when one of them dies.
 
 use std::{
@@ -89,6 +90,7 @@ fn counts(pool: &Pool) -> (u32, u32, u32) {
     (stats.free, stats.held, stats.offered)
 }
 
+// Holds 183.
 #[test]
 fn block_is_written_once_and_read_in_place() {
     let world = World::new();
@@ -156,6 +158,7 @@ fn elements_and_zeros_in_host_memory() {
 }
 
 /// This holds for the data of dead holders too, and without another thread's work in between.
+// Holds 188.
 #[test]
 fn zeroed_block_has_no_data_of_earlier_holders() {
     let world = World::new();
@@ -302,6 +305,7 @@ fn block_of_another_pool_is_refused() {
 }
 
 /// The version's number is used again once no process has the pool open.
+// Holds 183.
 #[test]
 fn reference_does_not_match_the_next_pool_of_the_name() {
     let world = World::new();
@@ -321,6 +325,7 @@ fn reference_does_not_match_the_next_pool_of_the_name() {
     pool.accept(&new).unwrap().release().unwrap();
 }
 
+// Holds 186.
 #[test]
 fn pool_is_mapped_once_for_all_handles() {
     let world = World::new();
@@ -345,6 +350,7 @@ fn pool_is_mapped_once_for_all_handles() {
     eventually("it goes with the last block", || other.names().unwrap().is_empty());
 }
 
+// Holds 187.
 #[test]
 fn one_process_of_many_creates_the_pool() {
     let world = World::new();
@@ -374,6 +380,7 @@ fn blocks_of_the_dead_come_back() {
     pool.alloc(TIMEOUT).unwrap().release().unwrap();
 }
 
+// Holds 183.
 #[test]
 fn offered_block_is_freed_when_its_giver_dies() {
     let world = World::new();
@@ -416,6 +423,7 @@ fn without_a_proof_of_death_blocks_are_in_quarantine() {
     pool.alloc(TIMEOUT).unwrap().release().unwrap();
 }
 
+// Holds 187.
 #[test]
 fn pool_ends_with_its_last_user_unless_kept() {
     let world = World::new();

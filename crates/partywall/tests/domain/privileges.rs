@@ -24,6 +24,7 @@ pub(crate) fn play() {
     say(&format!("error {}", options.connect().unwrap_err()));
 }
 
+// Holds 154.
 #[test]
 fn needs_root_program_with_privileges_ignores_the_environment_of_its_caller_in_host_memory() {
     assert!(rustix::process::geteuid().is_root(), "only root makes a program that runs as another user");

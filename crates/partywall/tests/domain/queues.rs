@@ -93,6 +93,7 @@ fn assert_idle(queue: &Queue) {
     });
 }
 
+// Holds 218.
 #[test]
 fn task_carries_lengths_types_and_shapes() {
     let world = World::new();
@@ -157,6 +158,7 @@ fn tasks_go_to_another_process_and_results_come_back() {
     assert_eq!((queue.stats().completed, queue.stats().returned), (6, 0));
 }
 
+// Holds 36.
 #[test]
 fn needs_namespaces_dead_letter_is_retried_from_another_user_namespace() {
     let world = World::new();
@@ -167,6 +169,7 @@ fn needs_namespaces_dead_letter_is_retried_from_another_user_namespace() {
 }
 
 /// A container that was moved between machines has a clock of its own.
+// Holds 219.
 #[test]
 fn needs_namespaces_lease_holds_against_workers_in_other_time_namespaces() {
     for ahead in ["86400", "-5"] {
@@ -211,6 +214,7 @@ fn submitter_can_work_itself_at_once() {
     assert_idle(queue);
 }
 
+// Holds 27.
 #[test]
 fn task_of_a_killed_worker_goes_to_another() {
     let world = World::new();
@@ -253,6 +257,7 @@ fn task_without_proof_of_death_gets_another_output() {
     assert_idle(&queue);
 }
 
+// Holds 212.
 #[test]
 fn tasks_of_a_killed_submitter_stay_unless_they_are_to_end_with_it() {
     let world = World::new();
@@ -268,6 +273,7 @@ fn tasks_of_a_killed_submitter_stay_unless_they_are_to_end_with_it() {
     assert_idle(&queue);
 }
 
+// Holds 211.
 #[test]
 fn ended_lease_fences_a_worker_that_hangs() {
     let world = World::new();
@@ -329,6 +335,7 @@ fn task_without_output_passes_those_that_wait_for_an_output_block() {
     assert_eq!(queue.claim(TIMEOUT).unwrap().task(), waits.task());
 }
 
+// Holds 27.
 #[test]
 fn failed_task_becomes_a_dead_letter_that_says_why() {
     let world = World::new();

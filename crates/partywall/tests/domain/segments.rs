@@ -25,6 +25,7 @@ fn names_are_listed_in_order_over_many_messages() {
     assert_eq!(domain.names().unwrap(), []);
 }
 
+// Holds 247.
 #[test]
 fn left_name_stays_without_a_lease_until_its_connection_ends() {
     let world = World::new();
@@ -40,6 +41,7 @@ fn left_name_stays_without_a_lease_until_its_connection_ends() {
     opened.wait_withdrawn(Duration::ZERO).unwrap();
 }
 
+// Holds 47.
 #[test]
 fn given_name_ends_with_its_owner() {
     let world = World::new();
@@ -70,6 +72,7 @@ fn given_name_ends_with_its_owner() {
     opened.wait_withdrawn(Duration::ZERO).unwrap();
 }
 
+// Holds 247.
 #[test]
 fn left_names_keep_one_version_each() {
     let world = World::new();

@@ -1,3 +1,4 @@
+// Holds 19.
 //! Semaphores: permits that go round between processes, and come back when one of them dies.
 
 use std::{
@@ -89,6 +90,7 @@ fn waiters_are_served_in_order() {
     assert!(order.try_iter().eq(0..5));
 }
 
+// Holds 244.
 #[test]
 fn interrupted_waiter_keeps_its_place() {
     let world = World::new();
@@ -211,6 +213,7 @@ fn good_bye_releases_all_permits() {
     semaphore.acquire(TIMEOUT).unwrap().release().unwrap();
 }
 
+// Holds 181.
 #[test]
 fn without_a_broker_waits_end_and_free_permits_are_passed_on() {
     let mut world = World::new();

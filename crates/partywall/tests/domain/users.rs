@@ -174,6 +174,7 @@ fn commit(domain: &Domain, name: &str, shared: bool) -> partywall::Segment {
     build.commit().unwrap()
 }
 
+// Holds 36.
 #[test]
 fn needs_root_other_user_reads_what_is_shared_and_writes_nothing_in_host_memory() {
     let users = TwoUsers::new();
@@ -210,6 +211,7 @@ fn needs_root_other_user_reads_what_is_shared_and_writes_nothing_in_host_memory(
     assert!(matches!(mutable, Err(Error::Denied(Denied::Sharing { .. }))), "{mutable:?}");
 }
 
+// Holds 149.
 #[test]
 fn needs_root_objects_are_used_by_two_users_in_host_memory() {
     let users = TwoUsers::new();
@@ -292,6 +294,7 @@ fn needs_root_quota_of_a_user_binds_it_and_no_other_in_host_memory() {
     assert_eq!(status.users.iter().map(|user| (user.uid, user.names)).collect::<Vec<_>>(), [(0, 2), (GUEST, 2)]);
 }
 
+// Holds 152.
 #[test]
 fn needs_root_each_share_of_a_user_is_refused_with_the_processes_that_have_it_in_host_memory() {
     let shares = UserLimits { timelines: Some(1), semaphores: Some(1), waits: Some(1), ..UserLimits::default() };
@@ -331,6 +334,7 @@ fn needs_root_each_share_of_a_user_is_refused_with_the_processes_that_have_it_in
     assert!(refused.contains(&named(&first, "1 connection")), "{refused}");
 }
 
+// Holds 150, 152.
 #[test]
 fn needs_root_share_of_leases_binds_a_user_and_its_error_names_who_has_them_in_host_memory() {
     let users = TwoUsers::with(UserLimits { leases: Some(2), ..UserLimits::default() });

@@ -1,3 +1,4 @@
+// Holds 112.
 //! Watching names across connections that are lost and processes that die.
 
 use std::{io::Read, time::Duration};

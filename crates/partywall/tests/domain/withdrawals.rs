@@ -1,3 +1,4 @@
+// Holds 58.
 //! Names that are withdrawn with a deadline: what their readers learn, and what happens to those that do not drop them.
 
 use std::{io::BufRead, time::Duration};
@@ -75,6 +76,7 @@ fn state(domain: &Domain, pid: u32) -> Option<MemberState> {
     Some(domain.members().unwrap().into_iter().find(|member| member.pid == pid)?.state)
 }
 
+// Holds 57.
 #[test]
 fn readers_learn_the_deadline_and_drop_the_name_before_it() {
     let world = World::new();
@@ -99,6 +101,7 @@ fn readers_learn_the_deadline_and_drop_the_name_before_it() {
     assert_eq!(reader.request("ping"), "fine");
 }
 
+// Holds 59.
 #[test]
 fn stale_readers_get_no_new_view_and_keep_what_they_have() {
     let world = World::new();
@@ -173,6 +176,7 @@ fn deadline_outlives_the_process_that_set_it() {
     assert_eq!(domain.inspect("x").unwrap().version.notice.unwrap().pid, pid);
 }
 
+// Holds 57.
 #[test]
 fn killed_reader_frees_the_memory_before_the_deadline() {
     let world = World::new();
@@ -186,6 +190,7 @@ fn killed_reader_frees_the_memory_before_the_deadline() {
     assert_eq!(domain.withdraw("x", FAR, Then::Stale).unwrap().version, 1, "nothing is left of the first withdrawal");
 }
 
+// Holds 59.
 #[test]
 fn name_is_withdrawn_once_and_only_with_a_possible_deadline() {
     let world = World::new();

@@ -109,6 +109,7 @@ fn lying_safetensors_header_is_refused() {
     assert!(matches!(problem(&path), FileProblem::Malformed(_)));
 }
 
+// Holds 303.
 #[test]
 fn pointers_of_git_lfs_are_recognised_in_every_format() {
     let dir = folder();
@@ -127,6 +128,7 @@ fn pointers_of_git_lfs_are_recognised_in_every_format() {
     assert_eq!(text.tensors[0].bytes, 20 * pointer.len() as u64);
 }
 
+// Holds 304.
 #[test]
 fn wrong_tensor_of_a_header_is_named() {
     let dir = folder();
@@ -158,6 +160,7 @@ fn wrong_tensor_of_a_header_is_named() {
 }
 
 /// A file that a newer library has written is not damaged.
+// Holds 304.
 #[test]
 fn type_that_is_not_known_is_named() {
     let dir = folder();
@@ -260,6 +263,7 @@ proptest! {
     }
 
     /// Whatever is damaged: either it is refused, or what is copied stays in bounds.
+    // Holds 157.
     #[test]
     fn damaged_headers_never_panic(
         edits in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),

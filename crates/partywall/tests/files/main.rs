@@ -1,3 +1,4 @@
+// Holds 300, 301.
 //! Model files into memory and back, on real files; and every bad file gets its own error.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are outside #[test]")]
 
@@ -355,6 +356,7 @@ fn tensor_in_two_shards_is_named() {
 }
 
 /// An overlay replaces tensors of a base, which still has them.
+// Holds 303.
 #[test]
 fn index_decides_between_copies_of_a_tensor() {
     let dir = folder();
@@ -382,6 +384,7 @@ fn index_decides_between_copies_of_a_tensor() {
 }
 
 /// macOS puts a `._NAME` beside each file on a file system that cannot hold the file's attributes.
+// Holds 303.
 #[test]
 fn hidden_files_of_a_folder_are_left_out() {
     let (dir, _) = two_shards();
@@ -410,6 +413,7 @@ fn index_cannot_leave_its_folder() {
     }
 }
 
+// Holds 304.
 #[test]
 fn damaged_index_is_refused() {
     let (dir, path) = two_shards();

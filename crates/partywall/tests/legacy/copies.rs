@@ -1,3 +1,4 @@
+// Holds 69.
 //! Copies of memory that other code allocated, which no longer depend on that memory.
 
 use std::time::Duration;
@@ -11,6 +12,7 @@ use partywall::{
 
 use super::world::{TIMEOUT, buffer, gpu, kept_by_the_test, publication, simulated, value_of};
 
+// Holds 87.
 #[test]
 fn copy_of_a_publication_leaves_its_neighbours_out_on_the_simulated_gpu() {
     simulated("copies::copy_of_a_publication_leaves_its_neighbours_out_on_the_simulated_gpu", |world| {

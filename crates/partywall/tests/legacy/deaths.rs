@@ -1,3 +1,4 @@
+// Holds 68.
 //! Publishers that drop their publications, die, and fork.
 
 use std::{io::Read, sync::Arc, time::Duration};
@@ -165,6 +166,7 @@ fn dropped_publication_is_withdrawn_on_the_simulated_gpu() {
     });
 }
 
+// Holds 72.
 #[test]
 fn left_publication_lasts_until_its_readers_are_gone_on_the_simulated_gpu() {
     simulated("deaths::left_publication_lasts_until_its_readers_are_gone_on_the_simulated_gpu", |world| {
@@ -216,6 +218,7 @@ fn left_publication_lasts_without_room_for_its_watch_on_the_simulated_gpu() {
     });
 }
 
+// Holds 72.
 #[test]
 fn left_publication_ends_at_once_without_readers_on_the_simulated_gpu() {
     simulated("deaths::left_publication_ends_at_once_without_readers_on_the_simulated_gpu", |world| {
@@ -233,6 +236,7 @@ fn left_publication_ends_at_once_without_readers_on_the_simulated_gpu() {
     });
 }
 
+// Holds 72.
 #[test]
 fn left_publication_ends_with_its_publisher_on_the_simulated_gpu() {
     simulated("deaths::left_publication_ends_with_its_publisher_on_the_simulated_gpu", |world| {

@@ -78,6 +78,7 @@ pub(crate) fn play(role: &str) {
     }
 }
 
+// Holds 73.
 #[test]
 fn tensors_in_a_heap_are_read_where_they_lie_on_the_simulated_gpu() {
     simulated("heaps::tensors_in_a_heap_are_read_where_they_lie_on_the_simulated_gpu", |world| {
@@ -112,6 +113,7 @@ fn tensors_in_a_heap_are_read_where_they_lie_on_the_simulated_gpu() {
     });
 }
 
+// Holds 74.
 #[test]
 fn publication_outlives_its_killed_publisher_on_the_simulated_gpu() {
     simulated("heaps::publication_outlives_its_killed_publisher_on_the_simulated_gpu", |world| {
@@ -127,6 +129,7 @@ fn publication_outlives_its_killed_publisher_on_the_simulated_gpu() {
     });
 }
 
+// Holds 75.
 #[test]
 fn owners_stay_until_the_last_lease_has_ended_on_the_simulated_gpu() {
     simulated("heaps::owners_stay_until_the_last_lease_has_ended_on_the_simulated_gpu", |world| {
@@ -161,6 +164,7 @@ fn owners_stay_until_the_last_lease_has_ended_on_the_simulated_gpu() {
     });
 }
 
+// Holds 71.
 #[test]
 fn owners_outlast_a_thread_that_cannot_be_started_on_the_simulated_gpu() {
     simulated("heaps::owners_outlast_a_thread_that_cannot_be_started_on_the_simulated_gpu", |world| {
@@ -181,6 +185,7 @@ fn owners_outlast_a_thread_that_cannot_be_started_on_the_simulated_gpu() {
     });
 }
 
+// Holds 75.
 #[test]
 fn broker_that_ends_ends_the_leases_on_the_simulated_gpu() {
     simulated("heaps::broker_that_ends_ends_the_leases_on_the_simulated_gpu", |_| {
@@ -197,6 +202,7 @@ fn broker_that_ends_ends_the_leases_on_the_simulated_gpu() {
     });
 }
 
+// Holds 75.
 #[test]
 fn freed_block_is_not_used_again_while_it_is_published_on_the_simulated_gpu() {
     simulated("heaps::freed_block_is_not_used_again_while_it_is_published_on_the_simulated_gpu", |world| {
@@ -216,6 +222,7 @@ fn freed_block_is_not_used_again_while_it_is_published_on_the_simulated_gpu() {
     });
 }
 
+// Holds 76.
 #[test]
 fn chunks_go_back_to_the_gpu_with_their_last_block_on_the_simulated_gpu() {
     simulated("heaps::chunks_go_back_to_the_gpu_with_their_last_block_on_the_simulated_gpu", |world| {
@@ -238,6 +245,7 @@ fn chunks_go_back_to_the_gpu_with_their_last_block_on_the_simulated_gpu() {
     });
 }
 
+// Holds 76.
 #[test]
 fn limit_of_a_heap_is_kept_on_the_simulated_gpu() {
     simulated("heaps::limit_of_a_heap_is_kept_on_the_simulated_gpu", |world| {
@@ -264,6 +272,7 @@ fn limit_of_a_heap_is_kept_on_the_simulated_gpu() {
     });
 }
 
+// Holds 73.
 #[test]
 fn many_blocks_fit_one_version_on_the_simulated_gpu() {
     simulated("heaps::many_blocks_fit_one_version_on_the_simulated_gpu", |world| {
@@ -287,6 +296,7 @@ fn many_blocks_fit_one_version_on_the_simulated_gpu() {
     });
 }
 
+// Holds 76.
 #[test]
 fn threads_share_a_heap_on_the_simulated_gpu() {
     simulated("heaps::threads_share_a_heap_on_the_simulated_gpu", |world| {
@@ -313,6 +323,7 @@ fn threads_share_a_heap_on_the_simulated_gpu() {
     });
 }
 
+// Holds 73.
 #[test]
 fn publication_is_within_heaps_or_outside_on_the_simulated_gpu() {
     simulated("heaps::publication_is_within_heaps_or_outside_on_the_simulated_gpu", |world| {
@@ -378,6 +389,7 @@ fn pool_of_blocks_lives_in_a_heap_on_the_simulated_gpu() {
     });
 }
 
+// Holds 76.
 #[test]
 fn forked_child_has_no_heap_on_the_simulated_gpu() {
     simulated("heaps::forked_child_has_no_heap_on_the_simulated_gpu", |world| {
@@ -401,6 +413,7 @@ fn forked_child_has_no_heap_on_the_simulated_gpu() {
     });
 }
 
+// Holds 75.
 #[test]
 fn evicted_publisher_keeps_what_may_be_read_on_the_simulated_gpu() {
     simulated("heaps::evicted_publisher_keeps_what_may_be_read_on_the_simulated_gpu", |world| {

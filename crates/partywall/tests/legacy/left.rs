@@ -1,3 +1,4 @@
+// Holds 71.
 //! Publications that their publisher has left, in large numbers and when something fails.
 
 use std::{

@@ -1,3 +1,4 @@
+// Holds 70.
 //! Pools and topics in memory that other code allocated.
 
 use std::{io::Read, sync::Arc, time::Duration};

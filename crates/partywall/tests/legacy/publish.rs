@@ -1,3 +1,4 @@
+// Holds 66, 69.
 //! Publications are read in place.
 
 use std::{sync::Arc, time::Duration};
@@ -47,6 +48,7 @@ fn second_open_in_a_process_shares_the_mapping_on_the_simulated_gpu() {
     });
 }
 
+// Holds 67.
 #[test]
 fn publisher_opens_its_publication_at_the_same_addresses_on_the_simulated_gpu() {
     simulated("publish::publisher_opens_its_publication_at_the_same_addresses_on_the_simulated_gpu", |world| {
@@ -68,6 +70,7 @@ fn publisher_opens_its_publication_at_the_same_addresses_on_the_simulated_gpu() 
     });
 }
 
+// Holds 247.
 #[test]
 fn left_publication_keeps_its_memory_while_it_is_the_latest_on_the_simulated_gpu() {
     simulated("publish::left_publication_keeps_its_memory_while_it_is_the_latest_on_the_simulated_gpu", |world| {

@@ -172,6 +172,7 @@ pub(crate) fn follower() {
     say("ended");
 }
 
+// Holds 11, 102.
 #[test]
 fn stopped_broker_ends_no_timeline_and_killed_one_does() {
     let mut place = Place::new();

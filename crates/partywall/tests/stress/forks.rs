@@ -1,3 +1,4 @@
+// Holds 99.
 //! A process that forks while it uses a domain.
 #![allow(unsafe_code)] // fork itself, and what only a forked child may do
 

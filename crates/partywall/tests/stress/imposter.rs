@@ -448,6 +448,7 @@ fn unanswered_call_is_given_up(ends_before: bool) -> bool {
     true
 }
 
+// Holds 133.
 #[test]
 fn call_that_was_not_answered_is_given_up_on_the_next_connection() {
     let both =

@@ -1,3 +1,4 @@
+// Holds 9.
 //! Kills clients between any two bytes that they send. (`partywall lab chaos` kills them at any moment.)
 
 use std::{collections::BTreeSet, time::Duration};

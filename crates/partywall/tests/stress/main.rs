@@ -1,3 +1,4 @@
+// Holds 35.
 //! Attempts to break a domain with kills, stops, false messages, floods and exhausted resources, at every reachable
 //! point. Random kills under load are the subject of `partywall lab chaos`.
 //!

@@ -82,6 +82,7 @@ fn send_nonsense(dice: &mut Dice) {
     place.broker().await_files(before + 2 * suspects + 2);
 }
 
+// Holds 160.
 #[test]
 fn files_of_every_wrong_kind_are_refused() {
     let mut place = Place::new();
@@ -160,6 +161,7 @@ fn length(fd: &OwnedFd) -> u64 {
     memfd::len(fd).unwrap().max(1)
 }
 
+// Holds 160.
 #[test]
 fn growth_by_memory_that_could_go_is_refused() {
     let mut place = Place::new();
@@ -405,6 +407,7 @@ fn frozen_memory_declared_mutable_is_an_error_of_its_writer() {
     eventually("no lease", || domain.status().unwrap().leases == 1);
 }
 
+// Holds 55.
 #[test]
 fn growth_that_moves_tensors_is_refused_by_readers() {
     let place = Place::new();
@@ -456,6 +459,7 @@ fn growth_that_moves_tensors_is_refused_by_readers() {
 
 /// A member writes arbitrary values to the control memory of a pool. Every call of the other members on the pool still
 /// ends; the blocks that they hold may be lost.
+// Holds 158.
 #[test]
 fn corrupt_control_memory_of_a_pool_hangs_no_call() {
     let place = Place::new();

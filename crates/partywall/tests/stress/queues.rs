@@ -31,6 +31,7 @@ pub(crate) fn play() {
 
 /// A member writes arbitrary values to the control memory of a queue and of its pools. Every call of the other members
 /// on the queue still ends; tasks and blocks may be lost.
+// Holds 158.
 #[test]
 fn corrupt_control_memory_of_a_queue_hangs_no_call() {
     let place = Place::new();

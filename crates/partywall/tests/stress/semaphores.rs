@@ -25,6 +25,7 @@ pub(crate) fn play(words: &[&str]) {
     }
 }
 
+// Holds 178.
 #[test]
 fn many_operations_of_several_processes_lose_no_permit() {
     const PROCESSES: usize = 4;

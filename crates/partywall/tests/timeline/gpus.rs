@@ -1,3 +1,4 @@
+// Holds 16, 18, 177.
 //! Timelines between streams, on the simulated driver.
 
 use partywall::{Domain, cuda::Stream};
@@ -95,6 +96,7 @@ tests! {
     }
     alone::{
         failed_registration_of_words_is_retried,
+        // Holds 347.
         wait_and_signal_make_three_extra_driver_calls,
     }
 }

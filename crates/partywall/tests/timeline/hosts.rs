@@ -1,3 +1,4 @@
+// Holds 16.
 //! Timelines between hosts.
 
 use std::{
@@ -48,6 +49,7 @@ pub(crate) fn play(name: &str) {
     }
 }
 
+// Holds 167.
 #[test]
 fn memory_of_shared_timelines_that_were_dropped_is_unmapped() {
     let world = World::new();
@@ -180,6 +182,7 @@ fn timeline_has_one_writer_at_a_time() {
     assert_eq!(domain.timeline("x").unwrap().value(), 0);
 }
 
+// Holds 175.
 #[test]
 fn follower_keeps_a_constant_number_of_cells() {
     let world = World::new();

@@ -56,6 +56,7 @@ fn topics_of_one_name_do_not_disturb_each_other() {
     });
 }
 
+// Holds 200.
 #[test]
 fn age_of_a_sample_on_a_stream_counts_from_its_publication() {
     simulated("topics::age_of_a_sample_on_a_stream_counts_from_its_publication", |world| {
@@ -155,6 +156,7 @@ fn publish_using(gpu: &Gpu, publisher: &Publisher, all: impl IntoIterator<Item =
     loan.filled().publish_on(gpu.stream(), TIMEOUT).unwrap();
 }
 
+// Holds 199.
 #[test]
 fn resources_of_a_stream_may_wait_for_the_service_thread_when_dropped() {
     simulated("topics::resources_of_a_stream_may_wait_for_the_service_thread_when_dropped", |world| {
@@ -178,6 +180,7 @@ fn resources_of_a_stream_may_wait_for_the_service_thread_when_dropped() {
     });
 }
 
+// Holds 199.
 #[test]
 fn resources_of_a_stream_may_end_their_connection() {
     simulated("topics::resources_of_a_stream_may_end_their_connection", |world| {
@@ -203,6 +206,7 @@ fn resources_of_a_stream_may_end_their_connection() {
     });
 }
 
+// Holds 199.
 #[test]
 fn resources_of_a_stream_may_panic_when_dropped() {
     simulated("topics::resources_of_a_stream_may_panic_when_dropped", |world| {

@@ -1,3 +1,4 @@
+// Holds 105.
 //! The order in which the holdings of a departed member are released.
 
 use super::*;

@@ -1,3 +1,4 @@
+// Holds 14.
 //! GPUs that have lost their memory.
 
 use super::*;

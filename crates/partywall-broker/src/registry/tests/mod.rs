@@ -1,3 +1,4 @@
+// Holds 117.
 //! Tests of the registry: rule by rule, and at random against a model.
 
 #![allow(clippy::unwrap_used, reason = "as in other tests: a fuzzer runs some of these")]

@@ -1,3 +1,4 @@
+// Holds 174.
 //! The rules of timelines, semaphores and cells, one by one.
 
 use super::*;

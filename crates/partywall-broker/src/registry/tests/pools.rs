@@ -71,6 +71,7 @@ fn blocks_return_with_a_members_last_lease() {
     assert!(matches!(in_control(&effects)[..], [Effect::Return { row: 1, .. }]), "it stays: {effects:?}");
 }
 
+// Holds 190.
 #[test]
 fn departed_member_is_detached_at_once_and_returns_blocks_when_dead() {
     let (mut w, [a, b, c]) = Watched::with_members();
@@ -95,6 +96,7 @@ fn departed_member_is_detached_at_once_and_returns_blocks_when_dead() {
     assert_eq!(in_control(&left), [&closed, &Effect::ClearRow { row: 2, control: vec![topic] }]);
 }
 
+// Holds 185.
 #[test]
 fn resources_of_unproven_members_stay_in_quarantine_and_keep_the_name() {
     let (mut w, [a]) = Watched::with_members();

@@ -1,3 +1,4 @@
+// Holds 36.
 //! What belongs to which user.
 
 use super::*;
@@ -161,6 +162,7 @@ fn objects_are_opened_by_others_only_if_shared() {
     assert_eq!(w.ask(a, Call::AbandonTimeline { name: Name::new("u") }).1, Err(other(abandon, GUEST, 0)));
 }
 
+// Holds 149.
 #[test]
 fn slab_is_shared_by_timelines_of_one_user_alone() {
     let (mut w, [a, b], [c, _]) = two_users();
@@ -177,6 +179,7 @@ fn slab_is_shared_by_timelines_of_one_user_alone() {
     assert_eq!(slab(&mut w, c, "s", false), shared);
 }
 
+// Holds 149.
 #[test]
 fn slab_of_a_shared_timeline_is_closed_with_its_last_user() {
     let (mut w, [a, _], [b, _]) = two_users();
@@ -311,6 +314,7 @@ fn withdrawal_does_not_evict_readers_of_other_users() {
     let _ = own;
 }
 
+// Holds 150.
 #[test]
 fn each_user_has_a_share_of_leases_that_holds_after_a_restart() {
     let guests = Quota { leases: 3, ..NO_QUOTA };
@@ -349,6 +353,7 @@ fn each_user_has_a_share_of_leases_that_holds_after_a_restart() {
     w.opened(c, "x");
 }
 
+// Holds 150.
 #[test]
 fn each_user_has_a_share_of_waits_timelines_and_semaphores_that_holds_after_a_restart() {
     let guests = Quota { waits: 2, timelines: 1, semaphores: 1, ..NO_QUOTA };
@@ -388,6 +393,7 @@ fn each_user_has_a_share_of_waits_timelines_and_semaphores_that_holds_after_a_re
     semaphore_as(&mut w, a, "s2", false).unwrap();
 }
 
+// Holds 150.
 #[test]
 fn each_user_has_quotas_that_hold_after_a_restart() {
     let guests = Quota { members: 2, names: 2, fds: 3, bytes: 35, ..NO_QUOTA };
@@ -465,6 +471,7 @@ fn claim_is_handed_on_to_a_user_that_may_have_the_name() {
     assert!(matches!(&notices(&effects)[..], [(to, _, Err(refused))] if *to == b && *refused == above), "{effects:?}");
 }
 
+// Holds 153.
 #[test]
 fn grants_and_refusals_across_users_are_audited() {
     let (mut w, [a, _], [b, _]) = two_users();

@@ -1,3 +1,4 @@
+// Holds 112.
 //! Watching, rule by rule.
 
 use super::*;
@@ -59,6 +60,7 @@ fn watcher_sees_a_name_and_each_version_come_and_go() {
     assert_eq!(w.all(a, "x"), [&expected[..], &reclaimed].concat());
 }
 
+// Holds 113.
 #[test]
 fn death_is_reported_before_its_memory_is_freed() {
     let (mut w, [a, b]) = Watched::with_members();

@@ -58,6 +58,7 @@ mod tests {
         })]
     }
 
+    // Holds 321.
     #[test]
     fn idle_time_begins_again_with_a_value_and_with_an_incarnation() {
         let start = Instant::now();

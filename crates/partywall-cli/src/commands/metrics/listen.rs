@@ -165,6 +165,7 @@ fn respond(request: &[u8]) -> Response {
 mod tests {
     use super::*;
 
+    // Holds 322.
     #[test]
     fn turn_ends_with_the_deadline_and_with_a_stop() {
         let page = Mutex::new(());

@@ -134,6 +134,7 @@ mod tests {
     /// Names the part that the test plays in a process of its own.
     const ROLE: &str = "PARTYWALL_TOP_ROLE";
 
+    // Holds 316.
     #[test]
     fn panic_restores_the_terminal_and_then_speaks() {
         if std::env::var_os(ROLE).is_some() {

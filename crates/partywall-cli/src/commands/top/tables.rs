@@ -601,6 +601,7 @@ mod tests {
         assert!(matches(row, "/middle/") && matches(row, "") && !matches(row, "other"));
     }
 
+    // Holds 318.
     #[test]
     fn members_that_wait_and_those_they_wait_for_are_named() {
         let picture = example::picture();

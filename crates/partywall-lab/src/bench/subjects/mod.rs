@@ -100,55 +100,90 @@ impl Subject {
 /// All subjects, in the order in which they are measured.
 pub(crate) const SUBJECTS: &[Subject] = &[
     sharing("latency", "Dependent loads and writes in own and in shared memory", |s| with_overhead(s, memory::latency)),
+    // Holds 38.
     sharing("bandwidth", "Reading own and shared memory at full speed", |s| with_overhead(s, memory::bandwidth)),
     sharing("copy", "Copies into and out of shared memory", copies::run),
     sharing("handoff", "How long one process takes to notify another", handoff::run),
+    // Holds 341, 342.
     sharing("attach", "Opening and closing segments", |s| with_overhead(s, attach::run)),
+    // Holds 350.
     sharing("alloc", "Blocks of a pool beside allocations", alloc::run),
     sharing("fanout", "One process to 1 to 8 others", fanout::run),
+    // Holds 340.
     host("round_trip", "An empty request to the broker and its answer", round_trip::run),
+    // Holds 343.
     host("table_open", "Opening a segment of 70,000 tensors", table_open::run),
+    // Holds 344.
     host("put", "A cached safetensors file into host memory", put::run),
+    // Holds 139, 323.
     host("many", "10,000 names; 1,000 members", many::run),
+    // Holds 164.
     host("hostile", "Calls beside clients that misbehave, as an unprivileged user", hostile::run),
+    // Holds 348.
     host("ordering_wakes", "One host signals, another waits", wakes::run),
+    // Holds 349.
     host("ordering_permits", "Semaphores, alone and contended", semaphore::run),
+    // Holds 178.
     host("ordering_count", "Ten million operations on permits, none lost", semaphore::count),
     host("pools", "Blocks of a pool, contended", pools::run),
+    // Holds 351, 352, 354, 355, 356.
     host("topics", "Messages from one process to another", topics::run),
+    // Holds 357, 358.
     host("queues", "Tasks of a queue, to one worker and to several", queues::run),
+    // Holds 9.
     host("ordering_deaths", "Resources of dead processes, until others get them", deaths::run),
+    // Holds 342.
     gpu("gpu_open", "Opening 64 tensors of 1 GiB on a GPU by name", gpu_open::run),
     gpu("gpu_put", "A cached safetensors file into GPU memory", gpu_put::run),
+    // Holds 96.
     gpu("pinned_attach", "Attaching pinned host memory by name", pinned::attach::run),
+    // Holds 97.
     gpu("pinned_copies", "A model between pinned host memory and a GPU", pinned::copies::run),
     gpu(
         "pinned_readers",
         "Kernels and the CPU reading pinned host memory, a memfd and a GPU's memory",
         pinned::readers::run,
     ),
+    // Holds 40, 346, 347.
     gpu("ordering_streams", "Streams of two processes in order, time-sliced", streams::time_sliced),
+    // Holds 40, 346, 347.
     gpu("ordering_mps", "Streams of two processes in order, under MPS", streams::under_mps),
+    // Holds 353.
     gpu("gpu_topics", "Messages from streams to streams of another process", topics::on_gpu),
+    // Holds 9.
     gpu("ordering_gpu_deaths", "Resources of dead processes whose streams wait", deaths::on_gpu),
+    // Holds 345.
     peers("peer_host_open", "Opening host memory from Python and from Rust", false, peer_open::host),
+    // Holds 345.
     peers("peer_gpu_open", "Opening GPU memory from Python and from Rust", true, peer_open::gpu),
+    // Holds 39.
     peers("peer_model", "A model of 14 GiB as torch tensors, by name and from a file", true, peer_model::run),
+    // Holds 271.
     peers("peer_modules", "A model of 14 GiB from shared memory into a model of torch", true, peer_modules::run),
+    // Holds 277.
     peers("peer_advance", "A model of torch that gets another version", true, peer_advance::run),
+    // Holds 291.
     peers("peer_spares", "A killed worker of a model, until the next forward", true, peer_spares::run),
+    // Holds 65.
     peers("peer_stranded", "Memory that exports leave behind, with torch.multiprocessing", true, peer_stranded::run),
+    // Holds 285.
     peers("peer_reductions", "Tensors of torch.multiprocessing, by Partywall and by torch", true, peer_reductions::run),
     peers("peer_table_host", "Sharing host memory and messages, in all ways that there are", false, peer_table::host),
     peers("peer_table_gpu", "Sharing memory of a GPU, in all ways that there are", true, peer_table::gpu),
     peers("peer_table_gpus", "Sharing memory with a process on another GPU, likewise", true, peer_table::another_gpu),
+    // Holds 80.
     peers("peer_allocation", "Tensors of torch in a pool, beside torch's own memory", true, peer_allocation::run),
     peers("peer_updates_host", "New weights in host memory for four workers", false, peer_updates::on_host),
+    // Holds 278.
     peers("peer_updates_gpu", "New weights on a GPU for four workers", true, peer_updates::on_gpu),
+    // Holds 98.
     peers("peer_loader", "Batches of 256 MiB that workers decode for a GPU", true, peer_loader::run),
+    // Holds 360.
     peers("peer_queues", "Tasks from Python to Python workers", false, peer_queues::run),
     peers("peer_topics_host", "Tensors in host memory to another Python process", false, peer_topics::host),
+    // Holds 361, 362.
     peers("peer_topics", "Tensors on a GPU to another Python process, time-sliced", true, peer_topics::time_sliced),
+    // Holds 361, 362.
     peers("peer_topics_mps", "Tensors on a GPU to another Python process, under MPS", true, peer_topics::under_mps),
 ];
 

@@ -135,6 +135,7 @@ macro_rules! fits {
     };
 }
 
+// Holds 10.
 #[test]
 fn every_broken_promise_is_found() {
     let lost: Damage<'_> = &|_| None;

@@ -2,6 +2,7 @@
 
 use super::*;
 
+// Holds 210.
 #[test]
 fn fenced_attempt_keeps_the_inputs_and_completes_nothing() {
     let world = World::new(SHAPE);
@@ -71,6 +72,7 @@ fn retried_while_its_worker_hangs(world: &World) -> (TaskId, Claimed) {
     (id, hung)
 }
 
+// Holds 26.
 #[test]
 fn attempt_before_a_retry_completes_nothing() {
     let world = World::new(SHAPE);
@@ -89,6 +91,7 @@ fn attempt_before_a_retry_completes_nothing() {
     world.assert_left(NOTHING, 0, 0);
 }
 
+// Holds 210.
 #[test]
 fn fenced_attempt_after_a_retry_keeps_the_inputs() {
     let world = World::new(SHAPE);

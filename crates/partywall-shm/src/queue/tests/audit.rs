@@ -1,3 +1,4 @@
+// Holds 213.
 //! What an audit finds wrong.
 
 use super::*;

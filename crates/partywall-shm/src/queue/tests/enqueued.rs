@@ -40,6 +40,7 @@ fn enqueued_task_is_finished_by_its_worker() {
     world.assert_left(NOTHING, 0, 0);
 }
 
+// Holds 215.
 #[test]
 fn output_of_an_enqueued_task_is_taken_once_it_is_done() {
     let world = World::new(SHAPE);
@@ -63,6 +64,7 @@ fn output_of_an_enqueued_task_is_taken_once_it_is_done() {
     world.assert_left(NOTHING, 0, 0);
 }
 
+// Holds 215.
 #[test]
 fn output_of_an_attempt_that_failed_is_not_the_result() {
     let world = World::new(SHAPE);

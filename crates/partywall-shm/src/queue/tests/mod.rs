@@ -141,6 +141,7 @@ fn task_goes_to_a_worker_and_its_result_to_one_reader() {
     assert_eq!(world.queue.totals(), (1, 0));
 }
 
+// Holds 218.
 #[test]
 fn contents_of_inputs_and_outputs_travel_with_a_task() {
     let world = World::new(Shape { tasks: 1, ..SHAPE });
@@ -189,6 +190,7 @@ fn tasks_are_claimed_in_their_order_around_the_ring() {
     }
 }
 
+// Holds 211.
 #[test]
 fn endless_task_costs_its_own_place_only() {
     let world = World::new(SHAPE);
@@ -237,6 +239,7 @@ fn tasks_are_listed_with_their_outcomes() {
 }
 
 /// Submitters, workers of which some forget their claims, and readers: each task has one result, and nothing is left.
+// Holds 26.
 #[test]
 fn many_submit_claim_and_take_at_once() {
     const EACH: u32 = 2_000;

@@ -94,6 +94,7 @@ impl Modelled {
 
 proptest! {
     /// Rows 1 and 2 submit, rows 10 to 12 work, row 20 reads.
+    // Holds 26, 210.
     #[test]
     fn queue_agrees_with_its_model(steps in vec(step(), 1..150)) {
         let world = World::new(Shape { tasks: 5, inputs: 8, outputs: 16, lease: 0 });
@@ -269,6 +270,7 @@ proptest! {
     }
 
     /// For arbitrary memory, every call returns without a panic, and no block is lost once all are dead.
+    // Holds 158.
     #[test]
     fn arbitrary_bytes_are_not_trusted(words in vec((any::<prop::sample::Index>(), any::<u64>(), 0..4_u8, 0..3_usize), 0..200)) {
         let shape = Shape { lease: 10, ..SHAPE };

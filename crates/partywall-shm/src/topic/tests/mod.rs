@@ -1,3 +1,4 @@
+// Holds 23, 195.
 //! Tests of topics: rule by rule, by many threads at once, and at random.
 
 #![allow(clippy::unwrap_used, reason = "what is said of tests holds for their helpers")]
@@ -200,6 +201,7 @@ fn each_subscriber_has_the_ages_of_its_samples_until_it_leaves() {
     assert_eq!(ages_of(&world, &subscribers[1]), fast);
 }
 
+// Holds 200.
 #[test]
 fn clock_of_another_process_makes_no_age_negative() {
     let world = World::new(SHAPE);
@@ -214,6 +216,7 @@ fn clock_of_another_process_makes_no_age_negative() {
     assert_eq!((ages.count, ages.p50, ages.younger[20]), (4, 0, 3));
 }
 
+// Holds 200.
 #[test]
 fn question_about_ages_ends_with_its_lease() {
     let world = World::new(SHAPE);
@@ -296,6 +299,7 @@ fn publishers_wait_for_lossless_subscribers() {
     assert_eq!(world.topic.subscribers()[0].received, 6);
 }
 
+// Holds 203.
 #[test]
 fn publishers_do_not_wait_for_lossy_subscribers() {
     let world = World::new(SHAPE);
@@ -530,6 +534,7 @@ fn block_written_by_a_stream_is_not_reused() {
     assert_eq!(world.audit(), BlockCounts { free: 20, in_ring: 4, ..BlockCounts::default() });
 }
 
+// Holds 201.
 #[test]
 fn block_that_its_publisher_views_is_not_reused() {
     let world = World::new(SHAPE);
@@ -617,6 +622,7 @@ fn waiter_gets_a_released_or_overwritten_block() {
 }
 
 /// Two publishers and subscribers of all kinds, each in a thread: nothing is lost, torn, duplicated or out of order.
+// Holds 22.
 #[test]
 fn many_publish_and_receive_at_once() {
     const EACH: u64 = 5_000;

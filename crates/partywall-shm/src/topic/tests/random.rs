@@ -77,6 +77,7 @@ impl Model {
 
 proptest! {
     /// Rows 0 and 1 publish, rows 2 to 4 subscribe.
+    // Holds 203.
     #[test]
     fn topic_agrees_with_its_model(steps in vec(step(), 1..100)) {
         let world = World::new(Shape { blocks: 24, depth: 4, publishers: 2, loans: 2, subscribers: 3, held: 4 });
@@ -182,6 +183,7 @@ proptest! {
     }
 
     /// Checks that on arbitrary memory every call returns without a panic, and that no block is lost.
+    // Holds 158.
     #[test]
     fn arbitrary_bytes_are_not_trusted(words in vec((any::<prop::sample::Index>(), any::<u64>(), 0..5_u8), 0..200), ring in any::<bool>()) {
         let shape = Shape { blocks: 24, depth: 4, publishers: 2, loans: 2, subscribers: 3, held: 4 };

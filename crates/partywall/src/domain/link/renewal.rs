@@ -180,6 +180,7 @@ mod tests {
     use crate::Domain;
 
     /// The pid of a broker says nothing: in another PID namespace, its members see none.
+    // Holds 138.
     #[test]
     fn refusal_proves_that_the_broker_is_gone_only_if_another_one_refuses() {
         let directory = tempfile::tempdir().unwrap();

@@ -12,6 +12,7 @@ use super::{
     SHORT, frames, publish, receive, value,
 };
 
+// Holds 200.
 #[test]
 fn ages_are_measured_once_a_process_asks() {
     let world = World::new();
@@ -78,6 +79,7 @@ fn sample_without_a_stamp_has_no_age() {
     assert_eq!(subscriber.stats().ages.count, 1);
 }
 
+// Holds 200.
 #[test]
 fn age_leaves_out_the_wait_for_room() {
     let world = World::new();

@@ -17,6 +17,7 @@ use super::{
     SHORT, filled, frames, publish, receive, unused, value, write,
 };
 
+// Holds 191.
 #[test]
 fn published_samples_of_a_dead_publisher_stay() {
     let world = World::new();
@@ -47,6 +48,7 @@ fn reader(world: &World, role: &str, publisher: &Publisher) -> Actor {
     reader
 }
 
+// Holds 191.
 #[test]
 fn dead_subscriber_is_not_waited_for_and_its_samples_are_freed() {
     let world = World::new();
@@ -66,6 +68,7 @@ fn dead_subscriber_is_not_waited_for_and_its_samples_are_freed() {
     unused(&topic);
 }
 
+// Holds 24.
 #[test]
 fn stopped_lossy_subscriber_slows_no_publisher() {
     let world = World::new();
@@ -87,6 +90,7 @@ fn stopped_lossy_subscriber_slows_no_publisher() {
     assert_eq!(stopped.expect("still"), "[1, 2]");
 }
 
+// Holds 24.
 #[test]
 fn hung_blocking_subscriber_is_named_and_can_be_evicted() {
     let world = World::new();

@@ -101,6 +101,7 @@ fn unused(topic: &Topic) {
     });
 }
 
+// Holds 22.
 #[test]
 fn samples_are_written_once_and_read_in_place_by_all() {
     let world = World::new();
@@ -166,6 +167,7 @@ fn sample_may_have_no_elements() {
     }
 }
 
+// Holds 23.
 #[test]
 fn each_subscriber_is_as_reliable_as_it_wants_to_be() {
     let world = World::new();
@@ -200,6 +202,7 @@ fn each_subscriber_is_as_reliable_as_it_wants_to_be() {
     assert_eq!((receive(&late), receive(&late)), (8, 9));
 }
 
+// Holds 205.
 #[test]
 fn publisher_waits_for_its_subscribers() {
     let world = World::new();
@@ -292,6 +295,7 @@ fn threads_sharing_a_publisher_have_their_own_timeouts() {
     });
 }
 
+// Holds 202.
 #[test]
 fn subscriber_event_wakes_an_event_loop() {
     let world = World::new();
@@ -330,6 +334,7 @@ fn subscriber_event_wakes_an_event_loop() {
     assert!(is_readable(true) && subscriber.try_recv().is_err());
 }
 
+// Holds 193.
 #[test]
 fn subscriber_until_idle_ends_with_the_last_publisher() {
     let world = World::new();
@@ -370,6 +375,7 @@ fn subscriber_until_idle_ends_with_the_last_publisher() {
 }
 
 /// There are as many blocks as were promised, and not one more.
+// Holds 196.
 #[test]
 fn promised_blocks_stay_reserved_for_their_publisher() {
     let world = World::new();
@@ -505,6 +511,7 @@ fn bytes_go_in_and_out_wherever_the_samples_are() {
 }
 
 /// The dtype and shape of a topic hold for publishers and for processes that open it.
+// Holds 194.
 #[test]
 fn dtype_and_shape_are_the_type_of_all_samples() {
     let world = World::new();
@@ -576,6 +583,7 @@ fn dtype_and_shape_are_the_type_of_all_samples() {
     }
 }
 
+// Holds 197.
 #[test]
 fn bad_input_is_refused_each_with_its_error() {
     let world = World::new();

@@ -1,3 +1,4 @@
+// Holds 176.
 //! Timelines in CUDA graphs. The scenes run on every driver, as those of `scenes`.
 #![allow(clippy::unwrap_used)] // tests, their helpers included
 

@@ -1,3 +1,4 @@
+// Holds 172.
 //! Timelines and the caller's own kernels.
 
 use std::{

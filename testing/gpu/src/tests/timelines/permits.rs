@@ -1,3 +1,4 @@
+// Holds 182.
 //! Permits that streams release. The scenes run on every driver, as in `scenes.rs`.
 #![allow(clippy::unwrap_used)] // tests, their helpers included
 

@@ -1,3 +1,4 @@
+// Holds 25.
 //! Samples of topics that GPUs write and read. The scenes run on every driver, as in `scenes.rs`.
 #![allow(clippy::unwrap_used)] // tests, their helpers included
 

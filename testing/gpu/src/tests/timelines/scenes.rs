@@ -1,3 +1,4 @@
+// Holds 170, 172.
 //! Timelines between streams. The scenes run on every driver.
 //!
 //! The tests of `crates/partywall` use this file, too, and run each scene on the simulated driver. Each program has its

@@ -1,3 +1,4 @@
+// Holds 68.
 //! What is said of names that have ended, and memory that ends with its publisher.
 
 use super::*;
@@ -55,6 +56,7 @@ fn open_of_ended_legacy_memory_says_how_it_ended() {
     assert!(!third.legacy, "it was of another kind the last time: {third:?}");
 }
 
+// Holds 72.
 #[test]
 fn shared_legacy_memory_ends_with_its_last_user_and_with_its_publisher() {
     let (mut w, [a, b, c]) = Watched::with_members();
@@ -86,6 +88,7 @@ fn shared_legacy_memory_ends_with_its_last_user_and_with_its_publisher() {
     }
 }
 
+// Holds 42.
 #[test]
 fn open_within_a_minute_says_how_the_name_ended() {
     let (mut w, [a, b, c]) = Watched::with_members();

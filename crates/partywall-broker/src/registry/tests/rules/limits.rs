@@ -39,6 +39,7 @@ fn exceeded_limits_are_named_and_change_nothing() {
     assert_eq!(w.registry.totals.names, 2);
 }
 
+// Holds 86.
 #[test]
 fn pinned_memory_is_limited_on_each_node() {
     let guests = Quota { pinned: 6, ..NO_QUOTA };
@@ -77,6 +78,7 @@ fn pinned_memory_is_limited_on_each_node() {
     assert_eq!(commit(&mut w, a, "b", NODE, 1), over(26));
 }
 
+// Holds 152.
 #[test]
 fn refusal_names_the_processes_that_have_most_and_none_that_its_reader_may_not_see() {
     let mut w = Watched::new(UNBOUNDED);

@@ -71,6 +71,7 @@ fn owner_of_superseded_version_does_not_end_the_name() {
     assert!(not_found(w.open(c, "x", None, false)), "version 1 does not come back");
 }
 
+// Holds 47.
 #[test]
 fn name_ends_with_the_member_that_owns_it() {
     let (mut w, [a, b]) = Watched::with_members();

@@ -286,6 +286,7 @@ pub(crate) fn same_on(
 mod tests {
     use super::*;
 
+    // Holds 332.
     #[test]
     fn copy_that_does_nothing_is_found() {
         for bytes in [16, 64, 100, 4096] {
@@ -320,6 +321,7 @@ mod tests {
         assert_eq!(parts, [0, 16, 32, 0, 0, 16, 32, 0]);
     }
 
+    // Holds 332.
     #[test]
     fn both_ends_are_compared() {
         let expected = vec![7; 4096];
