@@ -502,7 +502,7 @@ mod tests {
         Chart { title: "t".into(), varied: "bytes", unit: Unit::Microseconds, lines }.svg().unwrap()
     }
 
-    // Holds 334.
+    // Holds 333.
     #[test]
     fn range_of_a_point_is_drawn_at_that_point_alone() {
         let svg = with_ranges();
@@ -518,7 +518,7 @@ mod tests {
         assert!(height(&bars[1]) > 2.0 * height(&bars[0]), "{bars:?}");
     }
 
-    // Holds 334.
+    // Holds 333.
     #[test]
     fn legend_is_dashed_as_its_lines_are() {
         let svg = with_ranges();

@@ -122,7 +122,7 @@ mod tests {
         report
     }
 
-    // Holds 335.
+    // Holds 334.
     #[test]
     fn only_ranges_that_do_not_overlap_have_changed() {
         let before = report(&[("a", [1.0, 2.0, 3.0, 4.0]), ("b", [1.0, 2.0, 3.0, 4.0]), ("c", [1.0; 4])]);

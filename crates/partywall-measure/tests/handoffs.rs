@@ -26,7 +26,7 @@ struct Row {
     mps: f64,
 }
 
-// Holds 338.
+// Holds 337.
 #[test]
 fn chart_of_hand_offs_shows_the_committed_measurements() {
     let (rows, machine) = measured();

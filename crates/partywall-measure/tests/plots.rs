@@ -12,7 +12,7 @@ const PLOTS: [(&str, &str, &str); 4] = [
     ("h100-opening.svg", "2026-11-26-h100-peer-table.json", "opening and closing GPU memory that is shared"),
 ];
 
-// Holds 338.
+// Holds 337.
 #[test]
 fn plots_of_the_pages_show_the_committed_reports() {
     for (file, report, title) in PLOTS {

@@ -189,7 +189,7 @@ fn watch(daemon: &MpsDaemon) -> Result<(), Failure> {
     })
 }
 
-/// The gain and the price of MPS. The figures are those of SPEC and of `docs/measurements`.
+/// The gain and the price of MPS. The figures are those of `docs/costs.md`.
 const PRICE: &str = "\
 gain     kernels of several processes run at the same time: on an H200 a hand-off takes 5.6 µs instead of 143 µs
 price    a fault, or a kill in a long kernel, ends CUDA in all clients of a server; a client's death does not prove that

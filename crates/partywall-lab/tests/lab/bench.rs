@@ -145,7 +145,7 @@ fn compared(sandbox: &Sandbox, before: &Path, after: &Path, more: &[&str]) -> Ou
     bench(sandbox, &[&["compare", files[0], files[1], "--json"], more].concat())
 }
 
-// Holds 335.
+// Holds 334.
 #[test]
 fn reports_are_compared_and_other_machines_refused() {
     let sandbox = Sandbox::new();
@@ -206,7 +206,7 @@ fn all_subjects_are_listed_each_once() {
 }
 
 /// Each subject has a broker, processes and files of its own. The sandbox fails the test if one of them remains.
-// Holds 336.
+// Holds 335.
 #[test]
 fn subjects_are_measured_beside_their_floors_and_judged() {
     let sandbox = Sandbox::new();
@@ -264,7 +264,7 @@ fn server_of_mps_runs_as_long_as_its_subject() {
     assert!(asked.contains(&"-d".to_owned()) && asked.iter().any(|asked| asked.starts_with("quit")), "{asked:?}");
 }
 
-// Holds 337.
+// Holds 336.
 #[test]
 fn subject_that_needs_a_gpu_is_refused_by_its_name_and_left_out_of_a_choice() {
     let sandbox = Sandbox::new();
@@ -292,7 +292,7 @@ fn subject_that_needs_a_gpu_is_refused_by_its_name_and_left_out_of_a_choice() {
     assert!(questions(&report).contains(&"taking a block and giving it back"), "{report}");
 }
 
-// Holds 337.
+// Holds 336.
 #[test]
 fn other_subjects_are_measured_if_one_fails() {
     let sandbox = Sandbox::new();

@@ -1,4 +1,3 @@
-// Holds 37.
 //! The programs: what each contains, and that together they are one for their user.
 
 use std::{
@@ -33,6 +32,7 @@ fn symbols(program: &Path, flag: &str) -> Vec<String> {
 }
 
 /// A library that the program loads would use such symbols instead of the vendor's.
+// Holds 324.
 #[test]
 fn programs_have_no_symbol_of_the_vendors_driver() {
     let is_the_drivers = |name: &&String| {

@@ -96,7 +96,7 @@ fn counts(output: &Output, names: &[&str]) -> Vec<u64> {
     names.iter().map(|name| last[name].as_u64().unwrap()).collect()
 }
 
-// Holds 359.
+// Holds 358.
 #[test]
 fn tasks_of_killed_workers_are_done_once_on_the_simulated_gpu() {
     let sandbox = Sandbox::new();

@@ -96,7 +96,7 @@ tests! {
     }
     alone::{
         failed_registration_of_words_is_retried,
-        // Holds 347.
+        // Holds 346.
         wait_and_signal_make_three_extra_driver_calls,
     }
 }

@@ -114,7 +114,7 @@ static TESTS: &[Test] = &[
     test("command_lab_semaphore", 1, commands::lab_semaphore),
     real("command_lab_semaphore_under_mps", Needs::Mps, commands::lab_semaphore_under_mps),
     test("command_lab_crash", 1, commands::lab_crash),
-    // Holds 38, 332, 339.
+    // Holds 38, 332, 338.
     Test { timeout: Duration::from_secs(480), ..test("command_bench", 1, commands::bench) },
     real("command_bench_under_mps", Needs::Mps, commands::bench_under_mps),
     // Holds 232, 234, 240.
@@ -141,13 +141,13 @@ static TESTS: &[Test] = &[
         timeout: Duration::from_secs(480),
         ..test("command_lab_chaos_in_pinned_memory", 1, commands::lab_chaos_in_pinned_memory)
     },
-    // Holds 363.
+    // Holds 362.
     test("command_lab_render", 1, commands::lab_render),
-    // Holds 363.
+    // Holds 362.
     real("command_lab_render_under_mps", Needs::Mps, commands::lab_render_under_mps),
     // Holds 329.
     real("command_lab_render_by_vulkan", Needs::Vulkan(1), commands::lab_render_by_vulkan),
-    // Holds 328, 363.
+    // Holds 328, 362.
     test("command_lab_render_survives_deaths", 1, commands::lab_render_survives_deaths),
     Test { timeout: Duration::from_secs(480), ..test("command_lab_tour", 1, commands::lab_tour) },
     // Holds 8, 300.

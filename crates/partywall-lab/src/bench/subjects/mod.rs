@@ -104,35 +104,35 @@ pub(crate) const SUBJECTS: &[Subject] = &[
     sharing("bandwidth", "Reading own and shared memory at full speed", |s| with_overhead(s, memory::bandwidth)),
     sharing("copy", "Copies into and out of shared memory", copies::run),
     sharing("handoff", "How long one process takes to notify another", handoff::run),
-    // Holds 341, 342.
+    // Holds 340, 341.
     sharing("attach", "Opening and closing segments", |s| with_overhead(s, attach::run)),
-    // Holds 350.
+    // Holds 349.
     sharing("alloc", "Blocks of a pool beside allocations", alloc::run),
     sharing("fanout", "One process to 1 to 8 others", fanout::run),
-    // Holds 340.
+    // Holds 339.
     host("round_trip", "An empty request to the broker and its answer", round_trip::run),
-    // Holds 343.
+    // Holds 342.
     host("table_open", "Opening a segment of 70,000 tensors", table_open::run),
-    // Holds 344.
+    // Holds 343.
     host("put", "A cached safetensors file into host memory", put::run),
     // Holds 139, 323.
     host("many", "10,000 names; 1,000 members", many::run),
     // Holds 164.
     host("hostile", "Calls beside clients that misbehave, as an unprivileged user", hostile::run),
-    // Holds 348.
+    // Holds 347.
     host("ordering_wakes", "One host signals, another waits", wakes::run),
-    // Holds 349.
+    // Holds 348.
     host("ordering_permits", "Semaphores, alone and contended", semaphore::run),
     // Holds 178.
     host("ordering_count", "Ten million operations on permits, none lost", semaphore::count),
     host("pools", "Blocks of a pool, contended", pools::run),
-    // Holds 351, 352, 354, 355, 356.
+    // Holds 350, 351, 353, 354, 355.
     host("topics", "Messages from one process to another", topics::run),
-    // Holds 357, 358.
+    // Holds 356, 357.
     host("queues", "Tasks of a queue, to one worker and to several", queues::run),
     // Holds 9.
     host("ordering_deaths", "Resources of dead processes, until others get them", deaths::run),
-    // Holds 342.
+    // Holds 341.
     gpu("gpu_open", "Opening 64 tensors of 1 GiB on a GPU by name", gpu_open::run),
     gpu("gpu_put", "A cached safetensors file into GPU memory", gpu_put::run),
     // Holds 96.
@@ -144,17 +144,17 @@ pub(crate) const SUBJECTS: &[Subject] = &[
         "Kernels and the CPU reading pinned host memory, a memfd and a GPU's memory",
         pinned::readers::run,
     ),
-    // Holds 40, 346, 347.
+    // Holds 40, 345, 346.
     gpu("ordering_streams", "Streams of two processes in order, time-sliced", streams::time_sliced),
-    // Holds 40, 346, 347.
+    // Holds 40, 345, 346.
     gpu("ordering_mps", "Streams of two processes in order, under MPS", streams::under_mps),
-    // Holds 353.
+    // Holds 352.
     gpu("gpu_topics", "Messages from streams to streams of another process", topics::on_gpu),
     // Holds 9.
     gpu("ordering_gpu_deaths", "Resources of dead processes whose streams wait", deaths::on_gpu),
-    // Holds 345.
+    // Holds 344.
     peers("peer_host_open", "Opening host memory from Python and from Rust", false, peer_open::host),
-    // Holds 345.
+    // Holds 344.
     peers("peer_gpu_open", "Opening GPU memory from Python and from Rust", true, peer_open::gpu),
     // Holds 39.
     peers("peer_model", "A model of 14 GiB as torch tensors, by name and from a file", true, peer_model::run),
@@ -178,12 +178,12 @@ pub(crate) const SUBJECTS: &[Subject] = &[
     peers("peer_updates_gpu", "New weights on a GPU for four workers", true, peer_updates::on_gpu),
     // Holds 98.
     peers("peer_loader", "Batches of 256 MiB that workers decode for a GPU", true, peer_loader::run),
-    // Holds 360.
+    // Holds 359.
     peers("peer_queues", "Tasks from Python to Python workers", false, peer_queues::run),
     peers("peer_topics_host", "Tensors in host memory to another Python process", false, peer_topics::host),
-    // Holds 361, 362.
+    // Holds 360, 361.
     peers("peer_topics", "Tensors on a GPU to another Python process, time-sliced", true, peer_topics::time_sliced),
-    // Holds 361, 362.
+    // Holds 360, 361.
     peers("peer_topics_mps", "Tensors on a GPU to another Python process, under MPS", true, peer_topics::under_mps),
 ];
 
