@@ -2,25 +2,25 @@
 //!
 //! | offset | field | written by |
 //! |---|---|---|
-//! | 0 | `count: u32` the notifications that found a sleeper; slept on | notifiers |
-//! | 4 | `sleepers: u32` a hint: 1 if a thread may sleep | sleepers set it, notifiers clear it |
+//! | 0 | `count: u32` the notifications that found a sleeper; the futex on which threads sleep | notifiers |
+//! | 4 | `sleepers: u32` a hint, the *mark*: 1 if a thread may be asleep | sleepers set it, notifiers clear it |
 //!
 //! Rules:
-//! 1. A sleeper loads `count`, sets `sleepers`, and checks its condition behind a fence. It sleeps if the condition
-//!    does not hold and `count` is still the same.
-//! 2. A notifier changes the condition, and loads `sleepers` behind a fence. If it finds 1, it clears `sleepers`, adds
-//!    to `count` and wakes all sleepers, or as many as the change is for.
-//! 3. `sleepers` is cleared before `count` is added to. In the other order a notifier could clear the mark of a sleeper
-//!    that has seen the new `count`, and the next notifier would not wake it.
-//! 4. Where a notifier may leave sleepers asleep, they have no mark. Each thread that has slept sets it for them once
-//!    it needs no notification any more ([`remark`](EventCount::remark)), and checks behind a fence whether there is
-//!    something for another: a notifier may have found no mark meanwhile.
+//! 1. A sleeper loads `count`, sets the mark, and checks its condition behind a fence. It sleeps if the condition does
+//!    not hold and `count` has not changed.
+//! 2. A notifier changes the condition, and loads the mark behind a fence. If the mark is set, it clears the mark, adds
+//!    to `count` and wakes all sleepers, or as many as its change is for.
+//! 3. The mark is cleared before `count` is added to. In the other order a notifier could clear the mark of a sleeper
+//!    that has seen the new `count`, and the next notifier would not wake that sleeper.
+//! 4. A notifier that wakes only some sleepers leaves the others without a mark. Each thread that has slept therefore
+//!    sets the mark for them once it needs no notification any more ([`remark`](EventCount::remark)). Behind a fence it
+//!    then checks whether there is something for another sleeper, because a notifier may have found no mark meanwhile.
 //!
-//! By the fences, either the notifier sees the mark or the one that set it sees the change.
+//! Because of the fences, either the notifier sees the mark, or the thread that set the mark sees the change.
 //!
-//! If a notifier is killed or stopped between any two steps, or a thread that it woke before step 4, the other sleepers
-//! check their condition after [`MAX_SLEEP`]. If a sleeper is killed or stopped, one later notification wakes no
-//! sleeper.
+//! If a notifier is killed or stopped between any two steps, or a woken thread before it has followed rule 4, the other
+//! sleepers check their conditions after [`MAX_SLEEP`]. If a sleeper is killed or stopped, one later notification wakes
+//! no sleeper.
 
 use std::time::Duration;
 

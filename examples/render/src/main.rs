@@ -27,7 +27,6 @@
 //!
 //! A tile is a block of its own, although one picture that all renderers write into would save the compositor's copy. A
 //! killed renderer may still be writing, under MPS: its block then waits in quarantine, and a picture could not.
-
 //!
 //! | module | holds |
 //! |---|---|

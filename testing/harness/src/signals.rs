@@ -10,9 +10,8 @@ const SENT: [i32; 4] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM];
 /// Makes processes that are started from now on begin with the default action of every signal.
 ///
 /// A shell ignores SIGINT in background processes, `nohup` ignores SIGHUP, and child processes inherit ignored signals.
-/// A
-/// *handled* signal, in contrast, has its default action after `exec`. This process therefore installs handlers that do
-/// nothing for the signals that it ignores.
+/// A *handled* signal, in contrast, has its default action after `exec`. This process therefore installs handlers that
+/// do nothing for the signals that it ignores.
 ///
 /// # Panics
 /// If the kernel does not report which signals are ignored.

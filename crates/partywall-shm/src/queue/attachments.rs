@@ -1,29 +1,29 @@
 //! Attachments: the segments that the tasks of a queue may name as inputs.
 //!
-//! The broker keeps each attached segment until it is detached or the queue goes, even if the process that attached it
-//! dies. The table has an entry for each attachment: which number tasks may name. Only the broker writes it. What a
-//! number stands for is in the broker's own list, so a member that overwrites the table gains nothing.
+//! The broker keeps each attached segment until it is detached or the queue ends, even if the process that attached it
+//! dies. The table says which numbers tasks may name, one entry for each attachment. Only the broker writes it. Which
+//! segment a number stands for is in the broker's own list, so a member that overwrites the table gains nothing.
 //!
 //! | bits | field | |
 //! |---|---|---|
 //! | 0–31 | number | of the last attachment in this entry: the entry's index, plus [`MAX_ATTACHMENTS`] for each one before it |
 //! | 32 | attached | tasks may name it |
 //!
-//! So a number stands for one segment only, for as long as the queue exists.
+//! As long as the queue exists, a number therefore stands for one segment only.
 //!
-//! **Detaching.** The broker takes *attached* back, and behind a fence counts the tasks whose attempts may still read
-//! the segment ([`Queue::begin_detach`]). If there is one, it sets *attached* again and refuses. A submitter describes
-//! its task, and behind a fence looks at *attached*, before the task is pending ([`Queue::submit`]). One of them sees
-//! what the other did. So a task that is in the queue names segments that are attached, and no number has to be counted
-//! up or down by a process that may be killed.
+//! **Detaching.** The broker clears *attached*, and behind a fence counts the tasks whose attempts may still read the
+//! segment ([`Queue::begin_detach`]). If there are any, it sets *attached* again and refuses. A submitter describes its
+//! task, and behind a fence reads *attached*, before it makes the task pending ([`Queue::submit`]). At least one of the
+//! two sees the other's change. A task in the queue therefore names only attached segments, and no process that may be
+//! killed has to keep a count.
 //!
-//! The broker may read a body while its submitter writes it. A task whose submitter has found *attached* is read whole,
-//! or is over by then; the others are given back.
+//! The broker may read a body while its submitter writes it. If the submitter then finds *attached* set, the broker has
+//! read the whole body, or the task is over by then; otherwise the submitter gives the place back.
 //!
 //! If a submitter is killed or stopped between any two steps, its place is *writing*, and the attachments in the body
 //! count until the submitter continues or the broker recovers the place. The body may still be that of the place's
-//! former task: then a detach is refused that would be granted a moment later. If the broker is killed, no segment is
-//! attached or detached any more, and processes keep what they have open.
+//! former task; a detach may then be refused that would be granted a moment later. If the broker is killed, no segment
+//! is attached or detached any more, and processes keep what they have open.
 
 use std::collections::{BTreeMap, BTreeSet};
 

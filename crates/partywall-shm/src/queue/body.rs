@@ -15,9 +15,9 @@
 //! | 1304 | text of the last failure: 128 bytes, the first one its length | the worker that says so |
 //! | 1432 | arguments: 512 bytes | the submitter |
 //!
-//! The submitter writes its words while the place is *writing*, and no process writes them later, except for one flag
-//! and the attempt before the last retry. A process that is not the submitter or the worker believes what it reads only
-//! if the place's word is unchanged afterwards.
+//! The submitter writes its words while the place is *writing*. No process writes them later, except for one flag and
+//! the attempt before the last retry. A process other than the submitter and the worker uses what it has read only if
+//! the place's word is unchanged afterwards.
 //!
 //! | flag | | |
 //! |---|---|---|
@@ -41,14 +41,15 @@
 //! | incarnation | 32 | as at 40; of that timeline | the worker |
 //! | contents | 40 | of the output: 72 bytes; see `contents` | the worker |
 //!
-//! A record is **open** while an attempt that is over may still read the inputs or write its own output: a fenced one,
-//! or one whose worker has views of them. It opens before the task is taken back, so that the place cannot go to
-//! another task meanwhile: only for that reason may a fenced worker, which does not know yet, write the other words of
-//! its record. It is **drained** once the worker's streams are done and its views gone, or the worker is proved dead.
+//! A record is **open** while an attempt that is over may still read the inputs or write its own output: the attempt
+//! was fenced, or its worker has views of the blocks. The record is opened before the task is taken back. The place can
+//! therefore not go to another task meanwhile, and a worker that does not know yet that it is fenced may still write
+//! the other words of its record. A record is **drained** once the worker's streams are done and its views are gone, or
+//! the worker is proved dead.
 //!
-//! The attempts of a task are numbered from 1, and no number is used twice: the record of an attempt, and the word of
-//! its place, tell it from all others of the task. So a retry does not set the number back. It writes which attempt was
-//! the last one before it (see `Queue::retry`), and the attempts that the task may have are counted from there.
+//! The attempts of a task are numbered from 1, and no number is used twice, so a record and the word of a place
+//! identify one attempt of the task. A retry therefore does not reset the number. It writes which attempt was the last
+//! one before it (see `Queue::retry`), and the attempts that the task may have are counted from there.
 
 use std::fmt;
 

@@ -1,20 +1,20 @@
-//! Claiming: how a worker gets a task, and how the task is taken back.
+//! Claiming: how a worker gets a task, and how a task is taken back from a worker.
 //!
-//! 1. The worker searches for the oldest pending task: among all places if `late` is ahead of `late_claimed`, else at
-//!    `head`.
-//! 2. It makes the place *claimed* by one compare-and-swap, which counts the attempt. A claim is a generation, an
-//!    attempt and a row; the word says all three.
-//! 3. It writes the lease. The lease names the attempt, so an older one means nothing. If the worker is stopped before
-//!    it, the member that checks for ended leases writes one on its behalf.
+//! 1. The worker searches for the oldest pending task. If `late` is ahead of `late_claimed` it searches all places,
+//!    otherwise it starts at `head`.
+//! 2. It makes the place *claimed* by one compare-and-swap, which counts the attempt. A claim is identified by
+//!    generation, attempt and row, and the word contains all three.
+//! 3. It writes the lease. The lease names the attempt, so the lease of an earlier attempt means nothing. If the worker
+//!    is stopped before this step, the member that checks for ended leases writes the lease on its behalf.
 //!
-//! **Taking back.** When a worker is gone, or its lease ends, another member records the attempt as open and makes the
-//! place *pending* or *dead*, by one compare-and-swap from the word of that attempt. From then on no change that the
-//! old worker tries succeeds, for each starts from that word: it is *fenced*. If the worker was faster, its own change
-//! has succeeded, and the record is drained by the worker.
+//! **Taking back.** When a worker is gone, or its lease ends, another member records the attempt as open. Then it makes
+//! the place *pending* or *dead*, by one compare-and-swap from the word of that attempt. Every change by the old worker
+//! starts from the same word, so from then on all its changes fail: the worker is *fenced*. If the worker changed the
+//! word first, taking back fails, and the worker drains the record.
 //!
-//! If the worker is killed or stopped between any two steps: before step 2 nothing has happened; after it, the task
-//! waits until its lease ends or the worker is proved dead. A member that is killed or stopped while it takes a task
-//! back leaves an open record of an attempt that goes on: that attempt's end drains it.
+//! If the worker is killed or stopped before step 2, nothing has happened. After step 2 the task waits until its lease
+//! ends or the worker is proved dead. If a member is killed or stopped while it takes a task back, an attempt that goes
+//! on has an open record; the end of that attempt drains it.
 
 use std::time::Duration;
 

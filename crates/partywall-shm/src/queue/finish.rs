@@ -1,28 +1,30 @@
 //! Finishing: how a task gets its one result, how the result is read, and how the place becomes free.
 //!
-//! 1. The worker names its output block in the record of its attempt, and records the attempt as drained if no stream
-//!    uses its blocks any more. It makes the place *done* by one compare-and-swap from its own attempt's word: that
-//!    publishes attempt and block in one step, and fails if the attempt has been taken back. Then it gives up its own
-//!    hold on the block. A worker whose stream still works makes the place *enqueued* first, and *done* when the stream
-//!    has come so far.
-//! 2. A reader makes the place *ending*, which one reader alone can, takes the block over, and makes the place
-//!    *draining*. The same is done to cancel a pending task, and to purge a result or a dead letter.
-//! 3. The inputs are freed, and a place that is *draining* becomes free, once no record of the task is open
-//!    ([`Queue::settle`]). The worker does that, or the reader, or the worker that drains last.
+//! 1. The worker names its output block in the record of its attempt. It records the attempt as drained if no stream
+//!    uses its blocks any more. Then it makes the place *done*, by one compare-and-swap from the word of its own
+//!    attempt. This publishes the attempt and its block in one step, and fails if the attempt has been taken back.
+//!    Finally the worker gives up its own hold on the block. If its stream has not finished, the worker makes the place
+//!    *enqueued* first, and *done* once the stream has finished.
+//! 2. A reader makes the place *ending*, which succeeds for only one reader. It takes over the block, and makes the
+//!    place *draining*. Cancelling a pending task, and purging a result or a dead letter, take the same steps.
+//! 3. Once no record of the task is open, the inputs are freed, and the place becomes free if it is *draining*
+//!    ([`Queue::settle`]). The worker, the reader, or the worker that drains last does that.
 //!
-//! **Views.** A worker whose program may still use the blocks when it ends the attempt, for example through an array,
-//! records the attempt as open, even if it completes the task. While that record is open, the inputs stay the task's.
-//! So does an output that was delivered: a reader that is done with it ([`Queue::release_output`]) gives the block back
-//! to the queue, and the worker frees it when its program does not use the output any more ([`Queue::leave_output`]).
-//! For that the reader writes the identity that the block has with it into the record, while the place is *ending*.
+//! **Views.** When a worker ends its attempt, its program may still use the blocks, for example through an array. The
+//! worker then records the attempt as open, even if it completes the task. While that record is open, the inputs stay
+//! the task's. An output that has been delivered is not freed either: a reader that is done with it gives the block
+//! back to the queue ([`Queue::release_output`]), and the worker frees it once its program has stopped using it
+//! ([`Queue::leave_output`]). The worker can do that because the reader has written the identity of the block under its
+//! own hold into the record, while the place was *ending*.
 //!
-//! A reader may look at the output of an enqueued task before it is done, in the order of a stream ([`Queue::output`]).
-//! It has no hold on the block. Its proof is step 2 from the word of the very attempt, with the very block
-//! ([`Queue::take_output`]): the block was the worker's until the place was *done*, and the queue's until then.
+//! **Reading early.** A reader may use the output of an *enqueued* task before it is done, in the order of a stream
+//! ([`Queue::output`]). The reader has no hold on the block then. What it has read is the result if step 2 succeeds
+//! from the word of that attempt and with that block ([`Queue::take_output`]): the block was the worker's until the
+//! place was *done*, and the queue's from then on.
 //!
-//! If the worker is killed or stopped between any two steps: before the place is *done* its attempt is taken back;
-//! after it the result stands, and the broker gives the block to the queue if the worker cannot. If a reader is killed
-//! after step 2, the result is lost with it, as if it had died a moment later; the broker frees its block.
+//! If the worker is killed or stopped before the place is *done*, its attempt is taken back. Afterwards the result
+//! stands, and the broker gives the block to the queue if the worker cannot. If a reader is killed after step 2, the
+//! result is lost with it, as if it had died a moment later, and the broker frees its block.
 
 use super::{
     BlockId, Claimed, Contents, Description, Fenced, NewOutput, Pools, Queue, Row, StreamPoint, TaskId,

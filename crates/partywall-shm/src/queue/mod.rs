@@ -8,10 +8,10 @@
 //! | 32 | `lease: u64` ms that an attempt may take; 0: as long as it likes | 8 | |
 //! | 64 | `tail: u64` the position of the next task | 8 | submitters |
 //! | 72 | `work` the eventcount of workers that wait for a task | 8 | all; see `eventcount` |
-//! | 128 | `head: u64` no position before it is pending for the first time, but late ones | 8 | all |
+//! | 128 | `head: u64` no position before it has a task that was never attempted, except late ones | 8 | all |
 //! | 136 | `space` the eventcount of submitters that wait for a place | 8 | all |
 //! | 192 | `late: u64` counts tasks that became pending behind `head` | 8 | all |
-//! | 200 | `late_claimed: u64` a hint: of these, all up to this count have been claimed | 8 | workers |
+//! | 200 | `late_claimed: u64` a hint: of those, all up to this count have been claimed | 8 | workers |
 //! | 208 | `tended: u64` when a member last checked for leases that have ended, in ms | 8 | members that wait |
 //! | 216 | `results` the eventcount of members that wait for a result | 8 | all |
 //! | 224 | `completed: u64` results, ever | 8 | workers |
@@ -23,20 +23,20 @@
 //!
 //! *B* = 512 + 64 · ⌈`tasks` / 8⌉. All other bytes are 0.
 //!
-//! The places are a ring. Position `p` is at the place `p` modulo `tasks`. A submitter takes the first free place at
-//! `tail` or behind it, and passes over places that still have a task, so that a task that never ends costs its own
-//! place only. The words of the places alone say what becomes of a task; `head` and `tail` say where to look:
+//! The places are a ring: position `p` is at place `p` modulo `tasks`. A submitter takes the first free place at `tail`
+//! or after it. It skips places that still have a task, so a task that never ends occupies only its own place. What
+//! happens to a task is decided by the word of its place alone; `head` and `tail` only say where to search:
 //!
-//! 1. A place is taken at a position before `head` + `tasks` only, and `tail` is moved behind it before its task is
-//!    pending. So the positions from `head` to `tail` contain each place once at most, in the order in which the tasks
-//!    were submitted.
-//! 2. `head` passes positions that are not pending. If one becomes pending afterwards, because its submitter was slow
-//!    or its attempt was taken back, the member that made it pending adds to `late`. A worker that finds `late` ahead
-//!    of `late_claimed` checks all places first, so that a task that came back goes first; also one of a slow
-//!    submitter, unless the ring has come round to its place.
-//! 3. A member that was killed or stopped between making a task pending and adding to `late` leaves a task that no hint
+//! 1. A place is taken only at a position before `head` + `tasks`, and `tail` is moved past it before its task is
+//!    pending. The positions from `head` to `tail` therefore contain each place at most once, in the order in which the
+//!    tasks were submitted.
+//! 2. `head` passes positions that are not pending. Such a position may become pending afterwards, because its
+//!    submitter was slow or its attempt was taken back. The member that makes it pending then adds to `late`. A worker
+//!    that finds `late` ahead of `late_claimed` checks all places first, so a task that was taken back goes first. So
+//!    does the task of a slow submitter, unless the ring has come round to its place.
+//! 3. A member that is killed or stopped between making a task pending and adding to `late` leaves a task that no hint
 //!    names. The members that wait search for such tasks, and for leases that have ended, every [`TEND_EVERY`]. The
-//!    broker does so when it recovers the holdings of dead members.
+//!    broker does so when it recovers what dead members held.
 //!
 //! The protocols: `submit`, `claim`, `finish`, `attachments` and `recovery`.
 

@@ -1,21 +1,21 @@
-//! Submitting: how a task comes into the queue.
+//! Submitting: how a task gets into the queue.
 //!
-//! 1. The submitter takes a free place (*writing*), and moves `tail` behind it. If `head` has come past its position
-//!    meanwhile, it gives the place back and begins again.
-//! 2. It writes the body. The input blocks are still its own. If the body names attachments that are attached no more,
-//!    the submitter gives the place back; see `attachments`.
-//! 3. It makes the place *pending*, by one compare-and-swap: from here on the blocks that the body names are the
-//!    task's. Then it gives up its own hold on them.
+//! 1. The submitter takes a free place (*writing*) and moves `tail` past its position. If `head` has passed that
+//!    position meanwhile, it gives the place back and starts again.
+//! 2. It writes the body. It still holds the input blocks itself. If the body names an attachment that has been
+//!    detached, it gives the place back; see `attachments`.
+//! 3. It makes the place *pending* by one compare-and-swap. From then on the blocks that the body names belong to the
+//!    task. The submitter then gives up its own hold on them.
 //! 4. Behind a fence, it adds to `late` if `head` has passed the position. It notifies workers.
 //!
-//! If the submitter is killed or stopped between any two steps: before step 3 nothing has been submitted; the place and
-//! the blocks are the submitter's own until it goes on or is proved dead. After step 3 the task is in the queue. The
-//! broker gives the blocks to the task if the submitter cannot. Workers that sleep look again after
+//! If the submitter is killed or stopped before step 3, nothing has been submitted: the place and the blocks are its
+//! own until it continues or is proved dead. After step 3 the task is in the queue. If the submitter dies before it has
+//! given up its blocks, the broker gives them to the task. If it does not notify, sleeping workers check again after
 //! [`MAX_SLEEP`](crate::MAX_SLEEP).
 //!
-//! **Why `head` passes no pending task.** A worker that passes a position moves `head`, and behind a fence looks at the
-//! place again; a submitter makes it pending, and behind a fence looks at `head`. One of them sees what the other did,
-//! and adds to `late`.
+//! **Why no pending task is missed.** A worker that passes a position first moves `head`, and then, behind a fence,
+//! checks the place once more. A submitter first makes the place *pending*, and then, behind a fence, reads `head`. At
+//! least one of the two sees the other's change, and adds to `late`.
 
 use super::{
     NewInput, NewTask, Queue, Row, TaskId,

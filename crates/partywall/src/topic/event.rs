@@ -1,9 +1,9 @@
 //! File descriptors that report samples to event loops.
 //!
-//! The descriptor is an eventfd whose state is set under a lock, behind a look at the ring: by the service thread
+//! The descriptor is an eventfd. Its state is set under a lock, after a check of the ring: by the service thread
 //! periodically, because a publisher in another process wakes no descriptor, and by each thread that has received a
-//! sample. Whichever is last sees what the other did, so a descriptor does not stay readable once the last sample is
-//! received.
+//! sample. The later of two such threads sees what the earlier one did, so a descriptor does not stay readable once the
+//! last sample is received.
 
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
