@@ -1,4 +1,5 @@
-//! The page that a supervisor shares with its workers.
+//! The page that a supervisor shares with its workers: signs of life, deaths in a row, the request that is being
+//! handled, and why a worker cannot serve, which the supervisor reports where it was started.
 
 use std::{
     os::fd::{OwnedFd, RawFd},

@@ -23,7 +23,10 @@
 //! starts it again for a minute in the first case, as after a death, and then executes the former program again.
 //!
 //! Both programs must agree on the format of the state and on the protocol; otherwise step 1 or the request is refused
-//! and nothing has changed.
+//! and nothing has changed. A state begins with the number of its format and a hash of all layouts of control memory.
+//! The child also encodes again what it has read, and compares.
+//!
+//! A replacement is no restart: `restarts` in `partywall status` counts deaths.
 
 use std::{
     collections::BTreeSet,

@@ -1,23 +1,33 @@
 //! The supervisor: keeps a domain alive when the process that serves it dies.
 //!
-//! The supervisor binds the socket and then starts the *worker*, a copy of itself that shares its table of file
-//! descriptors and does everything else. If the worker is killed, panics or hangs, the supervisor starts the next one.
-//! The descriptors that the former worker held are still open, and the journal (`journal`) says what they are.
+//! The supervisor binds the socket and then starts the *worker*, which does everything else. The worker is a copy of
+//! the supervisor, made by clone(2) with `CLONE_FILES`, so both have one table of file descriptors: what a worker has
+//! opened survives that worker, under its number. If the worker is killed, panics or hangs, the supervisor starts the
+//! next one, and the journal (`journal`) says what the open descriptors are.
 //!
-//! A worker that cannot be started, or finds too little memory or no thread to continue with, is started again, for a
-//! minute: nothing is lost meanwhile.
+//! A worker ends without unwinding, because dropping its state would close the memory that the next worker continues
+//! with. Only the end of the domain drops it.
+//!
+//! A worker that cannot be started, or finds too little memory, no thread or no free descriptor to continue with, is
+//! started again, for a minute: nothing is lost meanwhile.
 //!
 //! The supervisor has one thread, because a copy of it is what the next worker begins as. While a worker runs, the
-//! supervisor keeps nothing open that it had not open before; only `ready` may open something for a moment, such as a
-//! socket of the service manager, and so may the supervisor once a worker has served, because that worker takes no
-//! number any more for one that its predecessor has left. It closes a descriptor only if the worker does not use that
-//! number. The supervisor is also the process in which another program continues ([`replacement`]).
+//! supervisor opens nothing. There are two exceptions: `ready` may open something for a moment, such as a socket of the
+//! service manager; and once a worker has served, the supervisor itself may, because that worker no longer takes a
+//! number for one that its predecessor left. The supervisor closes a descriptor only if the worker does not use that
+//! number. It is also the process in which another program continues ([`replacement`]).
 //!
-//! Five workers in a row that die at once end the domain: what kills them would kill the next one, too. A worker that
-//! has served for two polls of its supervisor, or has answered a request, is not one of them, however it dies later.
+//! The supervisor polls for turns of the worker's loop every 2 s, and pokes the worker, so that an idle one turns, too.
+//! It polls a new worker after 0.2 s and 0.4 s. Five workers in a row that die at once end the domain: what kills them
+//! would kill the next one, too. A worker that has served for two polls of its supervisor, or has answered a request,
+//! is not one of them, however it dies later.
+//!
+//! If the socket's file is gone, the supervisor binds the socket again, under the former number (dup3(2)). The worker
+//! must not do that: the kernel names the process that called listen(2) to clients. A process that finds no file looks
+//! for the socket in `/proc/net/unix` before it starts a broker or takes the broker for dead.
 //!
 //! Signals that would end a process without a reason end neither: the supervisor passes them on to the worker, which
-//! notes them in the log.
+//! notes them in the log when it is poked.
 
 use std::{
     collections::BTreeSet,

@@ -1,4 +1,14 @@
 //! Handshakes: members and operators that join, and members that resume.
+//!
+//! The broker admits a limited number of members, and at most a quarter of them from one process. Processes are told
+//! apart by pid, or by the inode of their pidfd if the kernel shows no pid (Linux 6.9; before that each connection
+//! counts as a process).
+//!
+//! *Operators* are tools that only inspect and tidy up. The registry refuses them every request that grants something,
+//! does not list them, and forgets them when they hang up. A few extra places are kept for them, and one that has been
+//! idle for a second makes room for the next. Their welcome carries pidfds of the worker and its supervisor:
+//! `SO_PEERCRED` names the process that called listen(2), which may be dead, and its pid may be another process's by
+//! now.
 
 use std::{
     os::fd::{AsRawFd, OwnedFd},

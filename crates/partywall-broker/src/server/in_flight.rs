@@ -9,8 +9,13 @@
 //! For the kernel all descriptors that the broker sends are in flight for the broker's user. Processes of other users
 //! may therefore leave only a part of them unread, each user a smaller one.
 //!
-//! A message reserves a slot for each descriptor that it sends at once. It keeps the slots until its last group of
-//! descriptors has been read, so a message that has begun never waits for other processes.
+//! A message reserves a slot for each descriptor that it sends at once, at most [`FDS_AT_ONCE`]. *Carriers*, frame
+//! heads without a body, carry the first groups of a longer message, and the message itself carries the last. The next
+//! group goes out once the peer has read everything (`SIOCOUTQ`). The message keeps its slots until its last group has
+//! been read, so a message that has begun never waits for other processes.
+//!
+//! An edge-triggered `EPOLLOUT` announces that the peer has read. On Linux 6.18 an event followed 20,000 of 20,000
+//! reads; the peer's close sets the count of `SIOCOUTQ` to zero, and our own does not (measured 2026-11-22).
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -236,7 +241,9 @@ impl InFlight {
 const MAX_OF_PROCESS: usize = 64;
 
 /// A process that leaves descriptors unread for this long counts as one that does not read. On a busy machine a thread
-/// may wait for a processor for tens of milliseconds, and the requests of its process are not refused for that.
+/// may wait for a processor for tens of milliseconds, and the requests of its process are not refused for that. Without
+/// this grace, threads of one process that all read were refused 19 of 40 opens; with 50 ms it was one in 40, on a
+/// machine with six times as many busy threads as processors.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// Maximum number of unread descriptors of all processes. The kernel limits what a client may send by the client's soft

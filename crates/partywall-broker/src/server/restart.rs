@@ -1,8 +1,14 @@
 //! Continues what a former worker did, of this program or of another one.
 //!
-//! The state of that worker is read from the journal, and the descriptors are found by their numbers. All else that it
-//! had open is closed. Then what it may not have finished is done again, all members count as disconnected, and each
-//! of them resumes when it notices that its connection has ended.
+//! The next worker replays the journal and takes the descriptors that the journal names. All others are closed: before
+//! anything is opened, those whose close never waits, because the table may be full; then sockets, on a thread of their
+//! own; memory once members are served.
+//!
+//! Effects that the former worker may not have finished are carried out again. All members count as disconnected. Each
+//! of them resumes when it notices that its connection has ended, and repeats the request that was not answered. The
+//! registry answers a repeated request from its state. If the caller has stopped waiting meanwhile, the library sends
+//! `GiveUp` instead. The former connections stay open until their other ends close, because the proof of a death needs
+//! that.
 
 use std::{
     collections::{BTreeMap, VecDeque},

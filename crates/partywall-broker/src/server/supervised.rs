@@ -12,6 +12,10 @@
 //!
 //! A cell is started before the record because a second start would set its timeline back. A decision that panics is
 //! not recorded, so no restart repeats it.
+//!
+//! A request that takes something is refused if no memory can be allocated for its record. Memory is kept for the
+//! records of everything that members may give back. If even that is used up, the journal lacks an event, and a death
+//! of the worker would end the domain until a snapshot has been written.
 
 use std::{
     collections::{BTreeMap, VecDeque},

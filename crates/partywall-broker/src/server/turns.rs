@@ -1,6 +1,8 @@
 //! Turns: the order in which clients are served, and the number of messages that each may send in a turn.
 //!
-//! A single request costs one wait, one read and one write. Everything else here is for many requests at once.
+//! A single request costs one wait, one read and one write. Everything else here is for many requests at once. The loop
+//! collects the clients that have sent something, and serves those first whose requests have cost the least recently. A
+//! client gets its answer before its next request is read, so answers do not pile up for a client that does not read.
 
 use std::{
     collections::BTreeSet,
