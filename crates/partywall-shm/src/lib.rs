@@ -17,6 +17,19 @@
 //!
 //! Other processes write all of this memory, so it is trusted only as far as it has been checked. Reading never panics,
 //! always terminates, and allocates in proportion to the size of the memory.
+//!
+//! # Control memory
+//!
+//! The memory is in memfds that the broker creates. A *slab* has [1,023 cells](timeline::CELLS) for timelines. A
+//! semaphore has a file of its own, and so has each part of a pool, topic or queue. One file for each user has the rows
+//! of that user's members and the rings of their traces. The broker maps all of it, too, because it ends the waits for
+//! a dead process and takes back that process's permits and blocks. Its registry knows which member has which object
+//! open. It does not know what the words say, and never asks.
+//!
+//! A process sleeps on a counter beside a value, not on the low half of the value itself: a value that grows by 2³²
+//! would leave that half unchanged, and its sleepers asleep. Every sleep ends after [`MAX_SLEEP`], and the sleeper
+//! checks again. A process that is stopped between a change and its notification therefore delays others by no more
+//! than that.
 
 pub mod crash;
 pub mod dtype;

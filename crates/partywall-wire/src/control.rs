@@ -1,5 +1,11 @@
-//! Pools, topics and queues in messages. Each is a version whose memory is used block by block. The broker creates its
-//! control memory.
+//! Pools, topics and queues in messages. Each is a version of a name, whose commit says how its memory is divided into
+//! blocks: a topic is a pool with a ring, and a queue a pool of inputs, a pool of outputs behind it, and places for
+//! tasks. The broker creates the control memory. It is part of the version: a process that opens the version receives
+//! its file descriptors, and they are closed with the version.
+//!
+//! Claims, waiting opens, listings, leases, quarantine and removal are therefore those of segments. Two things differ.
+//! The name is withdrawn with the last lease (`Lifetime::Shared`). And no version follows a pool, topic or queue while
+//! its name exists, because all users of the name mean the same one.
 
 use std::fmt;
 

@@ -2,7 +2,8 @@
 //!
 //! Every process that maps a slab can write all of it. The timelines of a user that are not shared are therefore in
 //! slabs of that user, which no other user gets. A shared timeline has a slab of its own, which is closed when no
-//! process can use the timeline any more.
+//! process can use the timeline any more. The number of a slab is never used again, so a topic or a queue can name a
+//! cell of any user.
 //!
 //! A cell is reused for another timeline only when no process can read it or store in it any more:
 //!
@@ -10,6 +11,14 @@
 //! - its writer is proved dead, or has given its lease back and has stored every value that it promised.
 //!
 //! Even then the cell rests for a while.
+//!
+//! A lease keeps every cell that it has led to, because a stream may still wait there. The library therefore follows a
+//! timeline to its next incarnation by another lease.
+//!
+//! A stream of a writer that was evicted, or whose timeline was abandoned, may still store a value. As long as the
+//! process of that writer is not proved dead, the server checks every 100 ms whether such a store has overwritten the
+//! poison that ends the waits, and restores the poison ([`Registry::guarded`]). This stops once the writer has given
+//! its lease back and all values that it promised have been stored, before or after the end.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

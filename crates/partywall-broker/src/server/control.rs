@@ -4,6 +4,15 @@
 //! bytes, and no value read is trusted: it is only shown to people or passed on as a number. Whether tasks name an
 //! attachment decides whether it ends: a member that breaks the rules can end it early, and its tasks then name
 //! nothing.
+//!
+//! Memory that a request needs is created before the registry is asked, so that an effect cannot fail. What a pool,
+//! topic or queue needs depends on the request alone; the memory is dropped if the registry refuses. Whether a timeline
+//! needs a slab, or a semaphore its file, depends on the registry's state (`Registry::control_needed`).
+//!
+//! A member's row is its mark in semaphores, pools, topics and queues, so a row gets its next member only when nothing
+//! is marked with it. Taking a dead member's permits and blocks back means reading every slot. 65,536 slots take about
+//! a millisecond, so the work goes on in further turns of the loop. Until it is done the row gets no member, and the
+//! registry closes nothing.
 
 use std::{
     collections::{BTreeMap, VecDeque},

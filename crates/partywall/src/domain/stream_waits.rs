@@ -6,7 +6,8 @@
 //!
 //! The next value that a stream signals proves that it has passed its earlier waits. A stream that waits for many
 //! timelines without a signal writes a private word from time to time; a stream with few waits does not have this cost.
-//! A few leases of streams that do nothing more remain, and are kept as long as the connection.
+//! A few leases of streams that do nothing more remain, and are kept as long as the connection. A domain that is
+//! dropped while a stream may wait stays connected until the stream has passed its waits.
 
 use std::{
     collections::VecDeque,

@@ -1,4 +1,8 @@
 //! Blocks of a pool: using them, giving them back, and offering them to other processes.
+//!
+//! A block whose GPU address was handed out is freed once the GPU has finished with it: behind a stream, or behind
+//! everything that this process runs there ([`Fence::DeviceIdle`]). That wait is a job of the gpu worker, which keeps
+//! the connection meanwhile, because a GPU may take as long as it likes.
 
 use std::{
     fmt,

@@ -1,9 +1,25 @@
 //! Waits and signals that are nodes of CUDA graphs.
 //!
-//! A node is idle between launches: a wait passes, a signal writes a word that no thread reads. [`GraphLaunch::run`]
-//! gives the nodes their words and values, has the graph launched, and makes them idle again; the launch that is
-//! enqueued keeps its values. A launch without it therefore repeats no old value, and stores into no timeline that may
-//! have ended.
+//! A node is a place for a wait or a signal, without a timeline and a value of its own. It is idle between launches: a
+//! wait passes, a signal writes a private word that no thread reads. [`GraphLaunch::run`] does for each launch what
+//! `wait_on` and `signal_on` do for a stream:
+//!
+//! 1. It checks all values, and locks the writers, in one order for all threads.
+//! 2. It gives the nodes their words and values.
+//! 3. It has the caller launch the graph. The launch is the caller's function, because torch does more in `replay` than
+//!    launch.
+//! 4. It records the waits, announces the values, and makes the nodes idle again. The launch that is enqueued keeps its
+//!    values.
+//!
+//! A kill between any two steps leaves what a kill between the steps of a plain signal leaves, because the words are
+//! the same.
+//!
+//! The alternative was to leave the last values in the graph. A launch without [`GraphLaunch`] would then set a
+//! timeline back, overwrite the poison of one that has ended, or wait for a cell that has become another timeline's.
+//! Being idle costs one more driver call for each node and launch (not measured).
+//!
+//! The signals of a launch do not prove that its waits were passed, because they may stand beside the waits in the
+//! graph. A later signal of the stream does.
 
 use std::sync::Arc;
 

@@ -1,4 +1,7 @@
 //! The timelines that a writer's values rest on, and which values rest on a timeline that has failed.
+//!
+//! Only the writer's library knows what its values rest on. It remembers after which wait for an input it signalled
+//! which value, and marks its cell as tainted if the input turns out to have failed before.
 
 use std::{collections::VecDeque, sync::Arc};
 

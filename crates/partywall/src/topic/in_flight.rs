@@ -1,4 +1,9 @@
 //! In-flight samples: samples that were published before it was known that they are complete and valid.
+//!
+//! A block that a stream is writing stays held by its publisher's row although it is in the ring, until the publisher's
+//! service thread has seen the stream finish. After a death it is therefore in quarantine as any held block is. A word
+//! of the sample's descriptor says whether the sample is valid. Its publisher settles that word; for a publisher that
+//! is gone the broker does, by the last value that the publisher's timeline really reached.
 
 use std::sync::{
     Arc,

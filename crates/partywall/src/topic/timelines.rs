@@ -1,4 +1,7 @@
 //! The timelines by which the streams of publishers complete samples.
+//!
+//! A subscriber trusts a publisher's timeline only if it is the very incarnation that the topic names. Another timeline
+//! that was created under the same name would never reach the value.
 
 use std::{
     sync::Arc,
