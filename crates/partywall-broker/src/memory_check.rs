@@ -6,6 +6,10 @@
 //! to import each of them, and a fresh allocation besides: only if that works are the others lost. The fresh allocation
 //! is at the same place, so the loss of a GPU says nothing about pinned memory.
 //!
+//! A chunk is lost only if the fresh allocation works and the driver refuses the chunk as invalid. A hidden GPU, a
+//! missing driver or a full GPU proves nothing; the place is then checked again a few times, because a GPU that is just
+//! being reset cannot be used.
+//!
 //! The child is killed with the broker's worker, and changes nothing. What it has found is one event of the registry,
 //! which the journal contains or does not contain.
 

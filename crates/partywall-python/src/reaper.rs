@@ -1,7 +1,10 @@
 //! A thread for releases that may block.
 //!
-//! DLPack's deleters have no stream, may run with or without the GIL, and must not keep the garbage collector waiting
-//! for a GPU or a broker.
+//! A deleter of DLPack may run on any thread, with or without the GIL, in the middle of a garbage collection, and has
+//! no stream: kernels that use the memory may still run. It must not keep the garbage collector waiting for a GPU or a
+//! broker. The last reference therefore hands its build or segment to this thread, which waits for everything that the
+//! process runs on that GPU, and then unmaps and releases. While a graph is being captured that wait is impossible, and
+//! the thread tries again later. `close()` waits by itself.
 
 use std::{
     cell::Cell,

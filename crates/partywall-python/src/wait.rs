@@ -1,4 +1,9 @@
 //! Waits that release the GIL, and end by Ctrl-C and by exceptions that other threads set.
+//!
+//! The driver's own waits cannot be interrupted. Where Python waits for a GPU, it therefore waits twice: first for a
+//! helper thread that waits for the GPU, or by polling a stream, which a signal ends while nothing has happened yet;
+//! then the library waits, and returns at once. A call to the broker is not interrupted: it ends within the ten seconds
+//! that a broker has for its answer.
 
 use std::{
     sync::{

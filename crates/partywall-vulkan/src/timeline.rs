@@ -2,7 +2,8 @@
 //!
 //! A semaphore of Vulkan stays in its process. A thread carries values from a timeline to a semaphore, or back: hosts
 //! can wait for both, and a wait for a timeline ends with its writer, while nothing would end a wait for the semaphore
-//! of a dead process.
+//! of a dead process. An exported semaphore would also be slower: a hand-off took 155 µs by it, and 12 to 14 by a
+//! thread (H200).
 
 use std::{
     collections::VecDeque,

@@ -39,7 +39,8 @@ pub const MIN_MESSAGE: usize = 64 * 1024;
 pub const MAX_NAME: usize = 255;
 
 /// The largest table that travels inside the message and costs the broker no file descriptor. A larger one is a sealed
-/// memfd.
+/// memfd. File descriptors are the scarcest resource: with one for each table and a hard limit of 20,000 open files,
+/// 10,000 small segments would not fit.
 pub const MAX_INLINE_TABLE: usize = 16 * 1024;
 
 /// Bytes of a table in a memfd: 70,000 tensors with long names take about 20 MiB.

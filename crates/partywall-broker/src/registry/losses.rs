@@ -2,7 +2,12 @@
 //! it.
 //!
 //! The file descriptors stay open, but the driver does not import them any more. The server finds out which ones
-//! ([`Event::DeviceLost`](super::Event::DeviceLost)), because no member's word may end another member's names.
+//! ([`Event::DeviceLost`](super::Event::DeviceLost)), because no member's word may end another member's names. The
+//! result is one event, so the journal has all of it or nothing. It names chunks, not versions, because a name may have
+//! got another version meanwhile. Lost versions are stale, as after a withdrawal.
+//!
+//! Memory of kind `legacy` has no descriptor that could be checked. Its publisher's context is lost, and the names end
+//! with that process.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,8 @@
 //! Background jobs: work that blocks and is not part of a call. They run beside the service thread, which never blocks.
+//!
+//! One thread for everything would deadlock: it could block in the driver behind a wait with a limit that only it can
+//! end. No job of the broker's queue waits for the renewal of a lost connection, which may be a later job of the same
+//! queue.
 
 use std::{
     collections::VecDeque,

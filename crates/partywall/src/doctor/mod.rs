@@ -5,7 +5,9 @@
 //! Some probes start a second process and pass memory to it over its standard input.
 //!
 //! A probe leaves nothing behind, starts no broker, and takes at most 64 MiB of memory, on the GPUs of the [`Scope`]
-//! only.
+//! only. The function that judges a probe takes the evidence, such as files and facts about a GPU, as an argument, so
+//! tests can present machines that are not available. The front end also supplies the probe of Vulkan, whose bindings
+//! the library does not have.
 
 mod exchange;
 mod finding;

@@ -7,8 +7,18 @@
 //! A version has at most 128 chunks, each with a file descriptor, and a model has more weights than that. A heap
 //! therefore allocates large *chunks* and divides them into blocks, instead of one chunk for each block.
 //!
-//! Allocators free blocks on any thread, also after the connection has ended. No operation of a heap asks the broker,
-//! and the blocks of all heaps are in one list, so that an address is enough to free one.
+//! Allocators free blocks on any thread, also after the connection has ended, and torch passes nothing but the address.
+//! No operation of a heap asks the broker, and the blocks of all heaps are in one list, so an address is enough to free
+//! one. No lock of a heap is held while Python or the broker is called, because torch calls under locks of its own.
+//!
+//! A kernel may still use a range that was freed. The range is therefore used again only after a wait for the context,
+//! which happens when the limit leaves no room for another chunk. A chunk goes back with its last block, and its
+//! unmapping waits likewise.
+//!
+//! `publish` finds the block of a tensor by its address, and commits the block's chunk by file descriptor; readers map
+//! it as kind `vmm`. The publication keeps the owners of its tensors, and so torch from using their memory, until the
+//! last lease has ended (`segment/left`). If the publisher is killed, no process writes the memory any more, and the
+//! broker's descriptors keep it.
 
 mod holes;
 

@@ -8,8 +8,12 @@
 //! process could map it otherwise: this protects against bugs, not against attackers. So plain slices exist only of
 //! memory of the own user.
 //!
-//! The descriptor of such memory looks like that of GPU memory. An importer asks the driver where the memory is, and
-//! refuses another place before it maps anything.
+//! The descriptor of such memory looks like that of GPU memory, so the broker cannot check the place. An importer asks
+//! the driver where the memory is, and refuses another place before it maps anything.
+//!
+//! `Place::gpu` is `None` for such memory and `Place::is_cpu_reachable` true; in the protocol `Place::needs_driver`
+//! tells it from `host`. `Memory::gpu` is `None` until a GPU is used. Blocks of a pool can be borrowed
+//! (`Blocks::bytes`) once the CPU has access.
 
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},

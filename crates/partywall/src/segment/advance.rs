@@ -1,8 +1,19 @@
 //! Advancing: an open segment shows another version of its name, at the same addresses.
 //!
-//! The other version is opened as a segment of its own first, so that its lease is held, its memory imported and its
-//! table checked before anything changes. What is left for the moment of the switch is one unmapping and one mapping of
-//! each chunk.
+//! The other version is opened as a segment of its own first, at addresses of its own: its lease is held, its memory
+//! imported and its table checked before anything changes. Then [`Segment::advance`] follows these steps:
+//!
+//! 1. It compares the layouts: kind, place, GPU, chunks, and each tensor's dtype, shape, strides and place.
+//! 2. It waits for the work of the process, because the driver unmaps without waiting.
+//! 3. It unmaps each chunk, and maps the other version's allocation there. The reservation of addresses stays with its
+//!    owner. If that fails, it maps the former allocations again. Only if the driver refuses that, too, is the segment
+//!    no longer mapped whole, which [`Segment::check`] then reports.
+//! 4. The two segments exchange their leases and tables. Dropping the other segment then unmaps the addresses at which
+//!    the new version was opened, and gives back the lease on the former version.
+//!
+//! A kill at any point leaves leases and mappings that end with the process. In Rust no tensor of the segment is
+//! borrowed during an advance (`&mut self`). Tensors that Python handed out stay: they share an `Owner`, which lets no
+//! other call of the segment begin, and waits for those that run.
 
 use std::{mem::swap, sync::Arc};
 

@@ -1,6 +1,23 @@
 //! Growing: the committer of a mutable version adds memory at its end, and other processes map it with a refresh.
 //!
-//! Existing tensors keep their names, places and addresses in every process, and stay usable during a growth.
+//! Existing tensors keep their names, places and addresses in every process, and stay usable during a growth. A process
+//! that opens the version reserves as many addresses as the version declares, by default eight times its first length.
+//! It maps the first chunks, and later ones behind them: memfds replace `PROT_NONE` pages, and on a GPU one
+//! `cuMemAddressReserve` holds all allocations. The tensor table sees the chunks as one, so a tensor may span
+//! allocations. A process without room for the reservation maps the version at its present length.
+//!
+//! The committer grows in these steps ([`Growth::commit`]):
+//!
+//! 1. It lays out its table again with more at the end, which leaves every existing place unchanged.
+//! 2. It allocates what is missing as one chunk and maps it behind its own mapping, not yet published.
+//! 3. It sends descriptor and table in one message. The registry replaces the version's memory in one step, refuses a
+//!    grower that missed an earlier growth, and wakes the waiters.
+//! 4. The reply publishes the grower's own mapping, so nothing can fail after the commit.
+//!
+//! A reader asks ([`Segment::refresh`]), checks that the new table continues the old one, and maps the rest. The
+//! lengths of a segment are a list of [stages](Stage) that only gets longer, so tensors borrowed from an earlier stage
+//! stay valid without a lock. Only the committer grows: two growers would each lay out a table without the other's
+//! tensors.
 
 use std::{
     os::fd::{AsFd, OwnedFd},

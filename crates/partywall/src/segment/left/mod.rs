@@ -1,7 +1,13 @@
 //! Names and published memory that remain after their committers have dropped the segments.
 //!
 //! One thread of a connection keeps the memory, however many versions were left ([`LeftVersions`]). It watches all
-//! their names by one pattern ([`Watched`]), and asks the broker about a version only after an event of its name.
+//! their names by one pattern ([`Watched`]), and asks the broker about a version only after an event of its name. It
+//! exists only while there are left versions.
+//!
+//! A name that is committed `until_unused` (`Lifetime::Shared`, as those of pools and topics) ends with the last
+//! process that has it open. A publisher that leaves such a name gives its lease back at once, so the leases of the
+//! readers decide how long the memory is kept. For kind `legacy` the registry records the publisher as the keeper, so
+//! that the name still ends with the publisher's death. A kill between any two steps leaves either a lease or no name.
 
 mod version;
 mod watched;
