@@ -1,5 +1,8 @@
 """Builds the wheel: the `partywall` program and the extension in one command, then maturin, which packs both.
 
+The wheel is `cp311-abi3`: one for every Python from 3.11 on, except free-threaded builds, which cannot load it. Its
+stubs are generated from the compiled half at each build, so they cannot differ from it.
+
 `PARTYWALL_PROFILE` names the cargo profile; the default is `release`. `PARTYWALL_BUILD` has the arguments of cargo where
 they belong to a larger build.
 """

@@ -17,7 +17,12 @@
 //! | [`python`], [`iceoryx2`] | the programs in Python, and the one that uses iceoryx2 |
 //!
 //! Every subject has a broker and a domain of its own, so that no subject measures the leftovers of another. Cases are
-//! measured in turns with their floors and rivals.
+//! measured in turns with their floors and rivals. The list of subjects has three parts: what sharing costs, which is
+//! measured by default; Partywall beside the least that the machine could take (`floors`); and Partywall beside other
+//! ways (`peers`).
+//!
+//! The programs of the other ways are in `peers`: Python files, which this program contains and starts, and a crate
+//! outside the workspace, which cargo builds on demand.
 
 mod board;
 mod goals;

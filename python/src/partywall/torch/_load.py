@@ -1,4 +1,7 @@
-"""A model from shared memory."""
+"""A model from shared memory.
+
+Loading compares everything first, then swaps the contents of the tensor objects, so that identities hold.
+"""
 
 from collections.abc import Mapping
 from typing import Any, Literal

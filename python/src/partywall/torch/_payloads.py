@@ -1,4 +1,11 @@
-"""Storages of torch that other processes open: how long they live, and in which order streams use them."""
+"""Storages of torch that other processes open: how long they live, and in which order streams use them.
+
+A payload is the name of a publication of the whole storage (`until_unused`), and a value of a timeline that the
+sender's stream signals. The sender's lease is a *hold* (`_native.Hold`). Weak references count the living tensors that
+were sent, and the compiled half keeps the time until which unread payloads can be opened. When both are over, the hold
+leaves the name to its readers. A tensor that is sent again costs neither a call to the broker nor a wait, only a
+signal. Each stream that sends has a timeline of its own, because a timeline that changes its stream waits for it.
+"""
 
 import os
 import secrets

@@ -1,4 +1,9 @@
-"""A model put into shared memory."""
+"""A model put into shared memory.
+
+A shared model is an ordinary segment: the table describes strides and shared memory, and JSON in the metadata adds the
+rest (`_manifest`). Moving a model allocates its segment on demand, one chunk after the other, because a build can be
+written and used before its commit.
+"""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,4 +1,7 @@
-"""Tensors of a model replaced in place: the object stays, and with it ties, lists, attributes and optimizers' keys."""
+"""Tensors of a model replaced in place: the object stays, and with it ties, lists, attributes and optimizers' keys.
+
+`load_state_dict(assign=True)` would break ties and leave other tensors on *meta*.
+"""
 
 import contextlib
 import weakref
