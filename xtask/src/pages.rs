@@ -1,11 +1,13 @@
 //! Checks what the pages of the repository say about the repository itself.
 //!
 //! Every page names files, driver facts, steps of labs and examples, and links to pages and their headings. Tests name
-//! the promises of SPEC.md that they hold. ARCHITECTURE.md says where `unsafe` is allowed and that the broker links no
-//! CUDA. Each manifest gives the reason for each dependency on somebody else's crate.
+//! the promises of SPEC.md that they hold. ARCHITECTURE.md names the functions of its journeys, and says where `unsafe`
+//! is allowed and that the broker links no CUDA. Each manifest gives the reason for each dependency on somebody else's
+//! crate.
 //! Without this check, a rename would make such a sentence wrong without notice.
 
 pub(crate) mod book;
+mod journeys;
 mod learn;
 mod promises;
 
@@ -42,7 +44,9 @@ pub(crate) fn check(workspace: &Workspace) -> Result<Vec<String>, String> {
     }
     wrong.extend(links(&tree));
     wrong.extend(book::check(&tree));
-    wrong.extend(places_of_unsafe(&page("ARCHITECTURE.md")?, &tree));
+    let architecture = page("ARCHITECTURE.md")?;
+    wrong.extend(journeys::check(&architecture, &tree));
+    wrong.extend(places_of_unsafe(&architecture, &tree));
     wrong.extend(reasons(&tree));
     wrong.extend(dependencies_of_broker(workspace)?);
     Ok(wrong)

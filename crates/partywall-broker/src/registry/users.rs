@@ -6,6 +6,8 @@
 //! and free what dead ones have left; it can end the broker anyway.
 //!
 //! What a version or an object takes is charged to the user to which it belongs, until it is closed.
+//!
+//! All of this is decided here. The server only says which user a connection has.
 
 use std::ops::Bound::{Included, Unbounded};
 

@@ -1,8 +1,12 @@
 //! Events of names, for watchers.
 //!
-//! All events are kept in one log that is bounded in bytes, so a watcher costs no more than its waiting request. A
-//! watcher asks for the events since its point, and waits if there are none. A waiting watcher misses no event, even if
-//! the log overflows. A watcher that asks late learns how many events it has missed.
+//! All events are numbered and kept in one log that is bounded in bytes, so a watcher costs no more than its waiting
+//! request, however slow it is. A watcher asks for the events since its point, and waits if there are none; a renewed
+//! connection continues where it was. A waiting watcher misses no event, even if other names fill the log: it gets a
+//! later point to continue from. A watcher that asks late learns how many events it has missed.
+//!
+//! `Reclaimed` is reported once the closing thread has closed the descriptors, because only then is the memory free.
+//! Its bytes are those that the broker held.
 
 use std::collections::VecDeque;
 

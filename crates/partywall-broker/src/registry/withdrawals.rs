@@ -3,6 +3,8 @@
 //! The name ends at once, as with every withdrawal. Readers may go on until the deadline. Then the requested policy
 //! applies to those that still have a withdrawn version open. A withdrawal belongs to the versions that it withdrew,
 //! and ends with the last of them: a version that is committed under the name later is not affected.
+//!
+//! The registry has no clock: an effect asks the server for the event of the deadline, as for the end of a quarantine.
 
 use std::collections::BTreeSet;
 

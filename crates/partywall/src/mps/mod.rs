@@ -8,7 +8,7 @@
 //! Another process, the MPS server, runs the GPU work of its clients. A *daemon* starts that server when the first
 //! client comes. [`MpsDaemon`] runs the vendor's daemon in a directory of its own beside the domain's socket, and a
 //! *watcher* stops it when no process needs it any more. It neither touches a daemon in another directory nor changes
-//! the compute mode of a GPU.
+//! the compute mode of a GPU. The broker has no part in this; it only records which daemon each member reports.
 //!
 //! A process becomes a client if `CUDA_MPS_PIPE_DIRECTORY` names the daemon's directory when its CUDA driver is
 //! initialised. `partywall run --mps COMMAND` starts a command so, and the Python package's `connect(mps=True)` sets

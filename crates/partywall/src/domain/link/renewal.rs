@@ -4,6 +4,9 @@
 //! there, or a process of another protocol does. A broker that does not answer may be stopped, and continues with all
 //! its members. A time-out therefore fails calls and proves nothing: a process that ended the waits for its timelines
 //! after one would end those of all other processes too.
+//!
+//! A broker is told from another one by its number, which a refusal contains, too. Its pid would not do: it is not
+//! visible in another PID namespace.
 
 use std::{
     os::fd::OwnedFd,

@@ -1,4 +1,8 @@
 //! Leases on versions that allow no new views: their withdrawal forbids it, or their memory is lost.
+//!
+//! The broker reports a stale version to its holders on the events socket, and again when they resume. A view costs one
+//! load as long as there are no stale leases. Subscribers and publishers are detached instead, because their hot paths
+//! read that word already.
 
 use std::{
     collections::HashMap,
