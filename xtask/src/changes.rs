@@ -15,8 +15,8 @@ pub(crate) fn packages(workspace: &Workspace) -> Result<Vec<String>, String> {
     Ok(packages_of(workspace, changed.iter().map(PathBuf::as_path)))
 }
 
-/// Returns the files that differ from those where the branch left `main`, whether they are committed or not. What is not
-/// pushed to `origin` has left its `main`.
+/// Returns the files that differ from those where the branch left `main`, whether they are committed or not. What is
+/// not pushed to `origin` has left its `main`.
 pub(crate) fn files(workspace: &Workspace) -> Result<Vec<PathBuf>, String> {
     let base = git(workspace, &["merge-base", "HEAD", "origin/main"])
         .or_else(|_| git(workspace, &["merge-base", "HEAD", "main"]))?;

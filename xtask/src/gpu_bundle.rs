@@ -13,8 +13,8 @@ use std::process::{Command, Stdio};
 use crate::steps::Environment;
 use crate::tools::Workspace;
 
-/// The packages of the programs, their names, and those in the bundle. `partywall-render` is `partywall-lab` with one more
-/// lab, so that one program serves for both.
+/// The packages of the programs, their names, and those in the bundle. `partywall-render` is `partywall-lab` with one
+/// more lab, so that one program serves for both.
 const PROGRAMS: [(&str, &str, &str); 4] = [
     ("partywall-cli", "partywall", "partywall"),
     ("partywall-render", "partywall-render", "partywall-lab"),

@@ -113,7 +113,8 @@ impl Workspace {
         Self { processor_time: Arc::default(), ..self.clone() }
     }
 
-    /// Returns the processor time of the commands that have ended, with that of the processes that they have waited for.
+    /// Returns the processor time of the commands that have ended, with that of the processes that they have waited
+    /// for.
     pub(crate) fn processor_time(&self) -> Duration {
         Duration::from_millis(self.processor_time.load(Ordering::Relaxed))
     }

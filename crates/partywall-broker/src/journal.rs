@@ -174,8 +174,8 @@ impl Journal {
         self.snapshot == 0
     }
 
-    /// Returns whether the records take so much memory that a new snapshot is worth its time: a restarted worker repeats
-    /// each record, which takes several times as long as reading the same bytes of a snapshot.
+    /// Returns whether the records take so much memory that a new snapshot is worth its time: a restarted worker
+    /// repeats each record, which takes several times as long as reading the same bytes of a snapshot.
     pub(crate) fn is_long(&self) -> bool {
         self.end - self.snapshot_bytes > self.retry_at.max(MIN_RECORDS).max(self.snapshot_bytes / 2)
     }

@@ -106,7 +106,8 @@ impl State {
         Ok(state)
     }
 
-    /// Takes the lock on the file, or keeps it. Where the file system has no locks, the file is taken to be this broker's.
+    /// Takes the lock on the file, or keeps it. Where the file system has no locks, the file is taken to be this
+    /// broker's.
     fn lock(&self) -> io::Result<()> {
         match fcntl_lock(&self.file, FlockOperation::NonBlockingLockExclusive) {
             Err(Errno::AGAIN | Errno::ACCESS) => {

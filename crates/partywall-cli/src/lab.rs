@@ -2,8 +2,8 @@
 //!
 //! `partywall` starts that program with its own arguments and becomes it, as git does with its commands: for `lab` and
 //! `bench`, for `--simulated` and `PARTYWALL_LIBCUDA=simulated`, and where help, completions and manual pages describe
-//! these. It looks for it in its own directory, then on `PATH`. In the same way `partywall-lab` becomes the program of a
-//! lab that it does not contain.
+//! these. It looks for it in its own directory, then on `PATH`. In the same way `partywall-lab` becomes the program of
+//! a lab that it does not contain.
 
 use std::{env, os::unix::process::CommandExt, path::PathBuf, process::Command, sync::OnceLock};
 

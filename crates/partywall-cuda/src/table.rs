@@ -90,7 +90,8 @@ impl Driver {
     pub const LIBRARY_VARIABLE: &'static str = "PARTYWALL_LIBCUDA";
 
     /// The value of [`LIBRARY_VARIABLE`](Self::LIBRARY_VARIABLE) that selects the simulated driver. The program
-    /// `partywall-lab` contains it. Other programs load `libsimcuda.so`, from their own directory or from one on `PATH`.
+    /// `partywall-lab` contains it. Other programs load `libsimcuda.so`, from their own directory or from one on
+    /// `PATH`.
     pub const SIMULATED: &'static str = "simulated";
 
     /// Makes [`SIMULATED`](Self::SIMULATED) select the driver whose functions `find` returns. Only the first call

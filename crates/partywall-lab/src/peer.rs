@@ -364,8 +364,8 @@ impl Peer {
     }
 }
 
-/// Kills this process, and so its children, if it runs longer than any lab. A stream that waits for the event of a dead process never
-/// continues, and freeing memory waits for streams, so the process might otherwise never end.
+/// Kills this process, and so its children, if it runs longer than any lab. A stream that waits for the event of a dead
+/// process never continues, and freeing memory waits for streams, so the process might otherwise never end.
 pub(super) fn limit_this_process() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

@@ -1,9 +1,9 @@
 //! A CUDA driver in software: the entry points of `libcuda.so.1` that Partywall uses, without a GPU.
 //!
 //! The program `partywall-lab` contains it ([`link()`]) and uses it if `PARTYWALL_LIBCUDA` is `simulated`. Other
-//! programs load `libsimcuda.so` for that, which `testing/simcuda` builds from it and tests name by its path. It is never
-//! used otherwise, and the library does not depend on it. A program that contains it has no symbol with a name of the
-//! vendor's driver.
+//! programs load `libsimcuda.so` for that, which `testing/simcuda` builds from it and tests name by its path. It is
+//! never used otherwise, and the library does not depend on it. A program that contains it has no symbol with a name of
+//! the vendor's driver.
 //!
 //! It returns the same error codes as the vendor's driver, as far as these were measured on an H200 with driver 580 or
 //! are documented by the vendor; the driver facts check both drivers against one list.

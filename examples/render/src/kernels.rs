@@ -29,7 +29,8 @@ impl Kernels {
 }
 
 /// Prepares what the library needs for waits of streams for timelines. Before a stream waits for anything: registering
-/// memory with the driver might otherwise wait for that stream. An error is ignored here; the first real use reports it.
+/// memory with the driver might otherwise wait for that stream. An error is ignored here; the first real use reports
+/// it.
 fn prepare(domain: &Domain, stream: &Stream) {
     let Ok(writer) = domain.timeline_writer(&format!("ready/{}", std::process::id())) else { return };
     if writer.signal_on(stream.as_ref(), 1).is_ok() {

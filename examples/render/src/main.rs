@@ -1,9 +1,9 @@
 //! `partywall lab render`: processes render one picture into shared memory, and one of them is killed.
 //!
 //! An example of programs that use Partywall: memory, streams and timelines are those of the crates `partywall` and
-//! `partywall-vulkan`, as everybody has them. `partywall lab render` starts it, so it presents itself as the labs do: its
-//! command line, its processes and their connections, and its report are the runner of `partywall-lab`, instead of a
-//! second one.
+//! `partywall-vulkan`, as everybody has them. `partywall lab render` starts it, so it presents itself as the labs do:
+//! its command line, its processes and their connections, and its report are the runner of `partywall-lab`, instead of
+//! a second one.
 //!
 //! | role | process | does |
 //! |---|---|---|

@@ -108,8 +108,8 @@ fn kernels_and_the_cpu_draw_the_same_pixels_on_the_simulated_gpu() {
     for file in std::fs::read_dir(&ledger).unwrap() {
         let left = std::fs::read_to_string(file.unwrap().path()).unwrap();
         let kinds: Vec<Value> = serde_json::from_str(&left).unwrap();
-        // A connection ends on a thread of its own, once the GPU is idle, and gives its context back last. A process may
-        // end before that.
+        // A connection ends on a thread of its own, once the GPU is idle, and gives its context back last. A process
+        // may end before that.
         let ended_first = kinds.iter().any(|left| left["kind"] == "primary context");
         assert!(kinds.is_empty() || ended_first, "{left}");
     }

@@ -76,8 +76,8 @@ pub(super) fn guard_of(step: &str) -> Option<&'static Guard> {
     GUARDS.iter().find(|guard| guard.step == step)
 }
 
-/// Returns why a run leaves a step out, if it does. `changed` are the files that have changed since `main`; without them,
-/// everything may have.
+/// Returns why a run leaves a step out, if it does. `changed` are the files that have changed since `main`; without
+/// them, everything may have.
 pub(super) fn reason_to_leave_out(step: &str, part: Part, changed: Option<&[PathBuf]>) -> Option<String> {
     let guard = guard_of(step)?;
     let has_changed = changed.is_none_or(|files| guard.concerns(files));

@@ -55,8 +55,8 @@ enum Lane {
     Waiting,
 }
 
-/// The end of a step. A step that could not check anything is *skipped* with the reason, and one that did not have to is
-/// *left out*; neither is *passed*.
+/// The end of a step. A step that could not check anything is *skipped* with the reason, and one that did not have to
+/// is *left out*; neither is *passed*.
 enum Outcome {
     Passed,
     Failed(String),

@@ -33,9 +33,9 @@ pub(super) fn pack(workspace: &Workspace) -> Outcome {
 
 /// Compiles each crate from its package.
 ///
-/// `cargo publish --dry-run` would compile all dependencies once more for that. In a workspace of the unpacked packages,
-/// with the profiles of this one, cargo finds those that clippy has checked. Nothing is linked: what a package lacks is
-/// missed before.
+/// `cargo publish --dry-run` would compile all dependencies once more for that. In a workspace of the unpacked
+/// packages, with the profiles of this one, cargo finds those that clippy has checked. Nothing is linked: what a
+/// package lacks is missed before.
 pub(super) fn compile(workspace: &Workspace) -> Outcome {
     let folder = workspace.root.join("target/packages");
     let check = || {
@@ -74,8 +74,8 @@ fn published(workspace: &Workspace) -> impl Iterator<Item = &Package> {
     workspace.packages.iter().filter(|package| !package.manifest["publish"].as_array().is_some_and(Vec::is_empty))
 }
 
-/// Writes the packages. Uncommitted changes are allowed, because a developer may want to test them. The build of `xtask`
-/// has asked the registry for everything.
+/// Writes the packages. Uncommitted changes are allowed, because a developer may want to test them. The build of
+/// `xtask` has asked the registry for everything.
 fn write(workspace: &Workspace) -> Result<(), String> {
     let mut command = workspace.cargo(["package", "--no-verify", "--allow-dirty", "--offline"]);
     for package in published(workspace) {

@@ -13,8 +13,8 @@ use crate::tools::{self, Package, Workspace};
 /// The variable that names the library in place of the vendor's driver.
 pub(super) const LIBCUDA: &str = "PARTYWALL_LIBCUDA";
 
-/// The packages of every command: all, because others would select other features of their dependencies, and cargo would
-/// compile most of them again.
+/// The packages of every command: all, because others would select other features of their dependencies, and cargo
+/// would compile most of them again.
 pub(super) const PACKAGES: &str = "--workspace";
 
 /// The examples that tests start as processes.
@@ -228,8 +228,8 @@ pub(super) fn doc_tests(workspace: &Workspace) -> Outcome {
 /// Runs the unit tests of the packages that changed.
 ///
 /// Those of the packages that depend on them would take minutes to compile after a change of a low one; clippy compiles
-/// all of these packages, and `test` runs their tests. One package is built alone, as while it is developed. For several,
-/// cargo would select other features of their dependencies each time, so all packages are built.
+/// all of these packages, and `test` runs their tests. One package is built alone, as while it is developed. For
+/// several, cargo would select other features of their dependencies each time, so all packages are built.
 pub(super) fn unit_tests_of_changes(workspace: &Workspace) -> Outcome {
     let names = match changes::packages(workspace) {
         Ok(names) if names.is_empty() => return Outcome::Skipped("no crate has changed".to_owned()),
@@ -346,8 +346,8 @@ fn run(workspace: &Workspace, selection: &Selection<'_>, variables: &[(&str, Pat
 
 /// Builds, once a run, all tests and every program and library that they start or load.
 ///
-/// Cargo builds the `partywall` program only for the tests of its own package, and for none the simulated driver and the
-/// compiled half of the Python package. None of them may be outdated.
+/// Cargo builds the `partywall` program only for the tests of its own package, and for none the simulated driver and
+/// the compiled half of the Python package. None of them may be outdated.
 pub(crate) fn build_what_tests_run(workspace: &Workspace) -> Result<(), String> {
     let build = || {
         workspace.run(&mut workspace.cargo(build_of_what_tests_run()))?;

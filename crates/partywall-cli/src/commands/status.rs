@@ -8,9 +8,9 @@
 //! `name`, `place`, `bytes`), `limits` (an object: `bytes`, `names`, `fds`, `clients`, `pinned_bytes` on each NUMA
 //! node, `message`, `waits`, `waits_per_member`, `leases`, `leases_per_member`, `timelines`, `semaphores`), `users` (a
 //! list of `uid`, `members`, `names`, `fds`, `bytes`, `leases`, `timelines`, `semaphores`, `waits`, `seats` (its
-//! connections that are no members, without this one), `pinned` (a list of `place`, `bytes`), and `limits`, an object of
-//! the same without `uid` and `pinned`, and with `pinned_bytes` on each NUMA node; for others than the broker's user only
-//! its own).
+//! connections that are no members, without this one), `pinned` (a list of `place`, `bytes`), and `limits`, an object
+//! of the same without `uid` and `pinned`, and with `pinned_bytes` on each NUMA node; for others than the broker's user
+//! only its own).
 
 use partywall::{
     Limit, Place, bytes,

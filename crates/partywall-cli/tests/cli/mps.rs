@@ -1,4 +1,5 @@
-//! `mps` and `run --mps`, with a stand-in for the vendor's daemon. What only the vendor's daemon can show is tested on GPUs.
+//! `mps` and `run --mps`, with a stand-in for the vendor's daemon. What only the vendor's daemon can show is tested on
+//! GPUs.
 
 use std::{
     ffi::OsStr,

@@ -1,7 +1,8 @@
 //! A long life in a short time: no process and no control memory grows.
 //!
-//! `PARTYWALL_STRESS=50` makes the counts the full ones: 10⁶ attachments, 10⁵ versions, 10⁷ messages and 10³ restarts of the
-//! broker. An attachment opens a segment, reads it and releases it; each hundredth comes with a connection of its own.
+//! `PARTYWALL_STRESS=50` makes the counts the full ones: 10⁶ attachments, 10⁵ versions, 10⁷ messages and 10³ restarts
+//! of the broker. An attachment opens a segment, reads it and releases it; each hundredth comes with a connection of
+//! its own.
 
 use std::{
     collections::BTreeMap,

@@ -13,8 +13,8 @@ use rustix::fs::statvfs;
 
 use crate::{bench::Bench, broker::Broker};
 
-/// A file without a name of its own, so that nothing is left if this process is killed: a link in the broker's directory
-/// leads to it.
+/// A file without a name of its own, so that nothing is left if this process is killed: a link in the broker's
+/// directory leads to it.
 #[derive(Debug)]
 pub(crate) struct ModelFile {
     path: PathBuf,

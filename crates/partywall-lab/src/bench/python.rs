@@ -1,5 +1,5 @@
-//! Programs of `crates/partywall-lab/peers` in Python: rivals, and Partywall itself. They run with `PARTYWALL_PYTHON`, else
-//! `python3`.
+//! Programs of `crates/partywall-lab/peers` in Python: rivals, and Partywall itself. They run with `PARTYWALL_PYTHON`,
+//! else `python3`.
 
 use std::{
     env,

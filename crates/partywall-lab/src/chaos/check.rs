@@ -295,8 +295,8 @@ fn tasks(records: &[Record], ends: &Ends) -> Check {
     check
 }
 
-/// Checks permits, blocks and claims. A member surely had one from the line after taking it to the line before giving it back,
-/// or to its kill.
+/// Checks permits, blocks and claims. A member surely had one from the line after taking it to the line before giving
+/// it back, or to its kill.
 fn holders(records: &[Record], ends: &Ends) -> Check {
     let mut check = Check::new(
         "holders",

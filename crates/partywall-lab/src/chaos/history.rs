@@ -39,8 +39,8 @@ pub(super) enum What {
     Killed,
     /// As for a member.
     BrokerKilled,
-    /// The member gets SIGSTOP. Written before the signal. With `until` it is stopped until another member has shown this
-    /// progress.
+    /// The member gets SIGSTOP. Written before the signal. With `until` it is stopped until another member has shown
+    /// this progress.
     Stopped {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         until: Option<Progress>,
@@ -69,7 +69,8 @@ pub(super) enum What {
     Published { message: u64 },
     /// A `block` subscriber has joined.
     Subscribed,
-    /// It has received a message. `whole` is false if its words differ, or if its publisher has `failed` to complete it.
+    /// It has received a message. `whole` is false if its words differ, or if its publisher has `failed` to complete
+    /// it.
     Got {
         message: u64,
         whole: bool,

@@ -326,8 +326,8 @@ impl Observer<'_> {
         Ok(())
     }
 
-    /// Returns whether others of its role can go on while it is stopped, too. Publishers can as long as one is left. Holders
-    /// that are stopped keep their permits, and the other roles are few.
+    /// Returns whether others of its role can go on while it is stopped, too. Publishers can as long as one is left.
+    /// Holders that are stopped keep their permits, and the other roles are few.
     fn may_be_outlasted(&self, index: usize) -> bool {
         let role = POPULATION[index];
         // A simulated GPU stops with the process that uses it, and a message may never be complete.

@@ -26,8 +26,8 @@
 //! only for people, and no process decides anything by them.
 //!
 //! A clock cannot make an age negative: a stamp later than the time of receipt counts as age 0. That happens if another
-//! process breaks the rules. The [clock](partywall_os::clock) is that of the machine in all time namespaces, and restarts
-//! only with the machine, which ends the memory, too.
+//! process breaks the rules. The [clock](partywall_os::clock) is that of the machine in all time namespaces, and
+//! restarts only with the machine, which ends the memory, too.
 
 use partywall_wire::Ages;
 

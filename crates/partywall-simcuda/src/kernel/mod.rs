@@ -1,5 +1,6 @@
 //! Emulates, by their names, Partywall's kernels, that of one driver fact, and those that a program adds. Those of
-//! `partywall-cuda/kernels/partywall.cu` are here, those of `lab.cu` in [`lab`], and those of `images.cu` in [`images`].
+//! `partywall-cuda/kernels/partywall.cu` are here, those of `lab.cu` in [`lab`], and those of `images.cu` in
+//! [`images`].
 //!
 //! Their results do not depend on the shape of the grid: they stride over it, or take the amount of work as a
 //! parameter.

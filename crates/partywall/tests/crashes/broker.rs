@@ -377,7 +377,8 @@ fn every_request_with_a_kill(victim: u64, point: impl Display) -> Option<String>
     point
 }
 
-/// Kills a worker at the crash point `first` and at each one that is a multiple of `step` later, until it has passed all.
+/// Kills a worker at the crash point `first` and at each one that is a multiple of `step` later, until it has passed
+/// all.
 fn killed_at_every(step: usize, first: u64, victim: u64) {
     let struck = (first..).step_by(step).map_while(|number| every_request_with_a_kill(victim, number)).count();
     assert!(struck > 0, "there are no points");

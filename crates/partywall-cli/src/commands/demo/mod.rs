@@ -10,10 +10,10 @@
 //! | `PREFIX/producer-killed` | the demo | the producer is dead |
 //! | `PREFIX/data-reopened` | the observer | a third process has opened the array after that |
 //!
-//! No name outlives the demo, so an interrupted one leaves nothing behind. `PREFIX/data` ends with the last process that
-//! has it open, and each of the others with the process that committed it. The producer keeps its names until it has
-//! read the first two acknowledgements; the consumer keeps those until `PREFIX/shared` is withdrawn. The metadata `run`
-//! distinguishes the names of a run from those of a run that is just ending.
+//! No name outlives the demo, so an interrupted one leaves nothing behind. `PREFIX/data` ends with the last process
+//! that has it open, and each of the others with the process that committed it. The producer keeps its names until it
+//! has read the first two acknowledgements; the consumer keeps those until `PREFIX/shared` is withdrawn. The metadata
+//! `run` distinguishes the names of a run from those of a run that is just ending.
 //!
 //! Without a role, `partywall demo` starts the roles as child processes under a prefix of its own, `demo/PID`, relays
 //! what they print, and kills the producer (SIGKILL). A producer in its own terminal is not killed, and there the demo

@@ -191,8 +191,8 @@ impl Member<'_> {
     }
 }
 
-/// How long a member rests between two operations, and holds a permit or a block. With less, more operations leave fewer
-/// processors for new members, and so for kills.
+/// How long a member rests between two operations, and holds a permit or a block. With less, more operations leave
+/// fewer processors for new members, and so for kills.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// A wait that often ends as what it waits for comes.
@@ -201,6 +201,6 @@ const SHORT: Duration = Duration::from_micros(300);
 /// How long a submitter waits for its last results, and a subscriber for the end of the topic.
 const ENDS: Duration = Duration::from_secs(8);
 
-/// The time after which a call counts as late: far longer than the waits of [`LIMIT`], and than any wait for a permit or a
-/// block, which each come back soon. On a slow machine, its process may have been stopped meanwhile.
+/// The time after which a call counts as late: far longer than the waits of [`LIMIT`], and than any wait for a permit
+/// or a block, which each come back soon. On a slow machine, its process may have been stopped meanwhile.
 const LATE: Duration = Duration::from_secs(7);

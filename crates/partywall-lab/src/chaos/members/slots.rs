@@ -87,7 +87,8 @@ pub(in crate::chaos) fn taker(member: &mut Member<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns the reference in a word of the mail. Generations of a run have fewer than 48 bits, and indices fewer than 16.
+/// Returns the reference in a word of the mail. Generations of a run have fewer than 48 bits, and indices fewer than
+/// 16.
 fn letter(pool: &partywall::Pool, word: u64) -> Result<Option<BlockRef>, Failure> {
     let Some(word) = word.checked_sub(1) else { return Ok(None) };
     let (index, generation) = (word >> 48, word & ((1 << 48) - 1));
@@ -95,7 +96,8 @@ fn letter(pool: &partywall::Pool, word: u64) -> Result<Option<BlockRef>, Failure
     Ok(Some(text.parse().map_err(|error: Error| Failure::from(error))?))
 }
 
-/// Creates a pool and a topic, or opens those of another maker, and uses them for a moment. They go with their last user.
+/// Creates a pool and a topic, or opens those of another maker, and uses them for a moment. They go with their last
+/// user.
 pub(in crate::chaos) fn maker(member: &mut Member<'_>) -> Result<(), Failure> {
     let place = member.session.place;
     member.begins()?;

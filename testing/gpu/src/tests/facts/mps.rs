@@ -26,8 +26,8 @@ impl Mps {
         let directory = std::env::temp_dir().join(format!("partywall-mps-{}", std::process::id()));
         let mut mps = Self { keeper: None, directory };
         let mut command = mps.client();
-        // In its own group, so that it outlives a killed fact and can then end the daemon. Clients count the GPUs that the
-        // daemon sees.
+        // In its own group, so that it outlives a killed fact and can then end the daemon. Clients count the GPUs that
+        // the daemon sees.
         command.env(mps::LOGS, mps.directory.join("log")).env_remove("CUDA_VISIBLE_DEVICES").process_group(0);
         mps.keeper.insert(Peer::start_with("keeper", command)?).expect("started")?;
         // The first client starts a server, and confirms that it is a client.
