@@ -44,7 +44,7 @@ pub struct Candidate {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Claimed {
     pub(super) index: usize,
-    /// As it was claimed.
+    /// The word of the place when it was claimed.
     pub(super) word: Word,
 }
 
@@ -102,7 +102,7 @@ impl Queue {
         seen.is_attempted() && is_attempt(seen, claimed.word)
     }
 
-    /// Has the lease of a claim end at `until` ([`members::now`](crate::members::now)).
+    /// Makes the lease of a claim end at `until` ([`members::now`](crate::members::now)).
     ///
     /// # Errors
     /// [`Fenced`] if the claim has been taken back.
@@ -119,8 +119,8 @@ impl Queue {
     }
 
     /// Searches for what no hint names: leases that have ended, tasks that are pending and were not counted, and places
-    /// whose tasks are over. Members that wait call this repeatedly; one of them searches every [`TEND_EVERY`]. Returns
-    /// whether the caller did.
+    /// whose tasks are over. Members that wait call this repeatedly, and one of them searches every [`TEND_EVERY`].
+    /// Returns whether the caller has searched.
     pub fn tend(&self, pools: Pools<'_>) -> bool {
         let now = now();
         let tended = &self.control().tended;
@@ -188,15 +188,16 @@ impl Queue {
         false
     }
 
-    /// Takes an attempt back: the task is pending again, or a dead letter, or over if no process wants it. Returns
-    /// false if the attempt has ended meanwhile.
+    /// Takes an attempt back: the task is pending again, or a dead letter, or over if no process wants its result.
+    /// Returns false if the attempt has ended meanwhile.
     pub(super) fn take_back(&self, pools: Pools<'_>, index: usize, seen: Word, reason: Reason) -> bool {
         self.record(index, seen, RecordWord::open(Some(reason), seen));
         point("queue: attempt recorded as open, not taken back");
         self.end_attempt(pools, index, seen, reason)
     }
 
-    /// Records how an attempt ends. What its record says already stays, but an open one may be drained.
+    /// Records how an attempt ends. A record that this attempt has already stays, except that an open one may be
+    /// drained.
     pub(super) fn record(&self, index: usize, seen: Word, ended: RecordWord) {
         let record = self.bodies[index].record(seen.attempts());
         for _ in 0..MOST_ATTEMPTS {
@@ -263,7 +264,7 @@ impl Queue {
             }
         }
         point("queue: no late task found, count not moved");
-        // If it has been moved, another worker has looked since.
+        // If it has been moved, another worker has searched since.
         let _ = control.late_claimed.compare_exchange(claimed, late, Ordering::AcqRel, Ordering::Relaxed);
         None
     }
@@ -303,8 +304,8 @@ impl Queue {
         None
     }
 
-    /// Returns a pending task as one that may be claimed: unless the attempt with which the next one shares its record
-    /// is open.
+    /// Returns a pending task that may be claimed. `None` if the next attempt needs a record in which an earlier
+    /// attempt is still open.
     fn candidate(&self, index: usize, word: Word) -> Option<Candidate> {
         let next = word.attempts().saturating_add(1);
         if self.lacks_record(index, word, next) {

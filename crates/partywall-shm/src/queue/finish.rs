@@ -39,7 +39,7 @@ use crate::{
     sync::{Ordering, fence},
 };
 
-/// How far a task is.
+/// The state of a task, for its users.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TaskState {
     /// It waits for a worker.
@@ -66,7 +66,7 @@ pub enum TaskState {
     Gone,
 }
 
-/// The output of an attempt that has succeeded, or will have once a stream of its worker has come so far.
+/// The output of an attempt that has succeeded, or that succeeds once a stream of its worker has finished it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Output {
     /// The task.
@@ -117,8 +117,8 @@ pub enum NotRetried {
 }
 
 impl Queue {
-    /// Completes a task, whose output is in `output`. No stream may use its blocks any more. The output belongs to the
-    /// queue then. If this process has views of the blocks, [`drain`](Self::drain) has to follow.
+    /// Completes a task, whose output is in `output`. No stream may use its blocks any more. The output then belongs to
+    /// the queue. If this process has views of the blocks, it has to call [`drain`](Self::drain) later.
     ///
     /// # Errors
     /// [`Fenced`] if the attempt has been taken back. The output is still held, and the attempt drained or not.
@@ -133,7 +133,8 @@ impl Queue {
         self.publish_result(pools, claimed, output.map(|output| output.block()), views)
     }
 
-    /// Has a task be complete once the worker's timeline comes to a value. [`finish`](Self::finish) has to follow.
+    /// Announces that a task will be complete once the worker's timeline reaches a value. The worker has to call
+    /// [`finish`](Self::finish) then.
     ///
     /// # Errors
     /// [`Fenced`] if the attempt has been taken back. Its stream may still use the blocks.
@@ -147,7 +148,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Completes an enqueued task, now that its stream has come so far.
+    /// Completes an enqueued task, now that its stream has finished.
     ///
     /// # Errors
     /// As [`complete`](Self::complete).
@@ -161,8 +162,8 @@ impl Queue {
         self.publish_result(pools, claimed, output.map(block), views)
     }
 
-    /// Ends an attempt without a result. `drained` says whether no stream and no view of this process uses its blocks
-    /// any more; otherwise [`drain`](Self::drain) has to follow.
+    /// Ends an attempt without a result. `drained` says that no stream and no view of this process uses its blocks any
+    /// more; otherwise the worker has to call [`drain`](Self::drain) later.
     ///
     /// # Errors
     /// [`Fenced`] if the attempt has been taken back; it is recorded as drained, or not, all the same.
@@ -204,8 +205,8 @@ impl Queue {
         Err(Fenced)
     }
 
-    /// Records that an attempt of ours that has a result does not use its output any more. [`drain`](Self::drain) has
-    /// to follow.
+    /// Records that an attempt of ours that has a result no longer uses its output. The worker still has to call
+    /// [`drain`](Self::drain).
     pub fn leave_output(&self, pools: Pools<'_>, claimed: &Claimed) {
         let record = self.bodies[claimed.index].record(claimed.attempt());
         let found = record.load();
@@ -216,7 +217,7 @@ impl Queue {
         self.look_after_drain(pools, claimed.index, claimed.word);
     }
 
-    /// Records that an attempt of ours that is over uses its blocks no more.
+    /// Records that an attempt of ours that is over no longer uses its blocks.
     pub fn drain(&self, pools: Pools<'_>, claimed: &Claimed) {
         self.drain_record(pools, claimed.index, claimed.word);
     }
@@ -231,7 +232,7 @@ impl Queue {
         self.look_after_drain(pools, index, attempt);
     }
 
-    /// Does what an open record has kept from being done.
+    /// Does what had to wait until the record was drained.
     fn look_after_drain(&self, pools: Pools<'_>, index: usize, attempt: Word) {
         // Pairs with the fences in `candidate` and `settle`.
         fence(Ordering::SeqCst);
@@ -247,13 +248,13 @@ impl Queue {
         self.settle(pools, index, seen);
     }
 
-    /// Returns how far a task is.
+    /// Returns the state of a task.
     pub fn state(&self, id: TaskId) -> TaskState {
         self.task(id).map_or(TaskState::Gone, |(_, _, seen)| task_state(seen))
     }
 
-    /// Returns the output of a task that is done or enqueued. The block stays the worker's or the queue's: whether what
-    /// was read of it is the result is known once [`take_output`](Self::take_output) has taken it.
+    /// Returns the output of a task that is done or enqueued. The block stays the worker's or the queue's. What the
+    /// caller reads there is the result only if [`take_output`](Self::take_output) succeeds afterwards.
     ///
     /// # Errors
     /// The state of the task if it is neither.
@@ -286,8 +287,8 @@ impl Queue {
         self.take_if(pools, row, id, |_| true)
     }
 
-    /// Takes the result of a task if it is this output. Then the block has had nothing else in it since the stream of
-    /// its worker came so far: it was not free in between.
+    /// Takes the result of a task if it is this output. If that succeeds, nothing else was written to the block since
+    /// the stream of its worker finished, because it was never free in between.
     ///
     /// # Errors
     /// As [`take`](Self::take); [`TaskState::Done`] if the result is another attempt's.
@@ -322,8 +323,8 @@ impl Queue {
         Err(TaskState::Gone)
     }
 
-    /// Gives the output of a result back that was taken while the worker might still use it. It is freed at once if the
-    /// worker does not use it any more, else when the worker has drained. Returns false if the block was not held.
+    /// Gives back the output of a result that was taken while the worker might still use it. The block is freed at once
+    /// if the worker no longer uses it, otherwise when the worker has drained. Returns false if the block was not held.
     pub fn release_output(&self, pools: Pools<'_>, id: TaskId, attempt: u8, held: &Held) -> bool {
         let Some(published) = pools.outputs.publish(held.index(), held.word()) else { return false };
         point("queue: viewed output given back, worker not looked at");
@@ -356,7 +357,7 @@ impl Queue {
             }
             let ending = seen.with(State::Ending, row);
             if place.change(seen, ending) {
-                // Only of a task that is done the output is the queue's.
+                // The output is the queue's only if the task is done.
                 let output = (state == TaskState::Done).then(|| body.record(seen.attempts()).output()).flatten();
                 self.end(pools, id.index as usize, ending, output);
                 return Ok(());
@@ -515,8 +516,9 @@ impl Queue {
         record.is_of_attempt(seen) && record.uses_output()
     }
 
-    /// Frees an output that was given back, unless its worker may still use it; the inputs of a task that is done or
-    /// draining, and a place that is draining, if no attempt may read the inputs any more. May be repeated.
+    /// Frees what a task that is done or draining no longer needs: an output that was given back, unless its worker may
+    /// still use it; and, once no attempt may read the inputs any more, the inputs and a place that is draining. May be
+    /// repeated.
     pub(super) fn settle(&self, pools: Pools<'_>, index: usize, seen: Word) {
         if !matches!(seen.state(), State::Done | State::Draining) {
             return;

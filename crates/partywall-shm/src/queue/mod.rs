@@ -239,8 +239,8 @@ impl Queue {
         }
     }
 
-    /// Has a thread that may have slept until an event leave what it does not need to others. Call this after the last
-    /// sleep, whatever was found.
+    /// Lets other sleepers have what the calling thread does not need. A thread that may have slept until an event
+    /// calls this after its last sleep, whatever it has found.
     pub fn pass_on(&self, event: Event) {
         match event {
             Event::Work => {

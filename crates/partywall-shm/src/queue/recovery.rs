@@ -17,9 +17,9 @@ use crate::{
 };
 
 impl Queue {
-    /// Takes the attempts of the `gone` rows back, for a reason, and ends the tasks that end with them as submitters.
-    /// `reached` says how far an incarnation of a timeline, which has ended, really came: an enqueued task whose value
-    /// was reached has its result, and one whose inputs will never be complete is a dead letter.
+    /// Takes back the attempts of the `gone` rows, for a reason, and ends the tasks that end with these rows as their
+    /// submitters. `reached` returns the value that an ended incarnation of a timeline has really reached: an enqueued
+    /// task whose value was reached has its result, and a task whose inputs will never be complete is a dead letter.
     ///
     /// The rows keep their blocks, and their attempts are open. The call ends for any bytes, and may be repeated.
     /// Returns how many attempts and tasks it has ended.

@@ -28,7 +28,7 @@ use crate::{
     sync::{Ordering, fence},
 };
 
-/// A place that was taken for a task. It is lost until its owner dies if it is not submitted or given back.
+/// A place that was taken for a task. Submit it or give it back: otherwise it stays taken until its owner dies.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Reserved {
@@ -92,8 +92,8 @@ impl Queue {
         self.control().space.notify();
     }
 
-    /// Submits a task. The blocks among its inputs belong to the queue then. Workers have to be
-    /// [notified](Queue::notify) afterwards, once for all tasks that are submitted together.
+    /// Submits a task. The blocks among its inputs then belong to the queue. The caller has to [notify](Queue::notify)
+    /// workers afterwards, once for all tasks that it submits together.
     ///
     /// # Errors
     /// [`NotSubmitted`]; the blocks are still the caller's.
@@ -148,7 +148,7 @@ impl Queue {
         is_before(position, self.control().head.load(Ordering::Acquire))
     }
 
-    /// Moves `tail` behind a position, unless it is further.
+    /// Moves `tail` past a position, unless it is past it already.
     fn move_tail(&self, position: u64) {
         let tail = &self.control().tail;
         let next = position.wrapping_add(1);
@@ -161,7 +161,7 @@ impl Queue {
         }
     }
 
-    /// Says that a task became pending that `head` may have passed.
+    /// Counts a task that has become pending although `head` may have passed its position.
     pub(super) fn add_late(&self) {
         // Pairs with the load in `late_candidate`: a worker that sees the count sees the task.
         self.control().late.fetch_add(1, Ordering::AcqRel);
@@ -180,7 +180,7 @@ impl Queue {
         head
     }
 
-    /// Moves `head` past a position that was seen not to be pending; returns its value then.
+    /// Moves `head` past a position that was seen not to be pending. Returns the new `head`.
     pub(super) fn pass(&self, position: u64) -> u64 {
         let next = position.wrapping_add(1);
         let head = &self.control().head;
