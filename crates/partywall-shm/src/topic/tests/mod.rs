@@ -481,6 +481,7 @@ fn samples_of_a_gone_publisher_become_final() {
     assert_eq!(world.topic.status(&taken[3]), Status::Tainted);
 }
 
+// Holds 363.
 #[test]
 fn samples_of_each_lane_are_complete_up_to_its_timeline() {
     let world = World::new(SHAPE);

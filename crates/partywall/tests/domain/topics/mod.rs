@@ -475,6 +475,7 @@ fn threads_send_in_turns() {
     drop(loans);
 }
 
+// Holds 364.
 #[test]
 fn bytes_go_in_and_out_wherever_the_samples_are() {
     let world = World::new();

@@ -111,6 +111,7 @@ scenes! {
     ONE tasks::part_of_a_segment_is_read_after_the_process_that_attached_it_was_killed
     ONE samples::a_sample_is_received_before_it_is_written_and_read_behind_that
     ONE samples::blocks_that_streams_write_are_not_used_again
+    // Holds 363.
     ONE samples::streams_of_one_publisher_do_not_wait_for_each_other
     // Holds 198.
     ONE samples::a_publisher_that_is_ahead_of_its_gpu_leaves_blocks_for_others
