@@ -1,8 +1,8 @@
 //! Checks what the pages of the repository say about the repository itself.
 //!
 //! Every page names files, driver facts, steps of labs and examples, and links to pages and their headings. Tests name
-//! the promises of SPEC.md that they hold. ARCHITECTURE.md names the functions of its journeys, and says where `unsafe`
-//! is allowed and that the broker links no CUDA. Each manifest gives the reason for each dependency on somebody else's
+//! the promises of SPEC.md that they hold. ARCHITECTURE.md names the functions of its journeys and the strata of a
+//! crate, and says where `unsafe` is allowed and that the broker links no CUDA. Each manifest gives the reason for each dependency on somebody else's
 //! crate.
 //! Without this check, a rename would make such a sentence wrong without notice.
 
@@ -10,6 +10,7 @@ pub(crate) mod book;
 mod journeys;
 mod learn;
 mod promises;
+mod strata;
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -46,6 +47,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<Vec<String>, String> {
     wrong.extend(book::check(&tree));
     let architecture = page("ARCHITECTURE.md")?;
     wrong.extend(journeys::check(&architecture, &tree));
+    wrong.extend(strata::check(&architecture, &tree));
     wrong.extend(places_of_unsafe(&architecture, &tree));
     wrong.extend(reasons(&tree));
     wrong.extend(dependencies_of_broker(workspace)?);

@@ -214,7 +214,7 @@ impl<'a> DeviceRange<'a> {
     #[cfg(feature = "cudarc")]
     pub fn to_cudarc<T>(&self, stream: &Arc<cudarc::driver::CudaStream>) -> Result<partywall_cuda::CudarcSlice<'a, T>>
     where
-        T: crate::Element + cudarc::driver::DeviceRepr,
+        T: crate::element::Element + cudarc::driver::DeviceRepr,
     {
         let slice = partywall_cuda::CudarcSlice::new(&self.gpu.context, self.slice, stream);
         slice.map_err(access_error("viewing it through cudarc"))

@@ -124,8 +124,10 @@
 mod adaptive_spin;
 mod backoff;
 mod completion;
+mod descriptors;
 pub mod doctor;
 mod domain;
+mod element;
 pub mod error;
 mod get;
 pub mod gpu;
@@ -138,9 +140,11 @@ mod place;
 mod pool;
 mod put;
 mod queue;
+mod recorder;
 mod segment;
 mod semaphore;
 mod slots;
+mod task_ref;
 mod timeline;
 mod topic;
 mod trace;
@@ -159,7 +163,9 @@ pub use partywall_wire::near; // for the command and the Python package
 pub use partywall_wire::{Ending, FdFault, Limit, NoGrowth, NoReplacement, OtherUsers, Pattern, Then, TimelineEnding};
 
 pub use self::{
+    descriptors::{ChunkDescriptor, Descriptors, HeldBlock},
     domain::{DEFAULT_DOMAIN, Domain, DomainOptions, Location, VERSION, Watch, WatchEvent, broker_pid, broker_pidfd},
+    element::Element,
     error::{Ended, Error, ErrorKind, Failed, Held, Language, MemoryLimit, Result, bytes, cuda_anchor},
     get::Address,
     gpu::{DeviceRange, Gpu},
@@ -171,14 +177,15 @@ pub use self::{
     put::{Put, check_name},
     queue::{
         Attachment, ClaimedTask, EnqueuedResult, MAX_ARGUMENTS, MAX_INPUTS, MAX_KIND, MAX_TASKS, Queue, QueueEvent,
-        QueueOptions, QueueStats, SegmentPart, Task, TaskFailure, TaskInfo, TaskInput, TaskMemory, TaskRef, TaskResult,
+        QueueOptions, QueueStats, SegmentPart, Task, TaskFailure, TaskInfo, TaskInput, TaskMemory, TaskResult,
         TaskStatus, Ticket, Unsubmitted,
     },
     segment::{
-        Build, Builder, ChunkDescriptor, Claim, Descriptors, Drain, Element, Growth, HeldBlock, OpenOptions,
-        OpenOrBuild, Pinned, Publication, Refreshed, Segment, Tensor, UploadLane, Uploader,
+        Build, Builder, Claim, Drain, Growth, OpenOptions, OpenOrBuild, Pinned, Publication, Refreshed, Segment,
+        Tensor, UploadLane, Uploader,
     },
     semaphore::{MAX_PERMITS, Permit, Semaphore, SemaphoreOptions},
+    task_ref::TaskRef,
     timeline::{
         GraphLaunch, GraphSignal, GraphWait, LimitedWait, MAX_VALUE, Timeline, TimelineEvent, TimelineOptions,
         TimelineWriter,

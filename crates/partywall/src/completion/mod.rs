@@ -46,8 +46,7 @@ pub(crate) use self::worker::{Worker, Workers, contained};
 use crate::{
     backoff::Backoff,
     domain::{Lost, PollReason, PollTasks, PrivateWord, Word},
-    gpu::Gpu,
-    pool::Blocks,
+    error::Result,
 };
 
 /// A point that the work of the GPU reaches.
@@ -58,9 +57,18 @@ pub(crate) enum Fence {
     Timeline(Arc<Word>, u64),
     /// A condition on shared memory. It runs under the lock of this module and must only read.
     Condition(Box<dyn Fn() -> bool + Send>),
-    /// All work that this process has enqueued so far on the GPU of these blocks is done. For host memory it is reached
+    /// All work that this process has enqueued so far on the GPU of this memory is done. For host memory it is reached
     /// immediately.
-    DeviceIdle(Arc<Blocks>),
+    DeviceIdle(Arc<dyn GpuMemory>),
+}
+
+/// Memory that work of a GPU may use.
+pub(crate) trait GpuMemory: Send + Sync {
+    /// Returns the GPU on which this process uses it; `None` for host memory.
+    fn gpu(&self) -> Option<DeviceUuid>;
+
+    /// Waits until all work is done that this process has on that GPU now.
+    fn wait_idle(&self) -> Result<()>;
 }
 
 /// The outcome of a fence.
@@ -108,7 +116,7 @@ struct Pending {
 /// A callback that waits until a GPU is idle.
 struct Idle {
     gpu: DeviceUuid,
-    blocks: Arc<Blocks>,
+    memory: Arc<dyn GpuMemory>,
     callback: Callback,
 }
 
@@ -126,9 +134,9 @@ impl Completions {
             return std::mem::forget((fence, callback));
         }
         let callback: Callback = Box::new(callback);
-        if let Fence::DeviceIdle(blocks) = fence {
-            return match blocks.gpu().map(Gpu::uuid) {
-                Some(gpu) => self.on_idle(Idle { gpu, blocks, callback }),
+        if let Fence::DeviceIdle(memory) = fence {
+            return match memory.gpu() {
+                Some(gpu) => self.on_idle(Idle { gpu, memory, callback }),
                 None => contained(|| callback(Completion::Done)),
             };
         }
@@ -220,19 +228,19 @@ impl Completions {
         // for.
         let waiting: Vec<Idle> =
             self.idle.lock().ignore_poison().extract_if(.., |waiting| waiting.gpu == gpu).collect();
-        let Some(Idle { blocks, .. }) = waiting.first() else { return };
-        let completion = match blocks.wait_idle() {
+        let Some(Idle { memory, .. }) = waiting.first() else { return };
+        let completion = match memory.wait_idle() {
             Ok(()) => Completion::Done,
             Err(error) => {
                 tracing::warn!(%gpu, %error, "resources that the GPU may use stay held until this process ends");
                 Completion::Unknown
             }
         };
-        for Idle { blocks, callback, .. } in waiting {
+        for Idle { memory, callback, .. } in waiting {
             contained(|| {
                 callback(completion);
                 // The last of them may end the connection.
-                drop(blocks);
+                drop(memory);
             });
         }
     }

@@ -9,6 +9,7 @@ mod locate;
 mod members;
 mod objects;
 mod poll_tasks;
+mod refusal;
 mod reported_waits;
 mod service;
 mod stream_waits;
@@ -16,14 +17,16 @@ mod timeline_memory;
 mod watch;
 
 use std::{
+    any::Any,
+    fmt,
     os::fd::{BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
-    sync::{Arc, OnceLock},
+    sync::{Arc, Mutex, OnceLock},
     time::Duration,
 };
 
 use partywall_cuda::DeviceUuid;
-use partywall_os::{process, socket};
+use partywall_os::{lock::IgnorePoison, process, socket};
 use partywall_shm::members::now;
 use partywall_wire::{Access, Answer, Call, Deadline, Then, limits};
 
@@ -39,7 +42,7 @@ pub(crate) use self::{
     connect::{StarterFailed, check_foreign, own_user, run_starter},
     health::{Health, Lost},
     lease::LeaseGuard,
-    link::{Link, device_lost, withdrawn},
+    link::{Link, withdrawn},
     locate::broker_binary,
     poll_tasks::{PollReason, PollTasks},
     reported_waits::{HostWait, HostWaits},
@@ -51,11 +54,7 @@ use crate::{
     error::{Error, InvalidArgument, NotFound, Result, Unreachable, nothing_came},
     gpu::{Gpu, Gpus},
     info::{self, NameInfo, Removed, SegmentInfo, StatusInfo},
-    kind::Kind,
-    place::Place,
-    pool::Pools,
-    segment::{Builder, Claim, LeftVersions, OpenOptions, OpenOrBuild, Publication, Segment},
-    trace::Recorder,
+    recorder::Recorder,
     wait::Wait,
 };
 
@@ -78,10 +77,31 @@ struct Connection {
     link: Arc<Link>,
     service: Service,
     gpus: Arc<Gpus>,
-    pools: Pools,
-    left_versions: Arc<LeftVersions>,
+    extensions: Extensions,
     /// For an operator: the broker's processes when it connected.
     processes: Vec<OwnedFd>,
+}
+
+/// What the kinds of objects keep with a connection: one value of each type.
+#[derive(Default)]
+struct Extensions(Mutex<Vec<Arc<dyn Any + Send + Sync>>>);
+
+impl Extensions {
+    fn get<T: Any + Send + Sync + Default>(&self) -> Arc<T> {
+        let mut all = self.0.lock().ignore_poison();
+        let found = all.iter().find_map(|one| one.clone().downcast().ok());
+        found.unwrap_or_else(|| {
+            let new = Arc::new(T::default());
+            all.push(new.clone());
+            new
+        })
+    }
+}
+
+impl fmt::Debug for Extensions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Extensions")
+    }
 }
 
 impl Drop for Connection {
@@ -201,9 +221,8 @@ impl DomainOptions {
             worker.run(move || reporter.call_later(Call::ContextLost { gpu: Some(gpu) }, usize::MAX));
         });
         let gpus = Arc::new(Gpus::new(link.clone(), health));
-        let pools = Pools::default();
-        let left_versions = Arc::default();
-        Ok(Domain { connection: Arc::new(Connection { link, service, gpus, pools, left_versions, processes }) })
+        let extensions = Extensions::default();
+        Ok(Domain { connection: Arc::new(Connection { link, service, gpus, extensions, processes }) })
     }
 }
 
@@ -230,96 +249,6 @@ impl Domain {
         DomainOptions { domain: None, socket: None, start: true, operator: false, program: None, mps: false }
     }
 
-    /// Begins the next version of `name`, in memory at `place`. Other processes do not see the version before
-    /// [`Build::commit`](crate::Build::commit).
-    ///
-    /// ```no_run
-    /// # use partywall::{DType, Domain, Place};
-    /// # let domain = Domain::connect()?;
-    /// let mut build = domain.create("weights", Place::Host).tensor("w", DType::F32, &[1024]).allocate()?;
-    /// build.as_mut_slice::<f32>("w")?.fill(0.5);
-    /// let segment = build.commit()?; // from here on other processes can open it, and it cannot change
-    /// # drop(segment);
-    /// # Ok::<(), partywall::Error>(())
-    /// ```
-    pub fn create(&self, name: &str, place: Place) -> Builder {
-        Builder::new(self.clone(), name, place)
-    }
-
-    /// Begins the next version of `name` from tensors in GPU memory that other code has allocated. See [`Publication`].
-    ///
-    /// ```no_run
-    /// # use partywall::{DType, Domain, Result, Segment, cuda::ForeignMemory};
-    /// # fn publish(domain: &Domain, memory: &ForeignMemory) -> Result<Segment> {
-    /// // The name ends with the returned segment; `commit_copy` publishes a copy that may outlive this process.
-    /// domain.publish("activations").tensor("x", DType::F32, &[1024], memory).commit()
-    /// # }
-    /// ```
-    pub fn publish(&self, name: &str) -> Publication {
-        Publication::new(self.clone(), name)
-    }
-
-    /// Opens the latest version of `name`, or `NAME@V`, for reading. Waits for a version that does not exist yet.
-    ///
-    /// ```no_run
-    /// # use std::time::Duration;
-    /// # use partywall::Domain;
-    /// # let domain = Domain::connect()?;
-    /// let weights = domain.open("weights", Duration::from_secs(60))?; // waits for the first commit
-    /// let w: &[f32] = weights.tensor("w")?.as_slice()?; // host memory, read in place
-    /// println!("{}@{}: {} elements", weights.name(), weights.version(), w.len());
-    /// # Ok::<(), partywall::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// [`NotFound::Name`] if it does not exist and the timeout is zero, [`Error::Timeout`] if it is not committed in
-    /// time; instead of both, for legacy memory that has existed, [`Gone::OwnerDied`](crate::error::Gone::OwnerDied) or
-    /// [`Gone::Withdrawn`](crate::error::Gone::Withdrawn); [`Mismatch::Object`](crate::error::Mismatch::Object) for a
-    /// pool or topic; [`NotFound::Version`] for a version that is gone; the kind's own errors of mapping it.
-    pub fn open<'w>(&self, name: &str, wait: impl Into<Wait<'w>>) -> Result<Segment> {
-        self.opener(name).open_within(wait.into())
-    }
-
-    /// Returns options to open a version for writing, or on another device than its own.
-    pub fn opener(&self, name: &str) -> OpenOptions {
-        OpenOptions::new(self.clone(), name)
-    }
-
-    /// Opens the latest version of `name`, or makes the caller its builder if the name does not exist. While another
-    /// process builds it, waits for the commit; if that process dies or gives up, one waiter becomes the builder.
-    ///
-    /// ```no_run
-    /// # use std::time::Duration;
-    /// # use partywall::{DType, Domain, OpenOrBuild, Place, Result, Segment};
-    /// # fn weights(domain: &Domain) -> Result<Segment> {
-    /// match domain.open_or_build("weights", Duration::from_secs(60))? {
-    ///     OpenOrBuild::Opened(segment) => Ok(segment),
-    ///     // This process is the only one that loads; the others wait for its commit.
-    ///     OpenOrBuild::Build(claim) => {
-    ///         let mut build = claim.create(Place::Host).kept(true).tensor("w", DType::F32, &[1024]).allocate()?;
-    ///         build.as_mut_slice::<f32>("w")?.fill(0.5);
-    ///         build.commit() // kept: the name stays when this process ends
-    ///     }
-    /// }
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// [`Error::Timeout`], [`Error::Cancelled`]; the kind's own errors of mapping it.
-    pub fn open_or_build<'w>(&self, name: &str, wait: impl Into<Wait<'w>>) -> Result<OpenOrBuild> {
-        let link = self.link();
-        let call = || Call::OpenOrBuild { name: name.to_owned() };
-        let waiting = wait.into().begin();
-        match link.call_waiting(call, &waiting)? {
-            Some((Answer::Build { claim }, _)) => Ok(OpenOrBuild::Build(Claim::new(self.clone(), name, claim))),
-            Some((Answer::Opened(opened), fds)) => {
-                OpenOptions::new(self.clone(), name).attach_segment(opened, fds).map(OpenOrBuild::Opened)
-            }
-            Some((other, _)) => Err(unexpected(&other)),
-            None => Err(waiting.error(format!("cannot open {name:?}: its builder did not commit it"))),
-        }
-    }
-
     /// Removes `name`. Processes that have it open keep it; its memory is freed with the last of them.
     ///
     /// # Errors
@@ -329,8 +258,9 @@ impl Domain {
     }
 
     /// Removes `name`, and sets its readers a deadline to drop it. The name cannot be opened any more, as after
-    /// [`remove`](Self::remove). Readers learn of the deadline by [`Segment::wait_withdrawn`]; `then` says what happens
-    /// to those that are left at the deadline. A version that is committed under the name meanwhile is not affected.
+    /// [`remove`](Self::remove). Readers learn of the deadline by
+    /// [`Segment::wait_withdrawn`](crate::Segment::wait_withdrawn); `then` says what happens to those that are left at
+    /// the deadline. A version that is committed under the name meanwhile is not affected.
     ///
     /// The deadline holds even if this process ends before it. A deadline cannot be changed.
     ///
@@ -394,18 +324,6 @@ impl Domain {
     /// The errors of every call.
     pub fn status(&self) -> Result<StatusInfo> {
         answered!(self.link().call(Call::Status)?, Answer::Status(status) => *status)
-    }
-
-    /// Refuses pinned memory beyond the broker's limits and the user's. Only the commit decides, but an allocation
-    /// takes 0.25 s a GiB, and is then filled, before that.
-    pub(crate) fn check_pinned(&self, kind: &dyn Kind, place: Place, chunks: &[u64]) -> Result<()> {
-        if !matches!(place, Place::Pinned(_)) {
-            return Ok(());
-        }
-        let bytes =
-            chunks.iter().try_fold(0, |sum: u64, chunk| kind.allocated(*chunk).map(|n| sum.saturating_add(n)))?;
-        let call = Call::CheckBytes { place: place.into(), bytes };
-        answered!(self.link().call(call)?, Answer::Done => ())
     }
 
     /// Returns pidfds of the broker's processes when this operator connected: of the one that served, then of its
@@ -484,12 +402,9 @@ impl Domain {
         &self.connection.service.shared().workers
     }
 
-    pub(crate) fn pools(&self) -> &Pools {
-        &self.connection.pools
-    }
-
-    pub(crate) fn left_versions(&self) -> &Arc<LeftVersions> {
-        &self.connection.left_versions
+    /// Returns the value of this type that the connection keeps. Objects of one kind share it; only they know the type.
+    pub(crate) fn extension<T: Any + Send + Sync + Default>(&self) -> Arc<T> {
+        self.connection.extensions.get()
     }
 
     pub(crate) fn timeline_memory(&self) -> &TimelineMemory {

@@ -36,7 +36,7 @@ use super::{
 use crate::{
     completion::{Completions, Workers},
     error::{Error, Result, Unreachable},
-    trace::Recorder,
+    recorder::Recorder,
 };
 
 /// The interval of heartbeats and of polls that are not urgent.

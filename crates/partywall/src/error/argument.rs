@@ -25,7 +25,10 @@ pub enum InvalidArgument {
         last: u64,
     },
     /// A semaphore cannot have this number of permits.
-    #[error("semaphore {name:?} cannot have {asked} permits: the number must be 1 to {}", crate::MAX_PERMITS)]
+    #[error(
+        "semaphore {name:?} cannot have {asked} permits: the number must be 1 to {}",
+        partywall_shm::semaphore::MAX_PERMITS
+    )]
     Maximum {
         /// The semaphore.
         name: String,
@@ -114,7 +117,7 @@ pub enum InvalidArgument {
     /// The header of a sample is longer than [`MAX_HEADER`](crate::MAX_HEADER).
     #[error(
         "a header of {bytes} bytes is too long for a sample of topic {topic:?}: the limit is {} bytes",
-        crate::MAX_HEADER
+        partywall_shm::topic::MAX_HEADER
     )]
     Header {
         /// The topic.

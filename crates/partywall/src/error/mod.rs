@@ -15,7 +15,6 @@ mod memory;
 mod mismatch;
 mod mps;
 mod not_found;
-mod refusal;
 mod text;
 mod unreachable;
 
@@ -47,8 +46,7 @@ pub use self::{
     unreachable::{ForeignBroker, Unreachable},
 };
 pub(crate) use self::{
-    refusal::ago,
-    text::{nothing_came, seconds},
+    text::{ago, nothing_came, seconds},
     unreachable::NO_SOCKET,
 };
 use crate::files::FileError;

@@ -1,6 +1,9 @@
 //! Texts for messages.
 
-use std::{borrow::Cow, time::Duration};
+use std::{
+    borrow::Cow,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use partywall_cuda::PointerKind;
 use partywall_wire::{
@@ -350,3 +353,8 @@ pub fn bytes(n: u64) -> String {
 const MOST_SHOWN: usize = 80;
 
 const UNKNOWN_POINTER: &str = "nothing that the driver knows: ordinary host memory, freed memory, or no address at all";
+
+/// Returns the time since a moment, which is given in milliseconds since 1970.
+pub(crate) fn ago(at: u64) -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH + Duration::from_millis(at)).unwrap_or_default()
+}

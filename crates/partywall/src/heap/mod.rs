@@ -34,7 +34,7 @@ use partywall_os::{lock::IgnorePoison, per_process::PerProcess, process::fork_ge
 use self::holes::Holes;
 use crate::{
     domain::Domain,
-    error::{LimitReached, Result, Unreachable},
+    error::{Error, LimitReached, Result, Unreachable},
     gpu::{Gpu, cuda_error},
     place::Place,
 };
@@ -224,7 +224,7 @@ impl Inner {
         let mut chunks = self.chunks.lock().ignore_poison();
         let found = take(&mut chunks, bytes).map_or_else(|| self.grow(&mut chunks, bytes), Ok);
         let (chunk, offset) = match found {
-            Err(error @ crate::Error::LimitReached(_)) => {
+            Err(error @ Error::LimitReached(_)) => {
                 self.settle(&mut chunks)?;
                 take(&mut chunks, bytes).ok_or(error)?
             }
@@ -272,7 +272,7 @@ impl Inner {
         Mapping::new(PhysicalMemory::create(self.gpu.context(), bytes)?, Access::ReadWrite)
     }
 
-    fn out_of_room(&self, asked: u64, room: u64) -> crate::Error {
+    fn out_of_room(&self, asked: u64, room: u64) -> Error {
         let Self { name, limit, .. } = self;
         LimitReached::Heap { name: name.clone(), asked, taken: limit - room, limit: *limit }.into()
     }

@@ -14,7 +14,7 @@ use std::{
 use partywall_os::{environment, process};
 
 use super::PIPES;
-use crate::error::{ErrorKind, MpsFault, Result};
+use crate::error::{Error, ErrorKind, MpsFault, Result};
 
 /// The control program, in the directories of one daemon.
 #[derive(Debug, Clone)]
@@ -112,7 +112,7 @@ fn wait(child: &mut Child, deadline: Instant) -> Option<std::process::ExitStatus
     }
 }
 
-fn not_started(why: String) -> crate::Error {
+fn not_started(why: String) -> Error {
     MpsFault::NotStarted { why, advice: None, kind: ErrorKind::Device }.into()
 }
 

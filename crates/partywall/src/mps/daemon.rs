@@ -15,8 +15,7 @@ use super::{
     is_served,
 };
 use crate::{
-    Location,
-    domain::{StarterFailed, broker_binary, run_starter},
+    domain::{Location, StarterFailed, broker_binary, run_starter},
     error::{Error, ErrorKind, MpsFault, Result},
 };
 

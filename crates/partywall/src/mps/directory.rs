@@ -31,7 +31,7 @@ use rustix::io::{Errno, FdFlags};
 
 use super::control::Control;
 use crate::{
-    Location,
+    domain::Location,
     error::{Error, ErrorKind, MpsFault, Result},
 };
 

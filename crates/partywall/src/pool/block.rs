@@ -22,10 +22,10 @@ use super::{BlockRef, Blocks};
 use crate::{
     completion::{Completion, Fence},
     domain::Domain,
+    element::Element,
     error::{Denied, Error, Failed, Gone, InvalidArgument, Mismatch, Result},
     gpu::{DeviceRange, failed_call},
     place::Place,
-    segment::Element,
 };
 use partywall_wire::Named;
 

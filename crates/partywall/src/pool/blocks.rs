@@ -5,12 +5,13 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use partywall_cuda::StreamRef;
+use partywall_cuda::{DeviceUuid, StreamRef};
 use partywall_os::borrow::{BlockBorrows, BorrowedBlock, BorrowedBlockMut};
 use partywall_shm::{pool as shm, queue, topic};
 use partywall_wire::{Control, Named, Notice};
 
 use crate::{
+    completion::GpuMemory,
     domain::{Domain, LeaseGuard},
     error::{Error, LimitReached, Result, Unreachable},
     gpu::{DeviceRange, Gpu},
@@ -301,6 +302,16 @@ impl Blocks {
     pub(crate) fn offset(&self, index: u32) -> u64 {
         // `new` has checked that all blocks lie within the memory, so this does not overflow.
         self.base + u64::from(index) * self.stride
+    }
+}
+
+impl GpuMemory for Blocks {
+    fn gpu(&self) -> Option<DeviceUuid> {
+        self.gpu().map(Gpu::uuid)
+    }
+
+    fn wait_idle(&self) -> Result<()> {
+        self.wait_idle()
     }
 }
 

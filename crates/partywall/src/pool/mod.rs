@@ -17,7 +17,6 @@ pub(crate) use self::block::tensor;
 pub use self::{block::Block, options::PoolOptions, reference::BlockRef};
 pub(crate) use self::{
     blocks::Blocks,
-    pools::Pools,
     wanted::{Wanted, wanted_setters},
 };
 use crate::{

@@ -8,8 +8,8 @@ use super::{ClaimedTask, Queue, TEND_EVERY};
 use crate::{
     error::{Busy, Error, Result},
     pool::Block,
+    recorder::Action,
     slots,
-    trace::Action,
     wait::{Wait, Waiting},
 };
 

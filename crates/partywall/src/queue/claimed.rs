@@ -19,15 +19,17 @@ use partywall_shm::{
     timeline::Progress,
 };
 
-use super::{ControlMemory, Open, TaskMemory, TaskRef, memory::Kept};
+use super::{ControlMemory, Open, TaskMemory, memory::Kept};
 use crate::{
     completion::{Completion, Fence},
+    element::Element,
     error::{Busy, Error, Gone, InvalidArgument, InvalidData, Result},
     gpu::{DeviceRange, Gpu},
     pool::{Block, Blocks},
-    segment::{Element, PartPlace, Segment},
+    recorder::Action,
+    segment::{PartPlace, Segment},
+    task_ref::TaskRef,
     timeline::{Order, Timeline},
-    trace::Action,
     wait::Wait,
 };
 

@@ -17,12 +17,13 @@ use partywall_shm::{
     queue::{self as shm, Contents},
 };
 
-use super::{Open, TaskRef, TaskResult, Ticket};
+use super::{Open, TaskResult, Ticket};
 use crate::{
     error::{Error, Gone, InvalidArgument, InvalidData, Result},
     gpu::DeviceRange,
     place::Place,
-    trace::Action,
+    recorder::Action,
+    task_ref::TaskRef,
     wait::Wait,
 };
 

@@ -33,7 +33,7 @@ pub use self::{
     memory::TaskMemory,
     options::QueueOptions,
     task::{Task, Unsubmitted},
-    ticket::{TaskInfo, TaskRef, TaskResult, TaskStatus, Ticket},
+    ticket::{TaskInfo, TaskResult, TaskStatus, Ticket},
 };
 use crate::{
     adaptive_spin::AdaptiveSpin,
@@ -42,7 +42,8 @@ use crate::{
     gpu::Gpu,
     place::Place,
     pool::{Blocks, Pool},
-    trace::{Action, Recorder, version_object},
+    recorder::{Action, Recorder, version_object},
+    task_ref::TaskRef,
     wait::{Wait, Waiting},
 };
 

@@ -16,7 +16,7 @@ use super::{Open, Queue, SegmentPart, Ticket};
 use crate::{
     error::{self, Busy, Error, Gone, InvalidArgument, Mismatch, Result},
     pool::{self, Block},
-    trace::Action,
+    recorder::Action,
     wait::{Wait, Waiting},
 };
 

@@ -1,20 +1,20 @@
 //! Tickets: the state of submitted tasks, and their results.
 
-use std::{fmt, str::FromStr, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use partywall_shm::{
     members,
     queue::{self as shm, Event, TaskId},
 };
 use partywall_wire::Named;
-use serde::{Deserialize, Serialize};
 
 use super::{Open, Queue, TaskFailure};
 use crate::{
     adaptive_spin::AdaptiveSpin,
-    error::{Busy, Error, InvalidArgument, InvalidData, Mismatch, Result},
+    error::{Busy, Error, InvalidData, Mismatch, Result},
     pool::Block,
-    trace::Action,
+    recorder::Action,
+    task_ref::TaskRef,
     wait::Wait,
 };
 
@@ -25,16 +25,6 @@ pub struct Ticket {
     pub(super) open: Arc<Open>,
     pub(super) id: TaskId,
     spin: AdaptiveSpin,
-}
-
-/// The reference of a task, for any process. It can be sent through any channel, as text or as bytes. It keeps nothing
-/// alive.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct TaskRef {
-    queue: String,
-    version: u64,
-    index: u32,
-    generation: u64,
 }
 
 /// A result that was taken. Its output belongs to this process, and returns to the queue when it is dropped.
@@ -326,63 +316,6 @@ impl TaskStatus {
             Self::Done => "done",
             Self::Dead => "dead",
             Self::Gone => "gone",
-        }
-    }
-}
-
-impl TaskRef {
-    pub(crate) fn new(queue: &str, version: u64, id: TaskId) -> Self {
-        Self { queue: queue.to_owned(), version, index: id.index, generation: id.generation }
-    }
-
-    /// Returns the queue's name.
-    pub fn queue(&self) -> &str {
-        &self.queue
-    }
-
-    /// Returns the queue's version, which differs between queues that were created under one name after each other.
-    pub fn version(&self) -> u64 {
-        self.version
-    }
-}
-
-/// `NAME@VERSION#PLACE.GENERATION`
-impl fmt::Display for TaskRef {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { queue, version, index, generation } = self;
-        write!(f, "{queue}@{version}#{index}.{generation}")
-    }
-}
-
-impl FromStr for TaskRef {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let parse = || {
-            let (name, task) = text.rsplit_once('#')?;
-            let (queue, version) = name.rsplit_once('@')?;
-            let (index, generation) = task.split_once('.')?;
-            let version = version.parse().ok()?;
-            let index = index.parse().ok()?;
-            let generation = generation.parse().ok()?;
-            Some(Self { queue: queue.to_owned(), version, index, generation })
-        };
-        parse().ok_or_else(|| InvalidArgument::name(text, "a task of a queue is NAME@VERSION#PLACE.GENERATION"))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn task_reference_round_trips_as_text() {
-        let task = TaskRef::new("render/tiles.0", 3, TaskId { index: 131_071, generation: 1 << 34 });
-        assert_eq!(task.to_string(), "render/tiles.0@3#131071.17179869184");
-        assert_eq!(task.to_string().parse::<TaskRef>().unwrap(), task);
-        for text in ["", "tasks", "tasks@1", "tasks#1.2", "tasks@1#2", "tasks@x#1.2", "t@1#-1.2", "t@1#1.x"] {
-            let parsed = text.parse::<TaskRef>();
-            assert!(matches!(parsed, Err(Error::InvalidArgument(InvalidArgument::Name { .. }))), "{text}");
         }
     }
 }

@@ -13,11 +13,10 @@ use partywall_wire::{
     limits::{MAX_CHUNKS, MAX_INLINE_TABLE},
 };
 
-use super::{
-    CommitOptions, ControlMemory, Element, Facts, Granted, Segment, commit_setters, elements_mut, named, no_such_tensor,
-};
+use super::{CommitOptions, ControlMemory, Facts, Granted, Segment, commit_setters, named, no_such_tensor};
 use crate::{
-    domain::{Domain, check_name, unexpected},
+    domain::{Domain, answered, check_name, unexpected},
+    element::{Element, elements_mut},
     error::{Error, Failed, Held, InvalidArgument, LimitReached, Mismatch, Result},
     files::{self, Piece, SinkError},
     gpu::{DeviceRange, Gpu},
@@ -28,6 +27,36 @@ use crate::{
 
 /// The largest chunk, unless one tensor alone is larger.
 const CHUNK_BYTES: u64 = 16 << 30;
+
+impl Domain {
+    /// Begins the next version of `name`, in memory at `place`. Other processes do not see the version before
+    /// [`Build::commit`](crate::Build::commit).
+    ///
+    /// ```no_run
+    /// # use partywall::{DType, Domain, Place};
+    /// # let domain = Domain::connect()?;
+    /// let mut build = domain.create("weights", Place::Host).tensor("w", DType::F32, &[1024]).allocate()?;
+    /// build.as_mut_slice::<f32>("w")?.fill(0.5);
+    /// let segment = build.commit()?; // from here on other processes can open it, and it cannot change
+    /// # drop(segment);
+    /// # Ok::<(), partywall::Error>(())
+    /// ```
+    pub fn create(&self, name: &str, place: Place) -> Builder {
+        Builder::new(self.clone(), name, place)
+    }
+
+    /// Refuses pinned memory beyond the broker's limits and the user's. Only the commit decides, but an allocation
+    /// takes 0.25 s a GiB, and is then filled, before that.
+    pub(super) fn check_pinned(&self, kind: &dyn Kind, place: Place, chunks: &[u64]) -> Result<()> {
+        if !matches!(place, Place::Pinned(_)) {
+            return Ok(());
+        }
+        let bytes =
+            chunks.iter().try_fold(0, |sum: u64, chunk| kind.allocated(*chunk).map(|n| sum.saturating_add(n)))?;
+        let call = Call::CheckBytes { place: place.into(), bytes };
+        answered!(self.link().call(call)?, Answer::Done => ())
+    }
+}
 
 /// The right to build a name that other processes wait for. Dropping it passes the right on to one of them.
 #[derive(Debug)]

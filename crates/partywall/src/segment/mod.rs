@@ -4,7 +4,6 @@ mod advance;
 mod blocks;
 mod build;
 mod copy;
-mod descriptors;
 mod growth;
 mod left;
 mod open;
@@ -31,18 +30,16 @@ use self::growth::Stage;
 pub use self::{
     advance::Drain,
     build::{Build, Builder, Claim, UploadLane, Uploader},
-    descriptors::{ChunkDescriptor, Descriptors, HeldBlock},
     growth::{Growth, Refreshed},
     open::{OpenOptions, OpenOrBuild},
     pin::Pinned,
     publish::Publication,
-    tensor::{Element, Tensor},
+    tensor::Tensor,
 };
 pub(crate) use self::{
-    left::LeftVersions,
+    open::{Received, give_back},
     options::{CommitOptions, commit_setters},
     parts::{PartPlace, no_part},
-    tensor::{elements, elements_mut},
 };
 use crate::{
     domain::Domain,

@@ -14,7 +14,7 @@ use partywall_wire::{
 
 use super::{Claim, ControlMemory, Facts, Granted, Segment, named};
 use crate::{
-    domain::{Domain, answered, check_name, split_version},
+    domain::{Domain, answered, check_name, split_version, unexpected},
     error::{DeviceFault, Error, Gone, LimitReached, Mismatch, Result, Unreachable},
     info::{self, TableBytes},
     kind::{self, Attach},
@@ -30,6 +30,70 @@ const CHECK: Duration = Duration::from_secs(3);
 
 /// How often to ask whether the check still runs. If it finds a loss, the wait ends at once.
 const ASK: Duration = Duration::from_millis(50);
+
+impl Domain {
+    /// Opens the latest version of `name`, or `NAME@V`, for reading. Waits for a version that does not exist yet.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use partywall::Domain;
+    /// # let domain = Domain::connect()?;
+    /// let weights = domain.open("weights", Duration::from_secs(60))?; // waits for the first commit
+    /// let w: &[f32] = weights.tensor("w")?.as_slice()?; // host memory, read in place
+    /// println!("{}@{}: {} elements", weights.name(), weights.version(), w.len());
+    /// # Ok::<(), partywall::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`NotFound::Name`](crate::error::NotFound::Name) if it does not exist and the timeout is zero, [`Error::Timeout`]
+    /// if it is not committed in time; instead of both, for legacy memory that has existed, [`Gone::OwnerDied`] or
+    /// [`Gone::Withdrawn`]; [`Mismatch::Object`] for a pool or topic;
+    /// [`NotFound::Version`](crate::error::NotFound::Version) for a version that is gone; the kind's own errors of
+    /// mapping it.
+    pub fn open<'w>(&self, name: &str, wait: impl Into<Wait<'w>>) -> Result<Segment> {
+        self.opener(name).open_within(wait.into())
+    }
+
+    /// Returns options to open a version for writing, or on another device than its own.
+    pub fn opener(&self, name: &str) -> OpenOptions {
+        OpenOptions::new(self.clone(), name)
+    }
+
+    /// Opens the latest version of `name`, or makes the caller its builder if the name does not exist. While another
+    /// process builds it, waits for the commit; if that process dies or gives up, one waiter becomes the builder.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use partywall::{DType, Domain, OpenOrBuild, Place, Result, Segment};
+    /// # fn weights(domain: &Domain) -> Result<Segment> {
+    /// match domain.open_or_build("weights", Duration::from_secs(60))? {
+    ///     OpenOrBuild::Opened(segment) => Ok(segment),
+    ///     // This process is the only one that loads; the others wait for its commit.
+    ///     OpenOrBuild::Build(claim) => {
+    ///         let mut build = claim.create(Place::Host).kept(true).tensor("w", DType::F32, &[1024]).allocate()?;
+    ///         build.as_mut_slice::<f32>("w")?.fill(0.5);
+    ///         build.commit() // kept: the name stays when this process ends
+    ///     }
+    /// }
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Timeout`], [`Error::Cancelled`]; the kind's own errors of mapping it.
+    pub fn open_or_build<'w>(&self, name: &str, wait: impl Into<Wait<'w>>) -> Result<OpenOrBuild> {
+        let link = self.link();
+        let call = || Call::OpenOrBuild { name: name.to_owned() };
+        let waiting = wait.into().begin();
+        match link.call_waiting(call, &waiting)? {
+            Some((Answer::Build { claim }, _)) => Ok(OpenOrBuild::Build(Claim::new(self.clone(), name, claim))),
+            Some((Answer::Opened(opened), fds)) => {
+                OpenOptions::new(self.clone(), name).attach_segment(opened, fds).map(OpenOrBuild::Opened)
+            }
+            Some((other, _)) => Err(unexpected(&other)),
+            None => Err(waiting.error(format!("cannot open {name:?}: its builder did not commit it"))),
+        }
+    }
+}
 
 /// Options to open a version; see [`Domain::opener`].
 #[derive(Debug, Clone)]
@@ -229,17 +293,17 @@ impl OpenOptions {
 }
 
 /// The memory of a granted version, sorted by use.
-pub(super) struct Received {
-    pub(super) table: Table<TableBytes>,
+pub(crate) struct Received {
+    pub(crate) table: Table<TableBytes>,
     /// One for each chunk, unless there are handles.
-    pub(super) fds: Vec<OwnedFd>,
-    pub(super) handles: Vec<LegacyHandle>,
-    pub(super) control: Option<ControlMemory>,
+    pub(crate) fds: Vec<OwnedFd>,
+    pub(crate) handles: Vec<LegacyHandle>,
+    pub(crate) control: Option<ControlMemory>,
 }
 
 impl Received {
     /// Sorts the file descriptors that came with an answer, and takes table and handles out of the answer.
-    pub(super) fn sort(opened: &mut Opened, mut fds: Vec<OwnedFd>) -> Result<Self> {
+    pub(crate) fn sort(opened: &mut Opened, mut fds: Vec<OwnedFd>) -> Result<Self> {
         let Opened { name, chunks, reserved, control, .. } = &*opened;
         let handles = opened.handles.len();
         if handles > 0 && handles != chunks.len() {
@@ -261,7 +325,7 @@ impl Received {
 }
 
 /// Gives back the lease of a version that could not be used.
-pub(super) fn give_back(domain: &Domain, lease: u64) {
+pub(crate) fn give_back(domain: &Domain, lease: u64) {
     if let Err(error) = domain.link().call(Call::Release { lease }) {
         tracing::debug!(%error, "a lease could not be given back");
     }

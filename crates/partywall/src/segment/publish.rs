@@ -17,6 +17,21 @@ use crate::{
     place::Place,
 };
 
+impl Domain {
+    /// Begins the next version of `name` from tensors in GPU memory that other code has allocated. See [`Publication`].
+    ///
+    /// ```no_run
+    /// # use partywall::{DType, Domain, Result, Segment, cuda::ForeignMemory};
+    /// # fn publish(domain: &Domain, memory: &ForeignMemory) -> Result<Segment> {
+    /// // The name ends with the returned segment; `commit_copy` publishes a copy that may outlive this process.
+    /// domain.publish("activations").tensor("x", DType::F32, &[1024], memory).commit()
+    /// # }
+    /// ```
+    pub fn publish(&self, name: &str) -> Publication {
+        Publication::new(self.clone(), name)
+    }
+}
+
 /// Publishes tensors that are already on a GPU, in memory that other code allocated (torch's caching allocator, cupy,
 /// `cuMemAlloc`).
 ///

@@ -34,7 +34,7 @@ use super::{
 use crate::{
     domain::{CellPlace, Domain, LeaseGuard, MappedSlab, Word},
     error::{Error, InvalidArgument, Result},
-    trace::{Action, timeline_object},
+    recorder::{Action, timeline_object},
 };
 
 /// A wait in a CUDA graph, from [`Domain::capture_wait`]. Each launch says for which timeline and value it waits

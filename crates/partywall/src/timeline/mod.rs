@@ -36,7 +36,7 @@ use crate::{
     domain::{Domain, LeaseGuard, Word},
     error::{Error, Gone, InvalidArgument, InvalidData, Result},
     gpu::Gpu,
-    trace::{Action, timeline_object},
+    recorder::{Action, timeline_object},
     wait::Wait,
 };
 

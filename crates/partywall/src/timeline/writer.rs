@@ -19,7 +19,7 @@ use crate::{
     completion::Fence,
     domain::{LeaseGuard, PollReason, Word},
     error::{Error, InvalidArgument, InvalidData, Result},
-    trace::{Action, timeline_object},
+    recorder::{Action, timeline_object},
 };
 
 /// The only writer of a timeline. To wait for values, use its [`timeline`](Self::timeline).

@@ -30,12 +30,12 @@ use super::{
 };
 use crate::{
     completion::{Completion, Fence, contained},
+    element::{Element, elements_mut},
     error::{Error, Failed, Gone, InvalidArgument, Mismatch, Result},
     gpu::DeviceRange,
     pool::{Block, Blocks},
-    segment::{Element, elements_mut},
+    recorder::Action,
     timeline::StreamSignal,
-    trace::Action,
     wait::Wait,
 };
 

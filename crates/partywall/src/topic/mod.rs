@@ -38,7 +38,7 @@ use crate::{
     gpu::Gpu,
     place::Place,
     pool::Blocks,
-    trace::{Action, Recorder, version_object},
+    recorder::{Action, Recorder, version_object},
     wait::Wait,
 };
 

@@ -26,10 +26,10 @@ use super::{
 use crate::{
     completion::{Completion, Fence},
     domain::Domain,
+    element::{Element, elements},
     error::{Busy, Error, Failed, Gone, InvalidArgument, InvalidData, Result},
     gpu::{DeviceRange, Gpu},
     pool::Blocks,
-    segment::{Element, elements},
     timeline::{Order, Timeline},
     wait::Wait,
 };
@@ -263,7 +263,7 @@ impl Sample {
     /// # Errors
     /// [`InvalidData::SampleFailed`], [`InvalidData::SampleTainted`];
     /// [`Mismatch::Kind`](crate::error::Mismatch::Kind) for host memory;
-    /// [`InvalidArgument::Range`](crate::error::InvalidArgument::Range) for a stream of another GPU; as
+    /// [`InvalidArgument::Range`] for a stream of another GPU; as
     /// [`Timeline::wait_on`](crate::Timeline::wait_on).
     pub fn device_on(&self, stream: StreamRef<'_>) -> Result<DeviceRange<'_>> {
         let range = self.open().blocks.device_on(self.taken().block(), stream)?.slice(0, self.len())?.read_only();

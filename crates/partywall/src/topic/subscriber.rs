@@ -24,8 +24,8 @@ use crate::{
     adaptive_spin::AdaptiveSpin,
     backoff::Backoff,
     error::{Error, Gone, Result, TopicLimit},
+    recorder::Action,
     timeline::OpenLanes,
-    trace::Action,
     wait::Wait,
 };
 

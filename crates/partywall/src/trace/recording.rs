@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, thread, time::Duration};
 
 use super::{ChromeTrace, TraceEvent, Tracer};
-use crate::Domain;
+use crate::domain::Domain;
 
 /// Keeps what the processes of a domain do, from [`Domain::record_trace`] until [`finish`](Self::finish).
 ///

@@ -112,7 +112,7 @@ impl Left {
     /// Has the thread of the connection keep the memory.
     pub(super) fn keep(self) {
         let domain = self.version.domain.clone();
-        domain.left_versions().add(domain.poll_tasks(), self);
+        domain.extension::<super::LeftVersions>().add(domain.poll_tasks(), self);
     }
 
     /// Asks what is to become of the memory. The first answer of the broker has this process give back its lease on a

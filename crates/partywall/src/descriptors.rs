@@ -13,7 +13,6 @@ use partywall_os::process::inherit;
 use partywall_shm::Table;
 use partywall_wire::{Access, Answer, Call, Kind as WireKind, Named, Opened};
 
-use super::open::{Received, give_back};
 use crate::{
     domain::{Domain, answered, check_name, split_version},
     error::{Error, Mismatch, Result, Unreachable},
@@ -21,6 +20,7 @@ use crate::{
     kind::kind_name,
     place::Place,
     pool::{Block, Blocks, Pool},
+    segment::{Received, give_back},
     topic::{Loan, Sample, Topic},
     wait::Wait,
 };
@@ -93,9 +93,9 @@ pub trait HeldBlock: sealed::Sealed {
 
 mod sealed {
     pub trait Sealed {}
-    impl Sealed for crate::Block {}
-    impl Sealed for crate::Loan {}
-    impl Sealed for crate::Sample {}
+    impl Sealed for crate::pool::Block {}
+    impl Sealed for crate::topic::Loan {}
+    impl Sealed for crate::topic::Sample {}
 }
 
 /// One chunk of a version's memory.

@@ -1,21 +1,19 @@
 //! The broker's refusals as errors of the library.
 
-use std::{
-    path::Path,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::path::Path;
 
 use partywall_shm::queue::TaskId;
 use partywall_wire::{Ending, NameEnd, Refusal};
 
-use super::{
-    Busy, Denied, Ended, Error, ForeignBroker, Gone, InvalidArgument, LimitReached, Mismatch, NotFound, Unreachable,
-};
+use super::link::{device_lost, withdrawn};
 use crate::{
-    TaskRef,
-    domain::{device_lost, withdrawn},
+    error::{
+        Busy, Denied, Ended, Error, ForeignBroker, Gone, InvalidArgument, LimitReached, Mismatch, NotFound,
+        Unreachable, ago,
+    },
     gpu::no_pinned,
     info::with_version,
+    task_ref::TaskRef,
 };
 
 impl Error {
@@ -97,9 +95,4 @@ fn ended_of(end: NameEnd) -> Ended {
     let program = command.split_whitespace().next().unwrap_or_default();
     let program = program.rsplit('/').next().unwrap_or_default().to_owned();
     Ended { version, ending, pid, program, ago: ago(at) }
-}
-
-/// Returns the time since a moment, which is given in milliseconds since 1970.
-pub(crate) fn ago(at: u64) -> Duration {
-    SystemTime::now().duration_since(UNIX_EPOCH + Duration::from_millis(at)).unwrap_or_default()
 }
