@@ -420,7 +420,7 @@ impl SharedMap {
 pub struct Part<T> {
     start: NonNull<T>,
     count: usize,
-    _map: Arc<SharedMap>,
+    map: Arc<SharedMap>,
 }
 
 // SAFETY: it is a `&[T]` that keeps the map it points into alive, and any thread may use a `T` at any time.
@@ -432,7 +432,21 @@ impl SharedMap {
     /// Returns `count` values of type `T` from byte `offset` on; `None` in the same cases as [`SharedMap::atomics`].
     pub fn part<T: Atomics>(self: &Arc<Self>, offset: usize, count: usize) -> Option<Part<T>> {
         let start = NonNull::from(self.atomics::<T>(offset, count)?).cast();
-        Some(Part { start, count, _map: self.clone() })
+        Some(Part { start, count, map: self.clone() })
+    }
+}
+
+impl<T> Part<T> {
+    /// Returns the map that the values are in.
+    pub fn memory(&self) -> &Arc<SharedMap> {
+        &self.map
+    }
+}
+
+/// The same values, not copies of them.
+impl<T> Clone for Part<T> {
+    fn clone(&self) -> Self {
+        Self { start: self.start, count: self.count, map: self.map.clone() }
     }
 }
 

@@ -19,7 +19,7 @@ macro_rules! dtypes {
             pub const ALL: &[Self] = &[$(Self::$variant),*];
 
             /// Returns the number that stands for the type in a table.
-            pub fn code(self) -> u8 {
+            pub const fn code(self) -> u8 {
                 self as u8
             }
 
@@ -29,7 +29,7 @@ macro_rules! dtypes {
             }
 
             /// Returns the name, as torch and NumPy spell it.
-            pub fn name(self) -> &'static str {
+            pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)* }
             }
 

@@ -119,6 +119,8 @@ impl EventCount {
     }
 }
 
+shared!(EventCount { count, sleepers });
+
 #[cfg(all(test, loom))]
 impl EventCount {
     pub(crate) fn new() -> Self {

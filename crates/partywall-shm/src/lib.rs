@@ -31,6 +31,17 @@
 //! checks again. A process that is stopped between a change and its notification therefore delays others by no more
 //! than that.
 
+#[cfg(not(loom))]
+#[macro_use]
+mod layout;
+/// Models have no mapped memory.
+#[cfg(loom)]
+macro_rules! shared {
+    ($($description:tt)*) => {};
+}
+
+#[cfg(not(loom))]
+mod control;
 pub mod crash;
 pub mod dtype;
 mod eventcount;
@@ -40,6 +51,7 @@ pub mod queue;
 pub mod semaphore;
 mod slots;
 mod sync;
+#[cfg(not(loom))]
 pub mod table;
 pub mod timeline;
 pub mod topic;
@@ -50,67 +62,29 @@ pub use dtype::DType;
 pub use eventcount::EventKey;
 #[cfg(not(loom))]
 pub use slots::{SlotsOf, Sort};
+#[cfg(not(loom))]
 pub use table::{Layout, Table, TableBuilder, TableError, Tensor};
 
 /// The longest sleep of a waiter before it checks its condition again. The process that had to wake it may have been
 /// killed or stopped between the change and the wake.
 pub const MAX_SLEEP: std::time::Duration = std::time::Duration::from_millis(100);
 
-/// Checks that memory begins with the magic number of an object and with the hash of its layout in this build.
-#[cfg(not(loom))]
-fn check_layout(object: &str, found: (u64, u64), expected: (u64, u64)) -> std::io::Result<()> {
-    if found.0 != expected.0 {
-        Err(invalid(format!("this is not the control memory of a {object} ({:016x})", found.0)))
-    } else if found.1 != expected.1 {
-        let text = format!(
-            "the control memory of the {object} has another layout ({:016x}, not {:016x})",
-            found.1, expected.1
-        );
-        Err(invalid(text))
-    } else {
-        Ok(())
-    }
-}
-
-#[cfg(not(loom))]
-fn invalid(text: String) -> std::io::Error {
-    std::io::Error::new(std::io::ErrorKind::InvalidData, text)
-}
-
 /// A hash of the layouts of all control memory. Builds with the same number map each other's control memory.
 #[cfg(not(loom))]
 pub const LAYOUTS: u64 = {
     let layouts = [
-        members::LAYOUT_HASH,
-        trace::LAYOUT_HASH,
-        slots::mapped::LAYOUT_HASH,
-        timeline::mapped::LAYOUT_HASH,
-        topic::mapped::LAYOUT_HASH,
-        queue::mapped::LAYOUT_HASH,
+        control::layout_of::<members::Members>(),
+        control::layout_of::<semaphore::Semaphore>(),
+        control::layout_of::<pool::Pool>(),
+        control::layout_of::<timeline::Slab>(),
+        control::layout_of::<topic::Topic>(),
+        control::layout_of::<queue::Queue>(),
     ];
-    let mut hash = FNV_OFFSET;
+    let mut hash = layout::Hash::new();
     let mut i = 0;
     while i < layouts.len() {
-        hash = hashed(hash, &layouts[i].to_le_bytes());
+        hash = hash.number(layouts[i]);
         i += 1;
     }
-    hash
+    hash.end()
 };
-
-/// Returns the FNV-1a hash of the description of a layout.
-const fn layout_hash(text: &[u8]) -> u64 {
-    hashed(FNV_OFFSET, text)
-}
-
-/// The FNV-1a hash of nothing.
-const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
-
-/// Continues an FNV-1a hash.
-const fn hashed(mut hash: u64, text: &[u8]) -> u64 {
-    let mut i = 0;
-    while i < text.len() {
-        hash = (hash ^ text[i] as u64).wrapping_mul(0x0000_0100_0000_01b3);
-        i += 1;
-    }
-    hash
-}

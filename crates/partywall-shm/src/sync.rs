@@ -65,6 +65,9 @@ impl FutexWord<AtomicU64> {
     }
 }
 
+shared!(FutexWord<AtomicU32> { word });
+shared!(FutexWord<AtomicU64> { word });
+
 impl<A> Deref for FutexWord<A> {
     type Target = A;
 

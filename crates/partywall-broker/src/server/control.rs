@@ -174,11 +174,12 @@ pub(super) struct Standing {
 impl Control {
     /// Creates the rows of a user's members, unless they exist. Returns the number of their descriptor if they are new.
     pub(super) fn provide_rows(&mut self, uid: u32, store: &FdStore) -> Result<Option<RawFd>, Errno> {
-        if self.rows.contains_key(&uid) {
+        if let Some(rows) = self.rows.get(&uid) {
+            rows.members.repair();
             return Ok(None);
         }
-        let fd = Members::create(members::MAX_ROWS)?;
-        let members = Members::map(&fd)?;
+        let fd = Members::create(members::MAX_ROWS).map_err(errno)?;
+        let members = Members::map(&fd).map_err(errno)?;
         let fd = Arc::new(store.adopt(fd));
         let number = fd.number();
         self.rows.insert(uid, Rows { members, fd });
@@ -218,8 +219,8 @@ impl Control {
     ) -> Self {
         let mut control = Self { undone, ..Self::default() };
         for (uid, fd) in rows {
-            let members =
-                Members::map(&fd).unwrap_or_else(|errno| lack(&StartError::errno("map the members' rows")(errno)));
+            let failed = |error| lack(&StartError::errno("map the members' rows")(errno(error)));
+            let members = Members::restore(&fd).unwrap_or_else(failed);
             control.rows.insert(uid, Rows { members, fd: Arc::new(store.adopt(fd)) });
         }
         for slab in registry.slabs() {
@@ -533,6 +534,11 @@ fn map<T>(fd: FdId, store: &FdStore, map: impl FnOnce(BorrowedFd<'_>) -> io::Res
             None
         }
     }
+}
+
+/// Returns the error of the kernel for memory that this broker has created: nothing else can go wrong with it.
+fn errno(error: io::Error) -> Errno {
+    Errno::from_io_error(&error).unwrap_or(Errno::INVAL)
 }
 
 fn map_blocks(blocks: &BlockControl, store: &FdStore) -> Option<SlotTable> {

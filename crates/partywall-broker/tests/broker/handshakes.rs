@@ -2,7 +2,8 @@
 
 use std::{os::fd::OwnedFd, time::Duration};
 
-use partywall_os::{process, socket};
+use partywall_os::{map::SharedMap, process, socket};
+use partywall_shm::members::Members;
 use partywall_wire::{
     BrokerHello, Call, ClientHello, Doubt, Limit, Refusal,
     handshake::{self, Speaker},
@@ -162,6 +163,21 @@ fn full_broker_refuses_clients_until_a_goodbye() {
     assert!(shake_hands(&broker.socket, Some(b.identity())).is_ok(), "an admitted member may resume");
     a.ask(Call::Bye).unwrap();
     Client::join(&broker.socket);
+}
+
+/// Every member of a user writes the memory of the members' rows.
+#[test]
+fn rows_whose_beginning_a_member_has_overwritten_keep_nobody_from_joining() {
+    let broker = TestBroker::start();
+    let mut member = connect(&broker);
+    member.send(&hello(), &[&process::own_pidfd().unwrap()]);
+    let (_, fds) = member.receive().unwrap();
+    let rows = &fds[1];
+    assert!(Members::map(rows).is_ok());
+    SharedMap::writable(rows).unwrap().write_bytes(0, &[0xff; 64]).unwrap();
+    assert!(Members::map(rows).is_err());
+    // The harness maps the rows, as every member does.
+    shake_hands(&broker.socket, None).unwrap();
 }
 
 #[test]

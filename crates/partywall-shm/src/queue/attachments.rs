@@ -148,12 +148,6 @@ impl Entry {
     }
 }
 
-#[cfg(not(loom))]
-mod layout {
-    #![allow(unsafe_code)]
-
-    // SAFETY: transparent, over an atomic.
-    unsafe impl partywall_os::map::Atomics for super::Entry {}
-}
+shared!(Entry { 0 } bits { ATTACHED });
 
 const ATTACHED: u64 = 1 << 32;

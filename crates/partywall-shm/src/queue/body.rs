@@ -85,7 +85,7 @@ pub const RECORDS: usize = if cfg!(loom) { 2 } else { 4 };
 /// See the head of this file.
 #[derive(Debug)]
 #[repr(C)]
-pub(super) struct Body {
+pub(crate) struct Body {
     head: AtomicU64,
     origin: AtomicU64,
     pub(super) lease: AtomicU64,
@@ -395,7 +395,7 @@ fn output_word(block: BlockId) -> u64 {
 fn set_point(point: Option<StreamPoint>, value: &AtomicU64, cell: &AtomicU64, incarnation: &AtomicU64) {
     let Some(point) = point else { return incarnation.store(0, Ordering::Relaxed) };
     value.store(point.value, Ordering::Relaxed);
-    cell.store(u64::from(point.cell.slab) << 32 | u64::from(point.cell.cell), Ordering::Relaxed);
+    cell.store(u64::from(point.cell.slab) << SLAB | u64::from(point.cell.cell), Ordering::Relaxed);
     incarnation.store(u64::from(point.lane) << LANE | (u64::from(point.cell.incarnation) + 1), Ordering::Relaxed);
 }
 
@@ -404,7 +404,7 @@ fn point(value: &AtomicU64, cell: &AtomicU64, incarnation: &AtomicU64) -> Option
     let lane = (incarnation >> LANE) as u8;
     let incarnation = incarnation.checked_sub(1)? as u32;
     let cell = cell.load(Ordering::Relaxed);
-    let cell = TimelineCell { slab: (cell >> 32) as u32, cell: cell as u32, incarnation };
+    let cell = TimelineCell { slab: (cell >> SLAB) as u32, cell: cell as u32, incarnation };
     Some(StreamPoint { lane, cell, value: value.load(Ordering::Relaxed) })
 }
 
@@ -492,12 +492,13 @@ impl Body {
         // Pairs with the fence in `is_still`.
         fence(Ordering::Release);
         // The change of the place's word to *pending* orders these stores.
+        let cancel = if task.cancel { CANCEL } else { 0 };
         let head = task.kind.len() as u64
-            | (inputs.len() as u64) << 8
-            | (task.arguments.len() as u64) << 16
-            | u64::from(task.max_attempts) << 32
-            | u64::from(task.cancel) << 40
-            | u64::from(place.row()) << 48;
+            | (inputs.len() as u64) << INPUT_COUNT
+            | (task.arguments.len() as u64) << ARGUMENT_BYTES
+            | u64::from(task.max_attempts) << ATTEMPTS
+            | cancel
+            | u64::from(place.row()) << SUBMITTER;
         set(&self.head, head);
         self.output.write(task.output.as_ref());
         set(&self.origin, Origin::new(place, task.now).0);
@@ -537,16 +538,16 @@ impl Body {
 
     /// Returns the number of the last attempt that the task may have.
     pub(super) fn last_attempt(&self) -> u8 {
-        let most = (self.head.load(Ordering::Relaxed) >> 32) as u8;
+        let most = (self.head.load(Ordering::Relaxed) >> ATTEMPTS) as u8;
         self.origin().before().saturating_add(most)
     }
 
     pub(super) fn ends_with_submitter(&self) -> bool {
-        self.head.load(Ordering::Relaxed) >> 40 & 1 != 0
+        self.head.load(Ordering::Relaxed) & CANCEL != 0
     }
 
     pub(super) fn submitter(&self) -> Row {
-        (self.head.load(Ordering::Relaxed) >> 48) as Row
+        (self.head.load(Ordering::Relaxed) >> SUBMITTER) as Row
     }
 
     /// Returns what completes the inputs, unless they are known to be complete.
@@ -574,7 +575,7 @@ impl Body {
     }
 
     fn inputs(&self) -> impl Iterator<Item = &InputWords> {
-        let count = (self.head.load(Ordering::Relaxed) >> 8) as u8;
+        let count = (self.head.load(Ordering::Relaxed) >> INPUT_COUNT) as u8;
         self.inputs.iter().take(count.into())
     }
 
@@ -593,7 +594,7 @@ impl Body {
         let head = self.head.load(Ordering::Relaxed);
         Description {
             kind: read_bytes(&self.kind, head as u8 as usize),
-            arguments: read_bytes(&self.arguments, (head >> 16) as u16 as usize),
+            arguments: read_bytes(&self.arguments, (head >> ARGUMENT_BYTES) as u16 as usize),
             inputs: self.inputs().map(InputWords::read).collect(),
             ready: self.ready(),
             output: self.output.read(),
@@ -670,20 +671,33 @@ impl Body {
     }
 }
 
-#[cfg(not(loom))]
-mod layout {
-    #![allow(unsafe_code)]
-
-    const _: () = assert!(size_of::<super::Body>() == 1944);
-
-    // SAFETY: `repr(C)`, as the structs in it: records, inputs and contents. All fields are atomics of 8 bytes or
-    // arrays of them, and lie without gaps: their sizes add up to 1944.
-    unsafe impl partywall_os::map::Atomics for super::Body {}
+shared! {
+    Body {
+        head, origin, lease, value, cell, incarnation, output, records, kind, inputs, text, arguments
+    }
+    bits {
+        INPUT_COUNT, ARGUMENT_BYTES, ATTEMPTS, CANCEL, INPUTS_COMPLETE, INPUTS_LOST, SUBMITTER,
+        BEFORE, ORIGIN_GENERATION, LEASE_GENERATION, UNTIL, SLAB, LANE,
+    }
 }
+shared! {
+    Record { state, output, value, cell, incarnation, contents }
+    bits {
+        OPEN, DRAINED, READING, REASON, COMPLETED, ATTEMPT, ROW, GENERATION, BLOCK_GENERATION, SLAB, LANE,
+        Reason::Failed as u64, Reason::Died as u64, Reason::Lease as u64, Reason::Detached as u64,
+        Reason::Dropped as u64, Reason::Inputs as u64,
+    }
+}
+shared!(InputWords { source, offset, contents } bits { INPUT_GENERATION, PART });
 
-// Flags of the head; the first one is at bit 40.
+// The bits of the head: of each number the first one; and flags.
+const INPUT_COUNT: u32 = 8;
+const ARGUMENT_BYTES: u32 = 16;
+const ATTEMPTS: u32 = 32;
+const CANCEL: u64 = 1 << 40;
 const INPUTS_COMPLETE: u64 = 1 << 41;
 const INPUTS_LOST: u64 = 1 << 42;
+const SUBMITTER: u32 = 48;
 // The bits of a record.
 const STATE: u64 = 3;
 const OPEN: u64 = 1;
@@ -703,6 +717,12 @@ const SUBMITTED: u64 = (1 << BEFORE) - 1;
 const BEFORE: u32 = 40;
 /// The first bit of the generation beside these.
 const ORIGIN_GENERATION: u32 = 48;
+/// The first bit of the generation in a lease.
+pub(super) const LEASE_GENERATION: u32 = 8;
+/// The first bit of the end of a lease.
+pub(super) const UNTIL: u32 = 24;
+/// The first bit of the slab of a timeline's cell.
+const SLAB: u32 = 32;
 /// The first bit of the lane of a timeline.
 const LANE: u32 = 40;
 /// The first bit of the generation of an output.

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use super::{
     Pools, Queue, Row, TEND_EVERY, TaskId,
-    body::{Reason, RecordWord},
+    body::{LEASE_GENERATION, Reason, RecordWord, UNTIL},
     submit::is_before,
     word::{State, Word},
 };
@@ -355,19 +355,19 @@ struct Lease(u64);
 
 impl Lease {
     fn of(word: Word, until: u64) -> Self {
-        Self(Self::tag(word) | until.min(UNTIL) << 24)
+        Self(Self::tag(word) | until.min(MAX_UNTIL) << UNTIL)
     }
 
     fn tag(word: Word) -> u64 {
-        u64::from(word.attempts()) | (word.generation() & 0xffff) << 8
+        u64::from(word.attempts()) | (word.generation() & 0xffff) << LEASE_GENERATION
     }
 
     fn is_of(self, word: Word) -> bool {
-        self.0 & 0xff_ffff == Self::tag(word)
+        self.0 & !(u64::MAX << UNTIL) == Self::tag(word)
     }
 
     fn until(self) -> u64 {
-        self.0 >> 24
+        self.0 >> UNTIL
     }
 }
 
@@ -376,7 +376,7 @@ fn change(lease: &AtomicU64, seen: Lease, to: Lease) -> bool {
 }
 
 /// The largest end of a lease: 34 years after the machine's start.
-const UNTIL: u64 = u64::MAX >> 24;
+const MAX_UNTIL: u64 = u64::MAX >> UNTIL;
 
 /// How many tasks that need an output block a task that needs none may pass while no block is free. Workers consider
 /// them at each poll.

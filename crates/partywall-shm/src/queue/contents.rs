@@ -99,6 +99,8 @@ impl ContentsWords {
     }
 }
 
+shared!(ContentsWords { first, shape } bits { RANK, DTYPE, IS_THERE });
+
 /// The first bit of the rank.
 const RANK: u32 = 48;
 /// The first bit of the type.

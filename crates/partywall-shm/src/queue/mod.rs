@@ -2,10 +2,7 @@
 //!
 //! | offset | part | bytes | written by |
 //! |---|---|---|---|
-//! | 0 | magic `"PWQUEUE1"` | 8 | the broker, before it hands the memory out, as everything up to 64 |
-//! | 8 | layout hash: of the description of this layout; memory of another layout is refused | 8 | |
-//! | 16 | `tasks`, `inputs`, `outputs`: `u32` each: places, blocks of the two pools | 12 | |
-//! | 32 | `lease: u64` ms that an attempt may take; 0: as long as it likes | 8 | |
+//! | 0 | magic, layout hash, and the [shape](Shape) | 64 | the broker; see `control` |
 //! | 64 | `tail: u64` the position of the next task | 8 | submitters |
 //! | 72 | `work` the eventcount of workers that wait for a task | 8 | all; see `eventcount` |
 //! | 128 | `head: u64` no position before it has a task that was never attempted, except late ones | 8 | all |
@@ -49,7 +46,7 @@ mod claim;
 mod contents;
 mod finish;
 #[cfg(not(loom))]
-pub(crate) mod mapped;
+mod mapped;
 #[cfg(all(test, loom))]
 mod models;
 mod recovery;
@@ -70,7 +67,7 @@ use crate::{
     crash::point,
     eventcount::EventCount,
     slots::Slots,
-    sync::{self, AtomicU32, AtomicU64, Ordering},
+    sync::{self, AtomicU64, Ordering},
 };
 
 pub use attachments::{InUse, MAX_ATTACHMENTS, attachment_number};
@@ -174,15 +171,7 @@ pub enum Event {
 /// What comes before the places.
 #[derive(Debug)]
 #[repr(C, align(64))]
-struct Header {
-    magic: AtomicU64,
-    layout: AtomicU64,
-    tasks: AtomicU32,
-    inputs: AtomicU32,
-    outputs: AtomicU32,
-    zero_28: AtomicU32,
-    lease: AtomicU64,
-    zero_40: [AtomicU64; 3],
+pub(crate) struct Header {
     tail: AtomicU64,
     work: EventCount,
     zero_80: [AtomicU64; 6],
@@ -296,13 +285,20 @@ impl Queue {
     }
 }
 
-#[cfg(not(loom))]
-mod layout {
-    #![allow(unsafe_code)]
-
-    const _: () = assert!(size_of::<super::Header>() == 512);
-
-    // SAFETY: `repr(C)`, its fields are atomics and arrays and structs of them, and lie without gaps: their sizes add
-    // up to that of the whole.
-    unsafe impl partywall_os::map::Atomics for super::Header {}
-}
+shared!(Header {
+    tail,
+    work,
+    zero_80,
+    head,
+    space,
+    zero_144,
+    late,
+    late_claimed,
+    tended,
+    results,
+    completed,
+    returned,
+    detached,
+    zero_248,
+    attachments
+});

@@ -5,10 +5,7 @@
 use loom::{
     cell::UnsafeCell,
     model::Builder,
-    sync::{
-        Arc,
-        atomic::{AtomicU32, AtomicU64},
-    },
+    sync::{Arc, atomic::AtomicU64},
     thread,
 };
 
@@ -41,16 +38,8 @@ struct World {
 
 impl World {
     fn new(tasks: u32) -> Arc<Self> {
-        let (zero, zero_32) = (|| AtomicU64::new(0), || AtomicU32::new(0));
+        let zero = || AtomicU64::new(0);
         let header = Header {
-            magic: zero(),
-            layout: zero(),
-            tasks: zero_32(),
-            inputs: zero_32(),
-            outputs: zero_32(),
-            zero_28: zero_32(),
-            lease: zero(),
-            zero_40: std::array::from_fn(|_| zero()),
             tail: zero(),
             work: EventCount::new(),
             zero_80: std::array::from_fn(|_| zero()),

@@ -32,7 +32,7 @@ pub const MAX_ATTEMPTS: u8 = u8::MAX;
 /// The word of a place.
 #[derive(Debug)]
 #[cfg_attr(not(loom), repr(transparent))]
-pub(super) struct PlaceWord(AtomicU64);
+pub(crate) struct PlaceWord(AtomicU64);
 
 /// The state of a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -138,12 +138,13 @@ impl PlaceWord {
     }
 }
 
-#[cfg(not(loom))]
-mod layout {
-    #![allow(unsafe_code)]
-
-    // SAFETY: transparent, over an atomic.
-    unsafe impl partywall_os::map::Atomics for super::PlaceWord {}
+shared! {
+    PlaceWord { 0 }
+    bits {
+        UNWANTED, ROW, ATTEMPTS, GENERATION,
+        State::Free as u64, State::Writing as u64, State::Pending as u64, State::Claimed as u64,
+        State::Enqueued as u64, State::Done as u64, State::Dead as u64, State::Ending as u64, State::Draining as u64,
+    }
 }
 
 const STATE: u64 = 15;

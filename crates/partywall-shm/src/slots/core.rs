@@ -45,15 +45,10 @@ use crate::{
     sync::{AtomicU32, AtomicU64, Ordering, fence},
 };
 
-/// The first 256 bytes; see the module's documentation.
+/// What comes before the slots; see the module's documentation.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Header {
-    pub(super) magic: AtomicU64,
-    pub(super) layout: AtomicU64,
-    pub(super) maximum: AtomicU32,
-    pub(super) ring: AtomicU32,
-    pub(super) zero: [AtomicU64; 5],
     pub(super) tickets: AtomicU64,
     pub(super) look: AtomicU32,
     pub(super) zero_32: AtomicU32,
@@ -572,15 +567,5 @@ impl Drop for Waiter<'_> {
 /// only a member that changes the word without pause can exhaust them. The caller then continues without the change.
 const MOST_ATTEMPTS: usize = 64;
 
-#[cfg(not(loom))]
-mod layout {
-    #![allow(unsafe_code)]
-
-    use super::Header;
-
-    const _: () = assert!(size_of::<Header>() == 256);
-
-    // SAFETY: `repr(C)`, its fields are atomics and arrays and structs of them, and lie without gaps: their sizes add
-    // up to that of the whole.
-    unsafe impl partywall_os::map::Atomics for Header {}
-}
+shared!(Header { tickets, look, zero_32, zero_64, head, tail });
+shared!(Line { 0, 1 });

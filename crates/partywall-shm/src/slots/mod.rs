@@ -3,23 +3,20 @@
 //!
 //! | offset | field | written by |
 //! |---|---|---|
-//! | 0 | magic | the broker, before it hands the memory out, as everything up to 64 |
-//! | 8 | layout hash: of the description of this layout; memory of another layout is refused | |
-//! | 16 | `maximum: u32` slots | |
-//! | 20 | `ring: u32` entries of the ring | |
+//! | 0 | magic, layout hash, and the shape: the number of slots | the broker; see `control` |
 //! | 64 | `tickets: u64` the next ticket; the first one is the time of creation | every member that tries to take a slot |
 //! | 72 | `look: u32` a hint: where a free slot may be | every member |
 //! | 128 | `head: u64` a hint: the position of the first waiter | every member |
 //! | 192 | `tail: u64` a hint: the position of the next waiter | every member |
 //! | 256 | slots: 8 bytes each, filled up to whole cache lines | see `word` |
-//! | | entries of the ring: 64 bytes each, of which 8 are in use | see `word` |
+//! | | ring: [`MAX_WAITERS`] entries of 64 bytes, of which 8 are in use | see `word` |
 //!
 //! `word` documents the bits of slots and entries, and `core` the protocol.
 
 mod audit;
 mod core;
 #[cfg(not(loom))]
-pub(crate) mod mapped;
+mod mapped;
 #[cfg(all(test, loom))]
 pub(crate) mod models;
 mod word;
@@ -37,8 +34,6 @@ use crate::sync::Part;
 
 pub use self::core::{Attempt, Held, Polled, Waiter};
 pub use audit::Audit;
-#[cfg(all(test, not(loom)))]
-pub(crate) use mapped::bytes;
 #[cfg(not(loom))]
 pub use mapped::{SlotsOf, Sort};
 pub(crate) use word::{SlotWord, State};

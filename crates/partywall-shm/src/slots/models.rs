@@ -29,11 +29,6 @@ impl Slots {
         let zero = || AtomicU64::new(0);
         let line = || Line(zero(), std::array::from_fn(|_| zero()));
         let header = Header {
-            magic: zero(),
-            layout: zero(),
-            maximum: AtomicU32::new(0),
-            ring: AtomicU32::new(0),
-            zero: std::array::from_fn(|_| zero()),
             tickets: zero(),
             look: AtomicU32::new(0),
             zero_32: AtomicU32::new(0),

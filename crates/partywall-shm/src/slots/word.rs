@@ -174,7 +174,7 @@ impl Slot {
 /// A waiter's place in the ring, in its own cache line.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub(super) struct QueueEntry {
+pub(crate) struct QueueEntry {
     word: FutexWord<AtomicU64>,
     _zero: [AtomicU64; 7],
 }
@@ -284,19 +284,8 @@ impl Slot {
     }
 }
 
-#[cfg(not(loom))]
-mod layout {
-    #![allow(unsafe_code)]
-
-    use super::{QueueEntry, Slot};
-
-    const _: () = assert!(size_of::<QueueEntry>() == 64 && size_of::<Slot>() == 8);
-
-    // SAFETY: transparent, over an atomic.
-    unsafe impl partywall_os::map::Atomics for Slot {}
-    // SAFETY: `repr(C)`, its fields are atomics (one in a transparent struct), and eight of them fill it.
-    unsafe impl partywall_os::map::Atomics for QueueEntry {}
-}
+shared!(Slot { 0 } bits { FREE.0, HELD, HANDED, OFFERED, ROW, TAG, NOBODY });
+shared!(QueueEntry { word, _zero } bits { EMPTY, WAITING, GRANTED, ENTRY_SLOT, ENTRY_ROW, LAP, super::MAX_WAITERS });
 
 const FREE: SlotWord = SlotWord(0);
 /// The bits of the state, in both words.

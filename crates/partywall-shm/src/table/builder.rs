@@ -1,9 +1,13 @@
 //! Builds tables. Tensors are laid out in chunks in the order in which they were added.
 
-use std::collections::{BTreeMap, HashMap, hash_map::Entry};
+use std::{
+    collections::{BTreeMap, HashMap, hash_map},
+    mem::offset_of,
+};
 
 use super::{
-    ALIGNMENT, HEADER, LAYOUT_HASH, MAGIC, MAX_METADATA, MAX_RANK, MAX_TENSOR_NAME, MAX_TENSORS, Table, TableError,
+    ALIGNMENT, Entry, Header, LAYOUT, MAGIC, MAX_METADATA, MAX_RANK, MAX_TENSOR_NAME, MAX_TENSORS, Pair, Table,
+    TableError, Text,
 };
 use crate::dtype::DType;
 
@@ -180,8 +184,8 @@ impl TableBuilder {
         let bytes = extent(dtype, shape, strides).map_err(|why| TableError::BadShape { name: shorten(name), why })?;
         limit("tensors", self.tensors.len() + 1, MAX_TENSORS)?;
         match self.names.entry(name.to_owned()) {
-            Entry::Occupied(_) => return Err(TableError::Duplicate(shorten(name))),
-            Entry::Vacant(vacant) => vacant.insert(self.tensors.len()),
+            hash_map::Entry::Occupied(_) => return Err(TableError::Duplicate(shorten(name))),
+            hash_map::Entry::Vacant(vacant) => vacant.insert(self.tensors.len()),
         };
         let dims = [shape, strides].concat();
         self.tensors.push(Spec { name: name.to_owned(), dtype, dims, bytes, within });
@@ -303,37 +307,45 @@ impl TableBuilder {
         let mut pairs = Vec::new();
         let mut texts = Vec::new();
         let mut text = |bytes: &str| {
-            let place = [(texts.len() as u32).to_le_bytes(), (bytes.len() as u32).to_le_bytes()].concat();
+            let mut text = [0; size_of::<Text>()];
+            put(&mut text, offset_of!(Text, offset), (texts.len() as u32).to_le_bytes());
+            put(&mut text, offset_of!(Text, bytes), (bytes.len() as u32).to_le_bytes());
             texts.extend_from_slice(bytes.as_bytes());
-            place
+            text
         };
         for position in order {
             let tensor = &self.tensors[position];
             let (chunk, offset) = places[position];
-            entries.extend_from_slice(&text(&tensor.name));
-            entries.extend_from_slice(&[tensor.dtype.code(), (tensor.dims.len() / 2) as u8, 0, 0]);
-            entries.extend_from_slice(&chunk.to_le_bytes());
-            for word in [(dims.len() / 8) as u64, offset, tensor.bytes, position as u64, 0] {
-                entries.extend_from_slice(&word.to_le_bytes());
-            }
+            let mut entry = [0; size_of::<Entry>()];
+            put(&mut entry, offset_of!(Entry, name), text(&tensor.name));
+            put(&mut entry, offset_of!(Entry, dtype), [tensor.dtype.code()]);
+            put(&mut entry, offset_of!(Entry, rank), [(tensor.dims.len() / 2) as u8]);
+            put(&mut entry, offset_of!(Entry, chunk), chunk.to_le_bytes());
+            put(&mut entry, offset_of!(Entry, dim), ((dims.len() / 8) as u64).to_le_bytes());
+            put(&mut entry, offset_of!(Entry, offset), offset.to_le_bytes());
+            put(&mut entry, offset_of!(Entry, bytes), tensor.bytes.to_le_bytes());
+            put(&mut entry, offset_of!(Entry, position), (position as u32).to_le_bytes());
+            entries.extend_from_slice(&entry);
             dims.extend(tensor.dims.iter().flat_map(|d| d.to_le_bytes()));
         }
         for (key, value) in &self.metadata {
-            pairs.extend_from_slice(&text(key));
-            pairs.extend_from_slice(&text(value));
+            let mut pair = [0; size_of::<Pair>()];
+            put(&mut pair, offset_of!(Pair, key), text(key));
+            put(&mut pair, offset_of!(Pair, value), text(value));
+            pairs.extend_from_slice(&pair);
         }
 
-        let length = HEADER + entries.len() + chunks.len() * 8 + dims.len() + pairs.len() + texts.len();
+        let length = size_of::<Header>() + entries.len() + chunks.len() * 8 + dims.len() + pairs.len() + texts.len();
         let mut table = Vec::with_capacity(length);
-        table.extend_from_slice(&MAGIC);
-        table.extend_from_slice(&LAYOUT_HASH.to_le_bytes());
-        table.extend_from_slice(&(self.tensors.len() as u32).to_le_bytes());
-        table.extend_from_slice(&(chunks.len() as u32).to_le_bytes());
-        table.extend_from_slice(&((dims.len() / 8) as u64).to_le_bytes());
-        table.extend_from_slice(&(texts.len() as u64).to_le_bytes());
-        table.extend_from_slice(&(self.metadata.len() as u64).to_le_bytes());
-        table.extend_from_slice(&(length as u64).to_le_bytes());
-        table.extend_from_slice(&[0; 8]);
+        table.resize(size_of::<Header>(), 0);
+        put(&mut table, offset_of!(Header, magic), MAGIC);
+        put(&mut table, offset_of!(Header, layout), LAYOUT.to_le_bytes());
+        put(&mut table, offset_of!(Header, tensors), (self.tensors.len() as u32).to_le_bytes());
+        put(&mut table, offset_of!(Header, chunks), (chunks.len() as u32).to_le_bytes());
+        put(&mut table, offset_of!(Header, dims), ((dims.len() / 8) as u64).to_le_bytes());
+        put(&mut table, offset_of!(Header, texts), (texts.len() as u64).to_le_bytes());
+        put(&mut table, offset_of!(Header, pairs), (self.metadata.len() as u64).to_le_bytes());
+        put(&mut table, offset_of!(Header, bytes), (length as u64).to_le_bytes());
         table.extend_from_slice(&entries);
         table.extend(chunks.iter().flat_map(|c| c.to_le_bytes()));
         table.extend_from_slice(&dims);
@@ -341,6 +353,11 @@ impl TableBuilder {
         table.extend_from_slice(&texts);
         table
     }
+}
+
+/// Writes a little-endian number, or other bytes, from byte `at` on.
+fn put<const N: usize>(to: &mut [u8], at: usize, bytes: [u8; N]) {
+    to[at..at + N].copy_from_slice(&bytes);
 }
 
 /// Returns whether elements follow each other without gaps, last dimension fastest.

@@ -2,11 +2,11 @@
 //!
 //! ```text
 //!   0  magic         "PWTABLE\0"
-//!   8  layout hash   of the description of this layout: a table of any other layout is refused, never guessed
+//!   8  layout hash   a table of any other layout is refused, never guessed
 //!  16  tensors: u32, chunks: u32
 //!  24  dims: u64     words of the dimension section
 //!  32  texts: u64    bytes of the text section
-//!  40  pairs: u32    pairs of metadata, then 4 zero bytes
+//!  40  pairs: u64    pairs of metadata
 //!  48  bytes: u64    length of the whole table, then 8 zero bytes
 //!  64  entries       tensors × 56 bytes, in ascending order of the names' bytes
 //!      chunk lengths chunks × u64: bytes that the tensors use of each chunk
@@ -23,6 +23,11 @@
 
 mod builder;
 mod view;
+
+use crate::{
+    DType,
+    layout::{Described, Hash},
+};
 
 pub use builder::{Layout, TableBuilder};
 pub use view::{Table, Tensor};
@@ -42,17 +47,73 @@ pub const MAX_TENSORS: usize = 1 << 22;
 /// The maximum length of all keys and values of the metadata together, in bytes.
 pub const MAX_METADATA: usize = 1 << 20;
 
-pub(crate) const MAGIC: [u8; 8] = *b"PWTABLE\0";
-pub(crate) const HEADER: usize = 64;
-pub(crate) const ENTRY: usize = 56;
-pub(crate) const PAIR: usize = 16;
+const MAGIC: [u8; 8] = *b"PWTABLE\0";
 
-/// Change the text whenever the bytes change.
-pub(crate) const LAYOUT_HASH: u64 = crate::layout_hash(
-    b"header 64: magic8 hash8 tensors4 chunks4 dims8 texts8 pairs4 0:4 bytes8 0:8; \
-    entry 56: name4 len4 dtype1 rank1 0:2 chunk4 dim8 offset8 bytes8 position4 0:4 0:8; \
-    chunks8 dims8 pairs16 texts; dtypes 1-23; alignment 256",
-);
+/// What a table begins with. As the structs below it is never in memory: it says where the numbers are.
+#[repr(C)]
+struct Header {
+    magic: [u8; 8],
+    layout: u64,
+    tensors: u32,
+    chunks: u32,
+    dims: u64,
+    texts: u64,
+    pairs: u64,
+    bytes: u64,
+    zero: u64,
+}
+
+/// A tensor.
+#[repr(C)]
+struct Entry {
+    name: Text,
+    dtype: u8,
+    rank: u8,
+    zero_10: [u8; 2],
+    chunk: u32,
+    dim: u64,
+    offset: u64,
+    bytes: u64,
+    position: u32,
+    zero_44: u32,
+    zero_48: u64,
+}
+
+/// A pair of metadata.
+#[repr(C)]
+struct Pair {
+    key: Text,
+    value: Text,
+}
+
+/// A place in the texts.
+#[repr(C)]
+struct Text {
+    offset: u32,
+    bytes: u32,
+}
+
+described!(Header { magic, layout, tensors, chunks, dims, texts, pairs, bytes, zero });
+described! {
+    Entry { name, dtype, rank, zero_10, chunk, dim, offset, bytes, position, zero_44, zero_48 }
+    bits { ALIGNMENT, DTYPES }
+}
+described!(Pair { key, value });
+described!(Text { offset, bytes });
+
+/// A hash of the names of all element types and their numbers.
+const DTYPES: u64 = {
+    let mut hash = Hash::new();
+    let mut i = 0;
+    while i < DType::ALL.len() {
+        hash = hash.text(DType::ALL[i].name()).number(DType::ALL[i].code() as u64);
+        i += 1;
+    }
+    hash.end()
+};
+
+/// The hash of the layout.
+const LAYOUT: u64 = Hash::new().number(Header::LAYOUT).number(Entry::LAYOUT).number(Pair::LAYOUT).end();
 
 /// Why a table cannot be built or is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

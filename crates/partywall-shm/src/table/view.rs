@@ -1,9 +1,9 @@
 //! Reads tables that another process wrote.
 
-use std::fmt;
+use std::{fmt, mem::offset_of};
 
 use super::{
-    ENTRY, HEADER, LAYOUT_HASH, MAGIC, MAX_METADATA, MAX_RANK, MAX_TENSOR_NAME, MAX_TENSORS, PAIR, TableError,
+    Entry, Header, LAYOUT, MAGIC, MAX_METADATA, MAX_RANK, MAX_TENSOR_NAME, MAX_TENSORS, Pair, TableError, Text,
     builder::{extent, is_contiguous},
 };
 use crate::dtype::DType;
@@ -65,25 +65,25 @@ impl<B: AsRef<[u8]>> Table<B> {
     fn sections(bytes: B) -> Result<Self, TableError> {
         const SHORT: TableError = TableError::Damaged("it is shorter than it says");
         let b = bytes.as_ref();
-        if b.len() < HEADER || b[..8] != MAGIC {
+        if b.len() < size_of::<Header>() || b[..8] != MAGIC {
             return Err(TableError::Damaged("it does not begin like one"));
         }
-        let found = word(b, 8);
-        if found != LAYOUT_HASH {
-            return Err(TableError::ForeignLayout { found, expected: LAYOUT_HASH });
+        let found = word(b, offset_of!(Header, layout));
+        if found != LAYOUT {
+            return Err(TableError::ForeignLayout { found, expected: LAYOUT });
         }
-        let tensors = half(b, 16) as usize;
-        let chunks = half(b, 20) as usize;
-        let dims = word(b, 24);
-        let texts = word(b, 32);
-        let pairs = word(b, 40);
-        let length = word(b, 48);
+        let tensors = half(b, offset_of!(Header, tensors)) as usize;
+        let chunks = half(b, offset_of!(Header, chunks)) as usize;
+        let dims = word(b, offset_of!(Header, dims));
+        let texts = word(b, offset_of!(Header, texts));
+        let pairs = word(b, offset_of!(Header, pairs));
+        let length = word(b, offset_of!(Header, bytes));
         let size = |count: u64, each: usize| usize::try_from(count).ok()?.checked_mul(each);
         let places = (|| {
-            let chunks_at = HEADER.checked_add(tensors.checked_mul(ENTRY)?)?;
+            let chunks_at = size_of::<Header>().checked_add(tensors.checked_mul(size_of::<Entry>())?)?;
             let dims_at = chunks_at.checked_add(chunks.checked_mul(8)?)?;
             let pairs_at = dims_at.checked_add(size(dims, 8)?)?;
-            let texts_at = pairs_at.checked_add(size(pairs, PAIR)?)?;
+            let texts_at = pairs_at.checked_add(size(pairs, size_of::<Pair>())?)?;
             Some((chunks_at, dims_at, pairs_at, texts_at, texts_at.checked_add(size(texts, 1)?)?))
         })();
         let (chunks_at, dims_at, pairs_at, texts_at, end) = places.ok_or(SHORT)?;
@@ -93,16 +93,14 @@ impl<B: AsRef<[u8]>> Table<B> {
         if tensors > MAX_TENSORS {
             return Err(TableError::Damaged("it has too many tensors"));
         }
-        let pairs = (texts_at - pairs_at) / PAIR;
+        let pairs = (texts_at - pairs_at) / size_of::<Pair>();
         Ok(Self { tensors, chunks, pairs, chunks_at, dims_at, pairs_at, texts_at, bytes })
     }
 
     fn check_texts(&self) -> Result<(), TableError> {
         let mut sum = 0;
         for index in 0..self.pairs {
-            let at = self.pairs_at + index * PAIR;
-            let key = self.text(at);
-            let value = self.text(at + 8);
+            let [key, value] = self.pair(index);
             let (Some(key), Some(value)) = (key, value) else {
                 return Err(TableError::Damaged("its metadata are no texts"));
             };
@@ -113,14 +111,15 @@ impl<B: AsRef<[u8]>> Table<B> {
 
     fn check_entry(&self, index: usize, used: &[u64]) -> Result<Tensor<'_>, TableError> {
         let b = self.bytes.as_ref();
-        let at = HEADER + index * ENTRY;
-        let name = self.text(at).ok_or(TableError::Damaged("a tensor's name is no text"))?;
+        let at = entry_at(index);
+        let name = self.text(at + offset_of!(Entry, name)).ok_or(TableError::Damaged("a tensor's name is no text"))?;
         if name.is_empty() || name.len() > MAX_TENSOR_NAME {
             return Err(TableError::Damaged("a tensor's name has a forbidden length"));
         }
-        let dtype = DType::from_code(b[at + 8]).ok_or(TableError::Damaged("a tensor has an unknown dtype"))?;
-        let rank = usize::from(b[at + 9]);
-        let first = word(b, at + 16);
+        let dtype = DType::from_code(b[at + offset_of!(Entry, dtype)])
+            .ok_or(TableError::Damaged("a tensor has an unknown dtype"))?;
+        let rank = usize::from(b[at + offset_of!(Entry, rank)]);
+        let first = word(b, at + offset_of!(Entry, dim));
         let words = (self.pairs_at - self.dims_at) / 8;
         if rank > MAX_RANK || first > words as u64 || words - (first as usize) < 2 * rank {
             return Err(TableError::Damaged("a tensor's shape lies outside"));
@@ -200,10 +199,10 @@ impl<B: AsRef<[u8]>> Table<B> {
     /// If `index` is not below [`len`](Self::len).
     pub fn at(&self, index: usize) -> Tensor<'_> {
         assert!(index < self.tensors, "tensor {index} of {}", self.tensors);
-        let at = HEADER + index * ENTRY;
+        let at = entry_at(index);
         // `parse` has checked both, so the fallbacks are never used.
-        let name = self.text(at).unwrap_or_default();
-        let dtype = DType::from_code(self.bytes.as_ref()[at + 8]).unwrap_or(DType::U8);
+        let name = self.text(at + offset_of!(Entry, name)).unwrap_or_default();
+        let dtype = DType::from_code(self.bytes.as_ref()[at + offset_of!(Entry, dtype)]).unwrap_or(DType::U8);
         self.entry(index, name, dtype)
     }
 
@@ -222,8 +221,8 @@ impl<B: AsRef<[u8]>> Table<B> {
     /// Returns the pairs of metadata.
     pub fn metadata(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
         (0..self.pairs).map(|index| {
-            let at = self.pairs_at + index * PAIR;
-            (self.text(at).unwrap_or_default(), self.text(at + 8).unwrap_or_default())
+            let [key, value] = self.pair(index);
+            (key.unwrap_or_default(), value.unwrap_or_default())
         })
     }
 
@@ -252,26 +251,32 @@ impl<B: AsRef<[u8]>> Table<B> {
 
     fn entry<'a>(&'a self, index: usize, name: &'a str, dtype: DType) -> Tensor<'a> {
         let b = self.bytes.as_ref();
-        let at = HEADER + index * ENTRY;
-        let rank = usize::from(b[at + 9]);
-        let first = word(b, at + 16) as usize;
+        let at = entry_at(index);
+        let rank = usize::from(b[at + offset_of!(Entry, rank)]);
+        let first = word(b, at + offset_of!(Entry, dim)) as usize;
         let dims_at = self.dims_at + first * 8;
         Tensor {
             name,
             dtype,
-            chunk: half(b, at + 12) as usize,
-            offset: word(b, at + 24),
-            bytes: word(b, at + 32),
-            position: half(b, at + 40),
+            chunk: half(b, at + offset_of!(Entry, chunk)) as usize,
+            offset: word(b, at + offset_of!(Entry, offset)),
+            bytes: word(b, at + offset_of!(Entry, bytes)),
+            position: half(b, at + offset_of!(Entry, position)),
             dims: &b[dims_at..dims_at + rank * 16],
         }
+    }
+
+    /// Returns key and value of a pair of metadata.
+    fn pair(&self, index: usize) -> [Option<&str>; 2] {
+        let at = self.pairs_at + index * size_of::<Pair>();
+        [offset_of!(Pair, key), offset_of!(Pair, value)].map(|text| self.text(at + text))
     }
 
     /// Returns the text whose offset and length are at `at`.
     fn text(&self, at: usize) -> Option<&str> {
         let b = self.bytes.as_ref();
-        let start = self.texts_at.checked_add(half(b, at) as usize)?;
-        let end = start.checked_add(half(b, at + 4) as usize)?;
+        let start = self.texts_at.checked_add(half(b, at + offset_of!(Text, offset)) as usize)?;
+        let end = start.checked_add(half(b, at + offset_of!(Text, bytes)) as usize)?;
         std::str::from_utf8(b.get(start..end)?).ok()
     }
 }
@@ -364,6 +369,11 @@ fn word(bytes: &[u8], at: usize) -> u64 {
     let mut word = [0; 8];
     word.copy_from_slice(&bytes[at..at + 8]);
     u64::from_le_bytes(word)
+}
+
+/// Returns where the entry at `index` begins.
+fn entry_at(index: usize) -> usize {
+    size_of::<Header>() + index * size_of::<Entry>()
 }
 
 /// Returns the little-endian `u32` at `at`, which is in bounds because `sections` has checked it.
@@ -461,7 +471,7 @@ mod tests {
         let Layout { table, chunks } = model().layout(1 << 20, 8).unwrap();
         let entry = |name: &str| {
             let table = Table::parse(&table[..], &chunks).unwrap();
-            HEADER + table.iter().position(|tensor| tensor.name() == name).unwrap() * ENTRY
+            entry_at(table.iter().position(|tensor| tensor.name() == name).unwrap())
         };
         // Offsets in an entry: the chunk at 12, the offset in it at 24, the position at 40.
         for (name, at, value, why) in [

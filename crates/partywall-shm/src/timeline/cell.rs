@@ -86,20 +86,13 @@ impl Cell {
     }
 }
 
-#[cfg(not(loom))]
-mod layout {
-    #![allow(unsafe_code)]
-
-    use std::mem::offset_of;
-
-    use super::Cell;
-
-    const _: () = assert!(size_of::<Cell>() == super::super::CELL_BYTES);
-    const _: () =
-        assert!(offset_of!(Cell, events) == 16 && offset_of!(Cell, ending) == 24 && offset_of!(Cell, last) == 48);
-
-    // SAFETY: `repr(C)`, its fields are atomics, or structs of them, and lie without gaps.
-    unsafe impl partywall_os::map::Atomics for Cell {}
+shared! {
+    Cell { value, announced, events, ending, incarnation, closing, tainted, last, _zero }
+    bits {
+        MAX_VALUE, poison(0), super::CELLS,
+        TimelineEnding::OwnerDied as u64, TimelineEnding::OwnerFaulted as u64, TimelineEnding::Closed as u64,
+        TimelineEnding::Abandoned as u64, TimelineEnding::BrokerGone as u64, TimelineEnding::Evicted as u64,
+    }
 }
 
 /// The progress of a timeline towards a value.

@@ -6,7 +6,7 @@
 
 mod cell;
 #[cfg(not(loom))]
-pub(crate) mod mapped;
+mod mapped;
 #[cfg(all(test, loom))]
 mod models;
 #[cfg(all(test, not(loom)))]
@@ -16,7 +16,7 @@ mod value;
 pub(crate) use cell::ending_of;
 pub use cell::{Cell, Ended, LateStore, Progress, Refused};
 #[cfg(not(loom))]
-pub use mapped::{SLAB_BYTES, Slab, cell_offset};
+pub use mapped::{Slab, cell_offset};
 pub use partywall_wire::TimelineEnding;
 pub use value::MAX_VALUE;
 
@@ -24,4 +24,4 @@ pub use value::MAX_VALUE;
 pub const CELLS: u32 = 1023;
 
 /// Bytes of a cell. Its value is the first eight of them.
-pub const CELL_BYTES: usize = 64;
+pub const CELL_BYTES: usize = size_of::<Cell>();

@@ -1,12 +1,10 @@
 #![allow(clippy::unwrap_used, reason = "what is said of tests holds for their helpers")]
 
 use std::{
-    io,
     sync::atomic::{AtomicU32, AtomicU64, Ordering},
     time::Duration,
 };
 
-use partywall_os::{map::SharedMap, memfd};
 use proptest::prelude::*;
 
 use super::*;
@@ -143,30 +141,14 @@ fn a_sleeper_of_another_mapping_is_woken() {
 
 // Holds 159.
 #[test]
-fn foreign_memory_is_refused_as_a_slab() {
-    let refused = |fd| {
-        let error = Slab::map(fd).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
-        error.to_string()
-    };
-    let draft = |bytes| memfd::Draft::create("partywall:test", bytes).unwrap();
-    assert!(refused(draft(8).share().unwrap()).contains("too few"));
-    assert!(
-        refused(draft(SLAB_BYTES as u64).share().unwrap()).contains("not the control memory of a slab of timelines")
-    );
-    assert!(Slab::map(draft(0).share().unwrap()).is_err());
-    assert!(Slab::map(std::fs::File::open("/dev/null").unwrap()).is_err());
-
-    let fd = Slab::create().unwrap();
-    let mut shorter = draft(4096);
-    let header = SharedMap::writable(&fd).unwrap();
-    let header = header.atomics::<AtomicU64>(0, 2).unwrap();
-    for (at, word) in header.iter().enumerate() {
-        shorter.writer().write_all_at(&word.load(Ordering::Relaxed).to_le_bytes(), at as u64 * 8).unwrap();
+fn cells_are_where_a_driver_is_told_and_fill_64_kib() {
+    let slab = slab();
+    let start = slab.memory().as_ptr() as usize;
+    for index in [0, 1, CELLS - 1] {
+        assert_eq!(std::ptr::from_ref(slab.cell(index).unwrap()) as usize - start, cell_offset(index));
     }
-    assert!(refused(shorter.share().unwrap()).contains("65536 bytes, but this file has 4096"));
-    header[1].fetch_add(1, Ordering::Relaxed);
-    assert!(refused(fd).contains("another layout"));
+    assert!(slab.cell(CELLS).is_none());
+    assert_eq!((slab.memory().len(), cell_offset(CELLS)), (64 << 10, 64 << 10));
 }
 
 proptest! {

@@ -33,7 +33,7 @@ pub(super) fn read(word: u64) -> Reading {
 }
 
 /// Returns the poison for a timeline that ended at `last`, at most [`MAX_VALUE`].
-pub(super) fn poison(last: u64) -> u64 {
+pub(super) const fn poison(last: u64) -> u64 {
     debug_assert!(last <= MAX_VALUE);
     POISON + last
 }

@@ -46,7 +46,7 @@ pub const NO_STAMP: u64 = 0;
 /// See the head of this file.
 #[derive(Debug)]
 #[repr(C, align(128))]
-pub(super) struct Histogram {
+pub(crate) struct Histogram {
     count: AtomicU64,
     sum: AtomicU64,
     max: AtomicU64,
@@ -177,15 +177,7 @@ impl Histogram {
     }
 }
 
-#[cfg(not(loom))]
-mod layout {
-    #![allow(unsafe_code)]
-
-    const _: () = assert!(size_of::<super::Histogram>() == 2560);
-
-    // SAFETY: `repr(C)`, its fields are atomics and arrays of them, and lie without gaps: their sizes add up to 2560.
-    unsafe impl partywall_os::map::Atomics for super::Histogram {}
-}
+shared!(Histogram { count, sum, max, zero, buckets } bits { STEPS, MAX_OCTAVE });
 
 /// Ages from 2⁴⁰ ns (18 minutes) on fall into the last bucket.
 const MAX_OCTAVE: u32 = 40;

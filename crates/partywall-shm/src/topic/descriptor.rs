@@ -53,7 +53,7 @@ const _: () = assert!(MAX_RANK < 1 << 4 && MAX_HEADER < 1 << 12);
 /// See the head of this file.
 #[derive(Debug)]
 #[repr(C, align(128))]
-pub(super) struct Descriptor {
+pub(crate) struct Descriptor {
     generation: AtomicU64,
     status: AtomicU64,
     origin: AtomicU64,
@@ -114,21 +114,21 @@ pub(super) struct Origin {
 impl Origin {
     fn word(self) -> u64 {
         u64::from(self.place)
-            | u64::from(self.row) << 16
-            | u64::from(self.dtype) << 32
-            | u64::from(self.rank) << 40
-            | u64::from(self.header) << 44
-            | u64::from(self.lane) << 56
+            | u64::from(self.row) << ROW
+            | u64::from(self.dtype) << DTYPE
+            | u64::from(self.rank) << RANK
+            | u64::from(self.header) << HEADER
+            | u64::from(self.lane) << LANE
     }
 
     fn of(word: u64) -> Self {
         Self {
             place: word as u16,
-            row: (word >> 16) as u16,
-            dtype: (word >> 32) as u8,
-            rank: (word >> 40) as u8 & 15,
-            header: (word >> 44) as u16 & 0xFFF,
-            lane: (word >> 56) as u8,
+            row: (word >> ROW) as u16,
+            dtype: (word >> DTYPE) as u8,
+            rank: (word >> RANK) as u8 & 15,
+            header: (word >> HEADER) as u16 & 0xFFF,
+            lane: (word >> LANE) as u8,
         }
     }
 }
@@ -287,14 +287,12 @@ impl Descriptor {
     }
 }
 
-#[cfg(not(loom))]
-mod layout {
-    #![allow(unsafe_code)]
-
-    const _: () = assert!(size_of::<super::Descriptor>() == 384);
-
-    // SAFETY: `repr(C)`, its fields are atomics and arrays of them, and lie without gaps: their sizes add up to 384.
-    unsafe impl partywall_os::map::Atomics for super::Descriptor {}
+shared! {
+    Descriptor { generation, status, origin, publisher, sequence, bytes, value, stamp, shape, header }
+    bits {
+        READY, TIMELINE, UNVERIFIED, DONE, FAILED, TAINTED, ENDING, GENERATION,
+        ROW, DTYPE, RANK, HEADER, LANE,
+    }
 }
 
 /// The bits of the status itself.
@@ -309,6 +307,16 @@ const TAINTED: u64 = 5;
 const ENDING: u32 = 3;
 /// The first bit of the generation.
 const GENERATION: u32 = 18;
+/// The first bit of the row, in the origin.
+const ROW: u32 = 16;
+/// The first bit of the element type.
+const DTYPE: u32 = 32;
+/// The first bit of the rank.
+const RANK: u32 = 40;
+/// The first bit of the header's length.
+const HEADER: u32 = 44;
+/// The first bit of the lane.
+const LANE: u32 = 56;
 /// Words of a user's header. A model does without them.
 const HEADER_WORDS: usize = if cfg!(loom) { 0 } else { MAX_HEADER / 8 };
 /// Words of a shape.

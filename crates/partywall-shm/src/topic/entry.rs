@@ -19,7 +19,7 @@ use crate::sync::{AtomicU64, Ordering};
 /// An entry, in its own cache lines (see [`LINES`](super::LINES)), because readers poll it while they wait.
 #[derive(Debug)]
 #[repr(C, align(128))]
-pub(super) struct RingEntry {
+pub(crate) struct RingEntry {
     word: AtomicU64,
     _zero: [AtomicU64; 15],
 }
@@ -111,15 +111,7 @@ impl RingEntry {
     }
 }
 
-#[cfg(not(loom))]
-mod layout {
-    #![allow(unsafe_code)]
-
-    const _: () = assert!(size_of::<super::RingEntry>() == super::super::LINES);
-
-    // SAFETY: `repr(C)`, sixteen atomics, which fill it.
-    unsafe impl partywall_os::map::Atomics for super::RingEntry {}
-}
+shared!(RingEntry { word, _zero } bits { LAP });
 
 /// The first bit of the lap.
 const LAP: u32 = 16;

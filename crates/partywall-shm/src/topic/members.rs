@@ -9,7 +9,7 @@ use crate::sync::{AtomicU64, Ordering};
 /// A publisher's port.
 #[derive(Debug)]
 #[repr(C, align(128))]
-pub(super) struct Publishing {
+pub(crate) struct Publishing {
     pub(super) port: PortSlot,
     /// Samples published.
     pub(super) published: AtomicU64,
@@ -24,7 +24,7 @@ pub(super) struct Publishing {
 /// The timeline of one of a publisher's lanes.
 #[derive(Debug)]
 #[repr(C)]
-pub(super) struct Lane {
+pub(crate) struct Lane {
     /// Its cell: the slab in the upper half, the cell in the lower one.
     cell: AtomicU64,
     /// The cell's incarnation + 1; 0: it has no timeline.
@@ -34,7 +34,7 @@ pub(super) struct Lane {
 /// A subscriber's port.
 #[derive(Debug)]
 #[repr(C, align(128))]
-pub(super) struct Subscribing {
+pub(crate) struct Subscribing {
     pub(super) port: PortSlot,
     /// The next position that it will read.
     pub(super) cursor: AtomicU64,
@@ -49,7 +49,7 @@ pub(super) struct Subscribing {
 /// Some of a subscriber's holds. A hold is a hazard pointer: 0, or 1 + the index of a block that must not be reused.
 #[derive(Debug)]
 #[repr(C, align(128))]
-pub(super) struct Holds(pub(super) [AtomicU64; HOLDS]);
+pub(crate) struct Holds(pub(super) [AtomicU64; HOLDS]);
 
 /// The most streams of a publisher that complete samples without waiting for each other. A model has two.
 pub const LANES: usize = if cfg!(loom) { 2 } else { 32 };
@@ -63,11 +63,11 @@ impl Lane {
         // Pairs with `set_timeline`.
         let incarnation = self.incarnation.load(Ordering::Acquire).checked_sub(1)? as u32;
         let cell = self.cell.load(Ordering::Relaxed);
-        Some(TimelineCell { slab: (cell >> 32) as u32, cell: cell as u32, incarnation })
+        Some(TimelineCell { slab: (cell >> SLAB) as u32, cell: cell as u32, incarnation })
     }
 
     pub(super) fn set_timeline(&self, cell: TimelineCell) {
-        self.cell.store(u64::from(cell.slab) << 32 | u64::from(cell.cell), Ordering::Relaxed);
+        self.cell.store(u64::from(cell.slab) << SLAB | u64::from(cell.cell), Ordering::Relaxed);
         // Pairs with the load in `timeline`.
         self.incarnation.store(u64::from(cell.incarnation) + 1, Ordering::Release);
     }
@@ -131,21 +131,10 @@ mod new {
     }
 }
 
-#[cfg(not(loom))]
-mod layout {
-    #![allow(unsafe_code)]
+shared!(Publishing { port, published, blocked_since, blocked_by, zero, lanes });
+shared!(Lane { cell, incarnation } bits { SLAB });
+shared!(Subscribing { port, cursor, queue, received, dropped, zero });
+shared!(Holds { 0 });
 
-    use super::{Holds, LANES, LINES, Lane, Publishing, Subscribing};
-
-    const _: () = assert!(size_of::<Publishing>() == LINES + LANES * size_of::<Lane>());
-    const _: () = assert!(size_of::<Subscribing>() == LINES && size_of::<Holds>() == LINES);
-
-    // SAFETY: `repr(C)`, its fields are atomics (one in a transparent struct), an array of them, and an array of
-    // structs of two atomics, and fill it: sixteen words, and two for each lane.
-    unsafe impl partywall_os::map::Atomics for Publishing {}
-    // SAFETY: `repr(C)`, its fields are atomics (one in a transparent struct) and an array of them, and sixteen fill
-    // it.
-    unsafe impl partywall_os::map::Atomics for Subscribing {}
-    // SAFETY: `repr(C)`, an array of atomics, which fills it.
-    unsafe impl partywall_os::map::Atomics for Holds {}
-}
+/// The first bit of a cell's slab.
+const SLAB: u32 = 32;

@@ -5,9 +5,7 @@
 //!
 //! | offset | part | bytes | written by |
 //! |---|---|---|---|
-//! | 0 | magic `"PWTOPIC1"` | 8 | the broker, before it hands the memory out, as everything up to 64 |
-//! | 8 | layout hash: of the description of this layout; memory of another layout is refused | 8 | |
-//! | 16 | `blocks`, `depth`, `publishers`, `subscribers`, `held`, `loans`: `u32` each | 24 | |
+//! | 0 | magic, layout hash, and the [shape](Shape) | 64 | the broker; see `control` |
 //! | 64 | `tail: u64` a hint: every position before it is filled | 8 | publishers |
 //! | 72 | `samples` the eventcount of subscribers that wait for samples | 8 | all; see `eventcount` |
 //! | 128 | `space` the eventcount of publishers that wait for subscribers | 8 | all |
@@ -51,7 +49,7 @@ mod descriptor;
 mod entry;
 mod join;
 #[cfg(not(loom))]
-pub(crate) mod mapped;
+mod mapped;
 mod members;
 #[cfg(all(test, loom))]
 mod models;
@@ -74,7 +72,7 @@ use partywall_wire::Ages;
 use crate::{
     DType,
     eventcount::EventCount,
-    sync::{AtomicU32, AtomicU64, Part},
+    sync::{AtomicU64, Part},
 };
 
 pub use ages::{AGES_LEASE, NO_STAMP};
@@ -179,41 +177,23 @@ impl Shape {
     }
 }
 
-/// The first 256 bytes.
+/// What comes before the ring.
 #[derive(Debug)]
 #[repr(C, align(64))]
-struct Header {
-    magic: AtomicU64,
-    layout: AtomicU64,
-    blocks: AtomicU32,
-    depth: AtomicU32,
-    publishers: AtomicU32,
-    subscribers: AtomicU32,
-    held: AtomicU32,
-    loans: AtomicU32,
-    zero: [AtomicU64; 3],
+pub(crate) struct Header {
     tail: AtomicU64,
     samples: EventCount,
-    zero_64: [AtomicU64; 6],
+    zero_80: [AtomicU64; 6],
     space: EventCount,
-    zero_128: [AtomicU64; 7],
+    zero_136: [AtomicU64; 7],
     joins: AtomicU64,
     ids: AtomicU64,
     publishers_joined: AtomicU64,
     ages_until: AtomicU64,
-    zero_192: [AtomicU64; 4],
+    zero_224: [AtomicU64; 4],
 }
 
-#[cfg(not(loom))]
-mod layout {
-    #![allow(unsafe_code)]
-
-    const _: () = assert!(size_of::<super::Header>() == 256);
-
-    // SAFETY: `repr(C)`, its fields are atomics and arrays and structs of them, and lie without gaps: their sizes add
-    // up to that of the whole.
-    unsafe impl partywall_os::map::Atomics for super::Header {}
-}
+shared!(Header { tail, samples, zero_80, space, zero_136, joins, ids, publishers_joined, ages_until, zero_224 });
 
 /// The description of a sample, as its publisher wrote it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use loom::{
     model::Builder,
     sync::{
         Arc,
-        atomic::{AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     thread,
 };
@@ -42,27 +42,18 @@ struct World {
 
 impl World {
     fn new(depth: usize, blocks: usize) -> Arc<Self> {
-        let (zero, zero_32) = (|| AtomicU64::new(0), || AtomicU32::new(0));
+        let zero = || AtomicU64::new(0);
         let header = Header {
-            magic: zero(),
-            layout: zero(),
-            blocks: zero_32(),
-            depth: zero_32(),
-            publishers: zero_32(),
-            subscribers: zero_32(),
-            held: zero_32(),
-            loans: zero_32(),
-            zero: std::array::from_fn(|_| zero()),
             tail: zero(),
             samples: EventCount::new(),
-            zero_64: std::array::from_fn(|_| zero()),
+            zero_80: std::array::from_fn(|_| zero()),
             space: EventCount::new(),
-            zero_128: std::array::from_fn(|_| zero()),
+            zero_136: std::array::from_fn(|_| zero()),
             joins: zero(),
             ids: zero(),
             publishers_joined: zero(),
             ages_until: zero(),
-            zero_192: std::array::from_fn(|_| zero()),
+            zero_224: std::array::from_fn(|_| zero()),
         };
         let shape =
             Shape { blocks: blocks as u32, depth: depth as u32, publishers: 2, loans: 1, subscribers: 2, held: 1 };

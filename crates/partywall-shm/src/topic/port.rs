@@ -57,7 +57,7 @@ pub(super) enum Occupancy {
 
 impl PortWord {
     pub(super) fn taken(row: u16, id: u64) -> Self {
-        Self(TAKEN | u64::from(row) << 2 | (id & MAX_ID) << ID)
+        Self(TAKEN | u64::from(row) << ROW | (id & MAX_ID) << ID)
     }
 
     pub(super) fn occupancy(self) -> Occupancy {
@@ -71,7 +71,7 @@ impl PortWord {
     }
 
     pub(super) fn row(self) -> u16 {
-        (self.0 >> 2) as u16
+        (self.0 >> ROW) as u16
     }
 
     pub(super) fn id(self) -> u64 {
@@ -121,11 +121,15 @@ impl PortSlot {
     }
 }
 
+shared!(PortSlot { 0 } bits { TAKEN, ACTIVE, DETACHED, ROW, ID });
+
 const TAKEN: u64 = 1;
 const ACTIVE: u64 = 2;
 const DETACHED: u64 = 3;
 /// The bits of the state.
 const STATE: u64 = 3;
+/// The first bit of the row.
+const ROW: u32 = 2;
 /// The first bit of the id.
 const ID: u32 = 18;
 /// The largest id.

@@ -39,8 +39,6 @@
 //! not written by its next reading, unless that follows at once. No contents of the memory are trusted: reading
 //! terminates, and unknown codes count as lost.
 
-#[cfg(not(loom))]
-mod mapped;
 #[cfg(all(test, loom))]
 mod models;
 #[cfg(all(test, not(loom)))]
@@ -53,9 +51,6 @@ use crate::{
     sync::{AtomicU64, Ordering, Part, fence},
 };
 
-#[cfg(not(loom))]
-pub(crate) use mapped::{BYTES, LAYOUT_HASH};
-
 /// Number of rings.
 pub const RINGS: usize = 64;
 
@@ -67,9 +62,10 @@ pub const LEASE: u64 = 2_000_000_000;
 
 /// The mapped traces of one user's members.
 #[derive(Debug)]
+#[cfg_attr(not(loom), derive(Clone))]
 pub struct Traces {
-    header: Part<Header>,
-    rings: Part<Ring>,
+    pub(crate) header: Part<Header>,
+    pub(crate) rings: Part<Ring>,
 }
 
 /// What a process did.
@@ -141,16 +137,18 @@ struct Position {
     is_late: bool,
 }
 
+/// What comes before the rings.
 #[derive(Debug)]
 #[repr(C, align(64))]
-struct Header {
+pub(crate) struct Header {
     until: AtomicU64,
     zero: [AtomicU64; 7],
 }
 
+/// A counter, and the slots that it leads to.
 #[derive(Debug)]
 #[repr(C, align(64))]
-struct Ring {
+pub(crate) struct Ring {
     next: AtomicU64,
     zero: [AtomicU64; 7],
     slots: [Slot; EVENTS],
@@ -169,8 +167,27 @@ struct Slot {
     zero: AtomicU64,
 }
 
+shared!(Header { until, zero } bits { RINGS });
+shared!(Ring { next, zero, slots });
+shared!(Slot { state, at, since, who, what, object, value, zero } bits { WRITING, PID, ATTEMPT, ACTIONS });
+
 /// The state of a slot in which an event is being written.
 const WRITING: u64 = 1;
+/// The first bit of the process, beside its thread.
+const PID: u32 = 32;
+/// The first bit of the attempt, beside the action.
+const ATTEMPT: u32 = 8;
+/// A hash of the names of all actions, in the order of their codes.
+#[cfg(not(loom))]
+const ACTIONS: u64 = {
+    let mut hash = crate::layout::Hash::new();
+    let mut code = 0;
+    while code < Action::ALL.len() {
+        hash = hash.text(Action::ALL[code].name());
+        code += 1;
+    }
+    hash.end()
+};
 
 /// Operations of members.
 impl Traces {
@@ -286,9 +303,9 @@ impl Slot {
         let set = |word: &AtomicU64, value| word.store(value, Ordering::Relaxed);
         set(&self.at, event.at);
         set(&self.since, event.since);
-        set(&self.who, u64::from(event.pid) << 32 | u64::from(event.tid));
+        set(&self.who, u64::from(event.pid) << PID | u64::from(event.tid));
         point("trace: slot half written");
-        set(&self.what, event.action.code() | u64::from(event.attempt) << 8);
+        set(&self.what, event.action.code() | u64::from(event.attempt) << ATTEMPT);
         set(&self.object, event.object);
         set(&self.value, event.value);
         // Pairs with the first load in `read`.
@@ -312,12 +329,12 @@ impl Slot {
         let event = |action| Event {
             at,
             since: get(&self.since).min(at),
-            pid: (who >> 32) as u32,
+            pid: (who >> PID) as u32,
             tid: who as u32,
             action,
             object: get(&self.object),
             value: get(&self.value),
-            attempt: (what >> 8) as u8,
+            attempt: (what >> ATTEMPT) as u8,
         };
         let event = action.map(event);
         // Pairs with the fence in `write`.
@@ -350,7 +367,7 @@ impl Action {
     ];
 
     /// Returns its name in traces.
-    pub fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Publish => "publish",
             Self::Receive => "receive",

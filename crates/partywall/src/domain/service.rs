@@ -85,7 +85,7 @@ impl Service {
         begun: u64,
         lost: Arc<OnceLock<Lost>>,
     ) -> Result<Self> {
-        let members = Members::map(members).map_err(|e| Error::system("mapping the members' rows", e))?;
+        let members = Members::map(members).map_err(|e| Error::io("mapping the members' rows", e))?;
         check_clock(&link, &members, begun)?;
         let recorder = Recorder::new(Arc::new(members.traces()), link.row());
         let poll_tasks = Arc::new(PollTasks::new()?);

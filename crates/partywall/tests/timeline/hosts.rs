@@ -59,7 +59,7 @@ fn memory_of_shared_timelines_that_were_dropped_is_unmapped() {
     for number in 0..300 {
         open(&format!("line-{number}")).signal(1).unwrap();
     }
-    let mapped = || std::fs::read_to_string("/proc/self/maps").unwrap().matches("partywall:timelines").count();
+    let mapped = || std::fs::read_to_string("/proc/self/maps").unwrap().matches("partywall:slab of timelines").count();
     eventually("the broker of this process has unmapped them, too", || mapped() < 100);
     kept.signal(1).unwrap();
     domain.timeline("kept").unwrap().wait(1, Duration::ZERO).unwrap();
