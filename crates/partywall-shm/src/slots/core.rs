@@ -98,6 +98,18 @@ pub enum Attempt<'a> {
     Crowded,
 }
 
+/// What has become of a slot that was seen handed to a waiter.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use]
+enum Handing {
+    /// The waiter has been notified of it.
+    Complete,
+    /// The waiter has left, or has another slot: this one may be taken or freed.
+    Void,
+    /// The waiter's entry has just changed.
+    Changed,
+}
+
 /// Operations of the broker.
 impl Slots {
     /// Frees the slots that `dead` rows hold or offer, and their places in the queue, and slots in an invalid state.
@@ -355,8 +367,9 @@ impl Slots {
                     State::Held(_) | State::Offered(_) | State::Invalid => false,
                     State::Handed(row, tag) => {
                         match self.complete(index, row, Position::of_tag(tag, self.ring.len())) {
-                            Some(nobodys) => nobodys,
-                            None => continue,
+                            Handing::Complete => false,
+                            Handing::Void => true,
+                            Handing::Changed => continue,
                         }
                     }
                 };
@@ -374,15 +387,20 @@ impl Slots {
         None
     }
 
-    /// Notifies the waiter at `position` that the slot was handed to it, unless another member has done so. Returns
-    /// whether the slot may be taken because the waiter has left, or `None` if that changed meanwhile.
-    fn complete(&self, slot: usize, row: Row, position: Position) -> Option<bool> {
+    /// Notifies the waiter at `position` that the slot was handed to it, unless another member has done so.
+    fn complete(&self, slot: usize, row: Row, position: Position) -> Handing {
         let entry = &self.ring[position.index];
         let seen = entry.load();
         match seen.place(position.lap) {
-            Turn::Waiting(waiter) if waiter == row => entry.grant(seen, slot as u16).then_some(false),
-            Turn::Granted(waiter, granted) => Some((waiter, usize::from(granted)) != (row, slot)),
-            _ => Some(true),
+            Turn::Waiting(waiter) if waiter == row => {
+                if entry.grant(seen, slot as u16) {
+                    Handing::Complete
+                } else {
+                    Handing::Changed
+                }
+            }
+            Turn::Granted(waiter, granted) if (waiter, usize::from(granted)) == (row, slot) => Handing::Complete,
+            _ => Handing::Void,
         }
     }
 
@@ -472,7 +490,7 @@ impl Slots {
             point("slots: slot handed, waiter not notified");
             if !self.ring[position.index].grant(waiting, slot as u16) {
                 // The waiter has left, or another member has notified it of this slot or another one.
-                if self.complete(slot as usize, row, position) == Some(true) {
+                if self.complete(slot as usize, row, position) == Handing::Void {
                     self.slots[slot as usize].free(handed);
                 }
             }
