@@ -274,6 +274,7 @@ mod tests {
         }
     }
 
+    // Holds 159.
     #[test]
     fn foreign_memory_is_refused_as_each_object() {
         let all = [u64::from(u32::MAX); 6];
@@ -351,6 +352,7 @@ mod tests {
     tested!((Part<Theirs>,), theirs: Theirs);
     tested!(Three, ours: Ours, wide: Wide, words: AtomicU64);
 
+    // Holds 159.
     #[test]
     fn memory_whose_fields_have_other_offsets_is_refused() {
         let counts = [3, 0, 0, 0, 0, 0];

@@ -176,6 +176,7 @@ mod tests {
         };
     }
 
+    // Holds 159.
     #[test]
     fn each_difference_in_a_layout_changes_its_hash() {
         let layouts = layouts! {

@@ -166,6 +166,7 @@ fn full_broker_refuses_clients_until_a_goodbye() {
 }
 
 /// Every member of a user writes the memory of the members' rows.
+// Holds 365.
 #[test]
 fn rows_whose_beginning_a_member_has_overwritten_keep_nobody_from_joining() {
     let broker = TestBroker::start();

@@ -173,6 +173,7 @@ mod tests {
         assert_eq!(theirs.wait(1), None);
     }
 
+    // Holds 365.
     #[test]
     fn first_words_that_a_member_has_overwritten_do_not_stop_the_broker() {
         let fd = Members::create(3).unwrap();

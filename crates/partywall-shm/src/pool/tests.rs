@@ -85,7 +85,6 @@ fn a_published_block_survives_its_publisher() {
     assert_eq!(pool.audit(), idle(2));
 }
 
-// Holds 159.
 #[test]
 fn pool_has_one_to_65536_blocks() {
     assert_eq!(Pool::create(0).unwrap_err().kind(), std::io::ErrorKind::InvalidInput);

@@ -74,7 +74,6 @@ mod tests {
         assert!(with(100_000) - with(1) <= 100_000 * 2048);
     }
 
-    // Holds 159.
     #[test]
     fn impossible_shapes_are_refused() {
         let impossible = [

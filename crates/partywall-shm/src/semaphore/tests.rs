@@ -319,7 +319,6 @@ impl Drop for End<'_> {
     }
 }
 
-// Holds 159.
 #[test]
 fn semaphore_has_one_to_65536_permits() {
     assert_eq!(Semaphore::create(0).unwrap_err().kind(), std::io::ErrorKind::InvalidInput);

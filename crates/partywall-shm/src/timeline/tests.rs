@@ -139,7 +139,6 @@ fn a_sleeper_of_another_mapping_is_woken() {
     });
 }
 
-// Holds 159.
 #[test]
 fn cells_are_where_a_driver_is_told_and_fill_64_kib() {
     let slab = slab();

@@ -71,7 +71,6 @@ mod tests {
         assert!(topic.publishers().is_empty() && topic.subscribers().is_empty());
     }
 
-    // Holds 159.
     #[test]
     fn impossible_shapes_are_refused() {
         let impossible = [

@@ -14,7 +14,7 @@
 //! | 208 | `publishers_joined: u64` counts publishers that have joined | 8 | a member that joins |
 //! | 216 | `ages_until: u64` until when subscribers measure ages, 0: they do not | 8 | observers, subscribers; see `ages` |
 //! | 256 | ring: `depth` entries | 128 each | publishers; see `entry` |
-//! | *P* | `publishers` ports of publishers | 128 each | their owners; see `members` and `port` |
+//! | *P* | `publishers` ports of publishers | 640 each | their owners; see `members` and `port` |
 //! | *S* | `subscribers` ports of subscribers | 128 each | their owners |
 //! | *H* | holds: `held` words for each subscriber, filled up to whole 128 bytes | 8 each | their owners |
 //! | *A* | ages: a histogram for each subscriber | 2560 each | their owners; see `ages` |
