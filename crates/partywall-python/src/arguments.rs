@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use partywall::{Access, DType};
 use pyo3::{
-    exceptions::{PyTypeError, PyValueError},
+    exceptions::{PyOverflowError, PyTypeError, PyValueError},
     inspect::PyStaticExpr,
     intern,
     prelude::*,
@@ -13,11 +13,20 @@ use pyo3::{
     types::{PyBytes, PyString, PyTuple},
 };
 
-use crate::errors::{not_utf8, parse_dtype};
+use crate::{
+    domain::Domain,
+    errors::{bad_value, not_utf8, parse_dtype},
+};
 
 /// The type of elements: a name, or an object of numpy, torch or jax.
 #[derive(Clone, Copy)]
 pub(crate) struct ElementType(pub(crate) DType);
+
+/// A connection: a `partywall.Domain`.
+pub(crate) struct Connection<'py>(Bound<'py, Domain>);
+
+/// The name of a device, or an object that converts to it.
+pub(crate) struct Device(pub(crate) String);
 
 /// Elements along each dimension. For one dimension Python may pass a number.
 pub(crate) struct Shape(pub(crate) Vec<u64>);
@@ -90,6 +99,40 @@ text! {
     Pattern, "a pattern", "BadPattern"
 }
 
+/// Defines a number that Python passes for one use: a type, and the exception for a number beyond its integer. Which of
+/// the others are valid, the library says.
+macro_rules! number {
+    ($(#[$doc:meta])* $type:ident($integer:ty), $beyond:expr) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy)]
+        pub(crate) struct $type(pub(crate) $integer);
+
+        impl<'py> FromPyObject<'_, 'py> for $type {
+            type Error = PyErr;
+
+            const INPUT_TYPE: PyStaticExpr = <$integer>::INPUT_TYPE;
+
+            fn extract(number: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+                number.extract().map(Self).map_err(|error: PyErr| {
+                    if error.is_instance_of::<PyOverflowError>(number.py()) { $beyond(&number) } else { error }
+                })
+            }
+        }
+    };
+}
+
+number! {
+    /// A value of a timeline.
+    Value(u64), bad_value
+}
+
+number! {
+    /// The number of permits of a semaphore.
+    Permits(u32), |number: &Bound<'_, PyAny>| {
+        PyValueError::new_err(format!("a semaphore has 1 to 65,536 permits, not {number}"))
+    }
+}
+
 impl ElementType {
     /// Returns type and shape of a view of what another process has described: each is that of the description if there
     /// is none. With another type and no shape, of as many elements as fit into its bytes.
@@ -109,6 +152,33 @@ impl ElementType {
     /// smaller than a byte that of all bytes.
     pub(crate) fn shape_within(self, shape: Option<Shape>, bytes: u64) -> Vec<u64> {
         shape.map_or_else(|| vec![bytes / self.0.item_bytes().unwrap_or(1)], |Shape(lengths)| lengths)
+    }
+}
+
+impl Connection<'_> {
+    /// Returns the connection, unless it is closed.
+    pub(crate) fn get(&self, py: Python<'_>) -> PyResult<partywall::Domain> {
+        self.0.get().get(py)
+    }
+}
+
+impl<'py> FromPyObject<'_, 'py> for Connection<'py> {
+    type Error = PyErr;
+
+    const INPUT_TYPE: PyStaticExpr = type_hint_identifier!("partywall._domain", "Domain");
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        Ok(Self(object.getattr(intern!(object.py(), "_native"))?.cast_into()?))
+    }
+}
+
+impl<'py> FromPyObject<'_, 'py> for Device {
+    type Error = PyErr;
+
+    const INPUT_TYPE: PyStaticExpr = type_hint_identifier!("typing", "Any");
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        object.str()?.extract().map(Self)
     }
 }
 

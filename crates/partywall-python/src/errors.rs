@@ -14,6 +14,7 @@ use partywall::{
 use pyo3::{
     exceptions::{PyResourceWarning, PyValueError},
     inspect::PyStaticExpr,
+    intern,
     prelude::*,
     type_hint_identifier,
     types::PyType,
@@ -79,6 +80,24 @@ pub(crate) fn unclosed(what: &str) {
             raised.restore(py);
         }
     });
+}
+
+/// Returns the exception of a call for streams. If there is no GPU, its advice names `call`, which does the same for
+/// hosts.
+pub(crate) fn for_hosts(py: Python<'_>, error: PyErr, call: impl FnOnce() -> String) -> PyErr {
+    if error.get_type(py).name().is_ok_and(|name| name == "NoDevice") {
+        let advice = format!("without a GPU use {}; `partywall doctor` says what is missing", call());
+        if let Err(raised) = error.value(py).setattr(intern!(py, "advice"), advice) {
+            return raised;
+        }
+    }
+    error
+}
+
+/// Returns the exception for a number that no timeline can have as its value.
+pub(crate) fn bad_value(value: &Bound<'_, PyAny>) -> PyErr {
+    let message = format!("values of a timeline are 0 to 2^61, not {value}");
+    raise(value.py(), "BadValue", &message, "signal increasing values, up to 2^61", "bad-value", None)
 }
 
 /// Returns the exception for signalling through a handle that can only wait.

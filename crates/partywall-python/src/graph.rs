@@ -7,16 +7,21 @@ use partywall::{
     Error, GraphLaunch, GraphSignal, GraphWait, TimelineWriter,
     cuda::{GraphRef, RawGraph, RawGraphExec},
 };
-use pyo3::prelude::*;
+use pyo3::{inspect::PyStaticExpr, prelude::*, type_hint_identifier};
 
 use crate::{
+    arguments::{Optional, Value},
     errors::Raise,
+    hint::{Hint, Hinted},
     stream::Stream,
     timeline::{Role, Timeline},
 };
 
-/// A wait for a timeline, or a signal of it, in a CUDA graph.
-#[pyclass(frozen, module = "partywall._native")]
+/// A wait or a signal in a CUDA graph, from `Timeline.capture_wait` or `Timeline.capture_signal`.
+///
+/// `partywall.launch` gives it a value at each launch. In a launch that gives it none, a wait passes and a signal does
+/// nothing.
+#[pyclass(frozen, module = "partywall", weakref)]
 pub(crate) struct GraphNode {
     timeline: Py<Timeline>,
     operation: Operation,
@@ -28,39 +33,58 @@ enum Operation {
     Signal(&'static GraphSignal),
 }
 
+impl GraphNode {
+    /// Adds a wait, or a signal, to the graph that a stream is being captured into.
+    pub(crate) fn capture(
+        timeline: Bound<'_, Timeline>,
+        signal: bool,
+        stream: Optional<'_, '_>,
+        device: Optional<'_, '_>,
+    ) -> PyResult<Self> {
+        let py = timeline.py();
+        let domain = if signal {
+            timeline.get().writer(py)?.timeline().domain().clone()
+        } else {
+            timeline.get().role(py)?.domain().clone()
+        };
+        let stream = Stream::at(py, &domain, stream, device)?;
+        let operation: partywall::Result<_> = py.detach(|| {
+            let stream = stream.borrow();
+            Ok(if signal {
+                Operation::Signal(Box::leak(Box::new(domain.capture_signal(stream)?)))
+            } else {
+                Operation::Wait(Box::leak(Box::new(domain.capture_wait(stream)?)))
+            })
+        });
+        Ok(Self { operation: operation.or_raise(py)?, timeline: timeline.unbind() })
+    }
+}
+
 #[pymethods]
 impl GraphNode {
+    /// The timeline.
+    #[getter]
+    fn timeline<'py>(&self, py: Python<'py>) -> Hinted<'py, PublicTimeline> {
+        Hinted::new(self.timeline.bind(py).clone())
+    }
+
     /// Whether it signals; otherwise it waits.
     #[getter]
     fn is_signal(&self) -> bool {
         matches!(self.operation, Operation::Signal(_))
     }
+
+    fn __repr__(&self) -> String {
+        let kind = if self.is_signal() { "signal of" } else { "wait for" };
+        format!("<partywall.GraphNode: {kind} {}>", self.timeline.get().name())
+    }
 }
 
-/// Adds a wait, or a signal, to the graph that a stream is being captured into.
-#[pyfunction]
-pub(crate) fn capture(
-    py: Python<'_>,
-    timeline: Py<Timeline>,
-    signal: bool,
-    device: &str,
-    stream: Option<u64>,
-) -> PyResult<GraphNode> {
-    let domain = if signal {
-        timeline.get().writer(py)?.timeline().domain().clone()
-    } else {
-        timeline.get().role(py)?.domain().clone()
-    };
-    let stream = Stream::find(py, &domain, device, stream)?;
-    let operation: partywall::Result<_> = py.detach(|| {
-        let stream = stream.borrow();
-        Ok(if signal {
-            Operation::Signal(Box::leak(Box::new(domain.capture_signal(stream)?)))
-        } else {
-            Operation::Wait(Box::leak(Box::new(domain.capture_wait(stream)?)))
-        })
-    });
-    Ok(GraphNode { timeline, operation: operation.or_raise(py)? })
+/// The class of timelines, as type checkers see it.
+pub(crate) struct PublicTimeline;
+
+impl Hint for PublicTimeline {
+    const TYPE: PyStaticExpr = type_hint_identifier!("partywall._timeline", "Timeline");
 }
 
 /// What a node does in a launch.
@@ -87,12 +111,12 @@ pub(crate) fn launch(
     py: Python<'_>,
     graph: u64,
     exec: u64,
-    values: Vec<(Py<GraphNode>, u64)>,
+    values: Vec<(Py<GraphNode>, Value)>,
     replay: Py<PyAny>,
-    device: &str,
-    stream: Option<u64>,
+    stream: Optional<'_, '_>,
+    device: Optional<'_, '_>,
 ) -> PyResult<()> {
-    let act = |(node, v): &(Py<GraphNode>, u64)| {
+    let act = |(node, Value(v)): &(Py<GraphNode>, Value)| {
         let GraphNode { timeline, operation } = node.get();
         Ok(match operation {
             Operation::Wait(wait) => (Action::Wait(wait, timeline.get().role(py)?), *v),
@@ -105,7 +129,7 @@ pub(crate) fn launch(
         Some((Action::Signal(_, writer), _)) => writer.timeline().domain(),
         None => return replay.call0(py).map(drop),
     };
-    let stream = Stream::find(py, domain, device, stream)?;
+    let stream = Stream::at(py, domain, stream, device)?;
     for (node, _) in &values {
         let timeline = node.get().timeline.get();
         if node.get().is_signal() {

@@ -87,7 +87,7 @@ mod native {
         enqueued::EnqueuedResult,
         exchange::work_stream,
         exported::Exported,
-        graph::{GraphNode, capture, launch},
+        graph::{GraphNode, launch},
         heap::Heap,
         hold::Hold,
         part::TaskBytes,

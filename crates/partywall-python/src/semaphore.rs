@@ -3,89 +3,99 @@
 use std::sync::Arc;
 
 use partywall::{Error, error::Gone};
-use pyo3::prelude::*;
+use partywall_os::process::fork_generation;
+use pyo3::{exceptions::PyTypeError, prelude::*};
 
-use crate::{arguments::Name, domain::Domain, errors::Raise, handle::Handle, stream::Stream, wait};
+use crate::{
+    arguments::{Connection, Name, Optional, Permits},
+    errors::{Never, Raise, unclosed},
+    handle::Handle,
+    stream::Stream,
+    wait,
+};
 
-/// An open semaphore.
-#[pyclass(frozen, module = "partywall._native")]
+/// The compiled part of `partywall.Semaphore`.
+#[pyclass(frozen, subclass, module = "partywall._native")]
 pub(crate) struct Semaphore {
     inner: Handle<Arc<partywall::Semaphore>>,
+    /// The name.
     #[pyo3(get)]
     name: String,
+    /// The total number of permits.
     #[pyo3(get)]
     maximum: u32,
 }
 
-impl Semaphore {
-    fn permit(semaphore: Arc<partywall::Semaphore>, permit: partywall::Permit) -> Permit {
-        let name = semaphore.name().to_owned();
-        Permit { held: Handle::new("permit", Held { permit, semaphore }), name }
-    }
-}
-
 #[pymethods]
 impl Semaphore {
-    /// Opens a semaphore.
-    #[staticmethod]
-    fn open(py: Python<'_>, domain: &Domain, name: Name, maximum: u32, shared: bool) -> PyResult<Self> {
-        let options = domain.get(py)?.semaphore_options(&name.0, maximum).shared(shared);
+    #[new]
+    fn new(py: Python<'_>, domain: Connection<'_>, name: Name, maximum: Permits, shared: bool) -> PyResult<Self> {
+        let options = domain.get(py)?.semaphore_options(&name.0, maximum.0).shared(shared);
         let semaphore = py.detach(|| options.open()).or_raise(py)?;
         let name = semaphore.name().to_owned();
         let maximum = semaphore.maximum();
         Ok(Self { inner: Handle::new("semaphore", Arc::new(semaphore)), name, maximum })
     }
 
-    /// Acquires a permit, and waits for one. Returns `None` once `stop`, which is polled, says so.
-    fn acquire(&self, py: Python<'_>, timeout: Option<f64>, stop: Option<Py<PyAny>>) -> PyResult<Option<Permit>> {
+    /// Takes a permit. Waits for one up to `timeout` seconds, or for ever.
+    #[pyo3(signature = (timeout = None))]
+    fn acquire(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Permit> {
         let semaphore = self.inner.get(py)?;
-        let timeout = wait::timeout(timeout)?;
-        let is_over = |py: Python<'_>| {
-            self.inner.check(py)?;
-            stop.as_ref().map_or(Ok(false), |stop| stop.bind(py).call0()?.is_truthy())
-        };
-        let acquired = wait::until(py, timeout, is_over, |wait| semaphore.acquire(wait))?;
-        Ok(acquired.map(|permit| Self::permit(semaphore, permit)))
+        let permit = self.inner.for_turn(py, wait::timeout(timeout)?, |wait| semaphore.acquire(wait))?;
+        Ok(Permit::new(semaphore, permit))
     }
 
-    /// Acquires a permit if one is free and no thread waits for one.
+    /// Takes a permit as `acquire` does. Returns `None` once `stop`, which is polled, says so.
+    #[pyo3(name = "_acquire_unless")]
+    fn acquire_unless(&self, py: Python<'_>, timeout: Option<f64>, stop: Py<PyAny>) -> PyResult<Option<Permit>> {
+        let semaphore = self.inner.get(py)?;
+        let is_over = |py: Python<'_>| {
+            self.inner.check(py)?;
+            stop.bind(py).call0()?.is_truthy()
+        };
+        let acquired = wait::until(py, wait::timeout(timeout)?, is_over, |wait| semaphore.acquire(wait))?;
+        Ok(acquired.map(|permit| Permit::new(semaphore, permit)))
+    }
+
+    /// Takes a permit if one is free and no thread waits for it; else returns `None`.
     fn try_acquire(&self, py: Python<'_>) -> PyResult<Option<Permit>> {
         let semaphore = self.inner.get(py)?;
         let acquired = semaphore.try_acquire().or_raise(py)?;
-        Ok(acquired.map(|permit| Self::permit(semaphore, permit)))
+        Ok(acquired.map(|permit| Permit::new(semaphore, permit)))
     }
 
-    /// How many permits are free.
+    /// The number of permits that are free now.
     #[getter]
     fn available(&self, py: Python<'_>) -> PyResult<u32> {
         Ok(self.inner.get(py)?.available())
     }
 
-    /// How many threads wait, in all processes.
+    /// The number of threads, in all processes, that wait for a permit now.
     #[getter]
     fn waiting(&self, py: Python<'_>) -> PyResult<u32> {
         Ok(self.inner.get(py)?.waiting())
     }
 
-    /// Whether `close` was called.
+    /// Whether it is closed.
     #[getter]
     fn closed(&self) -> bool {
         self.inner.is_closed()
     }
 
-    /// Closes the handle. Permits stay. Calling it again does nothing.
+    /// Closes the handle. Calling it again does nothing.
     fn close(&self, py: Python<'_>) {
         self.inner.close(py);
     }
 }
 
-/// A permit of a semaphore.
-#[pyclass(frozen, module = "partywall._native")]
+/// A permit of a semaphore. Give it back with `release`, `release_on` or the end of its `with`.
+#[pyclass(frozen, module = "partywall", weakref)]
 pub(crate) struct Permit {
     /// `None` once the permit was released or given to a stream.
-    held: Handle<Held>,
-    #[pyo3(get)]
+    permit: Handle<Held>,
     name: String,
+    /// The process that acquired it.
+    generation: u64,
 }
 
 struct Held {
@@ -94,39 +104,82 @@ struct Held {
 }
 
 impl Permit {
+    fn new(semaphore: Arc<partywall::Semaphore>, permit: partywall::Permit) -> Self {
+        let name = semaphore.name().to_owned();
+        Self { permit: Handle::new("permit", Held { permit, semaphore }), name, generation: fork_generation() }
+    }
+
     fn take(&self, py: Python<'_>) -> PyResult<Held> {
-        let held = self.held.lock().take();
+        let held = self.permit.lock().take();
         held.ok_or_else(|| self.not_held()).or_raise(py)
     }
 
     fn not_held(&self) -> Error {
         Error::Gone(Gone::Permit { name: self.name.clone() })
     }
+
+    /// Returns whether this process must give it back. In a forked child it belongs to the parent.
+    fn is_ours(&self) -> bool {
+        self.held() && self.generation == fork_generation()
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        if self.is_ours() {
+            unclosed(&self.__repr__());
+        }
+    }
 }
 
 #[pymethods]
 impl Permit {
-    /// Releases the permit.
+    /// Whether the permit must still be given back.
+    #[getter]
+    fn held(&self) -> bool {
+        !self.permit.is_closed()
+    }
+
+    /// Gives the permit back. Raises `NotHeld` if it was already given back.
     fn release(&self, py: Python<'_>) -> PyResult<()> {
         let held = self.take(py)?;
         py.detach(|| held.permit.release()).or_raise(py)
     }
 
-    /// Releases the permit when all work that is on a stream now is done.
-    fn release_on(&self, py: Python<'_>, device: &str, stream: Option<u64>) -> PyResult<()> {
-        let semaphore = self.held.lock().as_ref().map(|held| held.semaphore.clone());
+    /// Gives the permit back once all work that is now on the stream is done. Returns immediately.
+    ///
+    /// `stream` and `device` are as for a `Timeline`.
+    #[pyo3(signature = (stream = None, *, device = None))]
+    fn release_on(&self, py: Python<'_>, stream: Optional<'_, '_>, device: Optional<'_, '_>) -> PyResult<()> {
+        let semaphore = self.permit.lock().as_ref().map(|held| held.semaphore.clone());
         let semaphore = semaphore.ok_or_else(|| self.not_held()).or_raise(py)?;
-        let stream = Stream::find(py, semaphore.domain(), device, stream)?;
+        let stream = Stream::or_host(py, semaphore.domain(), stream, device, || "release()".to_owned())?;
         let Held { permit, .. } = self.take(py)?;
         py.detach(|| permit.release_on(stream.borrow())).or_else(|unreleased| {
-            *self.held.lock() = Some(Held { permit: *unreleased.value, semaphore });
+            *self.permit.lock() = Some(Held { permit: *unreleased.value, semaphore });
             Err(unreleased.error).or_raise(py)
         })
     }
 
-    /// Whether the permit was released or given to a stream.
-    #[getter]
-    fn closed(&self) -> bool {
-        self.held.is_closed()
+    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        _kind: Optional<'_, '_>,
+        _raised: Optional<'_, '_>,
+        _traceback: Optional<'_, '_>,
+    ) -> PyResult<()> {
+        if self.is_ours() { self.release(py) } else { Ok(()) }
+    }
+
+    fn __reduce__(&self) -> PyResult<Never> {
+        Err(PyTypeError::new_err("a permit is this process's own"))
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<partywall.Permit of {}: {}>", self.name, if self.held() { "held" } else { "given back" })
     }
 }

@@ -9,7 +9,11 @@ use partywall::{
 };
 use pyo3::{exceptions::PyValueError, intern, prelude::*, types::PyInt};
 
-use crate::{arguments::Optional, build::place, errors::Raise};
+use crate::{
+    arguments::Optional,
+    build::place,
+    errors::{self, Raise},
+};
 
 /// A stream of the primary context of a GPU.
 pub(crate) struct Stream {
@@ -38,6 +42,17 @@ impl Stream {
         let place = py.import(intern!(py, "partywall._streams"))?.getattr(intern!(py, "place"))?;
         let (device, handle): (String, Option<u64>) = place.call1((stream, device))?.extract()?;
         Self::find(py, domain, &device, handle)
+    }
+
+    /// Returns the stream as [`at`](Self::at) does. Without a GPU, the advice names `call`, which does the same for hosts.
+    pub(crate) fn or_host(
+        py: Python<'_>,
+        domain: &Domain,
+        stream: Optional<'_, '_>,
+        device: Optional<'_, '_>,
+        call: impl FnOnce() -> String,
+    ) -> PyResult<Self> {
+        Self::at(py, domain, stream, device).map_err(|error| errors::for_hosts(py, error, call))
     }
 
     /// Borrows the stream for one call.

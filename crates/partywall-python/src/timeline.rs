@@ -16,22 +16,24 @@ use partywall_os::lock::IgnorePoison;
 use pyo3::prelude::*;
 
 use crate::{
-    arguments::Name,
-    domain::Domain,
+    arguments::{Connection, Device, Name, Optional, Value},
     errors::{Raise, not_writer},
+    graph::GraphNode,
     handle::Handle,
     stream::{Stream, gpu},
     wait,
 };
 
-/// A handle on a timeline, which waits, or also signals.
-#[pyclass(frozen, module = "partywall._native")]
+/// The compiled part of `partywall.Timeline`.
+#[pyclass(frozen, subclass, module = "partywall._native")]
 pub(crate) struct Timeline {
     role: Handle<Role>,
     /// The stream that signalled last; `None` if the host did.
     last: Mutex<Option<(DeviceUuid, RawStream)>>,
+    /// The name.
     #[pyo3(get)]
     name: String,
+    /// Whether this handle may signal.
     #[pyo3(get)]
     is_writer: bool,
 }
@@ -58,6 +60,10 @@ impl Timeline {
         self.role.get(py)
     }
 
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Locks the record of the stream that signalled last.
     fn last(&self) -> MutexGuard<'_, Option<(DeviceUuid, RawStream)>> {
         self.last.lock().ignore_poison()
@@ -74,12 +80,11 @@ impl Timeline {
     fn enqueue(
         &self,
         py: Python<'_>,
-        device: &str,
-        stream: Option<u64>,
+        find: impl FnOnce(&partywall::Domain) -> PyResult<Stream>,
         enqueue: impl FnOnce(&TimelineWriter, StreamRef<'_>) -> partywall::Result<()> + Send,
     ) -> PyResult<()> {
         let writer = self.writer(py)?;
-        let stream = Stream::find(py, writer.timeline().domain(), device, stream)?;
+        let stream = find(writer.timeline().domain())?;
         self.take_turns(py, &writer, Some(stream.id()))?;
         py.detach(|| enqueue(&writer, stream.borrow())).or_raise(py)?;
         self.signalled_on(stream.id());
@@ -114,9 +119,8 @@ impl Timeline {
 
 #[pymethods]
 impl Timeline {
-    /// Opens a timeline, to wait for it, or also to signal it.
-    #[staticmethod]
-    fn open(py: Python<'_>, domain: &Domain, name: Name, writer: bool, shared: bool) -> PyResult<Self> {
+    #[new]
+    fn new(py: Python<'_>, domain: Connection<'_>, name: Name, writer: bool, shared: bool) -> PyResult<Self> {
         let options = domain.get(py)?.timeline_options(&name.0).shared(shared);
         let open = || match writer {
             true => options.writer().map(|writer| Role::Writer(Arc::new(writer))),
@@ -127,132 +131,195 @@ impl Timeline {
         Ok(Self { role: Handle::new("timeline", role), last: Mutex::new(None), name, is_writer: writer })
     }
 
-    /// The last value that was signalled.
+    /// The last signalled value.
     #[getter]
     fn value(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.role(py)?.value())
     }
 
-    /// The highest value that was promised.
+    /// The highest promised value; at least `value`.
     #[getter]
     fn announced(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.role(py)?.announced())
     }
 
-    /// Why no further value will come; `None` while one may.
+    /// Why no further value will be signalled; `None` as long as a value may be signalled.
+    ///
+    /// `owner_died`, `owner_faulted`, `closed`, `abandoned`, `broker_gone` or `evicted`.
     #[getter]
     fn ending(&self, py: Python<'_>) -> PyResult<Option<&'static str>> {
         Ok(self.role(py)?.ending().map(TimelineEnding::name))
     }
 
-    /// Signals a value from the host.
-    fn signal(&self, py: Python<'_>, value: u64) -> PyResult<()> {
+    /// Signals a value, which must be greater than all before. Waiters see all earlier writes of this thread.
+    ///
+    /// If a stream has not yet stored a promised value, first waits for that stream, for at most 10 seconds.
+    fn signal(&self, py: Python<'_>, value: Value) -> PyResult<()> {
         let writer = self.writer(py)?;
         self.take_turns(py, &writer, None)?;
-        py.detach(|| writer.signal(value)).or_raise(py)?;
+        py.detach(|| writer.signal(value.0)).or_raise(py)?;
         *self.last() = None;
         Ok(())
     }
 
-    /// Has a stream signal a value behind its work.
-    fn signal_on(&self, py: Python<'_>, value: u64, device: &str, stream: Option<u64>) -> PyResult<()> {
-        self.enqueue(py, device, stream, |writer, stream| writer.signal_on(stream, value))
+    /// Enqueues a signal on a stream, after all work that is on the stream now. Returns immediately.
+    ///
+    /// If another stream has not yet stored a promised value, first waits for that stream, for at most 10 seconds.
+    #[pyo3(signature = (value, stream = None, *, device = None))]
+    fn signal_on(
+        &self,
+        py: Python<'_>,
+        value: Value,
+        stream: Optional<'_, '_>,
+        device: Optional<'_, '_>,
+    ) -> PyResult<()> {
+        let call = || format!("signal({})", value.0);
+        let find = |domain: &_| Stream::or_host(py, domain, stream, device, call);
+        self.enqueue(py, find, |writer, stream| writer.signal_on(stream, value.0))
     }
 
-    /// Has a stream signal a value behind its work, and wakes waiting hosts.
-    fn signal_on_and_wake(&self, py: Python<'_>, value: u64, device: &str, stream: Option<u64>) -> PyResult<()> {
-        self.enqueue(py, device, stream, |writer, stream| writer.signal_on_and_wake(stream, value))
+    /// As `signal_on`, but wakes sleeping hosts as soon as the value is reached, not up to a millisecond later.
+    ///
+    /// A host function that is enqueued after the signal wakes them; it occupies the stream for tens of microseconds.
+    #[pyo3(signature = (value, stream = None, *, device = None))]
+    fn signal_on_and_wake(
+        &self,
+        py: Python<'_>,
+        value: Value,
+        stream: Optional<'_, '_>,
+        device: Optional<'_, '_>,
+    ) -> PyResult<()> {
+        let call = || format!("signal({})", value.0);
+        let find = |domain: &_| Stream::or_host(py, domain, stream, device, call);
+        self.enqueue(py, find, |writer, stream| writer.signal_on_and_wake(stream, value.0))
     }
 
-    /// Declares that a kernel, which is already on a stream, will store a value.
-    fn promise_on(&self, py: Python<'_>, value: u64, device: &str, stream: Option<u64>) -> PyResult<()> {
-        self.enqueue(py, device, stream, |writer, stream| writer.promise_on(stream, value))
+    /// Declares that your kernel, which is already on a stream, will store `value` at `device_ptr`, and no value
+    /// before.
+    ///
+    /// Without this call, sleeping hosts see the value up to 100 ms late.
+    #[pyo3(signature = (value, stream = None, *, device = None))]
+    fn promise_on(
+        &self,
+        py: Python<'_>,
+        value: Value,
+        stream: Optional<'_, '_>,
+        device: Optional<'_, '_>,
+    ) -> PyResult<()> {
+        let find = |domain: &_| Stream::at(py, domain, stream, device);
+        self.enqueue(py, find, |writer, stream| writer.promise_on(stream, value.0))
     }
 
-    /// Declares that later values rest on the values that another handle waits for.
-    fn rests_on(&self, py: Python<'_>, input: &Self) -> PyResult<()> {
+    /// Declares that all values from now on depend on the given timelines, as waited for through these handles.
+    ///
+    /// If one of those timelines fails, waiters of this timeline get `Tainted`.
+    #[pyo3(signature = (*timelines: "Timeline"))]
+    fn rests_on(&self, py: Python<'_>, timelines: Vec<Bound<'_, Self>>) -> PyResult<()> {
         let writer = self.writer(py)?;
-        let input = input.role(py)?;
-        py.detach(|| writer.rests_on(&input));
+        for timeline in timelines {
+            let input = timeline.get().role(py)?;
+            py.detach(|| writer.rests_on(&input));
+        }
         Ok(())
     }
 
-    /// Waits until a value is reached.
-    fn wait(&self, py: Python<'_>, value: u64, timeout: Option<f64>) -> PyResult<()> {
-        self.role.wait(py, timeout, |timeline, slice| timeline.wait(value, slice))
+    /// Waits up to `timeout` seconds, or for ever, until the timeline has reached `value`.
+    #[pyo3(signature = (value, timeout = None))]
+    fn wait(&self, py: Python<'_>, value: Value, timeout: Option<f64>) -> PyResult<()> {
+        self.role.wait(py, timeout, |timeline, slice| timeline.wait(value.0, slice))
     }
 
-    /// Waits until a value is promised.
-    fn wait_announced(&self, py: Python<'_>, value: u64, timeout: Option<f64>) -> PyResult<()> {
-        self.role.wait(py, timeout, |timeline, slice| timeline.wait_announced(value, slice))
+    /// Waits until `value` is promised, which means that its work is enqueued. A `wait_on` or `wait` after that is
+    /// short.
+    #[pyo3(signature = (value, timeout = None))]
+    fn wait_announced(&self, py: Python<'_>, value: Value, timeout: Option<f64>) -> PyResult<()> {
+        self.role.wait(py, timeout, |timeline, slice| timeline.wait_announced(value.0, slice))
     }
 
-    /// Has a stream wait for a value.
-    fn wait_on(&self, py: Python<'_>, value: u64, device: &str, stream: Option<u64>) -> PyResult<()> {
-        let role = self.role(py)?;
-        let stream = Stream::find(py, role.domain(), device, stream)?;
-        py.detach(|| role.wait_on(stream.borrow(), value)).or_raise(py)
-    }
-
-    /// Has a stream wait for a value, for at most a number of seconds.
-    fn wait_on_for(
+    /// Makes work that is enqueued on a stream from now on wait until the timeline has reached `value`. Returns
+    /// immediately.
+    ///
+    /// Load kernels, launch them once and allocate memory before a stream waits: while a stream waits, CUDA may block
+    /// these calls until the wait ends. With a `limit` the stream continues after at most that many seconds, and the
+    /// returned `LimitedWait` tells how the wait ended. A thread of this process polls such a wait, so it ends up to a
+    /// millisecond later than a wait without a limit.
+    #[pyo3(signature = (value, stream = None, *, limit = None, device = None))]
+    fn wait_on(
         &self,
         py: Python<'_>,
-        value: u64,
-        device: &str,
-        stream: Option<u64>,
-        limit: f64,
-    ) -> PyResult<LimitedWait> {
+        value: Value,
+        stream: Optional<'_, '_>,
+        limit: Option<f64>,
+        device: Optional<'_, '_>,
+    ) -> PyResult<Option<LimitedWait>> {
         let role = self.role(py)?;
-        let limit = wait::timeout(Some(limit))?;
-        let stream = Stream::find(py, role.domain(), device, stream)?;
-        let wait = py.detach(|| role.wait_on_for(stream.borrow(), value, limit)).or_raise(py)?;
-        Ok(LimitedWait { wait: Handle::new("wait", wait) })
+        let limit = limit.map(|limit| wait::timeout(Some(limit))).transpose()?;
+        let stream = Stream::or_host(py, role.domain(), stream, device, || format!("wait({})", value.0))?;
+        let Some(limit) = limit else {
+            return py.detach(|| role.wait_on(stream.borrow(), value.0)).or_raise(py).map(|()| None);
+        };
+        let wait = py.detach(|| role.wait_on_for(stream.borrow(), value.0, limit)).or_raise(py)?;
+        Ok(Some(LimitedWait { wait: Handle::new("wait", wait) }))
     }
 
-    /// Returns a file descriptor that is readable once a value is reached or can no longer be.
-    fn event(&self, py: Python<'_>, value: u64) -> PyResult<TimelineEvent> {
-        let role = self.role(py)?;
-        let event = py.detach(|| role.event(value)).or_raise(py)?;
-        Ok(TimelineEvent { event: Handle::new("event", event), name: self.name.clone(), value })
+    /// Adds a wait to the CUDA graph that a stream is being captured into, behind the work captured so far.
+    ///
+    /// `partywall.launch` says at each launch which value it waits for. Raises `BadGraph` unless the stream is being
+    /// captured.
+    #[pyo3(signature = (stream = None, *, device = None))]
+    fn capture_wait(slf: Bound<'_, Self>, stream: Optional<'_, '_>, device: Optional<'_, '_>) -> PyResult<GraphNode> {
+        GraphNode::capture(slf, false, stream, device)
     }
 
-    /// Raises if a value that this handle waited for is not valid.
+    /// Adds a signal to the CUDA graph that a stream is being captured into, behind the work captured so far.
+    ///
+    /// `partywall.launch` says at each launch which value it signals. Raises `BadGraph` unless the stream is being
+    /// captured, and `NotWriter` unless this is the timeline's writer.
+    #[pyo3(signature = (stream = None, *, device = None))]
+    fn capture_signal(slf: Bound<'_, Self>, stream: Optional<'_, '_>, device: Optional<'_, '_>) -> PyResult<GraphNode> {
+        GraphNode::capture(slf, true, stream, device)
+    }
+
+    /// Raises `TimelineEnded` or `Tainted` if a value that was waited for through this handle is known to be invalid.
+    ///
+    /// Call it when the work that a stream did after a wait is done, before you use the results.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         self.role(py)?.check().or_raise(py)
     }
 
-    /// Follows the next writer. Returns whether there is one.
+    /// Follows the next writer after the last one has died or closed. Returns `False` if there is none yet.
     fn follow(&self, py: Python<'_>) -> PyResult<bool> {
         let role = self.role(py)?;
         py.detach(|| role.follow()).or_raise(py)
     }
 
-    /// Ends all waits for values that are not reached.
+    /// Ends the waits of all processes for values that were not reached. The writer must open the timeline again.
     fn abandon(&self, py: Python<'_>) -> PyResult<()> {
         let role = self.role(py)?;
         py.detach(|| role.abandon()).or_raise(py)
     }
 
-    /// The address at which kernels on a GPU read the value.
-    fn device_ptr(&self, py: Python<'_>, device: &str) -> PyResult<u64> {
+    /// Returns the address of the value, 8 bytes, for kernels on a GPU that read or store it. See docs/ordering.md.
+    #[pyo3(signature = (device = Device("cuda".to_owned())), text_signature = "($self, device='cuda')")]
+    fn device_ptr(&self, py: Python<'_>, device: Device) -> PyResult<u64> {
         let role = self.role(py)?;
-        let gpu = gpu(py, role.domain(), device)?;
+        let gpu = gpu(py, role.domain(), &device.0)?;
         py.detach(|| role.device_ptr(&gpu)).or_raise(py)
     }
 
-    /// Whether `close` was called.
+    /// Whether it is closed.
     #[getter]
     fn closed(&self) -> bool {
         self.role.is_closed()
     }
 
-    /// Raises if `close` was called.
+    /// Raises if it is closed.
+    #[pyo3(name = "_require_open")]
     fn require_open(&self, py: Python<'_>) -> PyResult<()> {
         self.role.check(py)
     }
 
-    /// Closes the handle; a writer's handle closes the timeline. Calling it again does nothing.
+    /// Closes the handle. Calling it again does nothing.
     fn close(&self, py: Python<'_>) {
         self.role.close(py);
     }
@@ -277,24 +344,31 @@ impl LimitedWait {
     }
 }
 
-/// A file descriptor that signals a value.
-#[pyclass(frozen, module = "partywall._native")]
+/// The compiled part of `partywall.TimelineEvent`.
+#[pyclass(frozen, subclass, module = "partywall._native")]
 pub(crate) struct TimelineEvent {
     event: Handle<partywall::TimelineEvent>,
     name: String,
-    #[pyo3(get)]
+    #[pyo3(get, name = "_value")]
     value: u64,
 }
 
 #[pymethods]
 impl TimelineEvent {
-    /// The descriptor, to be polled for reading.
+    #[new]
+    fn new(py: Python<'_>, timeline: &Timeline, value: Value) -> PyResult<Self> {
+        let role = timeline.role(py)?;
+        let event = py.detach(|| role.event(value.0)).or_raise(py)?;
+        Ok(Self { event: Handle::new("event", event), name: timeline.name.clone(), value: value.0 })
+    }
+
+    /// Returns the descriptor, which this object owns.
     fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
         let descriptor = self.event.lock().as_ref().map(|event| event.as_fd().as_raw_fd());
         self.event.unless_closed(py, descriptor)
     }
 
-    /// Raises if the value will not be reached. Returns `False` while that is undecided.
+    /// Returns whether the value is reached. Raises as `Timeline.wait` does if the value can no longer be reached.
     fn check(&self, py: Python<'_>) -> PyResult<bool> {
         let outcome = self.event.lock().as_ref().map(partywall::TimelineEvent::outcome);
         match self.event.unless_closed(py, outcome)? {
@@ -304,6 +378,7 @@ impl TimelineEvent {
     }
 
     /// Checks as `check` does, at the end of a wait of `after` seconds: an undecided value is an error.
+    #[pyo3(name = "_give_up")]
     fn give_up(&self, py: Python<'_>, after: f64) -> PyResult<()> {
         if self.check(py)? {
             return Ok(());
@@ -312,7 +387,7 @@ impl TimelineEvent {
         Err(Error::Timeout { what, after: wait::timeout(Some(after))? }).or_raise(py)
     }
 
-    /// Whether `close` was called.
+    /// Whether it is closed.
     #[getter]
     fn closed(&self) -> bool {
         self.event.is_closed()

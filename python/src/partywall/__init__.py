@@ -119,7 +119,9 @@ from partywall._native import (
     Attachment,
     ClaimedTask,
     EnqueuedResult,
+    GraphNode,
     LimitedWait,
+    Permit,
     Sample,
     SegmentPart,
     TaskBytes,
@@ -130,8 +132,8 @@ from partywall._native import (
 from partywall._pool import Block, BlockPart, BlockRef, Pool, PoolStats
 from partywall._queue import Queue, QueueStats, Task, TaskInfo
 from partywall._segment import Pinned, Segment
-from partywall._semaphore import Permit, Semaphore
-from partywall._timeline import GraphNode, Timeline, TimelineEvent
+from partywall._semaphore import Semaphore
+from partywall._timeline import Timeline, TimelineEvent
 from partywall._topic import Ages, Loan, Publisher, Subscriber, SubscriberStats, Topic, TopicStats
 from partywall._watch import Event, Watch
 

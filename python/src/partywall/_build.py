@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from partywall._domain import Domain
 
 
-class Build(Interruptible[_native.Build], Connected[_native.Build], Tensors):
+class Build(Connected, Interruptible[_native.Build], Tensors):
     """A mapping of names to tensors, writable in place, that no other process sees yet.
 
     `commit` publishes the memory; `close` frees it.

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from partywall import _native
-from partywall._handle import Connected
+from partywall._handle import Connected, Handle
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class TensorPlace:
     """Bytes from its first element to the end of its last."""
 
 
-class Descriptors(Connected[_native.Descriptors]):
+class Descriptors(Connected, Handle[_native.Descriptors]):
     """A lease on a version, and its memory as file descriptors; `Domain.descriptors` returns one.
 
         with d.descriptors("weights", timeout=10) as weights:

@@ -17,7 +17,7 @@ from partywall._pool import Pool, count
 from partywall._program import PROGRAM
 from partywall._queue import Queue
 from partywall._segment import Segment, valid_version
-from partywall._semaphore import Semaphore, permits
+from partywall._semaphore import Semaphore
 from partywall._timeline import Timeline
 from partywall._topic import SampleShape, Topic, number, sample_shape
 from partywall._watch import Watch
@@ -344,14 +344,14 @@ class Domain(Handle[_native.Domain]):
         A new writer continues at the last value of the writer before it. Raises `WriterExists` if there is a writer
         already.
         """
-        return Timeline(self, _native.Timeline.open(self._native, name, writer, shared))
+        return Timeline(self, name, writer, shared)
 
     def semaphore(self, name: str, maximum: SupportsIndex, *, shared: bool = False) -> Semaphore:
         """Opens a semaphore of `maximum` permits, 1 to 65,536. Creates it with all permits free if it does not exist.
 
         `shared` is as for `timeline`.
         """
-        return Semaphore(self, _native.Semaphore.open(self._native, name, permits(maximum), shared))
+        return Semaphore(self, name, maximum, shared)
 
     def pool(
         self,

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Any, SupportsIndex
 
-from partywall import _native, _streams
+from partywall import _native
 from partywall._errors import BadGraph
-from partywall._timeline import GraphNode, timeline_value
+from partywall._native import GraphNode
 
 
 def launch(
@@ -31,9 +31,8 @@ def launch(
         if not isinstance(node, GraphNode):
             raise TypeError(f"values= maps what capture_wait and capture_signal return to numbers, not {node!r}")
     raw_graph, raw_exec = _handles(graph)
-    pairs = [(node._native, timeline_value(value)) for node, value in values.items()]
     replay = graph.replay if replay is None else replay
-    _native.launch(raw_graph, raw_exec, pairs, replay, *_streams.place(stream, device))
+    _native.launch(raw_graph, raw_exec, list(values.items()), replay, stream, device)
 
 
 def _handles(graph: Any) -> tuple[int, int]:

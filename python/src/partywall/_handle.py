@@ -11,16 +11,12 @@ if TYPE_CHECKING:
     from partywall._domain import Domain
 
 
-class Endable(Protocol):
-    """A compiled object that is released at some point."""
+class Closable(Protocol):
+    """A compiled object that can be closed."""
 
     @property
     def closed(self) -> bool:
         """Whether it is released."""
-
-
-class Closable(Endable, Protocol):
-    """A compiled object that can be closed."""
 
     def close(self) -> None:
         """Releases it."""
@@ -47,17 +43,28 @@ class Withdrawable(Closable, Protocol):
         """Raises if it is stale."""
 
 
-E = TypeVar("E", bound=Endable)
 N = TypeVar("N", bound=Closable)
 I = TypeVar("I", bound=Droppable)
 W = TypeVar("W", bound=Withdrawable)
 
 
-class Held(Generic[E]):
-    """An object that must be released. Dropping it without a release issues a `ResourceWarning`."""
+class Closing:
+    """An object that is open until `close`, or until the end of its `with`. Dropping an open one issues a
+    `ResourceWarning`.
 
-    def __init__(self, native: E) -> None:
-        self._native = native
+    The rest of it is a compiled class, from which a subclass inherits, or which it wraps as `Handle` does.
+    """
+
+    if TYPE_CHECKING:
+
+        @property
+        def closed(self) -> bool:
+            """Whether it is closed."""
+
+        def close(self) -> None:
+            """Closes it. Calling it again does nothing."""
+
+    def __init__(self, *_: Any) -> None:
         self._pid = os.getpid()
 
     def _is_ours(self) -> bool:
@@ -65,15 +72,26 @@ class Held(Generic[E]):
         nothing."""
         return self._pid == os.getpid()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._is_ours():
+            self.close()
+
     def __del__(self, warn: Any = warnings.warn, pid: Any = os.getpid) -> None:
         # A forked child does not own its parent's objects. Default arguments outlive the module at interpreter
         # shutdown.
-        if hasattr(self, "_pid") and self._pid == pid() and not self._native.closed:
+        if hasattr(self, "_pid") and self._pid == pid() and not self.closed:
             warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
 
 
-class Handle(Held[N], Generic[N]):
-    """An object that is open until `close`, or until the end of its `with`."""
+class Handle(Closing, Generic[N]):
+    """A handle that wraps a compiled object."""
+
+    def __init__(self, native: N) -> None:
+        self._native = native
+        super().__init__()
 
     @property
     def closed(self) -> bool:
@@ -84,20 +102,13 @@ class Handle(Held[N], Generic[N]):
         """Closes it. Calling it again does nothing."""
         self._native.close()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._is_ours():
-            self.close()
+class Connected(Closing):
+    """A handle that keeps its domain until it is closed. Stands before the class that releases it."""
 
-
-class Connected(Handle[N], Generic[N]):
-    """A handle that keeps its domain until it is closed."""
-
-    def __init__(self, domain: "Domain | None", native: N) -> None:
+    def __init__(self, domain: "Domain | None", *others: Any) -> None:
         self._domain = domain
-        super().__init__(native)
+        super().__init__(*others)
 
     def close(self) -> None:
         """Closes it. Calling it again does nothing."""
@@ -105,7 +116,7 @@ class Connected(Handle[N], Generic[N]):
         self._domain = None
 
 
-class Named(Connected[W], Generic[W]):
+class Named(Connected, Handle[W], Generic[W]):
     """A handle of an object with a name that can be withdrawn."""
 
     @property

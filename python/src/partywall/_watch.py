@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from partywall import _native
-from partywall._handle import Connected
+from partywall._handle import Connected, Handle
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Event:
     """The point after this event, for `Domain.watch(after=…)`."""
 
 
-class Watch(Connected[_native.Watch]):
+class Watch(Connected, Handle[_native.Watch]):
     """The events of all names that match a pattern, in order; `Domain.watch` returns one.
 
         for event in d.watch("llm/*"):

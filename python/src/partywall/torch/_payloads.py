@@ -184,7 +184,7 @@ class Order:
         key = (domain.socket, domain.token, name)
         timeline = self._known.get(key)
         if timeline is None:
-            timeline = self._known[key] = _native.Timeline.open(domain._native, name, False, False)
+            timeline = self._known[key] = _native.Timeline(domain, name, False, False)
             if len(self._known) > _SENDERS:
                 self._known.pop(next(iter(self._known)), None)
         if timeline.announced < value:
@@ -195,7 +195,7 @@ class Order:
                 "send the tensor again from a process that lives until it is received",
                 "owner-died",
             )
-        timeline.wait_on(value, f"cuda:{device}", torch.cuda.current_stream(device).cuda_stream)
+        timeline.wait_on(value, torch.cuda.current_stream(device).cuda_stream, device=f"cuda:{device}")
 
 
 class _Line:
@@ -204,7 +204,7 @@ class _Line:
     def __init__(self, domain: Domain) -> None:
         self.domain = domain
         self.name = f"torch/{secrets.token_hex(8)}"
-        self._timeline = _native.Timeline.open(domain._native, self.name, True, False)
+        self._timeline = _native.Timeline(domain, self.name, True, False)
         self._lock = threading.Lock()
         self._value = 0
 
@@ -212,7 +212,7 @@ class _Line:
         # Threads may share the stream, and values must grow in the order of the signals.
         with self._lock:
             self._value += 1
-            self._timeline.signal_on(self._value, device, stream)
+            self._timeline.signal_on(self._value, stream, device=device)
             return self._value
 
 
