@@ -8,7 +8,10 @@ use std::{
 use partywall::Place;
 use pyo3::prelude::*;
 
-use crate::handle::Handle;
+use crate::{
+    handle::Handle,
+    value::{Tuple, value},
+};
 
 /// A lease on a version, and the file descriptors of its memory.
 #[pyclass(frozen, module = "partywall._native")]
@@ -29,8 +32,19 @@ pub(crate) struct Descriptors {
     nbytes: u64,
 }
 
-/// A tensor's name, type, shape, strides, chunk, offset in the chunk, and bytes.
-type Placed = (String, &'static str, Vec<u64>, Vec<u64>, usize, u64, u64);
+value! {
+    /// A chunk: the number of its file descriptor, and its bytes.
+    Chunk, "partywall._descriptors", "Chunk", {
+        fd: i32, nbytes: u64,
+    }
+}
+
+value! {
+    /// Where a tensor is.
+    TensorPlace, "partywall._descriptors", "TensorPlace", {
+        dtype: &'static str, shape: Tuple<u64>, strides: Tuple<u64>, chunk: usize, offset: u64, nbytes: u64,
+    }
+}
 
 impl Descriptors {
     pub(crate) fn new(descriptors: partywall::Descriptors) -> Self {
@@ -60,24 +74,29 @@ impl Descriptors {
         self.place.to_string()
     }
 
-    /// The number and the bytes of each chunk's file descriptor.
-    fn chunks(&self, py: Python<'_>) -> PyResult<Vec<(i32, u64)>> {
+    /// The chunks, in order.
+    fn chunks(&self, py: Python<'_>) -> PyResult<Vec<Chunk>> {
         self.with(py, |descriptors| {
             let chunks = descriptors.chunks().iter();
-            chunks.map(|chunk| (chunk.as_fd().as_raw_fd(), chunk.bytes())).collect()
+            chunks.map(|chunk| Chunk { fd: chunk.as_fd().as_raw_fd(), nbytes: chunk.bytes() }).collect()
         })
     }
 
     /// All tensors, in the order in which they were added.
-    fn tensors(&self, py: Python<'_>) -> PyResult<Vec<Placed>> {
+    fn tensors(&self, py: Python<'_>) -> PyResult<Vec<(String, TensorPlace)>> {
         self.with(py, |descriptors| {
             let tensors = descriptors.table().in_given_order().into_iter();
             tensors
                 .map(|tensor| {
-                    let shape = tensor.shape().collect();
-                    let strides = tensor.strides().collect();
-                    let name = tensor.name().to_owned();
-                    (name, tensor.dtype().name(), shape, strides, tensor.chunk(), tensor.offset(), tensor.bytes())
+                    let place = TensorPlace {
+                        dtype: tensor.dtype().name(),
+                        shape: Tuple(tensor.shape().collect()),
+                        strides: Tuple(tensor.strides().collect()),
+                        chunk: tensor.chunk(),
+                        offset: tensor.offset(),
+                        nbytes: tensor.bytes(),
+                    };
+                    (tensor.name().to_owned(), place)
                 })
                 .collect()
         })

@@ -12,16 +12,26 @@ use pyo3::prelude::*;
 use crate::{
     domain::options,
     errors::{Raise, parse},
+    value::value,
     wait,
 };
 
-/// A probe: title, outcome, detail, meaning, remedy, whether the driver is simulated.
-type Row = (&'static str, String, String, String, String, bool);
+value! {
+    /// The result of one probe.
+    Finding, "partywall._doctor", "Finding", {
+        title: &'static str, outcome: String, detail: String, meaning: String, fix: String, simulated: bool,
+    }
+}
 
 /// Examines this machine. Each probe runs in a child process of `program`. Ctrl-C ends the wait; the running probe ends
 /// by itself.
 #[pyfunction]
-pub(crate) fn examine(py: Python<'_>, program: PathBuf, domain: Option<String>, device: &str) -> PyResult<Vec<Row>> {
+pub(crate) fn examine(
+    py: Python<'_>,
+    program: PathBuf,
+    domain: Option<String>,
+    device: &str,
+) -> PyResult<Vec<Finding>> {
     let scope: Scope = parse(device)?;
     let mut child = vec![program.into_os_string()];
     if let Some(domain) = &domain {
@@ -33,18 +43,22 @@ pub(crate) fn examine(py: Python<'_>, program: PathBuf, domain: Option<String>, 
     let run = move || {
         doctor.examine(|report| {
             let finding = &report.finding;
-            let detail = finding.detail.to_owned();
-            let meaning = finding.meaning.to_owned();
-            let outcome = finding.outcome.to_string();
-            let remedy = finding.fix.to_owned();
+            let finding = Finding {
+                title: report.title,
+                outcome: finding.outcome.to_string(),
+                detail: finding.detail.to_owned(),
+                meaning: finding.meaning.to_owned(),
+                fix: finding.fix.to_owned(),
+                simulated: finding.simulated,
+            };
             // After a signal the receiver is gone.
-            let _ = tell.send((report.title, outcome, detail, meaning, remedy, finding.simulated));
+            let _ = tell.send(finding);
         });
     };
     spawn("partywall-doctor", run).map_err(|source| Error::starting("a thread", source)).or_raise(py)?;
-    let mut rows = Vec::new();
-    while let Ok(row) = wait::receive(py, &mut told, Duration::MAX)? {
-        rows.push(row);
+    let mut findings = Vec::new();
+    while let Ok(finding) = wait::receive(py, &mut told, Duration::MAX)? {
+        findings.push(finding);
     }
-    Ok(rows)
+    Ok(findings)
 }

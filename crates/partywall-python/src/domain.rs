@@ -33,6 +33,7 @@ use crate::{
     reaper,
     segment::Segment,
     source::{self, Source},
+    value::value,
     wait,
 };
 
@@ -51,8 +52,13 @@ pub(crate) enum Opened {
     Claim(Claim),
 }
 
-/// A listed name: name, latest version, kind, place, bytes, tensors, mutable, kept, user, shared.
-type Row = (String, u64, &'static str, String, u64, u64, bool, bool, u32, bool);
+value! {
+    /// A listed name.
+    Listed, "partywall._domain", "Name", {
+        name: String, version: u64, kind: &'static str, place: String, nbytes: u64, tensors: u64, mutable: bool,
+        kept: bool, uid: u32, shared: bool,
+    }
+}
 
 impl Domain {
     /// Returns the connection, unless it is closed.
@@ -315,25 +321,23 @@ impl Domain {
     }
 
     /// Lists all names that have a latest version, in order.
-    fn names(&self, py: Python<'_>) -> PyResult<Vec<Row>> {
+    fn names(&self, py: Python<'_>) -> PyResult<Vec<Listed>> {
         let domain = self.get(py)?;
         let names = py.detach(|| domain.names()).or_raise(py)?;
         let row = |info: partywall::info::NameInfo| {
             let latest = info.latest?;
-            let kind = kind_name(latest.kind);
-            let place = Place::from(latest.place).to_string();
-            Some((
-                info.name,
-                latest.version,
-                kind,
-                place,
-                latest.bytes,
-                latest.tensors,
-                latest.mutable,
-                latest.lifetime == Lifetime::Kept,
-                latest.uid,
-                latest.shared,
-            ))
+            Some(Listed {
+                name: info.name,
+                version: latest.version,
+                kind: kind_name(latest.kind),
+                place: Place::from(latest.place).to_string(),
+                nbytes: latest.bytes,
+                tensors: latest.tensors,
+                mutable: latest.mutable,
+                kept: latest.lifetime == Lifetime::Kept,
+                uid: latest.uid,
+                shared: latest.shared,
+            })
         };
         Ok(names.into_iter().filter_map(row).collect())
     }

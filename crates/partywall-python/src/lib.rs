@@ -19,6 +19,7 @@
 //! | `refusal` | why an object cannot be taken |
 //! | `heap` | memory for the allocators of torch and cupy |
 //! | `members` | rows of listings |
+//! | `value` | values, which are dataclasses of Python |
 //! | `arguments` | types, shapes and numbers as Python writes them |
 //! | `stream` | streams of other libraries |
 //! | `handle` | what Python closes, or only drops |
@@ -68,6 +69,7 @@ mod tensor;
 mod ticket;
 mod timeline;
 mod topic;
+mod value;
 mod wait;
 mod watch;
 

@@ -1,38 +1,24 @@
-//! The members of a domain, in the form of Python's `Member`, `MemberWait` and `EvictedMember`.
+//! The members of a domain, and what they are notified of.
 
 use partywall::info::{self, Doubt};
-use pyo3::prelude::*;
 
-/// A member.
-#[derive(IntoPyObject)]
-pub(crate) struct Member {
-    member: u64,
-    pid: u32,
-    uid: u32,
-    command: String,
-    state: &'static str,
-    doubt: Option<&'static str>,
-    mps: Option<String>,
-    quiet: Option<f64>,
-    leases: u32,
-    timelines: u32,
-    permits: Option<u32>,
-    blocks: Option<u32>,
-    tasks: Option<u32>,
-    nbytes: u64,
-    since: f64,
-    waits: Vec<MemberWait>,
-    simulated: bool,
+use crate::value::{Tuple, value};
+
+value! {
+    /// A member.
+    Member, "partywall._members", "Member", {
+        member: u64, pid: u32, uid: u32, command: String, state: &'static str, doubt: Option<&'static str>,
+        mps: Option<String>, quiet: Option<f64>, leases: u32, timelines: u32, permits: Option<u32>,
+        blocks: Option<u32>, tasks: Option<u32>, nbytes: u64, since: f64, waits: Tuple<MemberWait>,
+        simulated: bool,
+    }
 }
 
-/// A wait of a member.
-#[derive(IntoPyObject)]
-pub(crate) struct MemberWait {
-    on: &'static str,
-    name: String,
-    target: Option<u64>,
-    by: Option<u32>,
-    seconds: Option<f64>,
+value! {
+    /// A wait of a member.
+    MemberWait, "partywall._members", "MemberWait", {
+        on: &'static str, name: String, target: Option<u64>, by: Option<u32>, seconds: Option<f64>,
+    }
 }
 
 impl From<info::MemberInfo> for Member {
@@ -53,7 +39,7 @@ impl From<info::MemberInfo> for Member {
             tasks: info.tasks,
             nbytes: info.bytes,
             since: seconds(info.since),
-            waits: info.waits.into_iter().map(MemberWait::from).collect(),
+            waits: Tuple(info.waits.into_iter().map(MemberWait::from).collect()),
             simulated: info.simulated,
         }
     }
@@ -66,22 +52,31 @@ impl From<info::WaitInfo> for MemberWait {
     }
 }
 
-/// A member that was evicted.
-#[derive(IntoPyObject)]
-pub(crate) struct Evicted {
-    member: u64,
-    pid: u32,
-    command: String,
-    leases: u32,
-    nbytes: u64,
-    kill: &'static str,
-    errno: Option<i32>,
+value! {
+    /// A member that was evicted.
+    Evicted, "partywall._members", "EvictedMember", {
+        member: u64, pid: u32, command: String, leases: u32, nbytes: u64, kill: &'static str,
+        errno: Option<i32>,
+    }
 }
 
 impl From<info::Evicted> for Evicted {
     fn from(evicted: info::Evicted) -> Self {
         let info::Evicted { member, pid, command, leases, bytes, kill } = evicted;
         Self { member, pid, command, leases, nbytes: bytes, kill: kill.name(), errno: kill.errno() }
+    }
+}
+
+value! {
+    /// A withdrawal with a deadline.
+    Withdrawal, "partywall._members", "Withdrawal", {
+        pid: u32, at: f64, until: f64, then: &'static str,
+    }
+}
+
+impl From<info::Notice> for Withdrawal {
+    fn from(notice: info::Notice) -> Self {
+        Self { pid: notice.pid, at: seconds(notice.at), until: seconds(notice.until), then: notice.then.name() }
     }
 }
 

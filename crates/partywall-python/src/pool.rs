@@ -14,10 +14,11 @@ use crate::{
     domain::Domain,
     errors::{Raise, still_used},
     handle::Handle,
+    members::Withdrawal,
     owner::Owner,
-    segment::{self, Notice},
     stream::Stream,
     tensor::Tensor,
+    value::value,
     wait,
 };
 
@@ -57,8 +58,19 @@ impl Deref for Open {
     }
 }
 
-/// Counts of a pool: its blocks, those that are free, held and offered, and the threads that wait for one.
-type Stats = (u32, u32, u32, u32, u32);
+value! {
+    /// Counts of a pool.
+    PoolStats, "partywall._pool", "PoolStats", {
+        blocks: u32, free: u32, held: u32, offered: u32, waiting: u32,
+    }
+}
+
+value! {
+    /// A reference to an offered block.
+    BlockRef, "partywall._pool", "BlockRef", {
+        pool: String, version: u64, index: u32, generation: u64,
+    }
+}
 
 impl Pool {
     pub(crate) fn new(pool: Open) -> Self {
@@ -140,16 +152,16 @@ impl Pool {
     }
 
     /// Counts the pool's blocks.
-    fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
+    fn stats(&self, py: Python<'_>) -> PyResult<PoolStats> {
         let pool = self.inner.get(py)?;
-        let stats = py.detach(|| pool.stats());
-        Ok((stats.blocks, stats.free, stats.held, stats.offered, stats.waiting))
+        let partywall::PoolStats { blocks, free, held, offered, waiting, .. } = py.detach(|| pool.stats());
+        Ok(PoolStats { blocks, free, held, offered, waiting })
     }
 
     /// Waits until the pool is removed. Returns the notice as for a segment.
-    fn wait_withdrawn(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Notice>> {
+    fn wait_withdrawn(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Withdrawal>> {
         let notice = self.inner.wait(py, timeout, |pool, slice| pool.wait_withdrawn(slice))?;
-        Ok(notice.map(segment::notice))
+        Ok(notice.map(Withdrawal::from))
     }
 
     /// Raises if the pool is stale.
@@ -333,7 +345,7 @@ impl Block {
     }
 
     /// Offers the block to any process, and returns its reference.
-    fn offer(&self, py: Python<'_>) -> PyResult<(String, u64, u32, u64)> {
+    fn offer(&self, py: Python<'_>) -> PyResult<BlockRef> {
         let Held { owner, .. } = self.get(py)?;
         let offered = |block: &mut partywall::Block| match block.is_output() {
             true => Err(Denied::Offering { queue: block.pool().to_owned() }.into()),
@@ -343,7 +355,12 @@ impl Block {
         drop(owner);
         let block = self.take_block(py)?;
         let reference = py.detach(move || block.offer()).or_raise(py)?;
-        Ok((reference.pool().to_owned(), reference.version(), reference.index(), reference.generation()))
+        Ok(BlockRef {
+            pool: reference.pool().to_owned(),
+            version: reference.version(),
+            index: reference.index(),
+            generation: reference.generation(),
+        })
     }
 
     /// Releases the block. If arrays of it are in use, the last of them releases it.

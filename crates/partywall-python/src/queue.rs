@@ -12,11 +12,13 @@ use crate::{
     domain::Domain,
     errors::{Raise, closed, input_twice},
     handle::{Closing, Handle},
+    members::Withdrawal,
     pool::{self, Block, Pool},
-    segment::{self, Notice, Segment},
+    segment::Segment,
     stream::Stream,
     task::{ClaimedTask, Claims},
     ticket::Ticket,
+    value::value,
     wait,
 };
 
@@ -24,13 +26,21 @@ use crate::{
 /// with its submitter.
 type Request<'py> = (Kind, Option<Vec<Given<'py>>>, Room, Bytes<'py>, Attempts, Cancels);
 
-/// A listed task: task, status, kind, attempts, maximum of attempts, age in seconds, failures, and the text of the last
-/// worker.
-type Listed = (String, &'static str, String, u8, u8, f64, Vec<(u8, String)>, String);
+value! {
+    /// A listed task.
+    TaskInfo, "partywall._queue", "TaskInfo", {
+        task: String, status: &'static str, kind: String, attempts: u8, max_attempts: u8, age: f64,
+        failures: Vec<(u8, String)>, text: String,
+    }
+}
 
-/// Counts of a queue: pending, claimed, enqueued, done, dead, free; completed, returned; free inputs and outputs;
-/// attached segments.
-type Stats = (u32, u32, u32, u32, u32, u32, u64, u64, u32, u32, u32);
+value! {
+    /// Counts of a queue.
+    QueueStats, "partywall._queue", "QueueStats", {
+        pending: u32, claimed: u32, enqueued: u32, done: u32, dead: u32, free: u32, completed: u64,
+        returned: u64, free_inputs: u32, free_outputs: u32, attached: u32,
+    }
+}
 
 /// An open queue.
 #[pyclass(frozen, module = "partywall._native")]
@@ -359,44 +369,50 @@ impl Queue {
         task.parse().and_then(|task| queue.purge(&task)).or_raise(py)
     }
 
-    /// Lists the tasks in the queue, in the form of Python's `TaskInfo`.
-    fn tasks(&self, py: Python<'_>, most: usize, status: Option<&str>) -> PyResult<Vec<Listed>> {
+    /// Lists the tasks in the queue.
+    fn tasks(&self, py: Python<'_>, most: usize, status: Option<&str>) -> PyResult<Vec<TaskInfo>> {
         let queue = self.inner.get(py)?;
         let is_asked = |of: TaskStatus| status.is_none_or(|status| of.name() == status);
         let tasks = py.detach(|| queue.tasks(most, is_asked));
         let row = |info: partywall::TaskInfo| {
             let failures = info.failures.iter().map(|(attempt, reason)| (*attempt, reason.to_string())).collect();
-            let status = info.status.name();
-            let age = info.age.as_secs_f64();
-            (info.task.to_string(), status, info.kind, info.attempts, info.max_attempts, age, failures, info.text)
+            TaskInfo {
+                task: info.task.to_string(),
+                status: info.status.name(),
+                kind: info.kind,
+                attempts: info.attempts,
+                max_attempts: info.max_attempts,
+                age: info.age.as_secs_f64(),
+                failures,
+                text: info.text,
+            }
         };
         Ok(tasks.into_iter().map(row).collect())
     }
 
     /// Counts the tasks, blocks and segments of the queue.
-    fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
+    fn stats(&self, py: Python<'_>) -> PyResult<QueueStats> {
         let queue = self.inner.get(py)?;
         let s = py.detach(|| queue.stats());
-        let totals = (s.completed, s.returned);
-        Ok((
-            s.pending,
-            s.claimed,
-            s.enqueued,
-            s.done,
-            s.dead,
-            s.free,
-            totals.0,
-            totals.1,
-            s.free_inputs,
-            s.free_outputs,
-            s.attached,
-        ))
+        Ok(QueueStats {
+            pending: s.pending,
+            claimed: s.claimed,
+            enqueued: s.enqueued,
+            done: s.done,
+            dead: s.dead,
+            free: s.free,
+            completed: s.completed,
+            returned: s.returned,
+            free_inputs: s.free_inputs,
+            free_outputs: s.free_outputs,
+            attached: s.attached,
+        })
     }
 
     /// Waits until the queue is removed. Returns the notice as for a segment.
-    fn wait_withdrawn(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Notice>> {
+    fn wait_withdrawn(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Withdrawal>> {
         let notice = self.inner.wait(py, timeout, |queue, slice| queue.wait_withdrawn(slice))?;
-        Ok(notice.map(segment::notice))
+        Ok(notice.map(Withdrawal::from))
     }
 
     /// Raises if the queue is stale.

@@ -15,19 +15,12 @@ use crate::{
     build::{Build, Planned, place, typed},
     errors::{Raise, cannot_grow_here},
     handle::{Closable, Handle},
+    members::Withdrawal,
     owner::{Owner, drain},
     stream::{self, Stream},
     tensor::Tensor,
     wait,
 };
-
-/// The process that withdrew a name, when it did, the deadline, and what happens then.
-pub(crate) type Notice = (u32, f64, f64, &'static str);
-
-pub(crate) fn notice(notice: partywall::info::Notice) -> Notice {
-    let seconds = |ms: u64| ms as f64 / 1e3;
-    (notice.pid, seconds(notice.at), seconds(notice.until), notice.then.name())
-}
 
 /// An open version of a name, which holds a lease on it.
 #[pyclass(frozen, module = "partywall._native")]
@@ -253,11 +246,10 @@ impl Segment {
         self.refreshed(py, refreshed).map(drop)
     }
 
-    /// Waits until the name is removed or goes with its owner. Returns the notice if there is a deadline: the process,
-    /// the times in seconds since 1970, and what happens then.
-    fn wait_withdrawn(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Notice>> {
+    /// Waits until the name is removed or goes with its owner. Returns the withdrawal if there is a deadline.
+    fn wait_withdrawn(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Withdrawal>> {
         let notice = self.wait(py, timeout, |segment, slice| segment.wait_withdrawn(slice))?;
-        Ok(notice.map(self::notice))
+        Ok(notice.map(Withdrawal::from))
     }
 
     /// Raises if the segment is stale.

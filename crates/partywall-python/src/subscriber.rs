@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use partywall::{Error, info::Ages};
+use partywall::{Error, info};
 use partywall_os::lock::IgnorePoison;
 use pyo3::prelude::*;
 
@@ -18,8 +18,23 @@ use crate::{
     reaper,
     sample::Sample,
     topic::Open,
+    value::value,
     wait,
 };
+
+value! {
+    /// Counts of a subscriber.
+    SubscriberStats, "partywall._topic", "SubscriberStats", {
+        received: u64, dropped: u64, lag: u64, held: u32, ages: Ages,
+    }
+}
+
+value! {
+    /// Ages of samples in seconds.
+    Ages, "partywall._topic", "Ages", {
+        count: u64, p50: f64, p99: f64, max: f64,
+    }
+}
 
 /// A subscriber of a topic.
 #[pyclass(frozen, module = "partywall._native")]
@@ -140,10 +155,12 @@ impl Subscriber {
 
     /// Counts the samples that were received, missed, not yet received, and held; then the ages of those received, in
     /// nanoseconds: their number, median, 99th percentile and maximum.
-    fn stats(&self, py: Python<'_>) -> PyResult<(u64, u64, u64, u32, [u64; 4])> {
+    fn stats(&self, py: Python<'_>) -> PyResult<SubscriberStats> {
         let stats = self.inner.get(py)?.subscriber.stats();
-        let Ages { count, p50, p99, max, .. } = stats.ages;
-        Ok((stats.received, stats.dropped, stats.lag, stats.held, [count, p50, p99, max]))
+        let seconds = |nanoseconds: u64| nanoseconds as f64 / 1e9;
+        let info::Ages { count, p50, p99, max, .. } = stats.ages;
+        let ages = Ages { count, p50: seconds(p50), p99: seconds(p99), max: seconds(max) };
+        Ok(SubscriberStats { received: stats.received, dropped: stats.dropped, lag: stats.lag, held: stats.held, ages })
     }
 
     /// Whether `close` was called.

@@ -6,14 +6,15 @@ use partywall::{Gpu, Place, Policy, TopicOptions, near::did_you_mean};
 use pyo3::{exceptions::PyValueError, prelude::*};
 
 use crate::{
-    arguments::{Name, Needs},
+    arguments::{Count, ElementType, Name, Needs},
     build::named_place,
     domain::Domain,
-    errors::{Raise, parse_dtype},
+    errors::Raise,
     handle::Handle,
+    members::Withdrawal,
     publisher::Publisher,
-    segment::{self, Notice},
     subscriber::Subscriber,
+    value::value,
     wait,
 };
 
@@ -77,26 +78,56 @@ impl Open {
     }
 }
 
-/// Samples of a requested topic: bytes of the largest; shape and type of all.
-type Samples = (Option<u64>, Option<Vec<Option<u64>>>, Option<String>);
-/// Limits of a requested topic: depth, history, publishers, loans, subscribers, held, blocks.
-type Numbers = (Option<u32>, Option<u32>, Option<u32>, Option<u32>, Option<u32>, Option<u32>, Option<u32>);
-/// Counts of a topic: samples published; blocks free, held, in the ring, being read; publishers, subscribers.
-type Stats = (u64, u32, u32, u32, u32, usize, usize);
+/// The numbers of a requested topic, as far as they are given.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+struct Numbers {
+    depth: Option<u32>,
+    history: Option<u32>,
+    publishers: Option<u32>,
+    loans: Option<u32>,
+    subscribers: Option<u32>,
+    held: Option<u32>,
+    blocks: Option<u32>,
+}
+
+impl Numbers {
+    fn set(self, mut options: TopicOptions) -> TopicOptions {
+        let Self { depth, history, publishers, loans, subscribers, held, blocks } = self;
+        options = depth.into_iter().fold(options, TopicOptions::depth);
+        options = history.into_iter().fold(options, TopicOptions::history);
+        options = publishers.into_iter().fold(options, TopicOptions::publishers);
+        options = loans.into_iter().fold(options, TopicOptions::loans);
+        options = subscribers.into_iter().fold(options, TopicOptions::subscribers);
+        options = held.into_iter().fold(options, TopicOptions::held);
+        blocks.into_iter().fold(options, TopicOptions::blocks)
+    }
+}
+value! {
+    /// Counts of a topic.
+    TopicStats, "partywall._topic", "TopicStats", {
+        published: u64, free: u32, held: u32, in_ring: u32, read: u32, publishers: usize, subscribers: usize,
+    }
+}
 
 #[pymethods]
 impl Topic {
     /// Opens a topic. If the size or shape of samples is given, creates it if it does not exist.
     #[staticmethod]
-    #[pyo3(signature = (domain, name, samples, numbers, device, access, *, kept, shared, allow_peer, stamps, timeout))]
+    #[pyo3(signature = (
+        domain, name, numbers, device, access, *,
+        max_bytes, shape, dtype, kept, shared, allow_peer, stamps, timeout,
+    ))]
     fn open(
         py: Python<'_>,
         domain: &Domain,
         name: Name,
-        samples: Samples,
         numbers: Numbers,
         device: Option<&str>,
         access: Option<Needs>,
+        max_bytes: Option<Count>,
+        shape: Option<Vec<Option<u64>>>,
+        dtype: Option<ElementType>,
         kept: bool,
         shared: bool,
         allow_peer: bool,
@@ -104,22 +135,13 @@ impl Topic {
         timeout: Option<f64>,
     ) -> PyResult<Self> {
         let connection = domain.get(py)?;
-        let (max_bytes, shape, dtype) = samples;
-        let dtype = dtype.as_deref().map(parse_dtype).transpose()?;
         let makes = max_bytes.is_some() || shape.is_some();
         let timeout = wait::creation(timeout, makes)?;
         let mut options = connection.topic(&name.0).kept(kept).shared(shared).allow_peer(allow_peer).stamps(stamps);
-        options = max_bytes.into_iter().fold(options, TopicOptions::max_bytes);
-        options = dtype.into_iter().fold(options, TopicOptions::dtype);
+        options = max_bytes.into_iter().fold(options, |options, Count(bytes)| options.max_bytes(bytes));
+        options = dtype.into_iter().fold(options, |options, ElementType(dtype)| options.dtype(dtype));
         options = shape.iter().fold(options, |options, shape| options.varying_shape(shape));
-        let (depth, history, publishers, loans, subscribers, held, blocks) = numbers;
-        options = depth.into_iter().fold(options, TopicOptions::depth);
-        options = history.into_iter().fold(options, TopicOptions::history);
-        options = publishers.into_iter().fold(options, TopicOptions::publishers);
-        options = loans.into_iter().fold(options, TopicOptions::loans);
-        options = subscribers.into_iter().fold(options, TopicOptions::subscribers);
-        options = held.into_iter().fold(options, TopicOptions::held);
-        options = blocks.into_iter().fold(options, TopicOptions::blocks);
+        options = numbers.set(options);
         options = access.into_iter().fold(options, |options, Needs(access)| options.access(access));
         options = match named_place(py, device)? {
             Some(Place::Gpu(uuid)) if !makes => options.device(uuid),
@@ -181,12 +203,18 @@ impl Topic {
     }
 
     /// Counts the samples, blocks and members of the topic.
-    fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
+    fn stats(&self, py: Python<'_>) -> PyResult<TopicStats> {
         let open = self.inner.get(py)?;
         let stats = py.detach(|| open.topic.stats());
-        let publishers = stats.publishers.len();
-        let subscribers = stats.subscribers.len();
-        Ok((stats.published, stats.free, stats.held, stats.in_ring, stats.read, publishers, subscribers))
+        Ok(TopicStats {
+            published: stats.published,
+            free: stats.free,
+            held: stats.held,
+            in_ring: stats.in_ring,
+            read: stats.read,
+            publishers: stats.publishers.len(),
+            subscribers: stats.subscribers.len(),
+        })
     }
 
     /// The number in this process of the GPU whose streams use the samples; `None` for host memory. Pinned memory has
@@ -200,9 +228,9 @@ impl Topic {
     }
 
     /// Waits until the topic is removed. Returns the notice as for a segment.
-    fn wait_withdrawn(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Notice>> {
+    fn wait_withdrawn(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Withdrawal>> {
         let notice = self.inner.wait(py, timeout, |open, slice| open.topic.wait_withdrawn(slice))?;
-        Ok(notice.map(segment::notice))
+        Ok(notice.map(Withdrawal::from))
     }
 
     /// Raises if the topic is stale.

@@ -13,6 +13,7 @@ use crate::{
     domain::Domain,
     errors::{Raise, parse},
     handle::Handle,
+    value::value,
     wait,
 };
 
@@ -27,18 +28,13 @@ pub(crate) struct Watch {
     pattern: String,
 }
 
-/// An event, in the form of Python's `Event`.
-#[derive(Default, IntoPyObject)]
-pub(crate) struct Happening {
-    event: &'static str,
-    named: Option<&'static str>,
-    name: Option<String>,
-    version: Option<u64>,
-    nbytes: Option<u64>,
-    pid: Option<u32>,
-    at: Option<f64>,
-    missed: Option<u64>,
-    point: String,
+value! {
+    /// An event.
+    #[derive(Default)]
+    Happening, "partywall._watch", "Event", {
+        event: &'static str, named: Option<&'static str>, name: Option<String>, version: Option<u64>,
+        nbytes: Option<u64>, pid: Option<u32>, at: Option<f64>, missed: Option<u64>, point: String,
+    }
 }
 
 #[pymethods]

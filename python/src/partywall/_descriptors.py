@@ -92,20 +92,17 @@ class Descriptors(Connected, Handle[_native.Descriptors]):
     @property
     def chunks(self) -> list[Chunk]:
         """The chunks, in order."""
-        return [Chunk(fd, nbytes) for fd, nbytes in self._native.chunks()]
+        return self._native.chunks()
 
     @property
     def fds(self) -> list[int]:
         """The chunks' file descriptors, in order."""
-        return [fd for fd, _ in self._native.chunks()]
+        return [chunk.fd for chunk in self._native.chunks()]
 
     @property
     def tensors(self) -> dict[str, TensorPlace]:
         """Where each tensor is, by name."""
-        return {
-            name: TensorPlace(dtype, tuple(shape), tuple(strides), chunk, offset, nbytes)
-            for name, dtype, shape, strides, chunk, offset, nbytes in self._native.tensors()
-        }
+        return dict(self._native.tensors())
 
     @property
     def metadata(self) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Tests of what works on this machine."""
 
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal
 
 from partywall import _native
 from partywall._program import PROGRAM
@@ -36,4 +36,4 @@ def doctor(domain: str | None = None, device: str = "auto") -> list[Finding]:
 
     `device` is the GPU to try: `auto`, the first; `all`; `cuda:N`; or a UUID. Leaves nothing behind.
     """
-    return [Finding(row[0], cast(Outcome, row[1]), *row[2:]) for row in _native.examine(str(PROGRAM), domain, device)]
+    return _native.examine(str(PROGRAM), domain, device)

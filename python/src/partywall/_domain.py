@@ -12,7 +12,7 @@ from partywall._build import Build, fill
 from partywall._descriptors import Descriptors
 from partywall._errors import BrokerGone, Closed, VersionNotFound, WrongQueue
 from partywall._handle import Handle
-from partywall._members import EvictedMember, Member, MemberWait
+from partywall._members import EvictedMember, Member
 from partywall._pool import Pool, count
 from partywall._program import PROGRAM
 from partywall._queue import Queue
@@ -474,22 +474,20 @@ class Domain(Handle[_native.Domain]):
         native = _native.Topic.open(
             self._native,
             name,
-            (
-                _arrays.optional_count(max_bytes),
-                None if shape is None else sample_shape(shape),
-                None if dtype is None else _arrays.dtype_name(dtype),
-            ),
-            (
-                number(depth),
-                number(history),
-                number(publishers),
-                number(loans),
-                number(subscribers),
-                number(held),
-                number(blocks),
-            ),
+            {
+                "depth": number(depth),
+                "history": number(history),
+                "publishers": number(publishers),
+                "loans": number(loans),
+                "subscribers": number(subscribers),
+                "held": number(held),
+                "blocks": number(blocks),
+            },
             None if device is None else _arrays.device_name(device),
             access,
+            max_bytes=max_bytes,
+            shape=None if shape is None else sample_shape(shape),
+            dtype=dtype,
             kept=kept,
             shared=shared,
             allow_peer=allow_peer,
@@ -507,11 +505,7 @@ class Domain(Handle[_native.Domain]):
 
     def ps(self) -> list[Member]:
         """Lists all members of the domain, including this process, in the order in which they joined."""
-        members = []
-        for row in self._native.members():
-            waits = tuple(MemberWait(**wait) for wait in row.pop("waits"))
-            members.append(Member(**row, waits=waits))
-        return members
+        return self._native.members()
 
     def evict(self, pid: int, kill: bool = False) -> list[EvictedMember]:
         """Evicts all members with this pid: ends their waits, builds and names, and refuses all their further requests.
@@ -519,11 +513,11 @@ class Domain(Handle[_native.Domain]):
         Memory that they hold is freed when they are dead: it cannot be taken from a process that has it mapped. With
         `kill` the broker sends SIGKILL. If that fails, the returned rows report it, and no exception is raised.
         """
-        return [EvictedMember(**row) for row in self._native.evict(pid, kill)]
+        return self._native.evict(pid, kill)
 
     def ls(self) -> list[Name]:
         """Lists all names, in order."""
-        return [Name(*row) for row in self._native.names()]
+        return self._native.names()
 
     def holders(self, name: str) -> dict[int, list[int]]:
         """Returns for each version of `name` that exists the pids of the processes that have it open, in order.

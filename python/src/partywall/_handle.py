@@ -3,7 +3,7 @@
 import asyncio
 import os
 import warnings
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 from partywall._members import Withdrawal
 
@@ -36,7 +36,7 @@ class Withdrawable(Closable, Protocol):
     def name(self) -> str:
         """The name."""
 
-    def wait_withdrawn(self, timeout: float | None) -> tuple[int, float, float, str] | None:
+    def wait_withdrawn(self, timeout: float | None) -> Withdrawal | None:
         """Waits until the name is withdrawn."""
 
     def check(self) -> None:
@@ -129,11 +129,7 @@ class Named(Connected, Handle[W], Generic[W]):
 
         A newer version does not end the wait. Returns the withdrawal if this process has a deadline to drop the object.
         """
-        notice = self._native.wait_withdrawn(timeout)
-        if notice is None:
-            return None
-        pid, at, until, then = notice
-        return Withdrawal(pid, at, until, cast("Literal['wait', 'stale', 'evict']", then))
+        return self._native.wait_withdrawn(timeout)
 
     def check(self) -> None:
         """Raises `Withdrawn` once the deadline of a withdrawal with `then="stale"` has passed.

@@ -103,7 +103,7 @@ class Pool(Named[_native.Pool]):
 
     def stats(self) -> PoolStats:
         """Returns the current states of the blocks."""
-        return PoolStats(*self._native.stats())
+        return self._native.stats()
 
     def close(self) -> None:
         """Closes the handle, and ends the waits of this process that use it. Blocks stay.
@@ -204,7 +204,7 @@ class Block(Handle[_native.Block], Exported):
         Drop all arrays of the block first; otherwise raises `StillUsed`. The block of a task's result cannot be offered
         (`WrongKind`): send the task, or a copy.
         """
-        return BlockRef(*self._native.offer())
+        return self._native.offer()
 
     @property
     def held(self) -> bool:

@@ -285,11 +285,11 @@ class Queue(Named[_native.Queue]):
         """Lists up to `most` tasks, of all states or of one."""
         if status not in (None, "pending", "claimed", "enqueued", "done", "dead"):
             raise ValueError(f"a task is pending, claimed, enqueued, done or dead, not {status!r}")
-        return [TaskInfo(*task) for task in self._native.tasks(_arrays.count(most), status)]
+        return self._native.tasks(_arrays.count(most), status)
 
     def stats(self) -> QueueStats:
         """Counts what is in the queue."""
-        return QueueStats(*self._native.stats())
+        return self._native.stats()
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a queue is shared by name: send the name")

@@ -175,7 +175,7 @@ class Topic(Named[_native.Topic]):
 
     def stats(self) -> TopicStats:
         """Returns the state of the topic."""
-        return TopicStats(*self._native.stats())
+        return self._native.stats()
 
     def close(self) -> None:
         """Closes the handle. Publishers, subscribers and samples stay. Calling it again does nothing."""
@@ -492,9 +492,7 @@ class Subscriber(Handle[_native.Subscriber], Iterator[Sample], AsyncIterator[Sam
 
     def stats(self) -> SubscriberStats:
         """Returns the state of the subscriber."""
-        received, dropped, lag, held, (count, *ages) = self._native.stats()
-        p50, p99, most = (age / 1e9 for age in ages)
-        return SubscriberStats(received, dropped, lag, held, Ages(count, p50, p99, most))
+        return self._native.stats()
 
     def close(self) -> None:
         """Detaches the subscriber, so publishers stop waiting for it. Samples stay. Calling it again does nothing."""
@@ -539,15 +537,15 @@ def sample_shape(shape: SampleShape) -> list[int | None]:
 
 
 def number(number: SupportsIndex | None) -> int | None:
-    """Checks one of a topic's numbers, if it is given, and returns it."""
+    """As `required_number`, of a number that may be missing."""
     return None if number is None else required_number(number)
 
 
 def required_number(number: SupportsIndex) -> int:
-    """Checks one of a topic's numbers and returns it."""
+    """Returns one of a topic's numbers as 32 bits hold it. Which numbers are valid, the library says."""
     number = operator.index(number)
     if not 0 <= number < 1 << 32:
-        raise ValueError(f"numbers of a topic are 0 to 65,536, not {number}")
+        raise ValueError(f"numbers of a topic are 0 to 4,294,967,295, not {number}")
     return number
 
 

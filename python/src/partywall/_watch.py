@@ -68,7 +68,7 @@ class Watch(Connected, Handle[_native.Watch]):
 
     def next(self, timeout: float | None = None) -> Event:
         """Returns the next event. Waits for it up to `timeout` seconds, or for ever."""
-        return Event(**self._native.next(timeout))
+        return self._native.next(timeout)
 
     def __iter__(self) -> Iterator[Event]:
         return self

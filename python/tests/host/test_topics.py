@@ -302,8 +302,10 @@ def test_topic_has_its_options_and_refuses_others(domain, frames):
         with pytest.raises(pw.WrongTopic) as raised:
             domain.topic("x", device="host", **arguments)
         assert raised.value.anchor == "bad-topic"
+    with pytest.raises(pw.WrongTopic, match=f"a depth of 1 to 4096, not {(1 << 32) - 1}"):
+        domain.topic("x", max_bytes=1, depth=(1 << 32) - 1, device="host")
     for depth in (-1, 1 << 32):
-        with pytest.raises(ValueError, match="65,536"):
+        with pytest.raises(ValueError, match=f"numbers of a topic are 0 to 4,294,967,295, not {depth}"):
             domain.topic("x", max_bytes=1, depth=depth, device="host")
     with domain.topic("images", shape=(480, 640, 3), dtype=np.uint8, device="host") as images:
         assert (images.max_bytes, images.dtype, images.shape) == (921_600, "uint8", (480, 640, 3))
