@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
     frame::{self, HEAD, WireError},
+    id::MemberId,
     limits::{MAX_MESSAGE, PROTOCOL},
     message::Token,
     refusal::Refusal,
@@ -54,7 +55,7 @@ pub struct Resume {
     /// The broker that it belonged to.
     pub instance: u64,
     /// Its number there.
-    pub member: u64,
+    pub member: MemberId,
     /// The proof that it is that member.
     pub token: Token,
 }
@@ -74,7 +75,7 @@ pub struct BrokerHello {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Welcome {
     /// The member's number in this broker; never used twice.
-    pub member: u64,
+    pub member: MemberId,
     /// The member's row in the memory that all members share, which also identifies it in semaphores. No other member
     /// gets the row while anything of this member is left.
     pub row: u16,

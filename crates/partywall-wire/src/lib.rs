@@ -1,14 +1,16 @@
 //! The protocol between a Partywall member and its broker: messages, their framing, and the limits on both.
 //!
 //! Bytes go in, messages come out. Nothing here opens a socket or reads a clock, and no allocation trusts a length from
-//! a peer. The messages of this crate exist to be encoded; the broker's registry and the library have their own. Plain
-//! values, such as [`Kind`] and [`MemberState`], exist once and are used everywhere.
+//! a peer. A message is checked when it is decoded: a [`Name`] that exists is a valid one. Plain values, such as [`Kind`]
+//! and [`MemberState`], exist once and are used everywhere.
 //!
 //! | module | contains |
 //! |---|---|
 //! | [`frame`] | a length and a number of file descriptors in front of each message |
 //! | [`handshake`] | the first message each way, whose head never changes, so that foreign versions can name each other |
-//! | [`message`] | requests, answers, events |
+//! | [`request`] | requests, and what a broker answers if one has a bad name |
+//! | [`message`] | calls, answers, events |
+//! | [`id`], [`name`](mod@name) | by which numbers and names both sides speak of things |
 //! | [`control`] | pools and topics in messages |
 //! | [`object`] | timelines and semaphores in messages |
 //! | [`member`] | members in messages |
@@ -43,13 +45,16 @@ mod bytes;
 pub mod control;
 pub mod frame;
 pub mod handshake;
+pub mod id;
 pub mod limits;
 pub mod member;
 pub mod message;
+pub mod name;
 pub mod near;
 pub mod object;
 pub mod pattern;
 pub mod refusal;
+pub mod request;
 pub mod user;
 pub mod watch;
 pub mod withdrawal;
@@ -60,16 +65,19 @@ pub use control::{
 };
 pub use frame::{Frame, FrameReader, WireError};
 pub use handshake::{BrokerHello, ClientHello, Resume, Welcome};
+pub use id::{ClaimId, LeaseId, MemberId, RequestId};
 pub use member::{Awaited, Doubt, Evicted, Freed, Kill, MemberInfo, MemberState, WaitInfo, Whom};
 pub use message::{
     Access, Answer, Call, ChunkBytes, Commit, Event, Grow, Grown, HolderInfo, Kind, LegacyHandle, Lifetime, NameInfo,
-    Open, Opened, Place, QueueHolder, Reply, Request, SegmentInfo, StatusInfo, Table, Token, VersionInfo,
+    Open, Opened, Place, QueueHolder, Reply, SegmentInfo, StatusInfo, Table, Token, VersionInfo,
 };
+pub use name::Name;
 pub use object::{
     ObjectDetail, ObjectHolder, ObjectInfo, ObjectKind, OpenedTimeline, SemaphoreInfo, TimelineEnding, TimelineInfo,
 };
 pub use pattern::Pattern;
-pub use refusal::{Ending, FdFault, Limit, LimitHolder, NameEnd, NoGrowth, NoReplacement, Refusal};
+pub use refusal::{Ending, FdFault, Handle, Limit, LimitHolder, NameEnd, NoGrowth, NoReplacement, Refusal};
+pub use request::{BadRequest, Request};
 pub use user::{OtherUsers, Quota, UserInfo};
 pub use watch::{Change, Gap, Happened, NameEvent, Named, Point};
 pub use withdrawal::{Deadline, Notice, Staleness, Then};

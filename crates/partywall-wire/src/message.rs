@@ -1,10 +1,12 @@
-//! The messages: requests, answers and events.
+//! The messages: calls, answers and events.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
     control::{Control, ControlInfo, Usage},
+    id::{ClaimId, LeaseId, MemberId, RequestId},
     member::{Evicted, Freed, MemberInfo, Whom},
+    name::Name,
     object::{ObjectDetail, ObjectInfo, ObjectKind, OpenedTimeline},
     refusal::Refusal,
     user::UserInfo,
@@ -22,20 +24,11 @@ impl std::fmt::Debug for Token {
     }
 }
 
-/// A member's request. Its number grows with each request and names the ticket if the request has to wait.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Request {
-    /// Unique within the member, also across its reconnections.
-    pub id: u64,
-    /// The operation.
-    pub call: Call,
-}
-
 /// The answer to the request with the same number.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reply {
-    /// [`Request::id`].
-    pub id: u64,
+    /// The number of the request.
+    pub id: RequestId,
     /// The result.
     pub outcome: Result<Answer, Refusal>,
 }
@@ -47,14 +40,14 @@ pub enum Event {
     /// The end of a request that was answered with [`Answer::Pending`]. File descriptors as with that answer.
     Completion {
         /// The request's number.
-        ticket: u64,
+        ticket: RequestId,
         /// The result, as if the request had arrived only now.
         outcome: Result<Answer, Refusal>,
     },
     /// Versions that the member has open are stale. Sent again when the member resumes.
     Stale {
         /// The member's leases on them, each with the reason.
-        leases: Vec<(u64, Staleness)>,
+        leases: Vec<(LeaseId, Staleness)>,
     },
 }
 
@@ -72,31 +65,31 @@ pub enum Call {
     /// Answer: [`Answer::Opened`], [`Answer::Build`], or [`Answer::Pending`] while another member builds.
     OpenOrBuild {
         /// The name.
-        name: String,
+        name: Name,
     },
     /// Returns a claim from [`Answer::Build`] unused. One waiter becomes builder. Answer: [`Answer::Done`].
     AbandonBuild {
         /// The claim.
-        claim: u64,
+        claim: ClaimId,
     },
     /// Cancels a pending request. Answer: [`Answer::Done`], or [`Refusal::Stale`] if its completion is already on its
     /// way or the request was never pending.
     Cancel {
         /// The request's number.
-        ticket: u64,
+        ticket: RequestId,
     },
     /// Drops a lease. Dropping the committer's lease of an `owned` version removes the name; dropping the writer's
     /// lease of a timeline ends its incarnation as closed. Answer: [`Answer::Done`].
     Release {
         /// The lease.
-        lease: u64,
+        lease: LeaseId,
     },
     /// Drops the committer's lease of an `owned` version and keeps the name. The name ends with the member, by
     /// [`Call::WithdrawNames`], by [`Call::Remove`], or with the next version. Any other lease, and a lease on
     /// [`Kind::Legacy`], is released. Answer: [`Answer::Done`].
     LeaveName {
         /// The lease.
-        lease: u64,
+        lease: LeaseId,
     },
     /// Removes all `owned` names whose latest version ends with the member. The member keeps its leases. Answer:
     /// [`Answer::Done`].
@@ -105,7 +98,7 @@ pub enum Call {
     /// removed or ended with its owner; until then [`Answer::Pending`].
     AwaitWithdrawal {
         /// The lease.
-        lease: u64,
+        lease: LeaseId,
     },
     /// Adds chunks to the version of the committer's lease, atomically. Answer: [`Answer::Done`].
     Grow(Grow),
@@ -113,7 +106,7 @@ pub enum Call {
     /// `growths` times.
     Refresh {
         /// The lease.
-        lease: u64,
+        lease: LeaseId,
         /// Number of growths that the member knows.
         growths: u64,
         /// Number of chunks that the member has.
@@ -123,7 +116,7 @@ pub enum Call {
     /// [`Answer::Pending`]. Refused once the version cannot grow any more.
     AwaitGrowth {
         /// The lease.
-        lease: u64,
+        lease: LeaseId,
         /// Number of growths that the member knows.
         growths: u64,
     },
@@ -131,7 +124,7 @@ pub enum Call {
     /// [`Answer::Removed`].
     Remove {
         /// The name.
-        name: String,
+        name: Name,
         /// When its readers are to have dropped it. Without a deadline they may keep it.
         deadline: Option<Deadline>,
     },
@@ -139,7 +132,7 @@ pub enum Call {
     /// no chunks.
     Inspect {
         /// The name.
-        name: String,
+        name: Name,
         /// A version of it; the latest by default.
         version: Option<u64>,
     },
@@ -151,13 +144,13 @@ pub enum Call {
     /// Lists members in order of their numbers, from the first one after `after`. Answer: [`Answer::Members`].
     Members {
         /// Where to go on.
-        after: Option<u64>,
+        after: Option<MemberId>,
     },
     /// Opens a timeline, and creates it if the name does not exist. The name ends with its last lease.
     /// Answer: [`Answer::Timeline`].
     OpenTimeline {
         /// The name.
-        name: String,
+        name: Name,
         /// True to become its writer. Refused while it has one.
         writer: bool,
         /// True to let other users open it, if this creates it.
@@ -167,18 +160,18 @@ pub enum Call {
     /// last. Answer: [`Answer::Timeline`].
     FollowTimeline {
         /// The lease.
-        lease: u64,
+        lease: LeaseId,
     },
     /// Ends all waits for values that a timeline has not reached. Answer: [`Answer::Done`].
     AbandonTimeline {
         /// The name.
-        name: String,
+        name: Name,
     },
     /// Opens a semaphore, and creates it if the name does not exist. The name ends with its last lease.
     /// Answer: [`Answer::Semaphore`].
     OpenSemaphore {
         /// The name.
-        name: String,
+        name: Name,
         /// Permits, at most [`crate::limits::MAX_PERMITS`]. Refused if the semaphore has another number.
         maximum: u32,
         /// True to let other users open it, if this creates it.
@@ -195,27 +188,27 @@ pub enum Call {
         /// The kind.
         kind: ObjectKind,
         /// The name.
-        name: String,
+        name: Name,
     },
     /// Has a queue hold the segment behind a lease, until it is detached or the queue goes. Nothing changes if the
     /// queue holds it already. Answer: [`Answer::Attached`].
     Attach {
         /// The lease on the queue.
-        queue: u64,
+        queue: LeaseId,
         /// The lease on the segment.
-        segment: u64,
+        segment: LeaseId,
     },
     /// Ends an attachment, unless tasks name it ([`Refusal::AttachmentInUse`]). Answer: [`Answer::Done`].
     DetachSegment {
         /// The lease on the queue.
-        queue: u64,
+        queue: LeaseId,
         /// The number of the attachment.
         attachment: u32,
     },
     /// Opens an attached segment for reading, also one whose name is gone. Answer: [`Answer::Opened`].
     OpenAttached {
         /// The lease on the queue.
-        queue: u64,
+        queue: LeaseId,
         /// The number of the attachment.
         attachment: u32,
     },
@@ -284,7 +277,7 @@ pub enum Call {
     /// stopped waiting for the answer. Answer: [`Answer::Done`], also if there is nothing to give back.
     GiveUp {
         /// The request's number.
-        request: u64,
+        request: RequestId,
     },
 }
 
@@ -389,7 +382,7 @@ pub enum Table {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Commit {
     /// The name.
-    pub name: String,
+    pub name: Name,
     /// The kind of memory.
     pub kind: Kind,
     /// Where it is.
@@ -410,7 +403,7 @@ pub struct Commit {
     pub lifetime: Lifetime,
     /// The member with which an `owned` name ends, in place of its committer. It must be alive and of the same user;
     /// refused with [`Refusal::NoSuchMember`] otherwise. Only for segments, and not for [`Kind::Legacy`].
-    pub owner: Option<u64>,
+    pub owner: Option<MemberId>,
     /// Makes it a pool, topic or queue. Refused with [`Refusal::NameExists`] if the name exists; the version is mutable
     /// and does not grow.
     pub control: Option<Control>,
@@ -419,14 +412,14 @@ pub struct Commit {
     /// True to refuse with [`Refusal::NameExists`] instead of making the next version.
     pub if_absent: bool,
     /// The claim that this commit fulfils.
-    pub claim: Option<u64>,
+    pub claim: Option<ClaimId>,
 }
 
 /// The growth of a version. File descriptors: one per chunk, then the table if it is [`Table::Fd`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grow {
     /// The committer's lease.
-    pub lease: u64,
+    pub lease: LeaseId,
     /// Number of growths that the member knows. Refused if the version has grown more often.
     pub growths: u64,
     /// The kind of memory, which is the version's.
@@ -443,7 +436,7 @@ pub struct Grow {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Open {
     /// The name.
-    pub name: String,
+    pub name: Name,
     /// A version; the latest by default.
     pub version: Option<u64>,
     /// The access that is needed.
@@ -457,9 +450,9 @@ pub struct Open {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Opened {
     /// Keeps the version openable until it is released.
-    pub lease: u64,
+    pub lease: LeaseId,
     /// Its name.
-    pub name: String,
+    pub name: Name,
     /// Its version.
     pub version: u64,
     /// The kind of memory.
@@ -513,7 +506,7 @@ pub enum Answer {
         /// The version.
         version: u64,
         /// The lease.
-        lease: u64,
+        lease: LeaseId,
     },
     /// An opened version.
     Opened(Opened),
@@ -522,7 +515,7 @@ pub enum Answer {
     /// The caller is to build the version.
     Build {
         /// The claim, to be passed in the commit or abandoned.
-        claim: u64,
+        claim: ClaimId,
     },
     /// The lease's version has been withdrawn.
     Withdrawn {
@@ -569,7 +562,7 @@ pub enum Answer {
     /// An opened semaphore. Its memory is the message's only file descriptor.
     Semaphore {
         /// Keeps the name.
-        lease: u64,
+        lease: LeaseId,
         /// Its permits.
         maximum: u32,
     },

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::message::HolderInfo;
+use crate::{id::LeaseId, message::HolderInfo};
 
 /// The kinds of objects in control memory. Each kind has names of its own: a segment, a timeline and a semaphore may
 /// share a name.
@@ -20,7 +20,7 @@ pub enum ObjectKind {
 pub struct OpenedTimeline {
     /// The lease that keeps the name. The member releases it only when none of its streams waits for the timeline any
     /// more, because the cell is reused once no lease that led to it remains.
-    pub lease: u64,
+    pub lease: LeaseId,
     /// The number of the slab of the present incarnation. No other slab of the broker ever gets it.
     pub slab: u32,
     /// The cell in that slab.

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::member::{MemberState, Whom};
 use crate::message::Place;
+use crate::name::Name;
 use crate::object::ObjectKind;
 use crate::user::OtherUsers;
 use crate::watch::Named;
@@ -16,9 +17,9 @@ pub enum Refusal {
     /// No segment, pool, topic or queue has this name. `near` are existing names that look like it.
     NotFound {
         /// The name asked for.
-        name: String,
+        name: Name,
         /// A few existing names close to it.
-        near: Vec<String>,
+        near: Vec<Name>,
         /// Objects of other kinds with exactly this name.
         is: Vec<Named>,
         /// How it ended, if it existed less than a minute ago.
@@ -28,7 +29,7 @@ pub enum Refusal {
     /// ago. Publishing or committing again restores it.
     Ended {
         /// The name asked for.
-        name: String,
+        name: Name,
         /// How it ended.
         end: NameEnd,
     },
@@ -36,7 +37,7 @@ pub enum Refusal {
     /// is left.
     VersionNotFound {
         /// The name asked for.
-        name: String,
+        name: Name,
         /// The version asked for.
         version: u64,
         /// The latest one, if the name still has one.
@@ -45,14 +46,14 @@ pub enum Refusal {
     /// The name is being withdrawn: its readers are to drop it by a deadline, which cannot be changed.
     Withdrawing {
         /// The name.
-        name: String,
+        name: Name,
         /// The withdrawal.
         notice: Notice,
     },
     /// The deadline of the version's withdrawal has passed, so no member gets another view of it.
     Withdrawn {
         /// The name.
-        name: String,
+        name: Name,
         /// The version.
         version: u64,
         /// The withdrawal.
@@ -61,7 +62,7 @@ pub enum Refusal {
     /// The version's GPU was reset or has failed, or its driver was reloaded, and the version's memory is lost.
     DeviceLost {
         /// The name.
-        name: String,
+        name: Name,
         /// The version.
         version: u64,
         /// Where the memory was.
@@ -70,7 +71,7 @@ pub enum Refusal {
     /// The name exists, and the commit required that it did not.
     NameExists {
         /// The name.
-        name: String,
+        name: Name,
         /// Its latest version.
         version: u64,
         /// What it is.
@@ -79,14 +80,14 @@ pub enum Refusal {
     /// A read-write open of a version that was not made mutable.
     ReadOnly {
         /// The name.
-        name: String,
+        name: Name,
         /// The version.
         version: u64,
     },
     /// The version cannot grow by this request.
     CannotGrow {
         /// The name.
-        name: String,
+        name: Name,
         /// The version.
         version: u64,
         /// Why.
@@ -95,18 +96,18 @@ pub enum Refusal {
     /// The queue does not hold a segment by this number: it was detached, or never attached.
     NotAttached {
         /// The queue.
-        queue: String,
+        queue: Name,
         /// The number.
         attachment: u32,
     },
     /// The segment cannot be detached: tasks name it that are pending, claimed or dead letters.
     AttachmentInUse {
         /// The queue.
-        queue: String,
+        queue: Name,
         /// Its version.
         queue_version: u64,
         /// The segment.
-        name: String,
+        name: Name,
         /// The segment's version.
         version: u64,
         /// How many tasks name it.
@@ -117,7 +118,7 @@ pub enum Refusal {
     /// No queue can hold memory of [`crate::Kind::Legacy`], which goes with its publisher.
     CannotHold {
         /// The segment.
-        name: String,
+        name: Name,
         /// Its version.
         version: u64,
     },
@@ -126,29 +127,29 @@ pub enum Refusal {
         /// What was asked for.
         kind: ObjectKind,
         /// The name asked for.
-        name: String,
+        name: Name,
         /// A few existing names of the kind close to it.
-        near: Vec<String>,
+        near: Vec<Name>,
         /// Objects of other kinds with exactly this name.
         is: Vec<Named>,
     },
     /// The timeline has a writer.
     WriterExists {
         /// The timeline.
-        name: String,
+        name: Name,
         /// The writer.
         pid: u32,
     },
     /// The semaphore exists with another number of permits.
     WrongMaximum {
         /// The semaphore.
-        name: String,
+        name: Name,
         /// Permits that it has.
         maximum: u32,
         /// Permits that were asked for.
         asked: u32,
     },
-    /// The name breaks the rules of [`crate::limits::check_name`].
+    /// The name breaks the rules of [`crate::name::check_name`].
     BadName {
         /// The name as given.
         name: String,
@@ -236,8 +237,8 @@ pub enum Refusal {
     },
     /// The lease, claim or ticket is not this member's, or no longer exists.
     Stale {
-        /// `lease`, `claim` or `ticket`.
-        what: String,
+        /// Which of them.
+        what: Handle,
     },
     /// No member has this pid or number. `near` are pids of members that look like it.
     NoSuchMember {
@@ -305,6 +306,25 @@ pub enum Refusal {
         /// Why.
         why: NoReplacement,
     },
+}
+
+impl Refusal {
+    /// Returns the refusal of a request that contradicts itself.
+    pub fn invalid(why: impl Into<String>) -> Self {
+        Self::Invalid { why: why.into() }
+    }
+}
+
+/// What a member names by a number that it got from the broker, or gave to a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Handle {
+    /// [`LeaseId`](crate::LeaseId).
+    Lease,
+    /// [`ClaimId`](crate::ClaimId).
+    Claim,
+    /// [`RequestId`](crate::RequestId).
+    Ticket,
 }
 
 /// Why no other program continues for a broker.

@@ -11,10 +11,10 @@ use std::{
 
 use partywall_os::process::inherit;
 use partywall_shm::Table;
-use partywall_wire::{Access, Answer, Call, Kind as WireKind, Named, Opened};
+use partywall_wire::{Access, Answer, Call, Kind as WireKind, LeaseId, Named, Opened};
 
 use crate::{
-    domain::{Domain, answered, check_name, split_version},
+    domain::{Domain, answered, split_version},
     error::{Error, Mismatch, Result, Unreachable},
     info::TableBytes,
     kind::kind_name,
@@ -68,7 +68,7 @@ pub struct Descriptors {
     // Closed before the lease is given back.
     chunks: Vec<ChunkDescriptor>,
     /// `None` once it is given back.
-    lease: Option<u64>,
+    lease: Option<LeaseId>,
     domain: Domain,
     name: String,
     version: u64,
@@ -128,7 +128,6 @@ impl Domain {
     /// [`LimitReached::FileDescriptors`](crate::error::LimitReached::FileDescriptors).
     pub fn descriptors<'w>(&self, name: &str, wait: impl Into<Wait<'w>>) -> Result<Descriptors> {
         let (name, version) = split_version(name)?;
-        check_name(&name)?;
         let (answer, fds) = self.ask_to_open(&name, version, Access::Read, wait.into())?;
         let opened = answered!(answer, Answer::Opened(opened) => opened)?;
         let lease = opened.lease;
@@ -171,20 +170,20 @@ impl Descriptors {
     fn new(domain: &Domain, mut opened: Opened, fds: Vec<OwnedFd>, blocks: Option<Arc<Blocks>>) -> Result<Self> {
         let is = Named::of(opened.control.as_ref());
         if blocks.is_none() && is != Named::Segment {
-            return Err(Mismatch::Object { name: opened.name, is, wanted: Named::Segment }.into());
+            return Err(Mismatch::Object { name: opened.name.into(), is, wanted: Named::Segment }.into());
         }
         let Received { table, fds, handles, .. } = Received::sort(&mut opened, fds)?;
         if !handles.is_empty() {
             let has = kind_name(opened.kind);
             let wanted = "host, pinned or vmm";
-            return Err(Mismatch::Kind { name: opened.name, has, wanted, operation: "a file descriptor" }.into());
+            return Err(Mismatch::Kind { name: opened.name.into(), has, wanted, operation: "a file descriptor" }.into());
         }
         let chunks = opened.chunks.iter().zip(fds).map(|(bytes, fd)| ChunkDescriptor { bytes: *bytes, fd }).collect();
         Ok(Self {
             chunks,
             lease: Some(opened.lease),
             domain: domain.clone(),
-            name: opened.name,
+            name: opened.name.into(),
             version: opened.version,
             kind: opened.kind,
             place: opened.place.into(),

@@ -200,7 +200,7 @@ fn copying_gpu(source: &Segment, to: Place) -> Option<DeviceUuid> {
 /// # Errors
 /// [`InvalidArgument::Name`](crate::error::InvalidArgument::Name) says which rule is broken.
 pub fn check_name(name: &str) -> Result<()> {
-    domain::check_name(name)
+    domain::check_name(name).map(drop)
 }
 
 impl fmt::Debug for Put<'_> {

@@ -14,7 +14,7 @@ use partywall_os::{
 use partywall_wire::{Call, Lifetime, ObjectKind, Table};
 use rustix::{io::Errno, process::Signal};
 
-use crate::wire::{Client, Framed, encoded, greeting, hello, host_commit, open};
+use crate::wire::{Client, Framed, called, encoded, greeting, hello, host_commit, open};
 
 /// A way to misbehave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -191,7 +191,7 @@ fn send_until(path: &Path, moment: usize) {
 
 /// One message of each kind that makes the broker keep something, and how many descriptors it carries.
 fn messages(pid: u32) -> Vec<(Call, usize)> {
-    let name = || format!("hostile/{pid}");
+    let name = || called(&format!("hostile/{pid}"));
     let commit = |lifetime| host_commit(&name(), lifetime, vec![8], Table::Inline(b"table".to_vec()));
     vec![
         (Call::Ping, 0),

@@ -10,8 +10,9 @@ use std::{
 use partywall_os::{memfd, process, socket};
 use partywall_shm::members::Members;
 use partywall_wire::{
-    Access, Answer, BrokerHello, Call, ClientHello, Commit, Event, Frame, FrameReader, Kind, Lifetime, MemberInfo,
-    MemberState, Open, Place, Refusal, Reply, Request, Resume, StatusInfo, Table, Welcome, WireError, frame,
+    Access, Answer, BrokerHello, Call, ClientHello, Commit, Event, Frame, FrameReader, Kind, LeaseId, Lifetime,
+    MemberId, MemberInfo, MemberState, Name, Open, Place, Refusal, Reply, Request, RequestId, Resume, StatusInfo,
+    Table, Welcome, WireError, frame,
     handshake::{self, Speaker},
     limits::MAX_MESSAGE,
 };
@@ -102,7 +103,7 @@ pub struct Client {
     /// The broker's first message.
     pub welcome: Welcome,
     /// The number of its last request.
-    pub last: u64,
+    pub last: RequestId,
 }
 
 /// Returns a first message that asks to be a member, or an operator.
@@ -158,7 +159,7 @@ pub(crate) fn greeting(call: Framed, body: &[u8], fds: Vec<OwnedFd>) -> Result<C
     let events = fds.next().expect("the events socket");
     let rows = fds.next().expect("the members' rows");
     assert!(Members::map(rows).unwrap().heartbeat(welcome.row).is_some_and(|beat| beat > 0));
-    Ok(Client { call, events: Framed::new(events), instance, welcome, last: 0 })
+    Ok(Client { call, events: Framed::new(events), instance, welcome, last: RequestId(0) })
 }
 
 impl Client {
@@ -180,7 +181,7 @@ impl Client {
     /// # Panics
     /// If it is too long.
     pub fn request(&mut self, call: Call, fds: usize) -> Vec<u8> {
-        self.last += 1;
+        self.last = RequestId(self.last.0 + 1);
         frame::encode(&Request { id: self.last, call }, fds, MAX_MESSAGE).unwrap()
     }
 
@@ -194,7 +195,7 @@ impl Client {
     ///
     /// # Panics
     /// If the connection has ended.
-    pub fn send(&mut self, call: Call, fds: &[&OwnedFd]) -> u64 {
+    pub fn send(&mut self, call: Call, fds: &[&OwnedFd]) -> RequestId {
         assert!(self.try_send(call, fds), "nobody listens");
         self.last
     }
@@ -236,11 +237,28 @@ impl Client {
         self.ask_with(call, &[]).0
     }
 
+    /// Sends a request that has `text` in the place of its name, and returns the reply.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn ask_about(&mut self, text: &str, call: impl FnOnce(Name) -> Call) -> Result<Answer, Refusal> {
+        const PLACE: &str = "the/place/of/a/name";
+        let request = self.request(call(called(PLACE)), 0);
+        let at = request.windows(PLACE.len()).position(|bytes| bytes == PLACE.as_bytes()).expect("a name");
+        // The length of the name, in one byte.
+        let (before, after) = (&request[frame::HEAD..at - 1], &request[at + PLACE.len()..]);
+        let text = frame::encode(&text, 0, MAX_MESSAGE).unwrap();
+        let body = [before, &text[frame::HEAD..], after].concat();
+        let length = u32::try_from(body.len()).unwrap().to_le_bytes();
+        self.call.send(&[&length, &request[4..frame::HEAD], &body].concat(), &[]);
+        self.answer().0
+    }
+
     /// Returns the outcome of a waiting request: the next event.
     ///
     /// # Panics
     /// If another event comes, or none.
-    pub fn completion(&mut self) -> (u64, Result<Answer, Refusal>, Vec<OwnedFd>) {
+    pub fn completion(&mut self) -> (RequestId, Result<Answer, Refusal>, Vec<OwnedFd>) {
         let (body, fds) = self.events.receive().expect("an event, not the end");
         match (Frame { body, fds: fds.len() }).decode().unwrap() {
             Event::Completion { ticket, outcome } => (ticket, outcome, fds),
@@ -252,7 +270,7 @@ impl Client {
     ///
     /// # Panics
     /// If the broker refuses.
-    pub fn commit(&mut self, name: &str, contents: &[u8], kept: bool) -> (u64, u64) {
+    pub fn commit(&mut self, name: &str, contents: &[u8], kept: bool) -> (u64, LeaseId) {
         let chunk = memfd::frozen("partywall:test", contents).unwrap();
         let lifetime = if kept { Lifetime::Kept } else { Lifetime::Owned };
         let commit = host_commit(name, lifetime, vec![contents.len() as u64], Table::Inline(b"table".to_vec()));
@@ -286,8 +304,8 @@ impl Client {
     ///
     /// # Panics
     /// If the broker refuses.
-    pub fn state_of(&mut self, member: u64) -> Option<MemberState> {
-        let state = self.members().into_iter().find(|m| m.member == member)?.state;
+    pub fn state_of(&mut self, member: MemberId) -> Option<MemberState> {
+        let state = self.members().into_iter().find(|m| m.member == member.0)?.state;
         Some(if state == MemberState::Hung { MemberState::Alive } else { state })
     }
 
@@ -303,10 +321,18 @@ impl Client {
     }
 }
 
+/// Returns a name by its text.
+///
+/// # Panics
+/// If it is none.
+pub fn called(text: &str) -> Name {
+    Name::new(text).unwrap()
+}
+
 /// Returns a commit of chunks of host memory with a table.
 pub fn host_commit(name: &str, lifetime: Lifetime, chunks: Vec<u64>, table: Table) -> Commit {
     Commit {
-        name: name.into(),
+        name: called(name),
         kind: Kind::Host,
         place: Place::Host,
         chunks,
@@ -326,5 +352,5 @@ pub fn host_commit(name: &str, lifetime: Lifetime, chunks: Vec<u64>, table: Tabl
 
 /// Returns a request for the latest version of `name`.
 pub fn open(name: &str, wait: bool) -> Call {
-    Call::Open(Open { name: name.into(), version: None, access: Access::Read, wait })
+    Call::Open(Open { name: called(name), version: None, access: Access::Read, wait })
 }

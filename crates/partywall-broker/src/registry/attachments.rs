@@ -15,10 +15,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Decision, Registry, STALE_LEASE,
-    effect::{Answer, Effect, Effects, HeldSegment, HoldingQueue, Refused},
+    effect::{Answer, Effect, Effects, HeldSegment, HoldingQueue},
     event::{Call, DetachSegment},
     segments::limit,
-    types::{Access, FdId, LeaseId, Limit, MemberId, Name, RequestId},
+    types::{Access, FdId, LeaseId, Limit, MemberId, Name, Refusal, RequestId},
 };
 
 /// A queue: its name and version.
@@ -68,10 +68,10 @@ impl Registry {
         let version = held.version;
         let found = self.version(&name, version).ok_or(STALE_LEASE)?;
         if found.memory.control.is_some() {
-            return Err(Refused::Invalid("a queue holds nothing but segments"));
+            return Err(Refusal::invalid("a queue holds nothing but segments"));
         }
         if found.is_legacy() {
-            return Err(Refused::CannotHold { name, version });
+            return Err(Refusal::CannotHold { name, version });
         }
         if let Some(attachment) = found.queues.get(&queue) {
             return Ok(Answer::Attached { attachment: *attachment }.into());
@@ -82,7 +82,12 @@ impl Registry {
         limit(Limit::Attachments, entries.into(), present + 1)?;
         // Without a number left, no entry is free for good.
         let Some(attachment) = holder.attached.take_number(entries) else {
-            return Err(Refused::Limit { limit: Limit::Attachments, allowed: present, needed: present + 1 });
+            return Err(Refusal::Limit {
+                limit: Limit::Attachments,
+                allowed: present,
+                needed: present + 1,
+                holders: Vec::new(),
+            });
         };
         holder.attached.segments.insert(attachment, Attachment { name: name.clone(), version });
         if let Some(found) = self.version_mut(&name, version) {
@@ -107,7 +112,10 @@ impl Registry {
         let (queue, _) = self.queue_of(member, queue)?;
         let (name, version) = self.attachment(&queue, attachment)?;
         if let Some(in_use) = in_use {
-            return Err(Refused::AttachmentInUse { queue, name, version, in_use });
+            let (queue, queue_version) = queue;
+            let tasks = in_use.tasks;
+            let first = (in_use.first.index, in_use.first.generation);
+            return Err(Refusal::AttachmentInUse { queue, queue_version, name, version, tasks, first });
         }
         if let Some(holder) = self.version_mut(&queue.0, queue.1) {
             holder.attached.segments.remove(&attachment);
@@ -162,21 +170,21 @@ impl Registry {
     }
 
     /// The queue that a member's lease is on, and its control memory.
-    fn queue_of(&self, member: MemberId, lease: LeaseId) -> Result<(QueueId, FdId), Refused> {
+    fn queue_of(&self, member: MemberId, lease: LeaseId) -> Result<(QueueId, FdId), Refusal> {
         let held = self.version_lease(member, lease)?;
         let control = self.version(&held.name, held.version).and_then(|version| version.memory.control);
         match control.filter(|control| control.shape.queue.is_some()).and_then(|control| control.object) {
             Some(object) => Ok(((held.name.clone(), held.version), object.fd)),
-            None => Err(Refused::Invalid("only a queue has segments attached")),
+            None => Err(Refusal::invalid("only a queue has segments attached")),
         }
     }
 
     /// The segment behind a number of a queue.
-    fn attachment(&self, queue: &QueueId, attachment: u32) -> Result<(Name, u64), Refused> {
+    fn attachment(&self, queue: &QueueId, attachment: u32) -> Result<(Name, u64), Refusal> {
         let segments = self.version(&queue.0, queue.1).map(|version| &version.attached.segments);
         match segments.and_then(|segments| segments.get(&attachment)) {
             Some(held) => Ok((held.name.clone(), held.version)),
-            None => Err(Refused::NotAttached { queue: queue.0.clone(), attachment }),
+            None => Err(Refusal::NotAttached { queue: queue.0.clone(), attachment }),
         }
     }
 }

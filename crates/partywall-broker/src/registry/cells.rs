@@ -26,9 +26,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Registry,
-    effect::{Effect, Effects, Refused},
+    effect::{Effect, Effects},
     segments::limit,
-    types::{Bounds, CellAt, CellId, ControlMemory, FdId, LeaseId, Limit, MemberId, TimelineEnding},
+    types::{Bounds, CellAt, CellId, ControlMemory, FdId, LeaseId, Limit, MemberId, Refusal, TimelineEnding},
     users::Owned,
 };
 
@@ -219,7 +219,7 @@ impl Registry {
         area: Option<Area>,
         uid: u32,
         slab: Option<ControlMemory>,
-    ) -> Result<Source, Refused> {
+    ) -> Result<Source, Refusal> {
         let free = area.and_then(|area| self.cells.areas.get(&area));
         if let Some(source) = free.and_then(|free| free.source(&self.bounds)) {
             return Ok(source);
@@ -232,11 +232,11 @@ impl Registry {
     }
 
     /// Refuses one more slab of an area that has `slabs` slabs.
-    fn check_slab(&self, area: Option<Area>, slabs: u64, uid: u32, slab: Option<ControlMemory>) -> Result<(), Refused> {
+    fn check_slab(&self, area: Option<Area>, slabs: u64, uid: u32, slab: Option<ControlMemory>) -> Result<(), Refusal> {
         let most = if let Some(Area::User(_)) = area { self.bounds.slabs } else { 1 };
         if slabs >= most {
             let allowed = most * self.bounds.cells;
-            return Err(Refused::Limit { limit: Limit::Timelines, allowed, needed: allowed + 1 });
+            return Err(Refusal::Limit { limit: Limit::Timelines, allowed, needed: allowed + 1, holders: Vec::new() });
         }
         let bytes = slab.map_or(0, |slab| slab.bytes);
         limit(Limit::Fds, self.bounds.fds, self.totals.fds + 1)?;

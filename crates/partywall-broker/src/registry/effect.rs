@@ -2,14 +2,13 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use partywall_shm::queue::InUse;
+use partywall_wire::Refusal;
 use serde::{Deserialize, Serialize};
 
-use super::tombstones::Tombstone;
 use super::types::{
     Awaited, BlockControl, CellAt, Change, ClaimId, CloseId, Doubt, FdId, Gap, Kind, LeaseId, Lifetime, Limit,
-    MemberId, MemberState, Memory, Millis, Name, Named, NoGrowth, Notice, ObjectKind, OtherUsers, Place, RequestId,
-    Staleness, TimelineEnding, UserInfo, Whom, WithdrawalId,
+    MemberId, MemberState, Memory, Millis, Name, Named, Notice, OtherUsers, Place, RequestId, Staleness,
+    TimelineEnding, UserInfo, WithdrawalId,
 };
 
 /// An action for the server. Effects are carried out in the order in which the registry returns them.
@@ -75,8 +74,8 @@ pub(crate) enum Audited {
 /// The effects of one event, in order.
 pub(crate) type Effects = Vec<Effect>;
 
-/// The result of a request.
-pub(crate) type Outcome = Result<Answer, Refused>;
+/// The result of a request. A refused request changes nothing.
+pub(crate) type Outcome = Result<Answer, Refusal>;
 
 /// A request that was granted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -203,140 +202,6 @@ pub(crate) struct OpenedTimeline {
     pub(crate) cell: u32,
     pub(crate) incarnation: u32,
     pub(crate) writer: bool,
-}
-
-/// Why a request was refused. A refused request changes nothing.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Refused {
-    /// `is` lists the objects of other kinds that have the name.
-    NotFound {
-        name: Name,
-        near: Vec<Name>,
-        is: Vec<Named>,
-        ended: Option<Box<Tombstone>>,
-    },
-    /// The name was of legacy memory or lost with its GPU, and ended less than a minute ago.
-    Ended {
-        name: Name,
-        tombstone: Tombstone,
-    },
-    Withdrawing {
-        name: Name,
-        notice: Notice,
-    },
-    Withdrawn {
-        name: Name,
-        version: u64,
-        notice: Notice,
-    },
-    DeviceLost {
-        name: Name,
-        version: u64,
-        place: Place,
-    },
-    VersionNotFound {
-        name: Name,
-        version: u64,
-        latest: Option<u64>,
-    },
-    NameExists {
-        name: Name,
-        version: u64,
-        is: Named,
-    },
-    ReadOnly {
-        name: Name,
-        version: u64,
-    },
-    CannotGrow {
-        name: Name,
-        version: u64,
-        why: NoGrowth,
-    },
-    NotAttached {
-        queue: Name,
-        attachment: u32,
-    },
-    AttachmentInUse {
-        queue: (Name, u64),
-        name: Name,
-        version: u64,
-        in_use: InUse,
-    },
-    CannotHold {
-        name: Name,
-        version: u64,
-    },
-    Invalid(&'static str),
-    Limit {
-        limit: Limit,
-        allowed: u64,
-        needed: u64,
-    },
-    /// A user's share of a limit is reached.
-    Quota {
-        uid: u32,
-        limit: Limit,
-        allowed: u64,
-        held: u64,
-        needed: u64,
-    },
-    /// It belongs to another user.
-    OtherUser {
-        what: OtherUsers,
-        owner: u32,
-        uid: u32,
-    },
-    /// The version is on a GPU of the other driver.
-    OtherDriver {
-        simulated: bool,
-    },
-    Stale(Handle),
-    InUse {
-        names: u64,
-        members: u64,
-    },
-    NoSuchMember {
-        whom: Whom,
-        near: Vec<u32>,
-    },
-    NotYourself,
-    NotMember,
-    IsUnproven {
-        pid: u32,
-    },
-    NotUnproven {
-        pid: u32,
-        state: MemberState,
-    },
-    Evicted {
-        by: u32,
-        at: Millis,
-    },
-    /// `is` lists the objects of other kinds that have the name.
-    ObjectNotFound {
-        kind: ObjectKind,
-        name: Name,
-        near: Vec<Name>,
-        is: Vec<Named>,
-    },
-    WriterExists {
-        name: Name,
-        pid: u32,
-    },
-    WrongMaximum {
-        name: Name,
-        maximum: u32,
-        asked: u32,
-    },
-}
-
-/// The kind of a stale number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Handle {
-    Lease,
-    Claim,
-    Ticket,
 }
 
 /// A member that holds leases on something.

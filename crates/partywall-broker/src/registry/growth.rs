@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use super::{
     Decision, Granted, Registry, STALE_LEASE,
-    effect::{Answer, Effect, Effects, Refused},
+    effect::{Answer, Effect, Effects},
     event::Growth,
     segments::limit,
     state::{Version, VersionLease, Want},
-    types::{LeaseId, Limit, MemberId, Memory, Name, NoGrowth, RequestId},
+    types::{LeaseId, Limit, MemberId, Memory, Name, NoGrowth, Refusal, RequestId},
 };
 
 impl Registry {
@@ -41,16 +41,16 @@ impl Registry {
     }
 
     /// Returns the name and number of the version to grow, and its memory after the growth.
-    fn grown(&self, member: MemberId, growth: &Growth) -> Result<(Name, u64, Arc<Memory>), Refused> {
+    fn grown(&self, member: MemberId, growth: &Growth) -> Result<(Name, u64, Arc<Memory>), Refusal> {
         let (lease, version) = self.held(member, growth.lease)?;
-        let cannot = |why| Refused::CannotGrow { name: lease.name.clone(), version: lease.version, why };
+        let cannot = |why| Refusal::CannotGrow { name: lease.name.clone(), version: lease.version, why };
         let before = &*version.memory;
         match version.owner {
             _ if before.reserved == 0 => return Err(cannot(NoGrowth::Fixed)),
             None => return Err(cannot(NoGrowth::CommitterGone)),
             Some(owner) if owner != growth.lease => return Err(cannot(NoGrowth::NotCommitter)),
             Some(_) if version.growths != growth.growths => return Err(cannot(NoGrowth::Behind)),
-            Some(_) if before.kind != growth.kind => return Err(Refused::Invalid("a version has one kind of memory")),
+            Some(_) if before.kind != growth.kind => return Err(Refusal::invalid("a version has one kind of memory")),
             Some(_) => {}
         }
         let memory = Memory {
@@ -89,7 +89,7 @@ impl Registry {
         version.check_stale(&held.name, held.version)?;
         let memory = Arc::clone(&version.memory);
         let chunks = usize::try_from(chunks).ok().filter(|chunks| *chunks <= memory.chunks.len());
-        let chunks = chunks.ok_or(Refused::Invalid("the version never had so many chunks"))?;
+        let chunks = chunks.ok_or(Refusal::invalid("the version never had so many chunks"))?;
         let fds = memory.fds_from(chunks);
         Ok(Granted(Answer::Grown { growths: version.growths, chunks, memory }, fds))
     }
@@ -102,7 +102,7 @@ impl Registry {
         }
         let why = if version.memory.reserved == 0 { Some(NoGrowth::Fixed) } else { None };
         match why.or(version.owner.is_none().then_some(NoGrowth::CommitterGone)) {
-            Some(why) => Err(Refused::CannotGrow { name: lease.name.clone(), version: lease.version, why }),
+            Some(why) => Err(Refusal::CannotGrow { name: lease.name.clone(), version: lease.version, why }),
             None => self.wait_by(member, request, id, Want::Growth(id)),
         }
     }
@@ -110,7 +110,7 @@ impl Registry {
     /// Refuses all requests that wait for a version's growth, because no member can grow it any more.
     pub(super) fn notify_last_length(&mut self, name: &Name, version: u64, out: &mut Effects) {
         let why = NoGrowth::CommitterGone;
-        let refused = || Err(Refused::CannotGrow { name: name.clone(), version, why });
+        let refused = || Err(Refusal::CannotGrow { name: name.clone(), version, why });
         self.notify_growth_waiters(name, version, refused, out);
     }
 
@@ -126,7 +126,7 @@ impl Registry {
     }
 
     /// Returns a member's lease and its version.
-    fn held(&self, member: MemberId, lease: LeaseId) -> Result<(&VersionLease, &Version), Refused> {
+    fn held(&self, member: MemberId, lease: LeaseId) -> Result<(&VersionLease, &Version), Refusal> {
         let lease = self.version_lease(member, lease)?;
         Ok((lease, self.version(&lease.name, lease.version).ok_or(STALE_LEASE)?))
     }

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use super::{
     Call, Decision, Registry,
-    effect::{Answer, Departed, Effect, Effects, Refused},
+    effect::{Answer, Departed, Effect, Effects},
     near::near_numbers,
     reclaim::Departure,
     report::count,
     state::{Ender, Eviction, Life, Member},
-    types::{MemberId, OtherUsers, TimelineEnding, Whom},
+    types::{MemberId, OtherUsers, Refusal, TimelineEnding, Whom},
 };
 
 impl Registry {
@@ -24,7 +24,7 @@ impl Registry {
     }
 
     /// Refuses a member that cannot own a name of this user: it is gone, leaves, or belongs to another user.
-    pub(super) fn check_may_own(&self, owner: MemberId, uid: u32) -> Result<(), Refused> {
+    pub(super) fn check_may_own(&self, owner: MemberId, uid: u32) -> Result<(), Refusal> {
         let may = |record: &Member| {
             let lives = matches!(record.life, Life::Alive | Life::Suspect) && record.eviction.is_none();
             lives && record.identity.uid == uid && !record.identity.operator
@@ -32,7 +32,7 @@ impl Registry {
         if self.members.get(&owner).is_some_and(may) {
             return Ok(());
         }
-        Err(Refused::NoSuchMember { whom: Whom::Member(owner.0), near: Vec::new() })
+        Err(Refusal::NoSuchMember { whom: Whom::Member(owner.0), near: Vec::new() })
     }
 
     /// Records that the member's CUDA context is broken: it cannot use a GPU any more, nor know which of its work was
@@ -53,7 +53,7 @@ impl Registry {
         let meant = self.meant(whom);
         if meant.is_empty() {
             let near = if let Whom::Pid(pid) = whom { self.near_pids(pid, |_| true) } else { Vec::new() };
-            return Err(Refused::NoSuchMember { whom, near });
+            return Err(Refusal::NoSuchMember { whom, near });
         }
         // Processes of two users may report the same pid, each in its PID namespace.
         let ours: Vec<_> = meant.iter().copied().filter(|id| self.acts_for(member, self.uid_of(*id))).collect();
@@ -63,12 +63,12 @@ impl Registry {
         };
         let meant = ours;
         if meant.contains(&member) {
-            return Err(Refused::NotYourself);
+            return Err(Refusal::NotYourself);
         }
         let is_there = |id: &MemberId| self.members.get(id).is_some_and(|other| other.life != Life::Unproven);
         let here: Vec<_> = meant.iter().copied().filter(is_there).collect();
         if here.is_empty() {
-            return Err(Refused::IsUnproven { pid: self.pid_of(first) });
+            return Err(Refusal::IsUnproven { pid: self.pid_of(first) });
         }
         let by = self.ender(member);
         let mut evicted = Vec::new();
@@ -112,8 +112,8 @@ impl Registry {
         let mut freed: Vec<_> = meant.iter().copied().filter(is_unproven).collect();
         if let (Some(pid), true) = (pid, freed.is_empty()) {
             return Err(match meant.first().and_then(|id| self.members.get(id)) {
-                Some(record) => Refused::NotUnproven { pid, state: record.state() },
-                None => Refused::NoSuchMember { whom: Whom::Pid(pid), near: self.near_pids(pid, is_unproven) },
+                Some(record) => Refusal::NotUnproven { pid, state: record.state() },
+                None => Refusal::NoSuchMember { whom: Whom::Pid(pid), near: self.near_pids(pid, is_unproven) },
             });
         }
         let more = freed.len() > ROWS;
@@ -133,17 +133,17 @@ impl Registry {
     }
 
     /// Refuses the requests of an evicted member, except those that make other members safer.
-    pub(super) fn check_evicted(&self, member: MemberId, call: &Call) -> Result<(), Refused> {
+    pub(super) fn check_evicted(&self, member: MemberId, call: &Call) -> Result<(), Refusal> {
         match self.members.get(&member).and_then(|record| record.eviction) {
             Some(Eviction { by, at }) if !matches!(call, Call::Leave | Call::UsesGpu { .. } | Call::ContextLost) => {
-                Err(Refused::Evicted { by, at })
+                Err(Refusal::Evicted { by, at })
             }
             _ => Ok(()),
         }
     }
 
-    fn other_user(&self, member: MemberId, other: MemberId, what: OtherUsers) -> Refused {
-        Refused::OtherUser { what, owner: self.uid_of(other), uid: self.uid_of(member) }
+    fn other_user(&self, member: MemberId, other: MemberId, what: OtherUsers) -> Refusal {
+        Refusal::OtherUser { what, owner: self.uid_of(other), uid: self.uid_of(member) }
     }
 
     fn meant(&self, whom: Whom) -> Vec<MemberId> {

@@ -33,13 +33,12 @@
 //! | `report` | listings |
 //! | `restart` | what a server needs to continue after a restart |
 //! | `watch` | the log of events of names, and requests that wait for events |
-//! | [`tombstones`] | how names ended in the last minute |
+//! | `tombstones` | how names ended in the last minute |
 //! | `coding` | encodings of values in the journal |
 //! | `near` | suggestions for names that were not found |
 
 pub(crate) mod effect;
 pub(crate) mod event;
-pub(crate) mod tombstones;
 pub(crate) mod types;
 
 mod attachments;
@@ -62,6 +61,7 @@ mod state;
 #[cfg_attr(fuzzing, allow(dead_code, unused_imports, reason = "a fuzzer uses the model and the random steps alone"))]
 mod tests;
 mod timelines;
+mod tombstones;
 mod users;
 mod waits;
 mod watch;
@@ -72,7 +72,7 @@ use std::collections::{BTreeMap, VecDeque};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use cells::Guarded;
-pub(crate) use effect::{Answer, Effect, Effects, Outcome, Refused};
+pub(crate) use effect::{Answer, Effect, Effects, Outcome};
 pub(crate) use event::{Call, Event};
 pub(crate) use limits::largest;
 pub(crate) use objects::ControlNeeded;
@@ -83,14 +83,15 @@ pub(crate) use tests::sample;
 pub(crate) use types::{Bounds, CloseId, FdId, MemberId, RequestId};
 
 use cells::Cells;
-use effect::Handle;
 use objects::ObjectLease;
 use segments::limit;
 use semaphores::Semaphore;
 use state::{Claim, Entry, HeldBack, Life, Member, PendingClose, Rows, Totals, VersionLease};
 use timelines::Timeline;
 use tombstones::Tombstones;
-use types::{ClaimId, Ending, LeaseId, Limit, Millis, Name, OtherUsers, TimelineEnding, WaitId, WithdrawalId};
+use types::{
+    ClaimId, Ending, Handle, LeaseId, Limit, Millis, Name, OtherUsers, Refusal, TimelineEnding, WaitId, WithdrawalId,
+};
 use users::User;
 use watch::{Log, Watcher};
 use withdrawals::Withdrawal;
@@ -159,7 +160,7 @@ impl From<Answer> for Granted {
 }
 
 /// The decision on a request.
-type Decision = Result<Granted, Refused>;
+type Decision = Result<Granted, Refusal>;
 
 /// Separates the outcome of a decision from the file descriptors that travel with it.
 fn split(decision: Decision) -> (Outcome, Vec<FdId>) {
@@ -236,7 +237,7 @@ impl Registry {
     /// Refuses another member of a user if the maximum number is connected. A member counts while it, or a child that
     /// it forked, is connected. Operators do not count, nor do members that have hung up or are in quarantine, but
     /// those keep their row, and count for their user.
-    pub(crate) fn check_room(&self, uid: u32) -> Result<(), Refused> {
+    pub(crate) fn check_room(&self, uid: u32) -> Result<(), Refusal> {
         let is_connected = |member: &&Member| matches!(member.life, Life::Alive | Life::HeldByChild);
         let connected = self.sharing_members().map(|(_, member)| member).filter(is_connected).count();
         limit(Limit::Clients, self.bounds.members, connected as u64 + 1)?;
@@ -245,7 +246,7 @@ impl Registry {
     }
 
     /// Refuses a member if no row is left.
-    pub(crate) fn check_rows(&self) -> Result<(), Refused> {
+    pub(crate) fn check_rows(&self) -> Result<(), Refusal> {
         limit(Limit::Clients, self.bounds.rows, self.rows.in_use() + 1)
     }
 
@@ -349,7 +350,7 @@ impl Registry {
             Call::AwaitGrowth { lease, growths } => self.await_growth(member, request, lease, growths),
             Call::Remove { name, deadline } => self.remove(member, &name, deadline, out),
             Call::Inspect { name, version } => self.inspect(member, &name, version),
-            Call::List { after } => Ok(self.list(member, after.as_ref()).into()),
+            Call::List { after } => Ok(self.list(member, after.as_deref()).into()),
             Call::Members { after } => Ok(self.list_members(member, after).into()),
             Call::OpenTimeline(open) => self.open_timeline(member, request, open, before, out),
             Call::FollowTimeline { lease } => self.follow_timeline(member, lease),
@@ -413,7 +414,7 @@ impl Registry {
         let names = self.totals.names + (self.timelines.len() + self.semaphores.len()) as u64;
         let members = self.others(member);
         if !force && (names > 0 || members > 0) {
-            return Err(Refused::InUse { names, members });
+            return Err(Refusal::InUse { names, members });
         }
         before.push(Effect::RemoveSocket);
         out.push(Effect::Stop);
@@ -426,8 +427,8 @@ impl Registry {
     }
 
     /// Refuses calls of an operator that only members may make.
-    fn check_membership(&self, member: MemberId, call: &Call) -> Result<(), Refused> {
-        if self.is_operator(member) && call.needs_member() { Err(Refused::NotMember) } else { Ok(()) }
+    fn check_membership(&self, member: MemberId, call: &Call) -> Result<(), Refusal> {
+        if self.is_operator(member) && call.needs_member() { Err(Refusal::NotMember) } else { Ok(()) }
     }
 
     fn set_life(&mut self, member: MemberId, life: Life) {
@@ -437,6 +438,6 @@ impl Registry {
     }
 }
 
-const STALE_LEASE: Refused = Refused::Stale(Handle::Lease);
-const STALE_CLAIM: Refused = Refused::Stale(Handle::Claim);
-const STALE_TICKET: Refused = Refused::Stale(Handle::Ticket);
+const STALE_LEASE: Refusal = Refusal::Stale { what: Handle::Lease };
+const STALE_CLAIM: Refusal = Refusal::Stale { what: Handle::Claim };
+const STALE_TICKET: Refusal = Refusal::Stale { what: Handle::Ticket };

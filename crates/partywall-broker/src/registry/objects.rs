@@ -10,13 +10,13 @@ use serde::{Deserialize, Serialize};
 use super::{
     Decision, Registry, STALE_LEASE,
     cells::Source,
-    effect::{Answer, Effect, Effects, ObjectRow, Refused, SemaphoreRow, TimelineRow},
+    effect::{Answer, Effect, Effects, ObjectRow, SemaphoreRow, TimelineRow},
     event::Call,
     near::near,
     report::{SLOTS_AS_A_BYTE, count, page},
     semaphores::Semaphore,
     timelines::Timeline,
-    types::{CellId, FdId, LeaseId, MemberId, Name, ObjectKind, RequestId, TimelineEnding},
+    types::{CellId, FdId, LeaseId, MemberId, Name, ObjectKind, Refusal, RequestId, TimelineEnding},
 };
 
 /// A member's lease on a timeline or semaphore.
@@ -119,15 +119,15 @@ impl Registry {
     }
 
     /// Returns a page of timelines, then of semaphores, that a member sees.
-    pub(super) fn list_objects(&self, member: MemberId, after: Option<(ObjectKind, Name)>) -> Answer {
+    pub(super) fn list_objects(&self, member: MemberId, after: Option<(ObjectKind, String)>) -> Answer {
         let (timelines, semaphores) = match &after {
             None => (Some(Unbounded), Unbounded),
-            Some((ObjectKind::Timeline, name)) => (Some(Excluded(name)), Unbounded),
-            Some((_, name)) => (None, Excluded(name)),
+            Some((ObjectKind::Timeline, name)) => (Some(Excluded(name.as_str())), Unbounded),
+            Some((_, name)) => (None, Excluded(name.as_str())),
         };
-        let timelines = timelines.into_iter().flat_map(|from| self.timelines.range::<Name, _>((from, Unbounded)));
+        let timelines = timelines.into_iter().flat_map(|from| self.timelines.range::<str, _>((from, Unbounded)));
         let timelines = timelines.filter(|(_, timeline)| self.sees(member, timeline.owned));
-        let semaphores = self.semaphores.range::<Name, _>((semaphores, Unbounded));
+        let semaphores = self.semaphores.range::<str, _>((semaphores, Unbounded));
         let semaphores = semaphores.filter(|(_, semaphore)| self.sees(member, semaphore.owned));
         let timelines = timelines.map(|(name, timeline)| self.timeline_row(name, timeline));
         let rows = timelines.chain(semaphores.map(|(name, semaphore)| semaphore_row(name, semaphore)));
@@ -156,7 +156,7 @@ impl Registry {
                 ObjectKind::Timeline => near(&self.timelines, name, |timeline| self.sees(member, timeline.owned)),
                 _ => near(&self.semaphores, name, |semaphore| self.sees(member, semaphore.owned)),
             };
-            return Err(Refused::ObjectNotFound { kind, near, is: self.kinds_of(member, name), name: name.clone() });
+            return Err(Refusal::ObjectNotFound { kind, near, is: self.kinds_of(member, name), name: name.clone() });
         };
         self.check_sight(member, name, owned)?;
         Ok(Answer::Object(Box::new((row, self.holders_of(holders)))).into())

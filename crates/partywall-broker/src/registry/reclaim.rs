@@ -8,9 +8,9 @@ use std::collections::BTreeSet;
 
 use super::{
     Registry,
-    effect::{Effect, Effects, Refused},
+    effect::{Effect, Effects},
     state::{Dead, Ender, Eviction, HeldBack, Life, Member, PendingClose, PendingVersion},
-    types::{Change, CloseId, Ending, MemberId, TimelineEnding},
+    types::{Change, CloseId, Ending, MemberId, Refusal, TimelineEnding},
 };
 
 /// How a member ends.
@@ -188,7 +188,7 @@ impl Registry {
             && let Some(Eviction { by, at }) = record.eviction
         {
             for ticket in record.waits.keys().copied().collect::<Vec<_>>() {
-                self.conclude(member, ticket, Err(Refused::Evicted { by, at }), out);
+                self.conclude(member, ticket, Err(Refusal::Evicted { by, at }), out);
             }
         }
         self.drop_waits(member);

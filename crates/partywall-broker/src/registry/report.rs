@@ -10,11 +10,11 @@ use partywall_wire::limits::MAX_NAME;
 
 use super::{
     Decision, Granted, Registry,
-    effect::{Answer, Counts, Holder, Info, MemberRow, NameRow, Refused, RowOwner, VersionRow, WaitRow},
+    effect::{Answer, Counts, Holder, Info, MemberRow, NameRow, RowOwner, VersionRow, WaitRow},
     event::Identity,
     objects::LeasedObject,
     state::{Entry, Life, Member, Version, Waiting, Want},
-    types::{Awaited, LeaseId, MemberId, MemberState, Millis, Name, Place, UserInfo},
+    types::{Awaited, LeaseId, MemberId, MemberState, Millis, Name, Place, Refusal, UserInfo},
 };
 
 impl Registry {
@@ -30,7 +30,7 @@ impl Registry {
         let newest = || entry.versions.last_key_value().map(|(number, _)| *number);
         let wanted = version.or(entry.latest).or_else(newest).unwrap_or(0);
         let Some(found) = entry.versions.get(&wanted) else {
-            return Err(Refused::VersionNotFound { name: name.clone(), version: wanted, latest: entry.latest });
+            return Err(Refusal::VersionNotFound { name: name.clone(), version: wanted, latest: entry.latest });
         };
         self.check_sight(member, name, found.owned())?;
         let info = Info {
@@ -57,12 +57,12 @@ impl Registry {
     }
 
     /// Returns a page of names that a member sees.
-    pub(super) fn list(&self, member: MemberId, after: Option<&Name>) -> Answer {
+    pub(super) fn list(&self, member: MemberId, after: Option<&str>) -> Answer {
         let from = after.map_or(Unbounded, Excluded);
         let seen = |entry: &Entry| {
             entry.versions.last_key_value().is_some_and(|(_, newest)| self.sees(member, newest.owned()))
         };
-        let existing = self.entries.range::<Name, _>((from, Unbounded)).filter(|(_, entry)| seen(entry));
+        let existing = self.entries.range::<str, _>((from, Unbounded)).filter(|(_, entry)| seen(entry));
         let (names, more) = page(existing.map(|(name, entry)| self.name_row(name, entry)), |row| {
             // The server counts the free blocks of each row, as it counts permits.
             let control = row.latest.as_ref().and_then(|latest| latest.control);

@@ -5,14 +5,14 @@ use std::{collections::BTreeMap, sync::Arc};
 use super::{
     Decision, Granted, Registry, STALE_CLAIM, STALE_LEASE,
     attachments::{Attached, Attachment},
-    effect::{Answer, Effect, Effects, Opened, Refused},
+    effect::{Answer, Effect, Effects, Opened},
     event::{Commit, Open},
     near::near,
     state::{Ender, Entry, Member, PendingVersion, Version, VersionLease, Want},
     tombstones::Tombstone,
     types::{
         Access, BlockControl, Change, Deadline, Ending, LeaseId, Lifetime, Limit, MemberId, Name, Named, Notice,
-        OtherUsers, RequestId, WithdrawalId,
+        OtherUsers, Refusal, RequestId, WithdrawalId,
     },
     users::Owned,
 };
@@ -92,7 +92,7 @@ impl Registry {
     }
 
     /// Refuses a commit whose name, claim or size does not allow it.
-    fn check_commit(&self, member: MemberId, commit: &Commit) -> Result<(), Refused> {
+    fn check_commit(&self, member: MemberId, commit: &Commit) -> Result<(), Refusal> {
         let Commit { name, memory, .. } = commit;
         if let Some(claim) = commit.claim {
             let held = self.claims.get(&claim).is_some_and(|c| c.member == member && c.name == *name);
@@ -111,7 +111,7 @@ impl Registry {
         if let Some((version, found)) = latest
             && (alone || found.memory.control.is_some())
         {
-            return Err(Refused::NameExists { name: name.clone(), version, is: found.memory.named() });
+            return Err(Refusal::NameExists { name: name.clone(), version, is: found.memory.named() });
         }
         if memory.control.is_some() {
             self.check_names_below(member, name)?;
@@ -154,7 +154,7 @@ impl Registry {
                 if let Some((_, newest)) = newest {
                     self.check_access(member, &name, newest.owned())?;
                 }
-                Err(Refused::VersionNotFound { name, version, latest })
+                Err(Refusal::VersionNotFound { name, version, latest })
             }
             _ if wait => self.wait(member, request, &name, Want::Open { version, access }),
             _ => Err(self.not_found(member, name, version)),
@@ -175,11 +175,11 @@ impl Registry {
         version.check_stale(name, number)?;
         let simulated = self.is_simulated(version.uid);
         if version.memory.place.needs_driver() && simulated != self.runs_simulated(member) {
-            return Err(Refused::OtherDriver { simulated });
+            return Err(Refusal::OtherDriver { simulated });
         }
         let mutable = version.memory.mutable;
         if access == Access::Write && !mutable {
-            return Err(Refused::ReadOnly { name: name.clone(), version: number });
+            return Err(Refusal::ReadOnly { name: name.clone(), version: number });
         }
         self.check_leases(member)?;
         let lease = self.lease_version(member, name, number, request);
@@ -277,7 +277,7 @@ impl Registry {
         let entry = self.entries.get(name);
         let Some(version) = entry.and_then(|entry| entry.latest) else {
             return Err(match entry.and_then(Entry::notice) {
-                Some(notice) => Refused::Withdrawing { name: name.clone(), notice },
+                Some(notice) => Refusal::Withdrawing { name: name.clone(), notice },
                 None => self.not_found(member, name.clone(), None),
             });
         };
@@ -471,12 +471,12 @@ impl Registry {
     }
 
     /// Returns the refusal of a request for a segment, pool, topic or queue that does not exist.
-    pub(super) fn not_found(&self, member: MemberId, name: Name, version: Option<u64>) -> Refused {
+    pub(super) fn not_found(&self, member: MemberId, name: Name, version: Option<u64>) -> Refusal {
         let ended = self.tombstones.find(&name, version, self.now);
-        let ended = ended.filter(|tombstone| self.sees(member, tombstone.owned)).cloned();
+        let ended = ended.filter(|tombstone| self.sees(member, tombstone.owned));
         match ended {
             Some(tombstone) if tombstone.legacy || matches!(tombstone.ending, Ending::DeviceLost(_)) => {
-                Refused::Ended { name, tombstone }
+                Refusal::Ended { name, end: tombstone.end() }
             }
             _ => {
                 let near = match ended {
@@ -485,7 +485,12 @@ impl Registry {
                         entry.latest().is_some_and(|(_, version)| self.sees(member, version.owned()))
                     }),
                 };
-                Refused::NotFound { near, is: self.kinds_of(member, &name), ended: ended.map(Box::new), name }
+                Refusal::NotFound {
+                    near,
+                    is: self.kinds_of(member, &name),
+                    ended: ended.map(|ended| Box::new(ended.end())),
+                    name,
+                }
             }
         }
     }
@@ -509,12 +514,12 @@ impl Registry {
     }
 
     /// Returns a member's lease on a version.
-    pub(super) fn version_lease(&self, member: MemberId, lease: LeaseId) -> Result<&VersionLease, Refused> {
+    pub(super) fn version_lease(&self, member: MemberId, lease: LeaseId) -> Result<&VersionLease, Refusal> {
         self.version_leases.get(&lease).filter(|held| held.member == member).ok_or(STALE_LEASE)
     }
 
     /// Refuses another lease of a member.
-    pub(super) fn check_leases(&self, member: MemberId) -> Result<(), Refused> {
+    pub(super) fn check_leases(&self, member: MemberId) -> Result<(), Refusal> {
         let held = self.members.get(&member).map_or(0, Member::all_leases);
         limit(Limit::LeasesOfMember, self.bounds.member_leases, held + 1)?;
         limit(Limit::Leases, self.bounds.leases, self.all_leases() + 1)?;
@@ -529,6 +534,6 @@ impl Registry {
 }
 
 /// Refuses a request that would exceed a bound.
-pub(super) fn limit(limit: Limit, allowed: u64, needed: u64) -> Result<(), Refused> {
-    if needed > allowed { Err(Refused::Limit { limit, allowed, needed }) } else { Ok(()) }
+pub(super) fn limit(limit: Limit, allowed: u64, needed: u64) -> Result<(), Refusal> {
+    if needed > allowed { Err(Refusal::Limit { limit, allowed, needed, holders: Vec::new() }) } else { Ok(()) }
 }

@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Decision, Granted, Registry, STALE_LEASE,
-    effect::{Answer, Effect, Effects, Refused},
+    effect::{Answer, Effect, Effects},
     event::OpenSemaphore,
     objects::LeasedObject,
     segments::limit,
-    types::{Change, ControlMemory, FdId, LeaseId, Limit, MemberId, Name, Named, RequestId},
+    types::{Change, ControlMemory, FdId, LeaseId, Limit, MemberId, Name, Named, Refusal, RequestId},
     users::Owned,
 };
 
@@ -40,7 +40,7 @@ impl Registry {
             out.push(Effect::Close(vec![unused.fd]));
         }
         if is_new? {
-            let memory = memory.ok_or(Refused::Invalid("no memory was created for the semaphore"))?;
+            let memory = memory.ok_or(Refusal::invalid("no memory was created for the semaphore"))?;
             let uid = self.uid_of(member);
             let owned = Owned { uid, shared };
             self.charge(uid, |totals| totals.add_control(memory));
@@ -63,13 +63,13 @@ impl Registry {
         name: &Name,
         maximum: u32,
         memory: Option<ControlMemory>,
-    ) -> Result<bool, Refused> {
+    ) -> Result<bool, Refusal> {
         self.check_leases(member)?;
         if let Some(semaphore) = self.semaphores.get(name) {
             self.check_access(member, name, semaphore.owned)?;
             if semaphore.maximum != maximum {
                 let has = semaphore.maximum;
-                return Err(Refused::WrongMaximum { name: name.clone(), maximum: has, asked: maximum });
+                return Err(Refusal::WrongMaximum { name: name.clone(), maximum: has, asked: maximum });
             }
             return Ok(false);
         }

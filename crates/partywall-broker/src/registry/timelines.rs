@@ -11,13 +11,13 @@ use serde::{Deserialize, Serialize};
 use super::{
     Decision, Granted, Registry, STALE_LEASE,
     cells::{Cells, Source},
-    effect::{Answer, Effect, Effects, OpenedTimeline, Refused},
+    effect::{Answer, Effect, Effects, OpenedTimeline},
     event::OpenTimeline,
     near::near,
     objects::LeasedObject,
     segments::limit,
     types::{
-        CellAt, CellId, Change, ControlMemory, LeaseId, Limit, MemberId, Name, Named, ObjectKind, OtherUsers,
+        CellAt, CellId, Change, ControlMemory, LeaseId, Limit, MemberId, Name, Named, ObjectKind, OtherUsers, Refusal,
         RequestId, TimelineEnding,
     },
     users::Owned,
@@ -60,7 +60,7 @@ impl Registry {
             let area = Cells::area(owned, former.map(|cell| (cell, &self.bounds)));
             let incarnation = incarnation.wrapping_add(1);
             let started = self.start_cell((area, owned.uid), (source, slab), former, incarnation, before);
-            let present = started.ok_or(Refused::Invalid("no cell was created for the timeline"))?;
+            let present = started.ok_or(Refusal::invalid("no cell was created for the timeline"))?;
             match self.timelines.get_mut(&name) {
                 Some(timeline) => {
                     timeline.present = present;
@@ -101,7 +101,7 @@ impl Registry {
         writer: bool,
         shared: bool,
         slab: Option<ControlMemory>,
-    ) -> Result<Option<Source>, Refused> {
+    ) -> Result<Option<Source>, Refusal> {
         self.check_leases(member)?;
         let found = self.timelines.get(name);
         let owned = found.map_or(Owned { uid: self.uid_of(member), shared }, |timeline| timeline.owned);
@@ -117,7 +117,7 @@ impl Registry {
                 self.check_access(member, name, owned)?;
                 if writer && let Some(writer) = timeline.writer {
                     let pid = self.holder_pid(writer).unwrap_or(0);
-                    return Err(Refused::WriterExists { name: name.clone(), pid });
+                    return Err(Refusal::WriterExists { name: name.clone(), pid });
                 }
                 writer && timeline.ended
             }
@@ -144,7 +144,7 @@ impl Registry {
         let Some(timeline) = self.timelines.get(name) else {
             let near = near(&self.timelines, name, |timeline| self.sees(member, timeline.owned));
             let is = self.kinds_of(member, name);
-            return Err(Refused::ObjectNotFound { kind: ObjectKind::Timeline, name: name.clone(), near, is });
+            return Err(Refusal::ObjectNotFound { kind: ObjectKind::Timeline, name: name.clone(), near, is });
         };
         self.check_owner(member, timeline.owned.uid, || OtherUsers::Abandon { name: name.to_string() })?;
         self.end_timeline(name, TimelineEnding::Abandoned, before);

@@ -3,6 +3,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use partywall_wire::NameEnd;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -12,17 +13,17 @@ use super::{
 
 /// The end of a name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Tombstone {
-    pub(crate) ending: Ending,
+pub(super) struct Tombstone {
+    pub(super) ending: Ending,
     /// The version that was the latest.
-    pub(crate) version: u64,
+    pub(super) version: u64,
     /// The process that ended it: its owner, its remover, the evicting member or its last user.
-    pub(crate) pid: u32,
+    pub(super) pid: u32,
     /// The command line of that process.
-    pub(crate) command: Arc<str>,
-    pub(crate) at: Millis,
+    pub(super) command: Arc<str>,
+    pub(super) at: Millis,
     /// True if its memory was legacy memory, which is gone for all members.
-    pub(crate) legacy: bool,
+    pub(super) legacy: bool,
     /// The user to which the name belonged.
     pub(super) owned: Owned,
 }
@@ -67,6 +68,12 @@ impl Tombstones {
 }
 
 impl Tombstone {
+    /// Returns the end as a refused request reports it.
+    pub(super) fn end(&self) -> NameEnd {
+        let Self { ending, version, pid, at, .. } = *self;
+        NameEnd { version, ending, pid, command: self.command.to_string(), at }
+    }
+
     fn is_old(&self, now: Millis) -> bool {
         now.saturating_sub(self.at) >= REMEMBERED
     }
@@ -83,7 +90,7 @@ mod tests {
     use super::*;
 
     fn name(i: usize) -> Name {
-        Name::new(format!("{i}"))
+        Name::new(&format!("{i}")).unwrap()
     }
 
     fn tombstone(at: Millis) -> Tombstone {

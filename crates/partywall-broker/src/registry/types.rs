@@ -3,13 +3,14 @@
 //! Plain values are shared with the wire and with control memory. Messages are not: the server converts them, so that
 //! the registry and the wire can change independently.
 
-use std::{borrow::Borrow, fmt, sync::Arc};
+use std::{fmt, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
 pub(crate) use partywall_wire::{
-    Access, Awaited, Change, Deadline, Doubt, Ending, Gap, Kind, LegacyHandle, Lifetime, Limit, MemberState, Named,
-    NoGrowth, Notice, ObjectKind, OtherUsers, Place, Quota, Staleness, Then, TimelineEnding, UserInfo, Whom,
+    Access, Awaited, Change, ClaimId, Deadline, Doubt, Ending, Gap, Handle, Kind, LeaseId, LegacyHandle, Lifetime,
+    Limit, MemberId, MemberState, Name, Named, NoGrowth, Notice, ObjectKind, OtherUsers, Place, Quota, Refusal,
+    RequestId, Staleness, Then, TimelineEnding, UserInfo, Whom,
 };
 
 macro_rules! ids {
@@ -27,14 +28,6 @@ macro_rules! ids {
 }
 
 ids! {
-    /// A member; never used twice by one broker.
-    MemberId,
-    /// A request of a member, and its ticket if it has to wait.
-    RequestId,
-    /// A lease on a version.
-    LeaseId,
-    /// The right to build a name's version.
-    ClaimId,
     /// A withdrawal with a deadline.
     WithdrawalId,
     /// Something that was released and is being closed.
@@ -49,38 +42,6 @@ ids! {
 
 /// Milliseconds since 1970, by the server's clock.
 pub(crate) type Millis = u64;
-
-/// The name of a segment, timeline or semaphore. The caller of [`Name::new`] has checked it with the rules of the wire.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub(crate) struct Name(Arc<str>);
-
-impl Name {
-    pub(crate) fn new(checked: impl Into<Arc<str>>) -> Self {
-        Self(checked.into())
-    }
-
-    pub(crate) fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl Borrow<str> for Name {
-    fn borrow(&self) -> &str {
-        self.as_str()
-    }
-}
-
-impl fmt::Debug for Name {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl fmt::Display for Name {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
 
 /// One allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

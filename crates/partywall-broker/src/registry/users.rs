@@ -15,11 +15,11 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Registry,
-    effect::{Answer, Audited, Effect, Outcome, Refused},
+    effect::{Answer, Audited, Effect, Outcome},
     objects::LeasedObject,
     segments::limit,
     state::{Entry, Totals, Version},
-    types::{LeaseId, Limit, MemberId, Name, OtherUsers, Place, Quota},
+    types::{LeaseId, Limit, MemberId, Name, OtherUsers, Place, Quota, Refusal},
 };
 
 /// What one user has.
@@ -92,13 +92,13 @@ impl Registry {
         member: MemberId,
         owner: u32,
         what: impl FnOnce() -> OtherUsers,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Refusal> {
         let uid = self.uid_of(member);
-        if uid == owner { Ok(()) } else { Err(Refused::OtherUser { what: what(), owner, uid }) }
+        if uid == owner { Ok(()) } else { Err(Refusal::OtherUser { what: what(), owner, uid }) }
     }
 
     /// Refuses to open something that belongs to another user and is not shared.
-    pub(super) fn check_access(&self, member: MemberId, name: &Name, owned: Owned) -> Result<(), Refused> {
+    pub(super) fn check_access(&self, member: MemberId, name: &Name, owned: Owned) -> Result<(), Refusal> {
         if owned.shared {
             return Ok(());
         }
@@ -106,7 +106,7 @@ impl Registry {
     }
 
     /// Refuses to show something that belongs to another user and is not shared.
-    pub(super) fn check_sight(&self, member: MemberId, name: &Name, owned: Owned) -> Result<(), Refused> {
+    pub(super) fn check_sight(&self, member: MemberId, name: &Name, owned: Owned) -> Result<(), Refusal> {
         if self.sees(member, owned) {
             return Ok(());
         }
@@ -114,13 +114,13 @@ impl Registry {
     }
 
     /// Refuses to create a name under one of another user.
-    pub(super) fn check_new_name(&self, member: MemberId, name: &Name) -> Result<(), Refused> {
+    pub(super) fn check_new_name(&self, member: MemberId, name: &Name) -> Result<(), Refusal> {
         self.check_names_above(member, name, |_| false)
     }
 
     /// Refuses to create a timeline under a name of another user. A member that has a shared topic or queue open may:
     /// its streams signal there.
-    pub(super) fn check_new_timeline(&self, member: MemberId, name: &Name) -> Result<(), Refused> {
+    pub(super) fn check_new_timeline(&self, member: MemberId, name: &Name) -> Result<(), Refusal> {
         let is_used = |version: &Version| version.memory.control.is_some() && version.holders.contains_key(&member);
         // The name may be another user's by now, and the removed topic still in use.
         self.check_names_above(member, name, |entry| entry.versions.values().any(|version| is_used(version)))
@@ -131,7 +131,7 @@ impl Registry {
         member: MemberId,
         name: &Name,
         is_allowed: impl Fn(&Entry) -> bool,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Refusal> {
         for (end, _) in name.as_str().match_indices('/') {
             let above = &name.as_str()[..end];
             let entry = self.entries.get(above).filter(|entry| !is_allowed(entry));
@@ -143,7 +143,7 @@ impl Registry {
     }
 
     /// Refuses to create a pool, topic or queue above timelines of another user, which members would take for its own.
-    pub(super) fn check_names_below(&self, member: MemberId, name: &Name) -> Result<(), Refused> {
+    pub(super) fn check_names_below(&self, member: MemberId, name: &Name) -> Result<(), Refusal> {
         let uid = self.uid_of(member);
         let below = format!("{name}/");
         let timelines = self.timelines.range::<str, _>((Included(below.as_str()), Unbounded));
@@ -153,14 +153,14 @@ impl Registry {
         match foreign {
             Some((other, timeline)) => {
                 let what = OtherUsers::Create { name: other.to_string() };
-                Err(Refused::OtherUser { what, owner: timeline.owned.uid, uid })
+                Err(Refusal::OtherUser { what, owner: timeline.owned.uid, uid })
             }
             None => Ok(()),
         }
     }
 
     /// Refuses to replace a name of another user.
-    pub(super) fn check_replaces(&self, member: MemberId, name: &Name) -> Result<(), Refused> {
+    pub(super) fn check_replaces(&self, member: MemberId, name: &Name) -> Result<(), Refusal> {
         match self.entries.get(name).and_then(Entry::owner) {
             Some(owner) => self.check_owner(member, owner, || OtherUsers::Create { name: name.to_string() }),
             None => self.check_new_name(member, name),
@@ -173,7 +173,7 @@ impl Registry {
     }
 
     /// Refuses what would exceed the user's share of a limit.
-    pub(super) fn check_quota(&self, uid: u32, limit: Limit, held: u64, more: u64) -> Result<(), Refused> {
+    pub(super) fn check_quota(&self, uid: u32, limit: Limit, held: u64, more: u64) -> Result<(), Refusal> {
         let needed = held.saturating_add(more);
         let quota = self.quota_of(uid);
         let allowed = match limit {
@@ -187,28 +187,32 @@ impl Registry {
             Limit::Waits => quota.waits,
             _ => quota.members,
         };
-        if needed > allowed { Err(Refused::Quota { uid, limit, allowed, held, needed }) } else { Ok(()) }
+        if needed > allowed {
+            Err(Refusal::Quota { uid, limit, allowed, held, needed, holders: Vec::new() })
+        } else {
+            Ok(())
+        }
     }
 
     /// Refuses another name of a user, of any kind.
-    pub(super) fn check_names(&self, uid: u32) -> Result<(), Refused> {
+    pub(super) fn check_names(&self, uid: u32) -> Result<(), Refusal> {
         self.check_one_more(uid, Limit::Names, User::names)
     }
 
     /// Refuses one more of what `held` counts.
-    pub(super) fn check_one_more(&self, uid: u32, limit: Limit, held: impl Fn(&User) -> u64) -> Result<(), Refused> {
+    pub(super) fn check_one_more(&self, uid: u32, limit: Limit, held: impl Fn(&User) -> u64) -> Result<(), Refusal> {
         self.check_quota(uid, limit, self.users.get(&uid).map_or(0, held), 1)
     }
 
     /// Refuses further descriptors and bytes of a user.
-    pub(super) fn check_memory(&self, uid: u32, fds: u64, bytes: u64) -> Result<(), Refused> {
+    pub(super) fn check_memory(&self, uid: u32, fds: u64, bytes: u64) -> Result<(), Refusal> {
         let (held_fds, held_bytes) = self.users.get(&uid).map_or((0, 0), |user| (user.totals.fds, user.totals.bytes()));
         self.check_quota(uid, Limit::Bytes, held_bytes, bytes)?;
         self.check_quota(uid, Limit::Fds, held_fds, fds)
     }
 
     /// Refuses further bytes of a user at a place, and `others` beside them that are elsewhere.
-    pub(super) fn check_bytes(&self, uid: u32, place: Place, bytes: u64, others: u64) -> Result<(), Refused> {
+    pub(super) fn check_bytes(&self, uid: u32, place: Place, bytes: u64, others: u64) -> Result<(), Refusal> {
         let all = bytes.saturating_add(others);
         limit(Limit::Bytes, self.bounds.bytes, self.totals.bytes().saturating_add(all))?;
         self.check_node(uid, place, bytes)?;
@@ -216,7 +220,7 @@ impl Registry {
     }
 
     /// Refuses further bytes of a user at a place, if it is the pinned memory of a NUMA node.
-    pub(super) fn check_node(&self, uid: u32, place: Place, bytes: u64) -> Result<(), Refused> {
+    pub(super) fn check_node(&self, uid: u32, place: Place, bytes: u64) -> Result<(), Refusal> {
         let Place::Pinned(node) = place else { return Ok(()) };
         let there = |totals: &Totals| totals.places.get(&place).copied().unwrap_or(0);
         limit(Limit::Pinned(Some(node)), self.bounds.pinned, there(&self.totals).saturating_add(bytes))?;
@@ -268,8 +272,8 @@ impl Registry {
             (owned.uid != uid).then(|| line(OtherUsers::Open { name: name.to_string() }, owned.uid, true))
         };
         match outcome {
-            Err(Refused::OtherUser { what, owner, .. }) => vec![line(what.clone(), *owner, false)],
-            Err(Refused::Quota { limit, allowed, needed, .. }) => {
+            Err(Refusal::OtherUser { what, owner, .. }) => vec![line(what.clone(), *owner, false)],
+            Err(Refusal::Quota { limit, allowed, needed, .. }) => {
                 let pid = self.pid_of(member);
                 vec![Effect::Audit(Audited::Quota { uid, pid, limit: *limit, allowed: *allowed, needed: *needed })]
             }

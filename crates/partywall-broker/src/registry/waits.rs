@@ -6,11 +6,11 @@
 
 use super::{
     Decision, Registry, STALE_LEASE, STALE_TICKET,
-    effect::{Answer, Effect, Effects, Refused},
+    effect::{Answer, Effect, Effects},
     segments::limit,
     split,
     state::{Wait, Waiting, Want},
-    types::{Access, ClaimId, LeaseId, Limit, MemberId, Name, RequestId, WaitId},
+    types::{Access, ClaimId, LeaseId, Limit, MemberId, Name, Refusal, RequestId, WaitId},
 };
 
 impl Registry {
@@ -22,7 +22,7 @@ impl Registry {
     }
 
     /// Records a request among the waits of its member.
-    pub(super) fn enlist(&mut self, member: MemberId, ticket: RequestId, what: Waiting) -> Result<WaitId, Refused> {
+    pub(super) fn enlist(&mut self, member: MemberId, ticket: RequestId, what: Waiting) -> Result<WaitId, Refusal> {
         let record = self.members.get(&member).ok_or(STALE_TICKET)?;
         let uid = record.identity.uid;
         limit(Limit::WaitsOfMember, self.bounds.member_waits, record.waits.len() as u64 + 1)?;

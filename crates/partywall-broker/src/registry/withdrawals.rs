@@ -12,11 +12,12 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Registry,
-    effect::{Answer, Effect, Effects, Refused},
+    effect::{Answer, Effect, Effects},
     report::count,
     state::{Ender, Entry, Life, Version},
     types::{
-        Change, Deadline, LeaseId, MemberId, Millis, Name, Named, Notice, Staleness, Then, TimelineEnding, WithdrawalId,
+        Change, Deadline, LeaseId, MemberId, Millis, Name, Named, Notice, Refusal, Staleness, Then, TimelineEnding,
+        WithdrawalId,
     },
     users::Owned,
 };
@@ -51,11 +52,11 @@ impl Version {
     }
 
     /// Refuses a further view if the version is stale.
-    pub(super) fn check_stale(&self, name: &Name, version: u64) -> Result<(), Refused> {
+    pub(super) fn check_stale(&self, name: &Name, version: u64) -> Result<(), Refusal> {
         let name = || name.clone();
         match self.stale {
-            Some(Staleness::Withdrawn(notice)) => Err(Refused::Withdrawn { name: name(), version, notice }),
-            Some(Staleness::DeviceLost(place)) => Err(Refused::DeviceLost { name: name(), version, place }),
+            Some(Staleness::Withdrawn(notice)) => Err(Refusal::Withdrawn { name: name(), version, notice }),
+            Some(Staleness::DeviceLost(place)) => Err(Refusal::DeviceLost { name: name(), version, place }),
             Some(_) | None => Ok(()),
         }
     }

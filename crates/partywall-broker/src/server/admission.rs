@@ -35,7 +35,6 @@ use crate::{
         membership::{Identified, identify, presentable},
         reactor::Source,
         supervised::{Record, Supervised},
-        translate,
     },
 };
 
@@ -60,7 +59,7 @@ impl Server {
                 holders: Vec::new(),
             });
         }
-        self.registry.check_room(process.uid).map_err(translate::refusal)
+        self.registry.check_room(process.uid)
     }
 
     /// Makes room for another operator; if necessary, dismisses the one that has been idle for longest.
@@ -88,7 +87,7 @@ impl Server {
         let limit =
             |needed| Refusal::Limit { limit: Limit::Operators, allowed: OPERATORS, needed, holders: Vec::new() };
         self.make_room_for_operator(|_| true, OPERATORS, limit)?;
-        self.registry.check_rows().map_err(translate::refusal)
+        self.registry.check_rows()
     }
 
     /// Makes room for another operator among those of some users; if necessary, dismisses the one that has been idle
@@ -264,8 +263,7 @@ impl Server {
             supervised.page.forget_deaths();
         }
         self.acceptor.forget(id);
-        let welcome =
-            Welcome { member: member.0, row, token, uid, resumed, max_message: self.limits.given.message as u32 };
+        let welcome = Welcome { member, row, token, uid, resumed, max_message: self.limits.given.message as u32 };
         let hello = BrokerHello { instance: self.about.instance, outcome: Ok(welcome) };
         let mut fds = vec![self.runner.store.adopt(theirs).into(), rows];
         if self.peers.members.is_operator(member) {

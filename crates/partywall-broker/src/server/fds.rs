@@ -21,7 +21,6 @@ use crate::{
     server::{
         ids::IdMap,
         reclaimer::{Donated, Reclaimer},
-        translate::invalid,
     },
 };
 
@@ -118,15 +117,15 @@ impl FdStore {
         expected: Expected,
     ) -> Result<(Vec<Chunk>, Table), Refusal> {
         if chunks.len() > MAX_CHUNKS {
-            return Err(invalid(format!("{} chunks exceed the limit of {MAX_CHUNKS}", chunks.len())));
+            return Err(Refusal::invalid(format!("{} chunks exceed the limit of {MAX_CHUNKS}", chunks.len())));
         }
         let chunk_fds = if expected.kind == Kind::Legacy { 0 } else { chunks.len() };
         let wanted = chunk_fds + usize::from(matches!(table, wire::Table::Fd { .. }));
         if fds.len() != wanted {
-            return Err(invalid(format!("{wanted} file descriptors are needed, {} arrived", fds.len())));
+            return Err(Refusal::invalid(format!("{wanted} file descriptors are needed, {} arrived", fds.len())));
         }
         if chunks.iter().try_fold(0_u64, |sum, bytes| sum.checked_add(*bytes)).is_none() {
-            return Err(invalid("the chunks' lengths overflow"));
+            return Err(Refusal::invalid("the chunks' lengths overflow"));
         }
         for (index, (bytes, fd)) in chunks.iter().zip(&fds[..chunk_fds]).enumerate() {
             if let Some(fd) = fd.fd() {
@@ -135,7 +134,7 @@ impl FdStore {
         }
         match &table {
             wire::Table::Inline(bytes) if bytes.len() > MAX_INLINE_TABLE => {
-                return Err(invalid(format!("a table of {} bytes must be in a memfd", bytes.len())));
+                return Err(Refusal::invalid(format!("a table of {} bytes must be in a memfd", bytes.len())));
             }
             wire::Table::Inline(_) => {}
             wire::Table::Fd { bytes } => {
@@ -153,7 +152,7 @@ impl FdStore {
         let table = match (table, ids.next()) {
             (wire::Table::Inline(bytes), _) => Table::Inline(bytes.into()),
             (wire::Table::Fd { bytes }, Some(fd)) => Table::Fd { bytes, fd },
-            (wire::Table::Fd { .. }, None) => return Err(invalid("the table's file descriptor is missing")),
+            (wire::Table::Fd { .. }, None) => return Err(Refusal::invalid("the table's file descriptor is missing")),
         };
         Ok((chunks, table))
     }

@@ -232,7 +232,7 @@ impl Membership {
 
     /// Returns the member as which a client may resume.
     pub(super) fn resumable(&self, resume: &Resume, instance: u64, client: &Identified) -> Option<MemberId> {
-        let member = MemberId(resume.member);
+        let member = resume.member;
         let record = self.records.get(&member)?;
         // A forked child knows its parent's token, but is another process. A process that has changed its user has lost
         // the rights of the former one.
@@ -479,11 +479,11 @@ mod tests {
     #[test]
     fn only_the_same_live_process_resumes() {
         let (mut members, member, _) = member();
-        let right = Resume { instance: 5, member: member.0, token: Token([7; 16]) };
+        let right = Resume { instance: 5, member: MemberId(member.0), token: Token([7; 16]) };
         assert_eq!(members.resumable(&right, 5, &client()), Some(member));
         assert_eq!(members.resumable(&right, 6, &client()), None);
         assert_eq!(members.resumable(&Resume { token: Token([8; 16]), ..right.clone() }, 5, &client()), None);
-        assert_eq!(members.resumable(&Resume { member: 9, ..right.clone() }, 5, &client()), None);
+        assert_eq!(members.resumable(&Resume { member: MemberId(9), ..right.clone() }, 5, &client()), None);
         assert_eq!(members.resumable(&right, 5, &Identified { pid: 1, ..client() }), None);
         members.exited(member);
         assert_eq!(members.resumable(&right, 5, &client()), None);

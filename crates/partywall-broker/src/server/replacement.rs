@@ -24,7 +24,7 @@ use rustix::{
 
 use crate::{
     bind::own_user,
-    registry::{MemberId, effect::Audited},
+    registry::{MemberId, RequestId, effect::Audited},
     replacement::{self, Purpose, VARIABLE},
     server::{
         connection::{Channel, Connection, ConnectionId},
@@ -42,7 +42,7 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Replacement {
     member: MemberId,
-    request: u64,
+    request: RequestId,
     /// The file of the program.
     program: Donated,
     stage: Stage,
@@ -72,7 +72,7 @@ impl Server {
         &mut self,
         id: ConnectionId,
         member: MemberId,
-        request: u64,
+        request: RequestId,
         fds: Vec<Donated>,
     ) -> Result<(), Refusal> {
         let refused = |why| Err(Refusal::NotReplaced { why });

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use partywall_shm::crash::point;
-use partywall_wire::{self as wire, Refusal, Reply, Request};
+use partywall_wire::{self as wire, BadRequest, Refusal, Reply, Request};
 
 use crate::{
     registry::{Event, MemberId, RequestId},
@@ -20,9 +20,13 @@ use crate::{
 impl Server {
     /// Handles a message of a member.
     pub(super) fn on_request(&mut self, id: ConnectionId, member: MemberId, message: Message) {
-        let request: Request = match message.frame.decode() {
+        let request = match Request::decode(&message.frame.body) {
             Ok(request) => request,
-            Err(error) => return self.hang_up(id, &error.to_string()),
+            Err(BadRequest::Refused(request, refusal)) => {
+                self.runner.store.discard(message.fds);
+                return self.refuse_request(id, member, request, refusal);
+            }
+            Err(BadRequest::Malformed(error)) => return self.hang_up(id, &error.to_string()),
         };
         let Some(connection) = self.peers.connections.get(&id) else { return };
         if connection.is_closed(Channel::Call) && only_asks(&request.call) {
@@ -52,7 +56,7 @@ impl Server {
             }
         }
         let Message { frame, fds } = message;
-        tracing::trace!(%member, request = request.id, call = ?request.call, "request");
+        tracing::trace!(%member, request = %request.id, call = ?request.call, "request");
         let arrived = fds.len();
         // If the request is refused, the reclaimer closes the descriptors, because closing GPU memory may stall.
         let fds: Vec<_> = fds.into_iter().map(|fd| self.runner.store.adopt(fd)).collect();
@@ -81,12 +85,12 @@ impl Server {
         let call = call.and_then(|call| self.provide(member, call));
         point("broker: control memory created, request not decided");
         match call {
-            Ok(call) => self.apply(Event::Request { member, request: RequestId(request.id), call }),
+            Ok(call) => self.apply(Event::Request { member, request: request.id, call }),
             Err(refusal) => self.refuse_request(id, member, request.id, refusal),
         }
     }
 
-    pub(super) fn refuse_request(&mut self, id: ConnectionId, member: MemberId, request: u64, refusal: Refusal) {
+    pub(super) fn refuse_request(&mut self, id: ConnectionId, member: MemberId, request: RequestId, refusal: Refusal) {
         self.send_reply(id, member, Reply { id: request, outcome: Err(refusal) });
     }
 
@@ -117,7 +121,7 @@ impl Server {
             match (room, phase) {
                 (Some(Room::Later(refusal)), Phase::Member(member)) => {
                     self.runner.store.discard(message.fds);
-                    if let Ok(request) = message.frame.decode::<Request>() {
+                    if let Ok(request) = Request::decode(&message.frame.body) {
                         self.refuse_request(id, member, request.id, refusal);
                     }
                 }

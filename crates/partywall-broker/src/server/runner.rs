@@ -104,7 +104,7 @@ impl Server {
             match effect {
                 Effect::Reply { member, request, outcome, fds } => {
                     let outcome = self.translated(member, outcome);
-                    let reply = Reply { id: request.0, outcome };
+                    let reply = Reply { id: request, outcome };
                     effects.extend(self.send(member, Channel::Call, &reply, &fds));
                     if let Some(supervised) = &self.supervised {
                         supervised.page.forget_deaths();
@@ -112,7 +112,7 @@ impl Server {
                 }
                 Effect::Notify { member, ticket, outcome, fds } => {
                     let outcome = self.translated(member, outcome);
-                    let completion = wire::Event::Completion { ticket: ticket.0, outcome };
+                    let completion = wire::Event::Completion { ticket, outcome };
                     effects.extend(self.send(member, Channel::Events, &completion, &fds));
                 }
                 Effect::Close(fds) => self.runner.close(&fds),
@@ -159,7 +159,6 @@ impl Server {
                     self.reactor.set_timer(Duration::from_millis(after), Timer::Deadline(id));
                 }
                 Effect::Stale { member, leases } => {
-                    let leases = leases.into_iter().map(|(lease, notice)| (lease.0, notice)).collect();
                     effects.extend(self.send(member, Channel::Events, &wire::Event::Stale { leases }, &[]));
                 }
                 Effect::Audit(audited) => self.audit.note(&audited),

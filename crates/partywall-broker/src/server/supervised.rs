@@ -277,13 +277,13 @@ impl Server {
 
     /// Prepares for a request: refuses it if it was fatal twice, or if it cannot be recorded and `takes` something. A
     /// request that gives something back is recorded in the memory that is kept for it.
-    pub(super) fn begin_request(&mut self, member: MemberId, request: u64, takes: bool) -> Result<(), Refusal> {
+    pub(super) fn begin_request(&mut self, member: MemberId, request: RequestId, takes: bool) -> Result<(), Refusal> {
         let Some(supervised) = &mut self.supervised else { return Ok(()) };
-        if supervised.fatal == Some((member, RequestId(request))) {
+        if supervised.fatal == Some((member, request)) {
             let why = "the broker has died twice while it handled this request, and does not try a third time";
             return Err(Refusal::Invalid { why: why.into() });
         }
-        supervised.page.begin_request(member.0, request);
+        supervised.page.begin_request(member.0, request.0);
         if takes { self.make_room() } else { Ok(()) }
     }
 

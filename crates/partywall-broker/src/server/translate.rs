@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use partywall_shm::{DType, queue::InUse};
+use partywall_shm::DType;
 use partywall_wire::{
     self as wire, Answer, Kill, Refusal,
-    limits::{MAX_BLOCKS, MAX_DEADLINE, MAX_PERMITS, check_name},
+    limits::{MAX_BLOCKS, MAX_DEADLINE, MAX_PERMITS},
 };
 
 mod control;
@@ -17,11 +17,10 @@ mod watch;
 
 use crate::{
     registry::{
-        self, Call, MemberId, Outcome, Refused, Registry, RequestId,
-        effect::{Counts, Departed, Handle, Holder, HoldingQueue, Info, NameRow, Opened, VersionRow},
+        self, Call, Outcome, Registry,
+        effect::{Counts, Departed, Holder, HoldingQueue, Info, NameRow, Opened, VersionRow},
         event,
-        tombstones::Tombstone,
-        types::{ClaimId, Kind, LeaseId, Lifetime, Memory, Name, Place, Table},
+        types::{Kind, Lifetime, Memory, Place, Table},
     },
     server::{
         control::{Control, SlotTable, queue_shape, topic_shape},
@@ -63,7 +62,7 @@ pub(super) fn call(
     about: &About,
 ) -> Result<Call, Refusal> {
     if !fds.is_empty() && !matches!(call, wire::Call::Commit(_) | wire::Call::Grow(_)) {
-        return Err(invalid("this request carries no file descriptors"));
+        return Err(Refusal::invalid("this request carries no file descriptors"));
     }
     Ok(match call {
         wire::Call::Ping => Call::Ping,
@@ -72,32 +71,30 @@ pub(super) fn call(
             Call::Commit(self::commit(commit, fds, runner, simulated)?)
         }
         wire::Call::Open(open) => Call::Open(event::Open {
-            name: name(open.name)?,
+            name: open.name,
             version: version(open.version)?,
             access: open.access,
             wait: open.wait,
         }),
-        wire::Call::OpenOrBuild { name } => Call::OpenOrBuild { name: self::name(name)? },
-        wire::Call::AbandonBuild { claim } => Call::AbandonBuild { claim: ClaimId(claim) },
-        wire::Call::Cancel { ticket } => Call::Cancel { ticket: RequestId(ticket) },
-        wire::Call::GiveUp { request } => Call::GiveUp { request: RequestId(request) },
-        wire::Call::Release { lease } => Call::Release { lease: LeaseId(lease) },
-        wire::Call::LeaveName { lease } => Call::LeaveName { lease: LeaseId(lease) },
+        wire::Call::OpenOrBuild { name } => Call::OpenOrBuild { name },
+        wire::Call::AbandonBuild { claim } => Call::AbandonBuild { claim },
+        wire::Call::Cancel { ticket } => Call::Cancel { ticket },
+        wire::Call::GiveUp { request } => Call::GiveUp { request },
+        wire::Call::Release { lease } => Call::Release { lease },
+        wire::Call::LeaveName { lease } => Call::LeaveName { lease },
         wire::Call::WithdrawNames => Call::WithdrawNames,
-        wire::Call::AwaitWithdrawal { lease } => Call::AwaitWithdrawal { lease: LeaseId(lease) },
+        wire::Call::AwaitWithdrawal { lease } => Call::AwaitWithdrawal { lease },
         wire::Call::Grow(grow) => Call::Grow(self::grow(grow, fds, &mut runner.store, simulated)?),
-        wire::Call::Refresh { lease, growths, chunks } => Call::Refresh { lease: LeaseId(lease), growths, chunks },
-        wire::Call::AwaitGrowth { lease, growths } => Call::AwaitGrowth { lease: LeaseId(lease), growths },
+        wire::Call::Refresh { lease, growths, chunks } => Call::Refresh { lease, growths, chunks },
+        wire::Call::AwaitGrowth { lease, growths } => Call::AwaitGrowth { lease, growths },
         wire::Call::Remove { deadline: Some(wire::Deadline { after, .. }), .. } if after > MAX_DEADLINE => {
-            return Err(invalid(format!("a deadline is at most {MAX_DEADLINE} ms away, not {after} ms")));
+            return Err(Refusal::invalid(format!("a deadline is at most {MAX_DEADLINE} ms away, not {after} ms")));
         }
-        wire::Call::Remove { name, deadline } => Call::Remove { name: self::name(name)?, deadline },
-        wire::Call::Inspect { name, version } => {
-            Call::Inspect { name: self::name(name)?, version: self::version(version)? }
-        }
+        wire::Call::Remove { name, deadline } => Call::Remove { name, deadline },
+        wire::Call::Inspect { name, version } => Call::Inspect { name, version: self::version(version)? },
         // The point to continue from may be any text; it need not be a name.
-        wire::Call::List { after } => Call::List { after: after.map(Name::new) },
-        wire::Call::Members { after } => Call::Members { after: after.map(MemberId) },
+        wire::Call::List { after } => Call::List { after },
+        wire::Call::Members { after } => Call::Members { after },
         wire::Call::Watch { pattern, after } => Call::Watch(watch::watch(pattern, after, about.instance)?),
         wire::Call::UsesGpu { mps } => Call::UsesGpu { mps: mps.map(|pipes| presentable(&pipes).into()) },
         wire::Call::ContextLost { .. } => Call::ContextLost,
@@ -108,28 +105,30 @@ pub(super) fn call(
         wire::Call::Evict { whom, kill } => Call::Evict { whom, kill },
         wire::Call::FreeUnproven { pid } => Call::FreeUnproven { pid },
         wire::Call::OpenTimeline { name, writer, shared } => {
-            Call::OpenTimeline(event::OpenTimeline { name: self::name(name)?, writer, shared, slab: None })
+            Call::OpenTimeline(event::OpenTimeline { name, writer, shared, slab: None })
         }
-        wire::Call::FollowTimeline { lease } => Call::FollowTimeline { lease: LeaseId(lease) },
-        wire::Call::AbandonTimeline { name } => Call::AbandonTimeline { name: self::name(name)? },
-        wire::Call::OpenSemaphore { maximum: 0, .. } => return Err(invalid("a semaphore has at least one permit")),
+        wire::Call::FollowTimeline { lease } => Call::FollowTimeline { lease },
+        wire::Call::AbandonTimeline { name } => Call::AbandonTimeline { name },
+        wire::Call::OpenSemaphore { maximum: 0, .. } => {
+            return Err(Refusal::invalid("a semaphore has at least one permit"));
+        }
         wire::Call::OpenSemaphore { maximum, .. } if maximum > MAX_PERMITS => {
-            return Err(invalid(format!("a semaphore has at most {MAX_PERMITS} permits, not {maximum}")));
+            return Err(Refusal::invalid(format!("a semaphore has at most {MAX_PERMITS} permits, not {maximum}")));
         }
         wire::Call::OpenSemaphore { name, maximum, shared } => {
-            Call::OpenSemaphore(event::OpenSemaphore { name: self::name(name)?, maximum, shared, memory: None })
+            Call::OpenSemaphore(event::OpenSemaphore { name, maximum, shared, memory: None })
         }
-        wire::Call::Attach { queue, segment } => Call::Attach { queue: LeaseId(queue), segment: LeaseId(segment) },
+        wire::Call::Attach { queue, segment } => Call::Attach { queue, segment },
         wire::Call::DetachSegment { queue, attachment } => {
-            Call::DetachSegment(event::DetachSegment { queue: LeaseId(queue), attachment, in_use: None })
+            Call::DetachSegment(event::DetachSegment { queue, attachment, in_use: None })
         }
-        wire::Call::OpenAttached { queue, attachment } => Call::OpenAttached { queue: LeaseId(queue), attachment },
-        wire::Call::Objects { after } => Call::Objects { after: after.map(|(kind, name)| (kind, Name::new(name))) },
-        wire::Call::InspectObject { kind, name } => Call::InspectObject { kind, name: self::name(name)? },
+        wire::Call::OpenAttached { queue, attachment } => Call::OpenAttached { queue, attachment },
+        wire::Call::Objects { after } => Call::Objects { after },
+        wire::Call::InspectObject { kind, name } => Call::InspectObject { kind, name },
         wire::Call::Status => Call::Status,
         wire::Call::Stop { force } => Call::Stop { force },
         wire::Call::Bye => Call::Leave,
-        _ => return Err(invalid("this broker does not know the request")),
+        _ => return Err(Refusal::invalid("this broker does not know the request")),
     })
 }
 
@@ -152,15 +151,15 @@ fn commit(
     if let Some(control) = &commit.control {
         check_control(control, &commit)?;
     }
-    let name = name(commit.name)?;
+    let name = commit.name;
     let kind = commit.kind;
     match (kind, commit.place) {
         (Kind::Host, Place::Host)
         | (Kind::Vmm | Kind::Legacy | Kind::Live, Place::Gpu(_))
         | (Kind::Pinned, Place::Pinned(_)) => {}
-        (Kind::Host, _) => return Err(invalid("memory of kind host is in main memory")),
-        (Kind::Pinned, _) => return Err(invalid("memory of kind pinned is on a NUMA node")),
-        _ => return Err(invalid("memory of this kind is on a GPU")),
+        (Kind::Host, _) => return Err(Refusal::invalid("memory of kind host is in main memory")),
+        (Kind::Pinned, _) => return Err(Refusal::invalid("memory of kind pinned is on a NUMA node")),
+        _ => return Err(Refusal::invalid("memory of this kind is on a GPU")),
     }
     let ends_with_publisher = match commit.lifetime {
         Lifetime::Owned => true,
@@ -168,24 +167,26 @@ fn commit(
         Lifetime::Kept => false,
     };
     if kind == Kind::Legacy && (!ends_with_publisher || commit.reserved > 0) {
-        return Err(invalid("legacy memory ends with its publisher and cannot grow"));
+        return Err(Refusal::invalid("legacy memory ends with its publisher and cannot grow"));
     }
     if kind == Kind::Live && commit.reserved > 0 {
-        return Err(invalid("memory of an allocator cannot grow"));
+        return Err(Refusal::invalid("memory of an allocator cannot grow"));
     }
     let is_owned_segment = commit.lifetime == Lifetime::Owned && commit.control.is_none() && kind != Kind::Legacy;
     if commit.owner.is_some() && !is_owned_segment {
-        return Err(invalid("only the name of an owned segment can end with another member, and not legacy memory's"));
+        return Err(Refusal::invalid(
+            "only the name of an owned segment can end with another member, and not legacy memory's",
+        ));
     }
     if !commit.mutable && commit.reserved > 0 {
-        return Err(invalid("frozen memory cannot grow"));
+        return Err(Refusal::invalid("frozen memory cannot grow"));
     }
     if commit.shared && commit.mutable && commit.control.is_none() {
-        return Err(invalid("a mutable segment cannot be shared: its readers could write it"));
+        return Err(Refusal::invalid("a mutable segment cannot be shared: its readers could write it"));
     }
     let handles = if kind == Kind::Legacy { commit.chunks.len() } else { 0 };
     if commit.handles.len() != handles {
-        return Err(invalid(format!("{handles} handles are needed, {} arrived", commit.handles.len())));
+        return Err(Refusal::invalid(format!("{handles} handles are needed, {} arrived", commit.handles.len())));
     }
     let expected = Expected { kind, mutable: commit.mutable, simulated };
     let (chunks, table) = runner.store.take(commit.chunks, commit.table, fds, expected)?;
@@ -210,20 +211,18 @@ fn commit(
             }
         }
     }
-    let claim = commit.claim.map(ClaimId);
-    let owner = commit.owner.map(MemberId);
-    let wire::Commit { if_absent, shared, .. } = commit;
+    let wire::Commit { claim, owner, if_absent, shared, .. } = commit;
     Ok(event::Commit { name, memory: Arc::new(memory), if_absent, owner, claim, shared })
 }
 
 /// Refuses a pool, topic or queue with an invalid shape.
 fn check_control(control: &wire::Control, commit: &wire::Commit) -> Result<(), Refusal> {
     if !commit.mutable || commit.reserved > 0 {
-        return Err(invalid("a pool is mutable and does not grow"));
+        return Err(Refusal::invalid("a pool is mutable and does not grow"));
     }
     if !(1..=MAX_BLOCKS).contains(&control.blocks) || control.block_bytes == 0 {
         let wire::Control { blocks, block_bytes, .. } = control;
-        return Err(invalid(format!(
+        return Err(Refusal::invalid(format!(
             "a pool has 1 to {MAX_BLOCKS} blocks of at least one byte, not {blocks} of {block_bytes}"
         )));
     }
@@ -233,7 +232,7 @@ fn check_control(control: &wire::Control, commit: &wire::Commit) -> Result<(), R
         is_dtype && fits && topic.history <= topic.depth && !control.zeroed
     };
     if !control.topic.is_none_or(is_possible) {
-        return Err(invalid(format!("the shape of the topic is invalid: {control:?}")));
+        return Err(Refusal::invalid(format!("the shape of the topic is invalid: {control:?}")));
     }
     let is_possible = |queue: wire::QueueShape| {
         let fits = queue_shape(control).is_some_and(|shape| shape.is_possible());
@@ -241,12 +240,12 @@ fn check_control(control: &wire::Control, commit: &wire::Commit) -> Result<(), R
         fits && has_outputs && !control.zeroed && control.topic.is_none()
     };
     if !control.queue.is_none_or(is_possible) {
-        return Err(invalid(format!("the shape of the queue is invalid: {control:?}")));
+        return Err(Refusal::invalid(format!("the shape of the queue is invalid: {control:?}")));
     }
     let bytes = commit.chunks.first().copied().unwrap_or(0);
     match control.data_bytes() {
         Some(needed) if needed <= bytes => Ok(()),
-        _ => Err(invalid(format!("the blocks do not fit into the first chunk, which has {bytes} bytes"))),
+        _ => Err(Refusal::invalid(format!("the blocks do not fit into the first chunk, which has {bytes} bytes"))),
     }
 }
 
@@ -254,27 +253,16 @@ fn grow(grow: wire::Grow, fds: Vec<Donated>, store: &mut FdStore, simulated: boo
     let wire::Grow { lease, growths, kind, chunks, table, tensors } = grow;
     let expected = Expected { kind, mutable: true, simulated };
     let (chunks, table) = store.take(chunks, table, fds, expected)?;
-    Ok(event::Growth { lease: LeaseId(lease), growths, kind, chunks, table, tensors })
-}
-
-fn name(name: String) -> Result<Name, Refusal> {
-    match check_name(&name) {
-        Ok(()) => Ok(Name::new(name)),
-        Err(why) => Err(Refusal::BadName { name: name.chars().take(256).collect(), why }),
-    }
+    Ok(event::Growth { lease, growths, kind, chunks, table, tensors })
 }
 
 fn version(version: Option<u64>) -> Result<Option<u64>, Refusal> {
-    if version == Some(0) { Err(invalid("versions count from 1")) } else { Ok(version) }
-}
-
-pub(super) fn invalid(why: impl Into<String>) -> Refusal {
-    Refusal::Invalid { why: why.into() }
+    if version == Some(0) { Err(Refusal::invalid("versions count from 1")) } else { Ok(version) }
 }
 
 /// Converts the result of a request for the wire.
 pub(super) fn outcome(outcome: Outcome, sources: Sources<'_>) -> Result<Answer, Refusal> {
-    outcome.map(|granted| answer(granted, sources)).map_err(refusal)
+    outcome.map(|granted| answer(granted, sources))
 }
 
 /// What answers are made of, besides the result of the registry.
@@ -293,9 +281,9 @@ fn answer(granted: registry::Answer, Sources { about, control, members, registry
     match granted {
         registry::Answer::Done => Answer::Done,
         registry::Answer::Pending => Answer::Pending,
-        registry::Answer::Committed { version, lease } => Answer::Committed { version, lease: lease.0 },
+        registry::Answer::Committed { version, lease } => Answer::Committed { version, lease },
         registry::Answer::Opened(opened) => Answer::Opened(self::opened(&opened)),
-        registry::Answer::Build { claim } => Answer::Build { claim: claim.0 },
+        registry::Answer::Build { claim } => Answer::Build { claim },
         registry::Answer::Grown { growths, chunks, memory } => Answer::Grown(wire::Grown {
             growths,
             chunks: self::chunks(&memory).split_off(chunks),
@@ -325,7 +313,7 @@ fn answer(granted: registry::Answer, Sources { about, control, members, registry
             Answer::Freed { members: members.iter().map(member::freed).collect(), more }
         }
         registry::Answer::Timeline(opened) => Answer::Timeline(object::opened(opened)),
-        registry::Answer::Semaphore { lease, maximum } => Answer::Semaphore { lease: lease.0, maximum },
+        registry::Answer::Semaphore { lease, maximum } => Answer::Semaphore { lease, maximum },
         registry::Answer::Attached { attachment } => Answer::Attached { attachment },
         registry::Answer::Objects { objects, more } => {
             Answer::Objects { objects: objects.iter().map(|row| object::row(row, control)).collect(), more }
@@ -341,8 +329,8 @@ fn answer(granted: registry::Answer, Sources { about, control, members, registry
 fn opened(opened: &Opened) -> wire::Opened {
     let memory = &opened.memory;
     wire::Opened {
-        lease: opened.lease.0,
-        name: opened.name.to_string(),
+        lease: opened.lease,
+        name: opened.name.clone(),
         version: opened.version,
         kind: memory.kind,
         place: memory.place,
@@ -475,74 +463,6 @@ fn table(table: &Table) -> wire::Table {
     match table {
         Table::Inline(bytes) => wire::Table::Inline(bytes.to_vec()),
         Table::Fd { bytes, .. } => wire::Table::Fd { bytes: *bytes },
-    }
-}
-
-fn end(Tombstone { ending, version, pid, command, at, .. }: Tombstone) -> wire::NameEnd {
-    wire::NameEnd { version, ending, pid, command: command.to_string(), at }
-}
-
-/// Converts a refusal for the wire. [`Registry::with_holders`] adds the processes that have reached a limit.
-pub(super) fn refusal(refused: Refused) -> Refusal {
-    match refused {
-        Refused::NotFound { name, near, is, ended } => Refusal::NotFound {
-            name: name.to_string(),
-            near: near.iter().map(Name::to_string).collect(),
-            is,
-            ended: ended.map(|ended| Box::new(end(*ended))),
-        },
-        Refused::Ended { name, tombstone } => Refusal::Ended { name: name.to_string(), end: end(tombstone) },
-        Refused::VersionNotFound { name, version, latest } => {
-            Refusal::VersionNotFound { name: name.to_string(), version, latest }
-        }
-        Refused::Withdrawing { name, notice } => Refusal::Withdrawing { name: name.to_string(), notice },
-        Refused::DeviceLost { name, version, place } => Refusal::DeviceLost { name: name.to_string(), version, place },
-        Refused::Withdrawn { name, version, notice } => Refusal::Withdrawn { name: name.to_string(), version, notice },
-        Refused::NameExists { name, version, is } => Refusal::NameExists { name: name.to_string(), version, is },
-        Refused::ReadOnly { name, version } => Refusal::ReadOnly { name: name.to_string(), version },
-        Refused::CannotGrow { name, version, why } => Refusal::CannotGrow { name: name.to_string(), version, why },
-        Refused::NotAttached { queue, attachment } => Refusal::NotAttached { queue: queue.to_string(), attachment },
-        Refused::AttachmentInUse { queue, name, version, in_use: InUse { tasks, first } } => Refusal::AttachmentInUse {
-            queue: queue.0.to_string(),
-            queue_version: queue.1,
-            name: name.to_string(),
-            version,
-            tasks,
-            first: (first.index, first.generation),
-        },
-        Refused::CannotHold { name, version } => Refusal::CannotHold { name: name.to_string(), version },
-        Refused::Invalid(why) => invalid(why),
-        Refused::Limit { limit, allowed, needed } => Refusal::Limit { limit, allowed, needed, holders: Vec::new() },
-        Refused::Quota { uid, limit, allowed, held, needed } => {
-            Refusal::Quota { uid, limit, allowed, held, needed, holders: Vec::new() }
-        }
-        Refused::OtherUser { what, owner, uid } => Refusal::OtherUser { what, owner, uid },
-        Refused::OtherDriver { simulated } => Refusal::OtherDriver { simulated },
-        Refused::Stale(handle) => Refusal::Stale {
-            what: match handle {
-                Handle::Lease => "lease",
-                Handle::Claim => "claim",
-                Handle::Ticket => "ticket",
-            }
-            .into(),
-        },
-        Refused::ObjectNotFound { kind, name, near, is } => Refusal::ObjectNotFound {
-            kind,
-            name: name.to_string(),
-            near: near.iter().map(Name::to_string).collect(),
-            is,
-        },
-        Refused::WriterExists { name, pid } => Refusal::WriterExists { name: name.to_string(), pid },
-        Refused::WrongMaximum { name, maximum, asked } => {
-            Refusal::WrongMaximum { name: name.to_string(), maximum, asked }
-        }
-        Refused::InUse { names, members } => Refusal::InUse { names, members },
-        Refused::NoSuchMember { whom, near } => Refusal::NoSuchMember { whom, near },
-        Refused::NotYourself => Refusal::NotYourself,
-        Refused::NotMember => Refusal::NotMember,
-        Refused::IsUnproven { pid } => Refusal::IsUnproven { pid },
-        Refused::NotUnproven { pid, state } => Refusal::NotUnproven { pid, state },
-        Refused::Evicted { by, at } => Refusal::Evicted { by, at },
     }
 }
 

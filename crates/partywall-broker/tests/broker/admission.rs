@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use partywall_os::socket;
-use partywall_wire::{Answer, Call, ClientHello, Kill, Limit, Refusal, Whom};
+use partywall_wire::{Answer, Call, ClientHello, Kill, Limit, MemberId, Refusal, Whom};
 
 use crate::{
-    common::{Client, Framed, TestBroker, eventually, open, shake_hands, shake_hands_as},
+    common::{Client, Framed, TestBroker, called, eventually, open, shake_hands, shake_hands_as},
     roles::Role,
 };
 
@@ -51,18 +51,18 @@ fn operators_are_admitted_beside_all_members() {
     assert_eq!(refused(join(&broker.socket)), (Limit::Clients, 2));
     let mut operator = operator(&broker.socket).unwrap();
     assert_eq!(operator.status().members, 2);
-    let pids: Vec<_> = operator.members().iter().map(|row| row.member).collect();
+    let pids: Vec<_> = operator.members().iter().map(|row| MemberId(row.member)).collect();
     assert_eq!(pids, [a.welcome.member, b.welcome.member], "operators are not listed");
     assert!(matches!(operator.ask(Call::List { after: None }), Ok(Answer::Names { names, .. }) if names.len() == 1));
-    assert!(operator.ask(Call::Inspect { name: "name".into(), version: None }).is_ok());
+    assert!(operator.ask(Call::Inspect { name: called("name"), version: None }).is_ok());
     let refusals = [open("name", false), Call::Watch { pattern: "*".into(), after: None }]
         .map(|call| operator.ask(call).unwrap_err());
     assert_eq!(refusals, [Refusal::NotMember, Refusal::NotMember]);
-    match operator.ask(Call::Evict { whom: Whom::Member(b.welcome.member), kill: false }) {
+    match operator.ask(Call::Evict { whom: Whom::Member(b.welcome.member.0), kill: false }) {
         Ok(Answer::Evicted(evicted)) => assert_eq!((evicted.len(), evicted[0].kill), (1, Kill::NotAsked)),
         other => panic!("{other:?}"),
     }
-    assert!(matches!(operator.ask(Call::Remove { name: "name".into(), deadline: None }), Ok(Answer::Removed { .. })));
+    assert!(matches!(operator.ask(Call::Remove { name: called("name"), deadline: None }), Ok(Answer::Removed { .. })));
     assert_eq!(operator.ask(Call::Stop { force: true }), Ok(Answer::Done));
     broker.exit();
 }

@@ -7,10 +7,10 @@ use partywall_shm::{
     pool::Pool,
     queue::{Contents, MAX_ATTACHMENTS, NewInput, NewTask, NotSubmitted, Part, Pools, Queue, TaskId, TaskState},
 };
-use partywall_wire::{Answer, Call, Control, Limit, QueueHolder, QueueShape, Refusal};
+use partywall_wire::{Answer, Call, Control, LeaseId, Limit, QueueHolder, QueueShape, Refusal};
 
 use crate::{
-    common::{Client, TestBroker, eventually, full, opened},
+    common::{Client, TestBroker, called, eventually, full, opened},
     pools::{self, create, inspect, survive_any_control_memory},
     roles::Role,
 };
@@ -21,21 +21,21 @@ const QUEUE: Control = Control { blocks: 1, block_bytes: 1, zeroed: false, topic
 
 /// A queue that a client has open.
 struct Opened {
-    lease: u64,
+    lease: LeaseId,
     queue: Queue,
     inputs: Pool,
     outputs: Pool,
 }
 
 impl Opened {
-    fn new(lease: u64, fds: Vec<OwnedFd>) -> Self {
+    fn new(lease: LeaseId, fds: Vec<OwnedFd>) -> Self {
         let [inputs, outputs] = [&fds[0], &fds[1]].map(|fd| Pool::map(fd).unwrap());
         Self { lease, queue: Queue::map(&fds[2]).unwrap(), inputs, outputs }
     }
 
     fn create(client: &mut Client) -> Self {
         let (lease, fds) = create(client, "q", QUEUE).unwrap();
-        Self::new(lease, fds)
+        Self::new(LeaseId(lease), fds)
     }
 
     fn open(client: &mut Client) -> Self {
@@ -57,7 +57,7 @@ impl Opened {
         self.queue.dispose(pools, row, id, |state| state == TaskState::Pending).unwrap();
     }
 
-    fn attach(&self, client: &mut Client, segment: u64) -> Result<u32, Refusal> {
+    fn attach(&self, client: &mut Client, segment: LeaseId) -> Result<u32, Refusal> {
         client.ask(Call::Attach { queue: self.lease, segment }).map(|answer| match answer {
             Answer::Attached { attachment } => attachment,
             other => panic!("{other:?}"),
@@ -115,9 +115,9 @@ fn segment_is_detached_when_no_task_names_it() {
     assert_eq!(queue.attach(&mut one, segment), Ok(attachment), "once");
     let id = queue.submit(row, attachment).unwrap();
     let in_use = Refusal::AttachmentInUse {
-        queue: "q".into(),
+        queue: called("q"),
         queue_version: 1,
-        name: "weights".into(),
+        name: called("weights"),
         version: 1,
         tasks: 1,
         first: (id.index, id.generation),
@@ -128,14 +128,14 @@ fn segment_is_detached_when_no_task_names_it() {
     queue.end(row, id);
     assert_eq!(at_two.detach(&mut two, attachment), Ok(Answer::Done));
     assert_eq!(queue.submit(row, attachment), Err(NotSubmitted::Detached(attachment)));
-    let gone = Refusal::NotAttached { queue: "q".into(), attachment };
+    let gone = Refusal::NotAttached { queue: called("q"), attachment };
     assert_eq!(at_two.detach(&mut two, attachment), Err(gone.clone()));
     assert_eq!(two.ask(Call::OpenAttached { queue: at_two.lease, attachment }), Err(gone.clone()));
     // A number that a process made up.
     let made_up = u32::MAX;
     assert!(!queue.queue.is_attached(made_up));
     let call = Call::OpenAttached { queue: queue.lease, attachment: made_up };
-    assert_eq!(one.ask(call), Err(Refusal::NotAttached { queue: "q".into(), attachment: made_up }));
+    assert_eq!(one.ask(call), Err(Refusal::NotAttached { queue: called("q"), attachment: made_up }));
     assert_ne!(queue.attach(&mut one, segment), Ok(attachment), "no number comes twice");
     assert!(inspect(&mut two, "weights").queues[0] != holder);
 }
@@ -148,8 +148,10 @@ fn invalid_attachments_are_refused() {
     let queue = Opened::create(&mut one);
     let (pool, _) = create(&mut one, "p", Control { queue: None, ..QUEUE }).unwrap();
     let (_, segment) = one.commit("s", b"x", false);
-    for (queue, segment) in [(queue.lease, pool), (queue.lease, queue.lease), (pool, segment), (segment, segment)] {
-        let outcome = one.ask(Call::Attach { queue, segment });
+    for (queue, segment) in
+        [(queue.lease, pool), (queue.lease, queue.lease.0), (LeaseId(pool), segment.0), (segment, segment.0)]
+    {
+        let outcome = one.ask(Call::Attach { queue, segment: LeaseId(segment) });
         assert!(matches!(outcome, Err(Refusal::Invalid { .. })), "{outcome:?}");
     }
     assert!(matches!(queue.attach(&mut two, segment), Err(Refusal::Stale { .. })), "of another member");
@@ -172,9 +174,9 @@ fn broker_survives_any_control_memory_of_queues() {
     survive_any_control_memory(control, |client, lease| {
         let (_, segment) = client.commit(&format!("weights-{}", client.welcome.member), b"weights", false);
         // The control memory may say that all entries are taken, or that tasks name this one.
-        if let Ok(Answer::Attached { attachment }) = client.ask(Call::Attach { queue: lease, segment }) {
-            let _ = client.ask(Call::DetachSegment { queue: lease, attachment });
+        if let Ok(Answer::Attached { attachment }) = client.ask(Call::Attach { queue: LeaseId(lease), segment }) {
+            let _ = client.ask(Call::DetachSegment { queue: LeaseId(lease), attachment });
         }
-        let _ = client.ask(Call::Attach { queue: lease, segment });
+        let _ = client.ask(Call::Attach { queue: LeaseId(lease), segment });
     });
 }

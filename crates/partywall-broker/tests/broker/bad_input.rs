@@ -10,13 +10,13 @@ use partywall_os::{
     socket,
 };
 use partywall_wire::{
-    Access, Answer, Call, Commit, FdFault, Kind, Lifetime, Limit, MemberState, Open, Place, Refusal, Request, Table,
-    frame,
+    Access, Answer, Call, ClaimId, Commit, FdFault, Handle, Kind, Lifetime, Limit, MemberState, Open, Place, Refusal,
+    Request, RequestId, Table, frame,
     limits::{MAX_CHUNKS, MAX_FDS, MAX_INLINE_TABLE, MAX_MESSAGE, MAX_TABLE},
 };
 
 use crate::{
-    common::{Client, TestBroker, eventually, full, host_commit, open, shake_hands, slow_to_close},
+    common::{Client, TestBroker, called, eventually, full, host_commit, open, shake_hands, slow_to_close},
     roles::Role,
 };
 
@@ -118,19 +118,21 @@ fn invalid_requests_are_refused() {
     let mut client = broker.client();
     let mut other = broker.client();
     for name in ["", "/a", "a b", &"x".repeat(10_000)] {
-        assert!(matches!(client.open(name).0, Err(Refusal::BadName { .. })), "{name}");
+        assert!(matches!(client.ask_about(name, |name| open(&name, false)), Err(Refusal::BadName { .. })), "{name}");
     }
-    let zero = Open { name: "x".into(), version: Some(0), access: Access::Read, wait: true };
+    let zero = Open { name: called("x"), version: Some(0), access: Access::Read, wait: true };
     assert!(matches!(client.ask(Call::Open(zero)), Err(Refusal::Invalid { .. })));
     assert!(matches!(client.ask_with(Call::Ping, &[&frozen(1)]).0, Err(Refusal::Invalid { .. })));
     let given = Commit { lifetime: Lifetime::Kept, owner: Some(other.welcome.member), ..host_commit("x", &[1]) };
     let refused = client.ask_with(Call::Commit(given), &[&frozen(1)]).0;
     assert!(matches!(refused, Err(Refusal::Invalid { .. })), "a kept name has no owner: {refused:?}");
     let (_, lease) = other.commit("theirs", b"x", false);
-    for call in [Call::Release { lease }, Call::AwaitWithdrawal { lease }, Call::AbandonBuild { claim: 1 }] {
+    for call in [Call::Release { lease }, Call::AwaitWithdrawal { lease }, Call::AbandonBuild { claim: ClaimId(1) }] {
         assert!(matches!(client.ask(call), Err(Refusal::Stale { .. })));
     }
-    assert!(matches!(client.ask(Call::Cancel { ticket: 77 }), Err(Refusal::Stale { what }) if what == "ticket"));
+    assert!(
+        matches!(client.ask(Call::Cancel { ticket: RequestId(77) }), Err(Refusal::Stale { what }) if what == Handle::Ticket)
+    );
     assert!(other.open("theirs").0.is_ok());
 }
 
@@ -138,7 +140,7 @@ fn invalid_requests_are_refused() {
 fn malformed_message_costs_only_its_senders_connection() {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
-    let ping = frame::encode(&Request { id: 9, call: Call::Ping }, 0, MAX_MESSAGE).unwrap();
+    let ping = frame::encode(&Request { id: RequestId(9), call: Call::Ping }, 0, MAX_MESSAGE).unwrap();
     let fd = frozen(1);
     let mut unknown_call = frame::encode(&(9_u64, 200_u32), 0, MAX_MESSAGE).unwrap();
     unknown_call.extend_from_slice(b"and more");
@@ -198,12 +200,12 @@ fn client_that_never_reads_blocks_no_other_and_loses_nothing() {
     let mut sent = 0;
     let is_full = |socket: &OwnedFd| !socket::wait(socket, socket::Ready::Write, Some(Instant::now() + STUCK)).unwrap();
     while !is_full(&deaf.call.socket) {
-        sent = deaf.send(open("big", false), &[]);
+        sent = deaf.send(open("big", false), &[]).0;
     }
     assert_eq!(watcher.ask(Call::Ping), Ok(Answer::Done));
     for id in 1..=sent {
         let (reply, fds) = deaf.reply();
-        assert_eq!((reply.id, fds.len(), reply.outcome.is_ok()), (id, 1, true));
+        assert_eq!((reply.id.0, fds.len(), reply.outcome.is_ok()), (id, 1, true));
     }
 }
 
@@ -309,7 +311,7 @@ fn served_requests_leak_nothing() {
         let _ = client.ask_with(Call::Commit(host_commit("bad", &[9])), &[&chunk]);
         let _ = client.ask_with(Call::Commit(Commit { if_absent: true, ..host_commit("a", &[8]) }), &[&chunk]);
         for name in ["a", "b"] {
-            client.ask(Call::Remove { name: name.into(), deadline: None }).unwrap();
+            client.ask(Call::Remove { name: called(name), deadline: None }).unwrap();
         }
         // An unfinished message with a file descriptor, then the end of the connection or of the membership.
         if round % 3 == 0 {

@@ -13,7 +13,7 @@ use partywall_wire::{Answer, Commit, Lifetime, Limit, LimitHolder, Opened, Refus
 
 pub(crate) use partywall_harness::{
     eventually,
-    wire::{Client, Framed, open, shake_hands, shake_hands_as},
+    wire::{Client, Framed, called, open, shake_hands, shake_hands_as},
 };
 
 /// A broker in a thread of this process.

@@ -1,9 +1,9 @@
 //! Members that die, and members that only seem to have died.
 
-use partywall_wire::{Answer, Call, Commit, Lifetime, MemberState, Refusal};
+use partywall_wire::{Answer, Call, Commit, Lifetime, MemberId, MemberState, Refusal, RequestId};
 
 use crate::{
-    common::{Client, TestBroker, eventually, host_commit, open, opened, shake_hands},
+    common::{Client, TestBroker, called, eventually, host_commit, open, opened, shake_hands},
     roles::{Orphan, Role},
 };
 
@@ -14,12 +14,12 @@ fn resources_of_a_killed_process_are_reclaimed() {
     let (_, theirs) = watcher.commit("theirs", b"ours", false);
     let mut holder = Role::start("holder", &broker.socket);
     let member: u64 = holder.says().parse().unwrap();
-    assert_eq!(watcher.state_of(member), Some(MemberState::Alive));
+    assert_eq!(watcher.state_of(MemberId(member)), Some(MemberState::Alive));
 
     let lease = opened(watcher.open("owned").0).lease;
     assert_eq!(watcher.ask(Call::AwaitWithdrawal { lease }), Ok(Answer::Pending));
     let withdrawal = watcher.last;
-    assert_eq!(watcher.ask(Call::OpenOrBuild { name: "building".into() }), Ok(Answer::Pending));
+    assert_eq!(watcher.ask(Call::OpenOrBuild { name: called("building") }), Ok(Answer::Pending));
     let build = watcher.last;
     assert_eq!(watcher.status().leases, 5);
 
@@ -30,7 +30,7 @@ fn resources_of_a_killed_process_are_reclaimed() {
     assert_eq!(completions[0], (withdrawal, Answer::Withdrawn { notice: None }));
     assert!(matches!(completions[1], (ticket, Answer::Build { .. }) if ticket == build));
 
-    eventually("it is gone", || watcher.state_of(member).is_none());
+    eventually("it is gone", || watcher.state_of(MemberId(member)).is_none());
     assert!(matches!(watcher.open("owned").0, Err(Refusal::NotFound { .. })));
     assert!(watcher.open("kept").0.is_ok());
     assert_eq!(watcher.ask(Call::Release { lease: theirs }), Ok(Answer::Done));
@@ -44,16 +44,16 @@ fn child_that_holds_the_connection_holds_the_memory() {
     let mut parent = Role::start("parent", &broker.socket);
     let member: u64 = parent.says().parse().unwrap();
     let child = Orphan::of(&parent.says());
-    assert_eq!(watcher.ask(Call::OpenOrBuild { name: "building".into() }), Ok(Answer::Pending));
+    assert_eq!(watcher.ask(Call::OpenOrBuild { name: called("building") }), Ok(Answer::Pending));
 
     parent.kill();
-    eventually("the child is noticed", || watcher.state_of(member) == Some(MemberState::HeldByChild));
+    eventually("the child is noticed", || watcher.state_of(MemberId(member)) == Some(MemberState::HeldByChild));
     let (_, outcome, _) = watcher.completion();
     assert!(matches!(outcome, Ok(Answer::Build { .. })), "the builder has exited");
     assert!(watcher.open("owned").0.is_ok(), "the child may still have it mapped");
 
     child.kill();
-    eventually("both are gone", || watcher.state_of(member).is_none());
+    eventually("both are gone", || watcher.state_of(MemberId(member)).is_none());
     assert!(matches!(watcher.open("owned").0, Err(Refusal::NotFound { .. })));
 }
 
@@ -65,10 +65,10 @@ fn lost_connection_is_no_death() {
     let member: u64 = leaver.says().parse().unwrap();
     leaver.proceed();
     leaver.says();
-    eventually("it is a suspect", || watcher.state_of(member) == Some(MemberState::Suspect));
+    eventually("it is a suspect", || watcher.state_of(MemberId(member)) == Some(MemberState::Suspect));
     assert!(watcher.open("owned").0.is_ok());
     leaver.kill();
-    eventually("its death is proved", || watcher.state_of(member).is_none());
+    eventually("its death is proved", || watcher.state_of(MemberId(member)).is_none());
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn suspect_resumes_as_the_same_member() {
     let mut member = shake_hands(&broker.socket, Some(identity.clone())).unwrap();
     assert!(member.welcome.resumed);
     assert_eq!((member.welcome.member, member.welcome.token), (number, identity.token));
-    member.last = 2;
+    member.last = RequestId(2);
     assert_eq!(watcher.state_of(number), Some(MemberState::Alive));
     assert!(member.ask(open("lost", true)).is_ok(), "its request is asked again, and served");
     assert_eq!(member.ask(Call::Release { lease }), Ok(Answer::Done));
@@ -118,7 +118,7 @@ fn no_member_resumes_as_another() {
     let right = client.identity();
     for wrong in [
         partywall_wire::Resume { instance: right.instance ^ 1, ..right.clone() },
-        partywall_wire::Resume { member: right.member + 1, ..right.clone() },
+        partywall_wire::Resume { member: MemberId(right.member.0 + 1), ..right.clone() },
         partywall_wire::Resume { token: partywall_wire::Token([0; 16]), ..right.clone() },
     ] {
         assert_eq!(shake_hands(&broker.socket, Some(wrong)).err(), Some(Refusal::CannotResume));
@@ -133,7 +133,7 @@ fn commit_with_lost_answer_is_carried_out_once() {
     let commit = Call::Commit(Commit { lifetime: Lifetime::Kept, ..host_commit("x", &[1]) });
     let (first, _) = member.ask_with(commit.clone(), &[&chunk]);
     let mut again = shake_hands(&broker.socket, Some(member.identity())).unwrap();
-    again.last = member.last - 1;
+    again.last = RequestId(member.last.0 - 1);
     assert_eq!(again.ask_with(commit, &[&chunk]).0, first);
     assert_eq!(again.status().fds, 1);
 }
@@ -151,6 +151,6 @@ fn needs_namespaces_members_are_identified_by_pidfds() {
     let mut holder = Role::start("holder", &socket);
     let member: u64 = holder.says().parse().unwrap();
     holder.kill();
-    eventually("its death is proved", || watcher.state_of(member).is_none());
+    eventually("its death is proved", || watcher.state_of(MemberId(member)).is_none());
     assert!(matches!(watcher.open("owned").0, Err(Refusal::NotFound { .. })));
 }

@@ -3,10 +3,12 @@
 
 use std::time::Duration;
 
-use partywall_wire::{Answer, Call, Doubt, Evicted, Freed, Kill, Limit, MemberInfo, MemberState, Refusal, Whom};
+use partywall_wire::{
+    Answer, Call, Doubt, Evicted, Freed, Kill, Limit, MemberId, MemberInfo, MemberState, Refusal, RequestId, Whom,
+};
 
 use crate::{
-    common::{Client, TestBroker, eventually, full, open, opened, shake_hands},
+    common::{Client, TestBroker, called, eventually, full, open, opened, shake_hands},
     roles::Role,
     semaphores::User,
 };
@@ -48,7 +50,7 @@ fn evicted_member_gets_nothing_and_keeps_its_memory_until_death() {
     let lease = opened(watcher.open("owned").0).lease;
     assert_eq!(watcher.ask(Call::AwaitWithdrawal { lease }), Ok(Answer::Pending));
     let withdrawal = watcher.last;
-    assert_eq!(watcher.ask(Call::OpenOrBuild { name: "building".into() }), Ok(Answer::Pending));
+    assert_eq!(watcher.ask(Call::OpenOrBuild { name: called("building") }), Ok(Answer::Pending));
 
     let evicted = evict(&mut watcher, Whom::Pid(holder.pid()), false).unwrap();
     assert!(matches!(&evicted[..], [one] if one.member == member && one.leases == 3 && one.kill == Kill::NotAsked));
@@ -65,7 +67,7 @@ fn evicted_member_gets_nothing_and_keeps_its_memory_until_death() {
     assert_eq!(evict(&mut watcher, Whom::Member(member), false).unwrap().len(), 1, "a second eviction does no harm");
 
     holder.kill();
-    eventually("its death is proved", || watcher.state_of(member).is_none());
+    eventually("its death is proved", || watcher.state_of(MemberId(member)).is_none());
     assert_eq!(watcher.status().leases, 2, "`theirs`, and what it owned, in the hand of the watcher");
 }
 
@@ -78,7 +80,7 @@ fn evicted_member_is_refused_everything() {
     let (_, lease) = victim.commit("mine", b"x", true);
     assert_eq!(victim.ask(open("never", true)), Ok(Answer::Pending));
     let ticket = victim.last;
-    evict(&mut watcher, Whom::Member(number), false).unwrap();
+    evict(&mut watcher, Whom::Member(number.0), false).unwrap();
     let pid = std::process::id();
     let is_evicted =
         |outcome: &Result<Answer, Refusal>| matches!(outcome, Err(Refusal::Evicted { by, .. }) if *by == pid);
@@ -99,7 +101,7 @@ fn evicted_member_is_refused_everything() {
     // Its `Bye` proves nothing: the process lives, and was evicted.
     assert_eq!(victim.ask(Call::Bye), Ok(Answer::Done));
     assert!(victim.call.receive().is_none());
-    assert_eq!(row(&mut watcher, number).map(|row| (row.state, row.leases)), Some((MemberState::Evicted, 1)));
+    assert_eq!(row(&mut watcher, number.0).map(|row| (row.state, row.leases)), Some((MemberState::Evicted, 1)));
     assert!(watcher.open("mine").0.is_ok(), "a kept name stays");
 }
 
@@ -110,7 +112,7 @@ fn evicting_another_process_than_meant_is_refused() {
     let own = std::process::id();
     assert_eq!(evict(&mut watcher, Whom::Pid(own), true), Err(Refusal::NotYourself));
     let number = watcher.welcome.member;
-    assert_eq!(evict(&mut watcher, Whom::Member(number), true), Err(Refusal::NotYourself));
+    assert_eq!(evict(&mut watcher, Whom::Member(number.0), true), Err(Refusal::NotYourself));
     // One digit is wrong.
     let digits = own.to_string();
     let typed = digits.replacen(digits.as_bytes()[0] as char, if digits.starts_with('9') { "8" } else { "9" }, 1);
@@ -134,7 +136,7 @@ fn members_are_listed_with_their_timelines_permits_and_heartbeats() {
     let mut other = User::open(&broker.socket, "permits", 5);
     let _third = other.acquire();
     for (name, writer) in [("a", true), ("b", true), ("c", false)] {
-        other.client.ask(Call::OpenTimeline { name: name.into(), writer, shared: false }).unwrap();
+        other.client.ask(Call::OpenTimeline { name: called(name), writer, shared: false }).unwrap();
     }
     let listed = watcher.members();
     let facts = |row: &MemberInfo| (row.leases, row.timelines, row.permits);
@@ -144,7 +146,7 @@ fn members_are_listed_with_their_timelines_permits_and_heartbeats() {
     eventually("they seem hung", || watcher.members().iter().all(|row| row.state == MemberState::Hung));
     assert!(watcher.members().iter().all(|row| row.quiet.is_some_and(|quiet| quiet > 2000)));
     let number = other.client.welcome.member;
-    evict(&mut watcher, Whom::Member(number), false).unwrap();
+    evict(&mut watcher, Whom::Member(number.0), false).unwrap();
     assert_eq!(watcher.state_of(number), Some(MemberState::Evicted), "an eviction outranks a late heartbeat");
 }
 
@@ -154,10 +156,10 @@ fn listing_counts_permits_up_to_a_bound() {
     let mut watcher = broker.client();
     let mut user = broker.client();
     for i in 0..20 {
-        user.ask(Call::OpenSemaphore { name: format!("{i}"), maximum: 65_536, shared: false }).unwrap();
+        user.ask(Call::OpenSemaphore { name: called(&format!("{i}")), maximum: 65_536, shared: false }).unwrap();
     }
     let number = user.welcome.member;
-    assert_eq!(row(&mut watcher, number).unwrap().permits, None);
+    assert_eq!(row(&mut watcher, number.0).unwrap().permits, None);
 }
 
 // Holds 108.
@@ -170,7 +172,7 @@ fn eviction_can_kill() {
     let member: u64 = holder.says().parse().unwrap();
     let evicted = evict(&mut watcher, Whom::Pid(holder.pid()), true).unwrap();
     assert_eq!(evicted.iter().map(|one| (one.member, one.kill)).collect::<Vec<_>>(), [(member, Kill::Sent)]);
-    eventually("its death is proved", || watcher.state_of(member).is_none());
+    eventually("its death is proved", || watcher.state_of(MemberId(member)).is_none());
     assert_eq!(watcher.status().leases, 1);
     holder.kill();
 }
@@ -184,16 +186,16 @@ fn exited_process_is_not_killed_for_its_child() {
     let member: u64 = parent.says().parse().unwrap();
     let child = crate::roles::Orphan::of(&parent.says());
     parent.kill();
-    eventually("the child is noticed", || watcher.state_of(member) == Some(MemberState::HeldByChild));
+    eventually("the child is noticed", || watcher.state_of(MemberId(member)) == Some(MemberState::HeldByChild));
     let evicted = evict(&mut watcher, Whom::Pid(parent.pid()), true).unwrap();
     assert_eq!(evicted[0].kill, Kill::Exited);
     // The answer to a repeated request is the same.
-    watcher.last -= 1;
+    watcher.last = RequestId(watcher.last.0 - 1);
     let evicted = evict(&mut watcher, Whom::Pid(parent.pid()), true).unwrap();
     assert_eq!(evicted[0].kill, Kill::Exited);
-    assert_eq!(watcher.state_of(member), Some(MemberState::HeldByChild));
+    assert_eq!(watcher.state_of(MemberId(member)), Some(MemberState::HeldByChild));
     child.kill();
-    eventually("both are gone", || watcher.state_of(member).is_none());
+    eventually("both are gone", || watcher.state_of(MemberId(member)).is_none());
 }
 
 #[test]
@@ -224,7 +226,7 @@ fn under_mps_holdings_of_the_dead_are_quarantined() {
 
     let freed = free(&mut watcher, Some(pid)).unwrap();
     assert!(matches!(&freed[..], [one] if one.member == member && (one.leases, one.bytes) == (3, 13)));
-    eventually("its memory is closed", || watcher.state_of(member).is_none());
+    eventually("its memory is closed", || watcher.state_of(MemberId(member)).is_none());
     let status = watcher.status();
     assert_eq!((status.unproven, status.unproven_bytes, status.versions, status.leases), (0, 0, 2, 1));
     assert_eq!(free(&mut watcher, None), Ok(Vec::new()));
@@ -238,7 +240,7 @@ fn quarantine_takes_no_room_from_new_members() {
     for _ in 0..2 {
         let (mut holder, member) = under_mps(&broker, &mut watcher);
         holder.kill();
-        eventually("it is unproven", || watcher.state_of(member) == Some(MemberState::Unproven));
+        eventually("it is unproven", || watcher.state_of(MemberId(member)) == Some(MemberState::Unproven));
     }
     let mut operator = broker.client();
     let refused = full(Limit::Clients, 2, 2);
@@ -252,7 +254,7 @@ fn quarantine_ends_after_its_configured_time() {
     let mut watcher = broker.client();
     let (mut holder, member) = under_mps(&broker, &mut watcher);
     holder.kill();
-    eventually("it has expired", || watcher.state_of(member).is_none());
+    eventually("it has expired", || watcher.state_of(MemberId(member)).is_none());
     assert_eq!(watcher.status().leases, 1);
 }
 
@@ -275,7 +277,7 @@ fn member_without_resources_leaves_nothing_in_doubt() {
     let mut idler = Role::start("idler under MPS", &broker.socket);
     let member: u64 = idler.says().parse().unwrap();
     idler.kill();
-    eventually("it is forgotten", || watcher.state_of(member).is_none());
+    eventually("it is forgotten", || watcher.state_of(MemberId(member)).is_none());
 }
 
 // Holds 109.
@@ -294,5 +296,5 @@ fn process_with_lost_context_keeps_its_holdings_until_it_ends() {
     faulty.says();
     assert_eq!(row(&mut watcher, member).map(|row| row.leases), Some(1), "its `Bye` is no proof");
     faulty.kill();
-    eventually("its death is proved", || watcher.state_of(member).is_none());
+    eventually("its death is proved", || watcher.state_of(MemberId(member)).is_none());
 }

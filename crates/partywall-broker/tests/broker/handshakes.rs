@@ -141,7 +141,7 @@ fn client_without_pidfd_is_admitted_and_distinguished() {
     let kernel_gives_pidfd = process::peer_pidfd(&connection.socket).is_some();
     connection.send(&hello_of(&Speaker::new("0.0.0-test"), 0), &[]);
     let member = answer(&mut connection).1.unwrap().member;
-    let row = broker.client().members().into_iter().find(|row| row.member == member).unwrap();
+    let row = broker.client().members().into_iter().find(|row| row.member == member.0).unwrap();
     assert_eq!(row.doubt, (!kernel_gives_pidfd).then_some(Doubt::NoPidfd));
 }
 

@@ -5,7 +5,7 @@ use partywall_harness::hostile::{BIG, Hostile};
 use partywall_wire::{Answer, Call, limits::MAX_FDS};
 
 use crate::{
-    common::{Client, eventually, opened},
+    common::{Client, called, eventually, opened},
     roles::Role,
     unread::{CHUNKS, publish},
 };
@@ -66,8 +66,8 @@ pub(crate) fn others_are_served_beside(way: Hostile) {
     let mut other = Client::join(&socket);
     publish(&mut other);
     // Control memory of timelines and semaphores stays for the next ones.
-    other.ask(Call::OpenTimeline { name: "t".into(), writer: true, shared: false }).unwrap();
-    other.ask(Call::OpenSemaphore { name: "s".into(), maximum: 2, shared: false }).unwrap();
+    other.ask(Call::OpenTimeline { name: called("t"), writer: true, shared: false }).unwrap();
+    other.ask(Call::OpenSemaphore { name: called("s"), maximum: 2, shared: false }).unwrap();
     let before = held(&mut other);
     let mut hostile = Role::start(&format!("hostile {}", way.name()), &socket);
     assert_eq!(hostile.says(), "begun");

@@ -15,7 +15,7 @@ pub(crate) fn commit(name: &str) -> Commit {
 
 fn publish(client: &mut Client, name: &str) -> u64 {
     match client.ask(Call::Commit(commit(name))) {
-        Ok(Answer::Committed { lease, .. }) => lease,
+        Ok(Answer::Committed { lease, .. }) => lease.0,
         other => panic!("{other:?}"),
     }
 }

@@ -10,7 +10,7 @@ use partywall_broker::{Broker, Config, Exit, StartError};
 use partywall_os::{dir::PrivateDir, socket};
 use partywall_wire::{Answer, BrokerHello, Call, Refusal, handshake};
 
-use crate::common::{Framed, TestBroker};
+use crate::common::{Framed, TestBroker, called};
 
 fn place() -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
@@ -107,7 +107,7 @@ fn idle_broker_exits() {
     client.ask(Call::Bye).unwrap();
     std::thread::sleep(Duration::from_millis(200));
     let mut client = broker.client();
-    client.ask(Call::Remove { name: "kept".into(), deadline: None }).unwrap();
+    client.ask(Call::Remove { name: called("kept"), deadline: None }).unwrap();
     std::thread::sleep(Duration::from_millis(200));
     assert_eq!(client.ask(Call::Ping), Ok(Answer::Done), "a member is there");
     client.ask(Call::Bye).unwrap();

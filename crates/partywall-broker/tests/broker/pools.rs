@@ -9,12 +9,13 @@ use partywall_shm::{
     topic::{Message, PublisherPlace, Received, Status, TimelineCell, Topic, Unpublished},
 };
 use partywall_wire::{
-    Access, Answer, BlockCounts, Call, Commit, Control, ControlInfo, Lifetime, Limit, MemberState, Named, NoGrowth,
-    Open, Opened, OpenedTimeline, Place, Refusal, SegmentInfo, TopicShape, TopicUsage, Usage, Whom, limits::MAX_BLOCKS,
+    Access, Answer, BlockCounts, Call, ClaimId, Commit, Control, ControlInfo, LeaseId, Lifetime, Limit, MemberId,
+    MemberState, Named, NoGrowth, Open, Opened, OpenedTimeline, Place, Refusal, RequestId, SegmentInfo, TopicShape,
+    TopicUsage, Usage, Whom, limits::MAX_BLOCKS,
 };
 
 use crate::{
-    common::{Client, TestBroker, eventually, full, host_commit, shake_hands},
+    common::{Client, TestBroker, called, eventually, full, host_commit, shake_hands},
     roles::{Orphan, Role},
     timelines::User,
 };
@@ -42,7 +43,7 @@ pub(crate) fn create(client: &mut Client, name: &str, control: Control) -> Resul
 fn send(client: &mut Client, commit: Commit) -> Result<(u64, Vec<OwnedFd>), Refusal> {
     let chunk = Draft::create("partywall:test", commit.chunks[0]).unwrap().share().unwrap();
     match client.ask_with(Call::Commit(commit), &[&chunk]) {
-        (Ok(Answer::Committed { lease, .. }), fds) => Ok((lease, fds)),
+        (Ok(Answer::Committed { lease, .. }), fds) => Ok((lease.0, fds)),
         (Ok(other), _) => panic!("{other:?}"),
         (Err(refusal), _) => Err(refusal),
     }
@@ -50,7 +51,7 @@ fn send(client: &mut Client, commit: Commit) -> Result<(u64, Vec<OwnedFd>), Refu
 
 /// Returns the lease and the control memory.
 pub(crate) fn open(client: &mut Client, name: &str) -> Result<(Opened, Vec<OwnedFd>), Refusal> {
-    let open = Open { name: name.into(), version: None, access: Access::Write, wait: false };
+    let open = Open { name: called(name), version: None, access: Access::Write, wait: false };
     match client.ask_with(Call::Open(open), &[]) {
         (Ok(Answer::Opened(opened)), mut fds) => Ok((opened, fds.split_off(1))),
         (Ok(other), _) => panic!("{other:?}"),
@@ -93,16 +94,16 @@ fn name_of_a_pool_ends_with_its_last_user() {
     let mut two = broker.client();
     let (first, _) = create(&mut one, "p", POOL).unwrap();
     let (opened, _) = open(&mut two, "p").unwrap();
-    let taken = Refusal::NameExists { name: "p".into(), version: 1, is: Named::Pool };
+    let taken = Refusal::NameExists { name: called("p"), version: 1, is: Named::Pool };
     assert_eq!(create(&mut two, "p", POOL).err(), Some(taken.clone()));
     assert_eq!(send(&mut one, host_commit_of_256("p")).err(), Some(taken), "nor does a segment follow it");
     two.commit("s", b"x", false);
     assert_eq!(
         create(&mut two, "s", POOL).err(),
-        Some(Refusal::NameExists { name: "s".into(), version: 1, is: Named::Segment })
+        Some(Refusal::NameExists { name: called("s"), version: 1, is: Named::Segment })
     );
 
-    assert_eq!(one.ask(Call::Release { lease: first }), Ok(Answer::Done));
+    assert_eq!(one.ask(Call::Release { lease: LeaseId(first) }), Ok(Answer::Done));
     open(&mut one, "p").unwrap();
     one.ask(Call::Bye).unwrap();
     let grow = partywall_wire::Grow {
@@ -113,7 +114,7 @@ fn name_of_a_pool_ends_with_its_last_user() {
         table: opened.table,
         tensors: 1,
     };
-    let fixed = Refusal::CannotGrow { name: "p".into(), version: 1, why: NoGrowth::Fixed };
+    let fixed = Refusal::CannotGrow { name: called("p"), version: 1, why: NoGrowth::Fixed };
     assert_eq!(two.ask(Call::Grow(grow)), Err(fixed));
     assert_eq!(two.ask(Call::Release { lease: opened.lease }), Ok(Answer::Done));
     assert!(matches!(open(&mut two, "p"), Err(Refusal::NotFound { .. })), "it ended with its last user");
@@ -133,7 +134,7 @@ fn repeated_commit_returns_its_control_memory_again() {
     let (first, words) = member.ask_with(call.clone(), &[&chunk]);
     let held = hold(&Pool::map(&words[0]).unwrap(), member.welcome.row);
     let mut again = shake_hands(&broker.socket, Some(member.identity())).unwrap();
-    again.last = member.last - 1;
+    again.last = RequestId(member.last.0 - 1);
     let (second, words) = again.ask_with(call, &[&chunk]);
     assert_eq!(second, first);
     assert!(Pool::map(&words[0]).unwrap().is_current(held.index(), held.generation()));
@@ -171,7 +172,7 @@ fn blocks_return_with_last_lease_goodbye_and_death() {
         assert_eq!(pool.audit().held, 3);
         holder.kill();
         eventually("they are back", || pool.audit().is_idle());
-        watcher.ask(Call::Release { lease: mine }).unwrap();
+        watcher.ask(Call::Release { lease: LeaseId(mine) }).unwrap();
     }
 }
 
@@ -187,7 +188,7 @@ fn blocks_of_evicted_and_child_held_members_stay_until_death() {
     let child = Orphan::of(&parent.says());
     watcher.ask(Call::Evict { whom: Whom::Member(member), kill: false }).unwrap();
     parent.kill();
-    eventually("the child is noticed", || watcher.state_of(member) == Some(MemberState::HeldByChild));
+    eventually("the child is noticed", || watcher.state_of(MemberId(member)) == Some(MemberState::HeldByChild));
     assert_eq!(pool.audit().held, 3, "its kernels may run on");
     child.kill();
     eventually("they are given back", || pool.audit().is_idle());
@@ -243,7 +244,7 @@ fn process_that_blocks_others_is_listed_and_stops_when_evicted() {
         "the publisher set the start of its wait to 0, the start of the machine"
     );
 
-    asker.ask(Call::Evict { whom: Whom::Member(reader.welcome.member), kill: false }).unwrap();
+    asker.ask(Call::Evict { whom: Whom::Member(reader.welcome.member.0), kill: false }).unwrap();
     // Effects of a request may come after its answer.
     asker.ask(Call::Ping).unwrap();
     assert_eq!(publish(&mut publisher), Ok(2), "no publisher waits for it any more");
@@ -293,7 +294,7 @@ fn samples_of_a_departed_publisher_are_complete_up_to_its_timeline() {
             other => panic!("{other:?}"),
         });
         if ending == TimelineEnding::Evicted {
-            let whom = Whom::Member(writer.client.welcome.member);
+            let whom = Whom::Member(writer.client.welcome.member.0);
             reader.ask(Call::Evict { whom, kill: false }).unwrap();
         }
         let _ = writer.client.ask(Call::Bye);
@@ -303,7 +304,7 @@ fn samples_of_a_departed_publisher_are_complete_up_to_its_timeline() {
 }
 
 pub(crate) fn inspect(client: &mut Client, name: &str) -> SegmentInfo {
-    match client.ask(Call::Inspect { name: name.into(), version: None }) {
+    match client.ask(Call::Inspect { name: called(name), version: None }) {
         Ok(Answer::Info(info)) => *info,
         other => panic!("{other:?}"),
     }
@@ -323,7 +324,7 @@ fn listings_count_the_blocks_of_each_process() {
     let counts = BlockCounts { free: 1, held: 1, offered: 2, ..BlockCounts::default() };
     assert_eq!(info.control, Some(ControlInfo { blocks: counts, topic: None, queue: None }));
     assert_eq!(info.holders.iter().map(|holder| holder.blocks).collect::<Vec<_>>(), [1, 2]);
-    let members: Vec<_> = one.members().iter().map(|member| (member.member, member.blocks)).collect();
+    let members: Vec<_> = one.members().iter().map(|member| (MemberId(member.member), member.blocks)).collect();
     assert_eq!(members, [(one.welcome.member, Some(1)), (two.welcome.member, Some(2))]);
     let Ok(Answer::Names { names, .. }) = one.ask(Call::List { after: None }) else { panic!("names") };
     assert_eq!(names[0].usage, Some(Usage { free: 1, topic: None, queue: None }));
@@ -359,7 +360,7 @@ fn invalid_pools_are_refused() {
     }
     let elsewhere = Commit { place: Place::Gpu([1; 16]), ..commit("p", POOL) };
     assert!(matches!(send(&mut client, elsewhere), Err(Refusal::Invalid { .. })));
-    let claimed = Commit { claim: Some(7), ..commit("p", POOL) };
+    let claimed = Commit { claim: Some(ClaimId(7)), ..commit("p", POOL) };
     assert!(matches!(send(&mut client, claimed), Err(Refusal::Stale { .. })));
     assert_eq!(client.status().fds, 0, "no control memory is left");
     assert!(create(&mut client, "p", Control { blocks: MAX_BLOCKS, block_bytes: 1, ..POOL }).is_ok());
@@ -396,7 +397,7 @@ pub(crate) fn survive_any_control_memory(control: Control, open_more: impl Fn(&m
     for round in 0..30 {
         let mut other = broker.client();
         let (opened, _) = open(&mut other, "t").unwrap();
-        open_more(&mut other, opened.lease);
+        open_more(&mut other, opened.lease.0);
         for words in maps.iter().map(|map| map.slice::<u64>(0, map.len() / 8).unwrap()) {
             for at in 0..words.len() {
                 seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -404,10 +405,10 @@ pub(crate) fn survive_any_control_memory(control: Control, open_more: impl Fn(&m
                 words.set(at, if round % 2 == 0 { seed } else { words.get(at) ^ 1 << (seed >> 58) });
             }
         }
-        watcher.ask(Call::Inspect { name: "t".into(), version: None }).unwrap();
+        watcher.ask(Call::Inspect { name: called("t"), version: None }).unwrap();
         watcher.ask(Call::List { after: None }).unwrap();
         watcher.ask(Call::Members { after: None }).unwrap();
-        watcher.ask(Call::Evict { whom: Whom::Member(other.welcome.member), kill: false }).unwrap();
+        watcher.ask(Call::Evict { whom: Whom::Member(other.welcome.member.0), kill: false }).unwrap();
         let mut leaver = broker.client();
         let (again, _) = open(&mut leaver, "t").unwrap();
         assert_ne!(again.lease, opened.lease);

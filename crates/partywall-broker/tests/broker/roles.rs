@@ -17,7 +17,7 @@ use rustix::process::{Resource, Rlimit, Signal};
 
 use crate::{
     admission, attachments,
-    common::{Client, open},
+    common::{Client, called, open},
     hostile, pools, semaphores,
     timelines::User,
     unread,
@@ -245,7 +245,7 @@ fn holder(socket: &Path, mps: bool) {
     client.commit("owned", b"owned", false);
     client.commit("kept", b"kept", true);
     client.open("theirs").0.unwrap();
-    client.ask(Call::OpenOrBuild { name: "building".into() }).unwrap();
+    client.ask(Call::OpenOrBuild { name: called("building") }).unwrap();
     client.ask(open("never", true)).unwrap();
     say(client.welcome.member);
     wait_to_proceed();
@@ -279,7 +279,7 @@ fn faulty(socket: &Path) {
 fn parent(socket: &Path) {
     let mut client = Client::join(socket);
     client.commit("owned", b"owned", false);
-    client.ask(Call::OpenOrBuild { name: "building".into() }).unwrap();
+    client.ask(Call::OpenOrBuild { name: called("building") }).unwrap();
     let child = child_that_holds(&client);
     say(client.welcome.member);
     say(child);
@@ -400,7 +400,7 @@ fn acquirer(socket: &Path) {
 /// Takes one permit of an existing semaphore.
 fn acquirer_once(socket: &Path) {
     let mut client = Client::join(socket);
-    let maximum = match client.ask(Call::InspectObject { kind: ObjectKind::Semaphore, name: "s".into() }) {
+    let maximum = match client.ask(Call::InspectObject { kind: ObjectKind::Semaphore, name: called("s") }) {
         Ok(Answer::Object(detail)) => match detail.info {
             ObjectInfo::Semaphore(info) => info.maximum,
             other => panic!("{other:?}"),

@@ -6,19 +6,19 @@ use std::{os::fd::OwnedFd, time::Duration};
 use partywall_os::map::SharedMap;
 use partywall_shm::semaphore::{Attempt, Held, Polled, Semaphore};
 use partywall_wire::{
-    Answer, Call, Change, Limit, MemberState, ObjectDetail, ObjectInfo, ObjectKind, Refusal, SemaphoreInfo,
-    limits::MAX_PERMITS,
+    Answer, Call, Change, LeaseId, Limit, MemberId, MemberState, ObjectDetail, ObjectInfo, ObjectKind, Refusal,
+    SemaphoreInfo, limits::MAX_PERMITS,
 };
 
 use crate::{
-    common::{Client, TestBroker, eventually, full},
+    common::{Client, TestBroker, called, eventually, full},
     roles::{Orphan, Role},
 };
 
 /// A member with a semaphore open.
 pub(crate) struct User {
     pub(crate) client: Client,
-    pub(crate) lease: u64,
+    pub(crate) lease: LeaseId,
     pub(crate) semaphore: Semaphore,
     memory: OwnedFd,
 }
@@ -27,7 +27,7 @@ impl User {
     pub(crate) fn open(socket: &std::path::Path, name: &str, maximum: u32) -> Self {
         let mut client = Client::join(socket);
         let (lease, memory) = open(&mut client, name, maximum).unwrap();
-        Self { client, lease, semaphore: Semaphore::map(&memory).unwrap(), memory }
+        Self { client, lease: LeaseId(lease), semaphore: Semaphore::map(&memory).unwrap(), memory }
     }
 
     pub(crate) fn row(&self) -> u16 {
@@ -52,7 +52,7 @@ impl User {
     }
 
     fn inspect(&mut self, name: &str) -> (SemaphoreInfo, Vec<(u32, u32)>) {
-        match self.client.ask(Call::InspectObject { kind: ObjectKind::Semaphore, name: name.into() }) {
+        match self.client.ask(Call::InspectObject { kind: ObjectKind::Semaphore, name: called(name) }) {
             Ok(Answer::Object(detail)) => match *detail {
                 ObjectDetail { info: ObjectInfo::Semaphore(info), holders } => {
                     (info, holders.iter().map(|held| (held.holder.pid, held.permits)).collect())
@@ -65,11 +65,11 @@ impl User {
 }
 
 fn open(client: &mut Client, name: &str, maximum: u32) -> Result<(u64, OwnedFd), Refusal> {
-    let (outcome, mut fds) = client.ask_with(Call::OpenSemaphore { name: name.into(), maximum, shared: false }, &[]);
+    let (outcome, mut fds) = client.ask_with(Call::OpenSemaphore { name: called(name), maximum, shared: false }, &[]);
     match outcome? {
         Answer::Semaphore { lease, maximum: has } => {
             assert_eq!((has, fds.len()), (maximum, 1));
-            Ok((lease, fds.remove(0)))
+            Ok((lease.0, fds.remove(0)))
         }
         other => panic!("{other:?}"),
     }
@@ -134,7 +134,7 @@ fn permits_stay_while_a_child_holds_the_connection() {
     let child = Orphan::of(&parent.says());
     parent.kill();
     let held = Some(MemberState::HeldByChild);
-    eventually("the child is noticed", || watcher.client.state_of(member) == held);
+    eventually("the child is noticed", || watcher.client.state_of(MemberId(member)) == held);
     assert_eq!(watcher.semaphore.audit().held, 1, "its kernels may run on");
     child.kill();
     eventually("it is given back", || watcher.semaphore.audit().is_idle());
@@ -148,7 +148,7 @@ fn permits_return_with_a_holders_last_lease() {
     let (second, _) = open(&mut user.client, "s", 3).unwrap();
     let held = user.acquire();
     let release = |user: &mut User, lease| user.client.ask(Call::Release { lease });
-    assert_eq!(release(&mut user, second), Ok(Answer::Done));
+    assert_eq!(release(&mut user, LeaseId(second)), Ok(Answer::Done));
     assert_eq!(watcher.semaphore.audit().held, 1);
     let lease = user.lease;
     assert_eq!(release(&mut user, lease), Ok(Answer::Done));
@@ -204,7 +204,7 @@ fn first_open_sets_the_number_of_permits() {
     let broker = TestBroker::start();
     let mut one = User::open(&broker.socket, "s", 3);
     let mut two = broker.client();
-    let wrong = Refusal::WrongMaximum { name: "s".into(), maximum: 3, asked: 4 };
+    let wrong = Refusal::WrongMaximum { name: called("s"), maximum: 3, asked: 4 };
     assert_eq!(open(&mut two, "s", 4).err(), Some(wrong));
     let (_, memory) = open(&mut two, "s", 3).unwrap();
     assert_eq!(Semaphore::map(memory).unwrap().count(), 3);
@@ -253,7 +253,7 @@ fn broker_survives_any_bytes_in_its_memory() {
         }
         watcher.inspect("s");
         watcher.client.ask(Call::Objects { after: None }).unwrap();
-        other.ask(Call::Release { lease }).unwrap();
+        other.ask(Call::Release { lease: LeaseId(lease) }).unwrap();
         other.ask(Call::Bye).unwrap();
     }
     assert_eq!(watcher.client.ask(Call::Ping), Ok(Answer::Done));

@@ -6,7 +6,9 @@ use std::{fs, os::fd::OwnedFd};
 use partywall_os::memfd;
 use partywall_wire::{Answer, Call, ClientHello, Commit, FdFault, Kind, Lifetime, Place, Refusal};
 
-use crate::common::{Client, TestBroker, eventually, host_commit, open, shake_hands, shake_hands_as, slow_to_close};
+use crate::common::{
+    Client, TestBroker, called, eventually, host_commit, open, shake_hands, shake_hands_as, slow_to_close,
+};
 
 fn join(broker: &TestBroker, simulated: bool) -> Result<Client, Refusal> {
     let hello = ClientHello { command: "test client".into(), operator: false, simulated, resume: None, attempt: 0 };
@@ -57,7 +59,7 @@ fn keeps_simulated(memory: (Kind, Place)) {
     is_refused(&broker, false);
 
     let mut member = join(&broker, true).unwrap();
-    member.ask(Call::Remove { name: "driver".into(), deadline: None }).unwrap();
+    member.ask(Call::Remove { name: called("driver"), deadline: None }).unwrap();
     member.ask(Call::Bye).unwrap();
     let mut member = join(&broker, false).unwrap();
     assert!(matches!(member.ask(open("host", false)), Ok(Answer::Opened(_))));
@@ -117,7 +119,7 @@ fn is_closed_beside_the_loop(memory: (Kind, Place)) {
     assert!(member.call.send(&message[1..], &[]));
     assert!(matches!(member.reply().0.outcome, Err(Refusal::BadFd { .. })));
 
-    member.ask(Call::Remove { name: "x".into(), deadline: None }).unwrap();
+    member.ask(Call::Remove { name: called("x"), deadline: None }).unwrap();
     member.ask(Call::Release { lease }).unwrap();
     assert!(member.status().bytes.is_empty());
     eventually("it is closed by another thread", || !is_open("/memfd:partywall-released"));

@@ -6,12 +6,12 @@ use std::time::Duration;
 use partywall_os::map::SharedMap;
 use partywall_shm::timeline::{CELL_BYTES, CELLS, Cell, MAX_VALUE, Progress, Slab, cell_offset};
 use partywall_wire::{
-    Answer, Call, Limit, MemberState, ObjectDetail, ObjectInfo, ObjectKind, OpenedTimeline, Refusal, Request,
-    TimelineEnding, TimelineInfo, Whom, frame, limits::MAX_MESSAGE,
+    Answer, Call, Handle, LeaseId, Limit, MemberId, MemberState, ObjectDetail, ObjectInfo, ObjectKind, OpenedTimeline,
+    Refusal, Request, TimelineEnding, TimelineInfo, Whom, frame, limits::MAX_MESSAGE,
 };
 
 use crate::{
-    common::{Client, TestBroker, eventually, full, shake_hands},
+    common::{Client, TestBroker, called, eventually, full, shake_hands},
     roles::{Orphan, Role},
 };
 
@@ -32,7 +32,7 @@ impl User {
     }
 
     pub(crate) fn open(&mut self, name: &str, writer: bool) -> Result<Opened, Refusal> {
-        self.ask(Call::OpenTimeline { name: name.into(), writer, shared: false })
+        self.ask(Call::OpenTimeline { name: called(name), writer, shared: false })
     }
 
     fn follow(&mut self, opened: &Opened) -> Opened {
@@ -54,11 +54,11 @@ impl User {
     }
 
     fn abandon(&mut self, name: &str) -> Result<Answer, Refusal> {
-        self.client.ask(Call::AbandonTimeline { name: name.into() })
+        self.client.ask(Call::AbandonTimeline { name: called(name) })
     }
 
     fn inspect(&mut self, name: &str) -> (TimelineInfo, Vec<u32>) {
-        match self.client.ask(Call::InspectObject { kind: ObjectKind::Timeline, name: name.into() }) {
+        match self.client.ask(Call::InspectObject { kind: ObjectKind::Timeline, name: called(name) }) {
             Ok(Answer::Object(detail)) => match *detail {
                 ObjectDetail { info: ObjectInfo::Timeline(info), holders } => {
                     (info, holders.iter().map(|held| held.holder.pid).collect())
@@ -210,7 +210,7 @@ fn timeline_has_one_writer() {
     let mut two = User::join(&broker.socket);
     one.open("t", true).unwrap();
     let pid = std::process::id();
-    assert_eq!(two.open("t", true).err(), Some(Refusal::WriterExists { name: "t".into(), pid }));
+    assert_eq!(two.open("t", true).err(), Some(Refusal::WriterExists { name: called("t"), pid }));
     assert!(!two.open("t", false).unwrap().answer.writer);
     assert!(two.open("u", true).unwrap().answer.writer);
 }
@@ -225,7 +225,7 @@ fn child_that_holds_the_writers_connection_may_keep_writing() {
     let child = Orphan::of(&parent.says());
     parent.kill();
     let held = Some(MemberState::HeldByChild);
-    eventually("the child is noticed", || reader.client.state_of(member) == held);
+    eventually("the child is noticed", || reader.client.state_of(MemberId(member)) == held);
     assert_eq!(opened.ending(), None, "nothing is proved");
     // An operator need not wait for the child.
     assert_eq!(reader.abandon("t"), Ok(Answer::Done));
@@ -236,7 +236,7 @@ fn child_that_holds_the_writers_connection_may_keep_writing() {
     opened.store(5);
     eventually("what it stores is undone", || opened.load() == poison(1));
     child.kill();
-    eventually("both are gone", || reader.client.state_of(member).is_none());
+    eventually("both are gone", || reader.client.state_of(MemberId(member)).is_none());
     assert_eq!((opened.ending(), next.ending()), (Some(TimelineEnding::Abandoned), None));
 }
 
@@ -304,7 +304,7 @@ fn eviction_or_lost_context_of_the_writer_ends_waits() {
 
     let mut other = User::join(&broker.socket);
     let next = other.open("t", true).unwrap();
-    let whom = Whom::Member(other.client.welcome.member);
+    let whom = Whom::Member(other.client.welcome.member.0);
     reader.client.ask(Call::Evict { whom, kill: false }).unwrap();
     assert_eq!(next.wait(1), Progress::Ended(TimelineEnding::Evicted));
 }
@@ -382,9 +382,9 @@ fn broker_without_fds_refuses_timelines_by_name() {
     };
     assert!(chunks > 5 && matches!(failed, Refusal::BadFd { .. }), "{failed:?}");
     assert!(matches!(user.open("t", true).err(), Some(Refusal::Limit { limit: Limit::Fds, .. })));
-    assert!(matches!(user.client.ask(Call::Remove { name: "0".into(), deadline: None }), Ok(Answer::Removed { .. })));
+    assert!(matches!(user.client.ask(Call::Remove { name: called("0"), deadline: None }), Ok(Answer::Removed { .. })));
     for lease in 1..=3 {
-        user.client.ask(Call::Release { lease }).unwrap();
+        user.client.ask(Call::Release { lease: LeaseId(lease) }).unwrap();
     }
     eventually("there is room again", || user.open("t", true).is_ok());
 }
@@ -442,7 +442,7 @@ fn open_with_lost_answer_gives_the_same_lease() {
     drop(user);
     let mut client = shake_hands(&broker.socket, Some(identity)).unwrap();
     client.last = id;
-    let request = Request { id, call: Call::OpenTimeline { name: "t".into(), writer: true, shared: false } };
+    let request = Request { id, call: Call::OpenTimeline { name: called("t"), writer: true, shared: false } };
     client.call.send(&frame::encode(&request, 0, MAX_MESSAGE).unwrap(), &[]);
     let (reply, fds) = client.reply();
     assert_eq!((reply.outcome, fds.len()), (Ok(Answer::Timeline(opened.answer)), 1));
@@ -453,10 +453,13 @@ fn open_with_lost_answer_gives_the_same_lease() {
 fn impossible_layouts_are_refused() {
     let broker = TestBroker::start();
     let mut user = User::join(&broker.socket);
-    assert!(matches!(user.open("a b", false).err(), Some(Refusal::BadName { .. })));
+    assert!(matches!(
+        user.client.ask_about("a b", |name| Call::OpenTimeline { name, writer: false, shared: false }),
+        Err(Refusal::BadName { .. })
+    ));
     assert!(matches!(user.abandon("x"), Err(Refusal::ObjectNotFound { kind: ObjectKind::Timeline, .. })));
     let (_, lease) = user.client.commit("segment", b"x", true);
-    let stale = Some(Refusal::Stale { what: "lease".into() });
+    let stale = Some(Refusal::Stale { what: Handle::Lease });
     assert_eq!(user.ask(Call::FollowTimeline { lease }).err(), stale, "it is on a segment");
     let mut other = User::join(&broker.socket);
     let lease = other.open("t", false).unwrap().answer.lease;

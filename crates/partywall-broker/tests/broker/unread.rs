@@ -11,7 +11,7 @@ use partywall_os::{
     socket::{self, Ready},
 };
 use partywall_wire::{
-    Answer, Call, Commit, Lifetime, MemberState, Refusal, Request, frame,
+    Answer, Call, Commit, Lifetime, MemberId, MemberState, Refusal, Request, RequestId, frame,
     limits::{FDS_AT_ONCE, MAX_MESSAGE},
 };
 
@@ -184,7 +184,7 @@ fn broker_stops_reading_from_a_client_whose_call_waits() {
     publish(&mut client);
     let _hogs = hogs(&broker);
     client.send(open(BIG, false), &[]);
-    let request = Request { id: 1, call: open(BIG, false) };
+    let request = Request { id: RequestId(1), call: open(BIG, false) };
     let bytes = frame::encode(&request, 0, MAX_MESSAGE).unwrap().repeat(1000);
     let mut sent = 0;
     while let Ok(true) =
@@ -206,11 +206,11 @@ fn killed_client_whose_call_waited_is_forgotten() {
     let member = client.members().into_iter().find(|row| row.pid == deserter.pid()).unwrap().member;
     deserter.proceed();
     assert_eq!(deserter.says(), "has closed its events socket");
-    eventually("the broker hangs up", || client.state_of(member) != Some(MemberState::Alive));
+    eventually("the broker hangs up", || client.state_of(MemberId(member)) != Some(MemberState::Alive));
     // By then its call would have waited for too long.
     std::thread::sleep(Duration::from_millis(1500));
     deserter.kill();
-    eventually("it is forgotten", || client.state_of(member).is_none());
+    eventually("it is forgotten", || client.state_of(MemberId(member)).is_none());
 }
 
 /// Requests descriptors, and closes its events socket while that call waits.

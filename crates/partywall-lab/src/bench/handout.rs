@@ -6,7 +6,8 @@ use std::{collections::VecDeque, os::fd::OwnedFd, path::Path};
 use partywall_measure::Failure;
 use partywall_os::{process, socket};
 use partywall_wire::{
-    Access, Answer, BrokerHello, Call, ClientHello, Frame, FrameReader, Open, Reply, Request, WireError, frame,
+    Access, Answer, BrokerHello, Call, ClientHello, Frame, FrameReader, Name, Open, Reply, Request, RequestId,
+    WireError, frame,
     handshake::{self, Speaker},
     limits::MAX_MESSAGE,
 };
@@ -37,8 +38,8 @@ pub(crate) fn chunks(path: &Path, name: &str, simulated: bool) -> Result<Vec<(u6
     // The events socket, and the members' rows.
     client.fds.clear();
 
-    let open = Open { name: name.into(), version: None, access: Access::Read, wait: false };
-    let request = frame::encode(&Request { id: 1, call: Call::Open(open) }, 0, MAX_MESSAGE)?;
+    let open = Open { name: Name::new(name)?, version: None, access: Access::Read, wait: false };
+    let request = frame::encode(&Request { id: RequestId(1), call: Call::Open(open) }, 0, MAX_MESSAGE)?;
     match client.exchange(&request, None)?.decode::<Reply>()?.outcome {
         Ok(Answer::Opened(opened)) => Ok(opened.chunks.into_iter().zip(client.fds).collect()),
         other => Err(format!("the broker does not open {name:?}: {other:?}").into()),

@@ -10,7 +10,7 @@ use std::{
 };
 
 use partywall_measure::{Case, Failure, Sampler, Unit};
-use partywall_wire::{Answer, Call, Reply, Request, frame, limits::MAX_MESSAGE};
+use partywall_wire::{Answer, Call, Reply, Request, RequestId, frame, limits::MAX_MESSAGE};
 
 use crate::{
     bench::{
@@ -36,7 +36,7 @@ impl PingPong {
 
     /// Starts the process, with messages of the same length as those of a later `ping` to the broker.
     pub(super) fn start(bench: &Bench<'_>, broker: &Broker) -> Result<Self, Failure> {
-        let id = 100_000;
+        let id = RequestId(100_000);
         let request = frame::encode(&Request { id, call: Call::Ping }, 0, MAX_MESSAGE)?;
         let reply = frame::encode(&Reply { id, outcome: Ok(Answer::Done) }, 0, MAX_MESSAGE)?;
         let (socket, theirs) = UnixStream::pair()?;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use partywall_wire::{Answer, Call};
+use partywall_wire::{Answer, Call, LeaseId};
 
 use super::link::Link;
 use crate::{completion::Worker, error::Result};
@@ -11,20 +11,20 @@ use crate::{completion::Worker, error::Result};
 #[derive(Debug)]
 pub(crate) struct LeaseGuard {
     /// `None` once the lease is given back.
-    lease: Option<u64>,
+    lease: Option<LeaseId>,
     link: Arc<Link>,
     /// The [broker worker](crate::completion::Workers::broker).
     worker: Arc<Worker>,
 }
 
 impl LeaseGuard {
-    pub(crate) fn new(lease: u64, link: Arc<Link>, worker: Arc<Worker>) -> Self {
+    pub(crate) fn new(lease: LeaseId, link: Arc<Link>, worker: Arc<Worker>) -> Self {
         Self { lease: Some(lease), link, worker }
     }
 
     /// Returns the number of the lease; 0 once it is given back, which only the last owner sees.
-    pub(crate) fn lease(&self) -> u64 {
-        self.lease.unwrap_or_default()
+    pub(crate) fn lease(&self) -> LeaseId {
+        self.lease.unwrap_or(LeaseId(0))
     }
 
     /// Gives the lease back immediately if this is the last owner. Unlike dropping, this waits for the broker.

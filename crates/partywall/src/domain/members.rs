@@ -1,6 +1,6 @@
 //! The members of a domain: listing, evicting and freeing them.
 
-use partywall_wire::{Answer, Call};
+use partywall_wire::{Answer, Call, MemberId};
 
 use super::{Domain, answered, pages, unexpected};
 use crate::{
@@ -15,7 +15,7 @@ impl Domain {
     /// The errors of every call.
     pub fn members(&self) -> Result<Vec<MemberInfo>> {
         let ask = |after| answered!(self.link().call(Call::Members { after })?, Answer::Members { members, more } => (members, more));
-        pages("members", |row: &MemberInfo| row.member, ask)
+        pages("members", |row: &MemberInfo| MemberId(row.member), ask)
     }
 
     /// Returns the number of this process among the domain's members.

@@ -28,7 +28,7 @@ use std::{
 use partywall_cuda::DeviceUuid;
 use partywall_os::{lock::IgnorePoison, process, socket};
 use partywall_shm::members::now;
-use partywall_wire::{Access, Answer, Call, Deadline, Then, limits};
+use partywall_wire::{Access, Answer, Call, Deadline, LeaseId, Name, Then, limits};
 
 #[cfg(test)]
 pub(crate) use self::poll_tasks::Schedule;
@@ -283,7 +283,7 @@ impl Domain {
     }
 
     fn remove_by(&self, name: &str, deadline: Option<Deadline>) -> Result<Removed> {
-        let removed = self.link().call(Call::Remove { name: name.to_owned(), deadline })?;
+        let removed = self.link().call(Call::Remove { name: check_name(name)?, deadline })?;
         answered!(removed, Answer::Removed { version, bytes_kept, holders, queues, notice } => {
             Removed { version, bytes_kept, holders, queues, notice }
         })
@@ -304,7 +304,7 @@ impl Domain {
     /// [`NotFound::Name`], [`NotFound::Version`].
     pub fn inspect(&self, name: &str) -> Result<SegmentInfo> {
         let (name, version) = split_version(name)?;
-        let (answer, fds) = self.link().call_with(Call::Inspect { name: name.clone(), version }, &[])?;
+        let (answer, fds) = self.link().call_with(Call::Inspect { name: check_name(&name)?, version }, &[])?;
         info::segment(answered!(answer, Answer::Info(info) => *info)?, fds)
     }
 
@@ -386,7 +386,7 @@ impl Domain {
     }
 
     /// Returns a guard for a lease on a timeline or a semaphore.
-    pub(crate) fn keep(&self, lease: u64) -> LeaseGuard {
+    pub(crate) fn keep(&self, lease: LeaseId) -> LeaseGuard {
         LeaseGuard::new(lease, self.connection.link.clone(), self.workers().broker.clone())
     }
 
@@ -448,7 +448,8 @@ impl Domain {
         access: Access,
         wait: Wait<'_>,
     ) -> Result<link::Answered> {
-        let open = |wait| Call::Open(partywall_wire::Open { name: name.to_owned(), version, access, wait });
+        let checked = check_name(name)?;
+        let open = |wait| Call::Open(partywall_wire::Open { name: checked.clone(), version, access, wait });
         let waiting = wait.begin();
         if waiting.timeout().is_zero() {
             return self.link().call_with(open(false), &[]);
@@ -484,8 +485,8 @@ pub(crate) fn parse_version(digits: &str) -> Option<u64> {
 }
 
 /// Checks a name before it is sent.
-pub(crate) fn check_name(name: &str) -> Result<()> {
-    limits::check_name(name).map_err(|why| InvalidArgument::name(name, why))
+pub(crate) fn check_name(name: &str) -> Result<Name> {
+    Name::new(name).map_err(|why| InvalidArgument::name(name, why))
 }
 
 pub(crate) fn unexpected(answer: &Answer) -> Error {

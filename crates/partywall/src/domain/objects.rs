@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use partywall_wire::{Answer, Call, ObjectDetail, ObjectInfo, ObjectKind, OpenedTimeline};
+use partywall_wire::{Answer, Call, LeaseId, ObjectDetail, ObjectInfo, ObjectKind, OpenedTimeline};
 
 use super::{Domain, answered, check_name, pages};
 use crate::error::{LimitReached, Result};
@@ -22,8 +22,7 @@ impl Domain {
     /// # Errors
     /// [`NotFound::Object`](crate::error::NotFound::Object).
     pub fn inspect_object(&self, kind: ObjectKind, name: &str) -> Result<ObjectDetail> {
-        check_name(name)?;
-        let answer = self.link().call(Call::InspectObject { kind, name: name.to_owned() })?;
+        let answer = self.link().call(Call::InspectObject { kind, name: check_name(name)? })?;
         answered!(answer, Answer::Object(detail) => *detail)
     }
 
@@ -33,8 +32,7 @@ impl Domain {
     /// # Errors
     /// [`NotFound::Object`](crate::error::NotFound::Object).
     pub fn abandon_timeline(&self, name: &str) -> Result<()> {
-        check_name(name)?;
-        answered!(self.link().call(Call::AbandonTimeline { name: name.to_owned() })?, Answer::Done => ())
+        answered!(self.link().call(Call::AbandonTimeline { name: check_name(name)? })?, Answer::Done => ())
     }
 
     /// Opens a timeline. Returns its slab as well, unless no file descriptor was free for that.
@@ -44,19 +42,17 @@ impl Domain {
         writer: bool,
         shared: bool,
     ) -> Result<(OpenedTimeline, Option<OwnedFd>)> {
-        check_name(name)?;
-        timeline(self.link().call_with(Call::OpenTimeline { name: name.to_owned(), writer, shared }, &[])?)
+        timeline(self.link().call_with(Call::OpenTimeline { name: check_name(name)?, writer, shared }, &[])?)
     }
 
     /// Opens the present incarnation of the timeline behind a lease, as [`Domain::open_timeline`] does.
-    pub(crate) fn follow_timeline(&self, lease: u64) -> Result<(OpenedTimeline, Option<OwnedFd>)> {
+    pub(crate) fn follow_timeline(&self, lease: LeaseId) -> Result<(OpenedTimeline, Option<OwnedFd>)> {
         timeline(self.link().call_with(Call::FollowTimeline { lease }, &[])?)
     }
 
     /// Opens a semaphore. Returns its lease and its memory.
-    pub(crate) fn open_semaphore(&self, name: &str, maximum: u32, shared: bool) -> Result<(u64, OwnedFd)> {
-        check_name(name)?;
-        let call = Call::OpenSemaphore { name: name.to_owned(), maximum, shared };
+    pub(crate) fn open_semaphore(&self, name: &str, maximum: u32, shared: bool) -> Result<(LeaseId, OwnedFd)> {
+        let call = Call::OpenSemaphore { name: check_name(name)?, maximum, shared };
         let (answer, fds) = self.link().call_with(call, &[])?;
         let lease = answered!(answer, Answer::Semaphore { lease, .. } => lease)?;
         let Some(fd) = fds.into_iter().next() else {

@@ -21,36 +21,53 @@ impl Error {
         match refusal {
             Refusal::NotFound { name, near, is, ended } => {
                 let ended = ended.map(|end| Box::new(ended_of(*end)));
-                NotFound::Name { name, socket: socket.to_owned(), near, is, ended }.into()
+                NotFound::Name {
+                    name: name.into(),
+                    socket: socket.to_owned(),
+                    near: near.into_iter().map(String::from).collect(),
+                    is,
+                    ended,
+                }
+                .into()
             }
-            Refusal::VersionNotFound { name, version, latest } => NotFound::Version { name, version, latest }.into(),
+            Refusal::VersionNotFound { name, version, latest } => {
+                NotFound::Version { name: name.into(), version, latest }.into()
+            }
             Refusal::Ended { name, end: NameEnd { ending, pid, at, .. } } => match ending {
-                Ending::OwnerDied => Gone::OwnerDied { name, pid, ago: ago(at) }.into(),
+                Ending::OwnerDied => Gone::OwnerDied { name: name.into(), pid, ago: ago(at) }.into(),
                 Ending::DeviceLost(place) => device_lost(&name, place),
                 Ending::Withdrawn | Ending::Removed | Ending::Unused => {
-                    Gone::Withdrawn { name, pid, ago: ago(at) }.into()
+                    Gone::Withdrawn { name: name.into(), pid, ago: ago(at) }.into()
                 }
-                _ => Gone::Withdrawn { name, pid, ago: ago(at) }.into(),
+                _ => Gone::Withdrawn { name: name.into(), pid, ago: ago(at) }.into(),
             },
             Refusal::Withdrawing { name, notice } => {
-                Busy::Withdrawing { name, pid: notice.pid, ago: ago(notice.at) }.into()
+                Busy::Withdrawing { name: name.into(), pid: notice.pid, ago: ago(notice.at) }.into()
             }
             Refusal::Withdrawn { name, version, notice } => withdrawn(&with_version(&name, Some(version)), &notice),
             Refusal::DeviceLost { name, version, place } => device_lost(&with_version(&name, Some(version)), place),
-            Refusal::NameExists { name, version, is } => Denied::NameExists { name, version, is }.into(),
-            Refusal::ReadOnly { name, version } => Denied::ReadOnly { name, version }.into(),
-            Refusal::CannotGrow { name, version, why } => Denied::Growth { name, version, why }.into(),
-            Refusal::ObjectNotFound { kind, name, near, is } => {
-                NotFound::Object { kind, name, socket: socket.to_owned(), near, is }.into()
+            Refusal::NameExists { name, version, is } => Denied::NameExists { name: name.into(), version, is }.into(),
+            Refusal::ReadOnly { name, version } => Denied::ReadOnly { name: name.into(), version }.into(),
+            Refusal::CannotGrow { name, version, why } => Denied::Growth { name: name.into(), version, why }.into(),
+            Refusal::ObjectNotFound { kind, name, near, is } => NotFound::Object {
+                kind,
+                name: name.into(),
+                socket: socket.to_owned(),
+                near: near.into_iter().map(String::from).collect(),
+                is,
             }
-            Refusal::WriterExists { name, pid } => Busy::Writer { name, pid }.into(),
-            Refusal::WrongMaximum { name, maximum, asked } => Mismatch::Maximum { name, maximum, asked }.into(),
-            Refusal::NotAttached { queue, attachment } => Gone::Attachment { queue, attachment }.into(),
+            .into(),
+            Refusal::WriterExists { name, pid } => Busy::Writer { name: name.into(), pid }.into(),
+            Refusal::WrongMaximum { name, maximum, asked } => {
+                Mismatch::Maximum { name: name.into(), maximum, asked }.into()
+            }
+            Refusal::NotAttached { queue, attachment } => Gone::Attachment { queue: queue.into(), attachment }.into(),
             Refusal::AttachmentInUse { queue, queue_version, name, version, tasks, first: (index, generation) } => {
                 let first = TaskRef::new(&queue, queue_version, TaskId { index, generation }).to_string();
-                Busy::AttachmentInUse { queue, segment: with_version(&name, Some(version)), tasks, first }.into()
+                Busy::AttachmentInUse { queue: queue.into(), segment: with_version(&name, Some(version)), tasks, first }
+                    .into()
             }
-            Refusal::CannotHold { name, version } => Denied::Attaching { name, version }.into(),
+            Refusal::CannotHold { name, version } => Denied::Attaching { name: name.into(), version }.into(),
             Refusal::BadName { name, why } => InvalidArgument::Name { name, why }.into(),
             Refusal::BadPattern { pattern, why } => InvalidArgument::Pattern { pattern, why }.into(),
             Refusal::BadFd { index, fault } => Unreachable::FileDescriptor { index, fault }.into(),

@@ -12,6 +12,7 @@ use std::{
 
 use partywall_os::lock::IgnorePoison;
 use partywall_shm::members::{self, TimelineWait};
+use partywall_wire::LeaseId;
 
 use super::{stream_waits::StreamWaits, timeline_memory::CellPlace};
 
@@ -37,9 +38,10 @@ pub(crate) struct HostWait {
 impl HostWaits {
     /// Adds a wait, which began at `start`, for a value of the timeline of a lease. It continues a paused one for the
     /// same value.
-    pub(crate) fn add(self: &Arc<Self>, lease: u64, value: u64, start: Instant) -> HostWait {
+    pub(crate) fn add(self: &Arc<Self>, lease: LeaseId, value: u64, start: Instant) -> HostWait {
         let mut waits = self.lock();
-        let paused = |other: &Listed| other.paused.is_some() && (other.wait.lease, other.wait.value) == (lease, value);
+        let paused =
+            |other: &Listed| other.paused.is_some() && (other.wait.lease, other.wait.value) == (lease.0, value);
         let since = match waits.iter().position(paused) {
             Some(i) => waits.swap_remove(i).wait.since,
             None => {
@@ -47,7 +49,7 @@ impl HostWaits {
                 members::now().saturating_sub(passed)
             }
         };
-        let wait = TimelineWait { lease, value, since };
+        let wait = TimelineWait { lease: lease.0, value, since };
         waits.push(Listed { wait, paused: None });
         HostWait { waits: self.clone(), wait }
     }
@@ -112,13 +114,13 @@ mod tests {
         let hosts = Arc::new(HostWaits::default());
         let mut reported = ReportedWaits::default();
         let mut longest = |now| reported.longest(&hosts, &StreamWaits::default(), now).map(|wait| wait.value);
-        let first = hosts.add(1, 7, Instant::now() - Duration::from_secs(1));
+        let first = hosts.add(LeaseId(1), 7, Instant::now() - Duration::from_secs(1));
         let since = first.wait.since;
         assert_eq!([since, since + LEAST].map(&mut longest), [None, Some(7)]);
         first.pause();
-        let next = hosts.add(1, 7, Instant::now());
+        let next = hosts.add(LeaseId(1), 7, Instant::now());
         assert_eq!(next.wait.since, since, "it continues the paused wait");
-        let other = hosts.add(1, 8, Instant::now() - Duration::from_secs(2));
+        let other = hosts.add(LeaseId(1), 8, Instant::now() - Duration::from_secs(2));
         assert_eq!(longest(since + LEAST), Some(8));
         drop(other);
         assert_eq!(longest(since + LEAST), Some(7));

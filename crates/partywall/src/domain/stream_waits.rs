@@ -95,7 +95,7 @@ impl StreamWaits {
             if let Ok(waits) = track.waits.try_lock()
                 && let Some(wait) = waits.first_open()
             {
-                found(wait.keep.lease(), &wait.place, wait.value);
+                found(wait.keep.lease().0, &wait.place, wait.value);
             }
         }
     }

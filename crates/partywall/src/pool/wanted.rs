@@ -4,7 +4,7 @@ use std::{os::fd::OwnedFd, sync::Arc, time::Duration};
 
 use partywall_cuda::{DeviceUuid, ForeignMemory};
 use partywall_shm::DType;
-use partywall_wire::{Access as WireAccess, Answer, BLOCK_ALIGNMENT, Call, Control, Named, Opened};
+use partywall_wire::{Access as WireAccess, Answer, BLOCK_ALIGNMENT, Call, Control, LeaseId, Named, Opened};
 
 use super::{Blocks, pools::Pools};
 use crate::{
@@ -85,7 +85,6 @@ impl Wanted {
 
     /// Opens the blocks, unless they are another kind of object, elsewhere, or `check` refuses them.
     pub(crate) fn open(&self, check: impl Fn(&Control) -> Result<()>) -> Result<Arc<Blocks>> {
-        check_name(&self.name)?;
         // Asks for read access: with write access a plain segment would be refused because it is frozen, and the error
         // would not say that the object is of another kind.
         let timeout = self.timeout.unwrap_or_default();
@@ -100,10 +99,10 @@ impl Wanted {
         control: Control,
         check: impl Fn(&Control) -> Result<()>,
     ) -> Result<Arc<Blocks>> {
-        check_name(&self.name)?;
+        let name = check_name(&self.name)?;
         let waiting = Wait::from(self.timeout.unwrap_or(CREATION)).begin();
         loop {
-            let call = || Call::OpenOrBuild { name: self.name.clone() };
+            let call = || Call::OpenOrBuild { name: name.clone() };
             match self.domain.link().call_waiting(call, &waiting)? {
                 Some((Answer::Build { claim }, _)) => {
                     let claim = Claim::new(self.domain.clone(), &self.name, claim);
@@ -169,7 +168,7 @@ impl Wanted {
         }
     }
 
-    fn give_back(&self, lease: u64) {
+    fn give_back(&self, lease: LeaseId) {
         if let Err(error) = self.domain.link().call(Call::Release { lease }) {
             tracing::debug!(%error, "a lease could not be given back");
         }

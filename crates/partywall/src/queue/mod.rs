@@ -21,7 +21,7 @@ use partywall_shm::{
     pool as shm_pool,
     queue::{self as shm, Event, NotRetried, Pools, TEND_EVERY},
 };
-use partywall_wire::{Notice, OtherUsers};
+use partywall_wire::{LeaseId, Notice, OtherUsers};
 
 use self::memory::KeptByViews;
 pub(crate) use self::{attachments::Attachments, signals::Signals};
@@ -343,7 +343,7 @@ impl Open {
     }
 
     /// Returns the number of the lease on the queue.
-    fn lease(&self) -> Result<u64> {
+    fn lease(&self) -> Result<LeaseId> {
         let keep = self.inputs.keep();
         let gone = || Unreachable::protocol(format!("it gave {:?} without a lease", self.name()));
         Ok(keep.ok_or_else(gone)?.lease())

@@ -9,7 +9,7 @@ use std::{
 use partywall_os::memfd;
 use partywall_shm::{DType, Layout, Table, TableBuilder, TableError, Tensor as Entry};
 use partywall_wire::{
-    Answer, Call, Commit, Control, Lifetime,
+    Answer, Call, ClaimId, Commit, Control, LeaseId, Lifetime, MemberId,
     limits::{MAX_CHUNKS, MAX_INLINE_TABLE},
 };
 
@@ -64,11 +64,11 @@ impl Domain {
 pub struct Claim {
     domain: Domain,
     name: String,
-    id: Option<u64>,
+    id: Option<ClaimId>,
 }
 
 impl Claim {
-    pub(crate) fn new(domain: Domain, name: &str, id: u64) -> Self {
+    pub(crate) fn new(domain: Domain, name: &str, id: ClaimId) -> Self {
         Self { domain, name: name.to_owned(), id: Some(id) }
     }
 
@@ -518,7 +518,7 @@ impl Build {
         let (table, table_fd) = wire_table(&self.name, self.table.as_bytes())?;
         fds.extend(table_fd.as_ref().map(AsFd::as_fd));
         let commit = Commit {
-            name: self.name.clone(),
+            name: check_name(&self.name)?,
             kind: self.kind.wire(),
             place: self.place.into(),
             chunks: self.chunks.clone(),
@@ -528,7 +528,7 @@ impl Build {
             mutable,
             reserved: self.draft.reserved(),
             lifetime: self.lifetime,
-            owner,
+            owner: owner.map(MemberId),
             control: self.control,
             if_absent,
             claim: self.claim.as_ref().and_then(|claim| claim.id),
@@ -561,7 +561,7 @@ impl Build {
 /// The broker's answer to a commit.
 struct Committed {
     version: u64,
-    lease: u64,
+    lease: LeaseId,
     /// The numbers that the sent file descriptors had in this process.
     fd_numbers: Vec<RawFd>,
     /// File descriptors of the control memory.

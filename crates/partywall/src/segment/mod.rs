@@ -22,7 +22,7 @@ use std::{
 use partywall_cuda::CudaError;
 use partywall_shm::Table;
 use partywall_wire::{
-    Call, Control, Kind as WireKind, Lifetime, Notice,
+    Call, Control, Kind as WireKind, LeaseId, Lifetime, Notice,
     near::{NEAR, nearest},
 };
 
@@ -65,7 +65,7 @@ use crate::{
 pub struct Segment {
     // Unmapped before the lease is given back.
     memory: Option<Box<dyn Memory>>,
-    lease: Option<u64>,
+    lease: Option<LeaseId>,
     domain: Domain,
     kind: &'static dyn Kind,
     facts: Facts,
@@ -107,7 +107,7 @@ struct Facts {
 /// The parts of a segment that the broker has granted.
 struct Granted {
     domain: Domain,
-    lease: u64,
+    lease: LeaseId,
     kind: &'static dyn Kind,
     memory: Box<dyn Memory>,
     facts: Facts,
@@ -289,7 +289,7 @@ impl Segment {
         self.close(|lease| Call::Release { lease })
     }
 
-    fn close(&mut self, give_back: fn(u64) -> Call) -> Result<()> {
+    fn close(&mut self, give_back: fn(LeaseId) -> Call) -> Result<()> {
         // Memory that other processes open must stay until the broker stops granting it.
         let published = self.memory.take_if(|memory| memory.is_published());
         self.memory = None;

@@ -8,7 +8,7 @@ use std::{
 use partywall_cuda::{CuResult, DeviceUuid};
 use partywall_shm::Table;
 use partywall_wire::{
-    Access as WireAccess, Answer, Call, Kind, LegacyHandle, MemberState, Named, Opened, Place as WirePlace,
+    Access as WireAccess, Answer, Call, Kind, LeaseId, LegacyHandle, MemberState, Named, Opened, Place as WirePlace,
     Table as WireTable,
 };
 
@@ -82,7 +82,8 @@ impl Domain {
     /// [`Error::Timeout`], [`Error::Cancelled`]; the kind's own errors of mapping it.
     pub fn open_or_build<'w>(&self, name: &str, wait: impl Into<Wait<'w>>) -> Result<OpenOrBuild> {
         let link = self.link();
-        let call = || Call::OpenOrBuild { name: name.to_owned() };
+        let checked = check_name(name)?;
+        let call = || Call::OpenOrBuild { name: checked.clone() };
         let waiting = wait.into().begin();
         match link.call_waiting(call, &waiting)? {
             Some((Answer::Build { claim }, _)) => Ok(OpenOrBuild::Build(Claim::new(self.clone(), name, claim))),
@@ -192,7 +193,6 @@ impl OpenOptions {
 
     pub(crate) fn open_within(&self, wait: Wait<'_>) -> Result<Segment> {
         let (name, version) = split_version(&self.name)?;
-        check_name(&name)?;
         let access = if self.write { WireAccess::Write } else { WireAccess::Read };
         let (answer, fds) = self.domain.ask_to_open(&name, self.version.or(version), access, wait)?;
         self.attach_segment(answered!(answer, Answer::Opened(opened) => opened)?, fds)
@@ -206,7 +206,7 @@ impl OpenOptions {
             return self.attach(opened, fds);
         }
         give_back(&self.domain, opened.lease);
-        Err(Mismatch::Object { name: opened.name, is, wanted }.into())
+        Err(Mismatch::Object { name: opened.name.into(), is, wanted }.into())
     }
 
     /// Maps a granted segment, pool or topic. If that fails, gives the lease back.
@@ -230,7 +230,7 @@ impl OpenOptions {
 
     /// Returns why the driver cannot open published memory whose publisher may just have ended or dropped it. Waits
     /// until the broker knows. `None` if the publisher seems to be alive.
-    fn reason(&self, name: &str, version: u64, lease: u64) -> Option<Error> {
+    fn reason(&self, name: &str, version: u64, lease: LeaseId) -> Option<Error> {
         let waiting = Wait::from(PROOF).begin();
         let answer = self.domain.link().call_waiting(|| Call::AwaitWithdrawal { lease }, &waiting);
         if matches!(answer, Ok(Some((Answer::Withdrawn { .. }, _)))) {
@@ -244,7 +244,7 @@ impl OpenOptions {
 
     /// Returns the error that a version is lost with the memory of its place, if the broker finds that while this
     /// waits.
-    fn loss(&self, place: WirePlace, name: &str, version: u64, lease: u64) -> Option<Error> {
+    fn loss(&self, place: WirePlace, name: &str, version: u64, lease: LeaseId) -> Option<Error> {
         let link = self.domain.link();
         let until = Instant::now() + CHECK;
         loop {
@@ -286,7 +286,8 @@ impl OpenOptions {
         let memory = memory.map_err(|e| named(e, &name))?;
         let place = place.into();
         let writable = self.write;
-        let facts = Facts { name, version, place, mutable, reserved, lifetime, uid, shared, writable, fd_numbers };
+        let facts =
+            Facts { name: name.into(), version, place, mutable, reserved, lifetime, uid, shared, writable, fd_numbers };
         let domain = self.domain.clone();
         Ok(Granted { domain, lease, kind, memory, facts, chunks, table, growths, control }.into())
     }
@@ -325,7 +326,7 @@ impl Received {
 }
 
 /// Gives back the lease of a version that could not be used.
-pub(crate) fn give_back(domain: &Domain, lease: u64) {
+pub(crate) fn give_back(domain: &Domain, lease: LeaseId) {
     if let Err(error) = domain.link().call(Call::Release { lease }) {
         tracing::debug!(%error, "a lease could not be given back");
     }

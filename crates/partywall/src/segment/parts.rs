@@ -1,5 +1,7 @@
 //! Parts of a segment, in bytes from the beginning of its memory. Tasks of a queue name them as inputs.
 
+use partywall_wire::LeaseId;
+
 use super::Segment;
 use crate::{
     error::{Error, InvalidArgument, Result},
@@ -34,7 +36,7 @@ impl PartPlace {
 
 impl Segment {
     /// Returns the number of the lease; `None` once it is taken.
-    pub(crate) fn lease(&self) -> Option<u64> {
+    pub(crate) fn lease(&self) -> Option<LeaseId> {
         self.lease
     }
 

@@ -215,7 +215,7 @@ impl Publication {
         fds.extend(table_fd);
         let place = Place::Gpu(uuid);
         let commit = Commit {
-            name: name.clone(),
+            name: check_name(&name)?,
             kind,
             place: place.into(),
             chunks: chunks.clone(),

@@ -7,6 +7,7 @@ use std::{
 };
 
 use partywall_shm::timeline::Progress;
+use partywall_wire::LeaseId;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::{Hold, Timeline, waiting::Poller};
@@ -62,7 +63,7 @@ pub(super) fn watch(timeline: &Timeline, v: u64) -> Result<TimelineEvent> {
         return Ok(TimelineEvent { hold, v, fd });
     };
     let waits = domain.host_waits().clone();
-    let lease = hold.keep.as_ref().map_or(0, |keep| keep.lease());
+    let lease = hold.keep.as_ref().map_or(LeaseId(0), |keep| keep.lease());
     let start = Instant::now();
     let mut shown = None;
     // The event holds a lease, so the cell belongs to the timeline for as long as the event exists.

@@ -490,7 +490,7 @@ fn late_store_is_not_forgotten_by_a_worker_that_is_killed_before_it_is_undone() 
         let path = socket(&broker.directory);
         let stored = std::thread::spawn(move || {
             let mut writer = wire::Client::join(&path);
-            let name = || "late".to_owned();
+            let name = || wire::called("late");
             // The memory of a shared timeline is closed with its last cell.
             let (opened, fds) = writer.ask_with(Call::OpenTimeline { name: name(), writer: true, shared: true }, &[]);
             let Ok(Answer::Timeline(opened)) = opened else { panic!("{opened:?}") };

@@ -8,7 +8,10 @@ use partywall::{
     error::{Busy, Gone, InvalidArgument, LimitReached, Mismatch, NotFound},
     info::QueueHolder,
 };
-use partywall_harness::{device, place, wire::Client};
+use partywall_harness::{
+    device, place,
+    wire::{Client, called},
+};
 use partywall_shm::{
     pool::Pool,
     queue::{Contents, MAX_PART, NewInput, NewTask, Part, Queue as Words},
@@ -250,7 +253,7 @@ fn peer_that_makes_up_parts_gets_an_error_for_the_worker() {
     let queue = options(&domain).create().unwrap();
     queue.attach(&commit(&domain, "weights", 5, false)).unwrap();
     let mut peer = Client::join(world.socket());
-    let open = Open { name: "work".into(), version: None, access: Access::Write, wait: false };
+    let open = Open { name: called("work"), version: None, access: Access::Write, wait: false };
     let (Ok(Answer::Opened(_)), fds) = peer.ask_with(Call::Open(open), &[]) else { panic!("it is there") };
     let (inputs, words) = (Pool::map(&fds[1]).unwrap(), Words::map(&fds[3]).unwrap());
     let task = NewTask { kind: b"", arguments: b"", ready: None, output: None, max_attempts: 1, cancel: false, now: 0 };

@@ -15,15 +15,15 @@ use partywall::{Domain, Error, Place as At};
 use partywall_os::{memfd, socket};
 use partywall_shm::members::{self, Members};
 use partywall_wire::{
-    Answer, BrokerHello, Event, Kind, Lifetime, MemberInfo, MemberState, NameInfo, Opened, Place as WirePlace, Reply,
-    Request, Table, Token, Welcome, frame,
+    Answer, BrokerHello, ClaimId, Event, Kind, LeaseId, Lifetime, MemberId, MemberInfo, MemberState, NameInfo, Opened,
+    Place as WirePlace, Reply, Request, RequestId, Table, Token, Welcome, frame,
     handshake::{self, Speaker},
     limits::MAX_MESSAGE,
 };
 
 use super::{
     place::{Place, commit, say},
-    wire::Framed,
+    wire::{Framed, called},
     within,
 };
 
@@ -121,7 +121,7 @@ fn serve(call: OwnedFd, lie: Lie, done: &AtomicBool) -> Option<()> {
     let events = Framed::new(events);
     let token = Token([0; 16]);
     let max_message = 1 << 18;
-    let welcome = Welcome { member: 1, row: ROW, token, uid: 0, resumed: true, max_message };
+    let welcome = Welcome { member: MemberId(1), row: ROW, token, uid: 0, resumed: true, max_message };
     let fds = match lie {
         Lie::NoEvents => 0,
         Lie::NoRows => 1,
@@ -159,7 +159,7 @@ fn serve(call: OwnedFd, lie: Lie, done: &AtomicBool) -> Option<()> {
     drop(theirs);
     let noise = |ticket: u64, fds: usize| {
         let outcome = Ok(Answer::Opened(opened(1)));
-        frame::encode(&Event::Completion { ticket, outcome }, fds, MAX_MESSAGE).unwrap()
+        frame::encode(&Event::Completion { ticket: RequestId(ticket), outcome }, fds, MAX_MESSAGE).unwrap()
     };
     loop {
         let (body, _) = call.receive()?;
@@ -170,7 +170,7 @@ fn serve(call: OwnedFd, lie: Lie, done: &AtomicBool) -> Option<()> {
         let done_reply = reply(Answer::Done, 0);
         let good = match lie {
             Lie::WrongId => {
-                let wrong = Reply { id: id + 7, outcome: Ok(Answer::Done) };
+                let wrong = Reply { id: RequestId(id.0 + 7), outcome: Ok(Answer::Done) };
                 call.send(&frame::encode(&wrong, 0, MAX_MESSAGE).unwrap(), &[])
             }
             Lie::GarbageReply => call.send(&[8, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 9, 9, 9, 9], &[]),
@@ -187,7 +187,7 @@ fn serve(call: OwnedFd, lie: Lie, done: &AtomicBool) -> Option<()> {
                 false
             }
             Lie::WrongIdsWithoutEnd => {
-                let wrong = Reply { id: 0, outcome: Ok(Answer::Build { claim: 1 }) };
+                let wrong = Reply { id: RequestId(0), outcome: Ok(Answer::Build { claim: ClaimId(1) }) };
                 let wrong = frame::encode(&wrong, 0, MAX_MESSAGE).unwrap().repeat(100);
                 while !done.load(Ordering::Relaxed) && call.send(&wrong, &[]) {}
                 false
@@ -207,7 +207,7 @@ fn serve(call: OwnedFd, lie: Lie, done: &AtomicBool) -> Option<()> {
                 call.send(&reply(Answer::Opened(opened(1)), 1), &[&a])
             }
             Lie::OpenedTooMany => call.send(&reply(Answer::Opened(opened(1)), 3), &[&memory(), &memory(), &memory()]),
-            Lie::ListsWithoutEnd => call.send(&endless(&request, id), &[]),
+            Lie::ListsWithoutEnd => call.send(&endless(&request, id.0), &[]),
             Lie::Events if !matches!(request.call, partywall_wire::Call::Release { .. }) => {
                 for ticket in 0..50 {
                     events.send(&noise(ticket, 0), &[]);
@@ -218,7 +218,7 @@ fn serve(call: OwnedFd, lie: Lie, done: &AtomicBool) -> Option<()> {
                 for ticket in 0..20 {
                     events.send(&noise(ticket, 2), &[&memory(), &memory()]);
                 }
-                events.send(&noise(id, 100), &[&memory()]);
+                events.send(&noise(id.0, 100), &[&memory()]);
                 call.send(&done_reply, &[])
             }
             Lie::EventsGarbage => {
@@ -235,8 +235,8 @@ fn serve(call: OwnedFd, lie: Lie, done: &AtomicBool) -> Option<()> {
 
 fn opened(chunks: usize) -> Opened {
     Opened {
-        lease: 1,
-        name: "x".into(),
+        lease: LeaseId(1),
+        name: called("x"),
         version: 1,
         kind: Kind::Host,
         place: WirePlace::Host,
@@ -292,7 +292,7 @@ fn endless(request: &Request, id: u64) -> Vec<u8> {
         },
         _ => Answer::Done,
     };
-    frame::encode(&Reply { id, outcome: Ok(answer) }, 0, MAX_MESSAGE).unwrap()
+    frame::encode(&Reply { id: RequestId(id), outcome: Ok(answer) }, 0, MAX_MESSAGE).unwrap()
 }
 
 /// The role of a process that connects to an imposter.
@@ -386,8 +386,14 @@ fn greet(listener: &OwnedFd, client: &JoinHandle<()>) -> Option<(Framed, Framed)
             continue;
         }
         let (events, theirs) = socket::pair().unwrap();
-        let welcome =
-            Welcome { member: 1, row: ROW, token: Token([0; 16]), uid: 0, resumed: true, max_message: 1 << 18 };
+        let welcome = Welcome {
+            member: MemberId(1),
+            row: ROW,
+            token: Token([0; 16]),
+            uid: 0,
+            resumed: true,
+            max_message: 1 << 18,
+        };
         let hello =
             handshake::encode(&Speaker::new("lie"), &BrokerHello { instance: 1, outcome: Ok(welcome) }, 2).unwrap();
         if call.send(&hello, &[&theirs, &rows(ROW)]) {

@@ -4,7 +4,7 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use partywall_os::process;
-use partywall_wire::{Answer, Call};
+use partywall_wire::{Answer, Call, LeaseId};
 
 use super::{
     eventually,
@@ -39,7 +39,7 @@ pub(crate) fn fragment(words: &[&str]) {
     let pidfd = process::own_pidfd().unwrap();
     cut(0, &encoded(&hello(false, None)), &[&pidfd], &call);
     let mut client = greeted(call).unwrap();
-    let mut lease = 0;
+    let mut lease = LeaseId(0);
     for message in 1..MESSAGES {
         let (call, fds) = match message {
             KEPT => {
@@ -51,7 +51,7 @@ pub(crate) fn fragment(words: &[&str]) {
                 (Call::Commit(commit), fds)
             }
             3 => (wire::open(&format!("kept-{id}"), false), Vec::new()),
-            4 => (Call::OpenOrBuild { name: format!("build-{id}") }, Vec::new()),
+            4 => (Call::OpenOrBuild { name: wire::called(&format!("build-{id}")) }, Vec::new()),
             5 => (wire::open(&format!("never-{id}"), true), Vec::new()),
             6 => (Call::Release { lease }, Vec::new()),
             _ => (Call::Bye, Vec::new()),

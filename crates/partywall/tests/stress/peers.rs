@@ -14,7 +14,7 @@ use partywall::{
     error::{Gone, LimitReached, TopicLimit},
 };
 use partywall_os::{map::SharedMap, memfd, socket};
-use partywall_wire::{Answer, Call, Limit, Refusal, Resume, Table, Token};
+use partywall_wire::{Answer, Call, Limit, MemberId, Refusal, RequestId, Resume, Table, Token};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
 use super::{
@@ -68,7 +68,7 @@ fn send_nonsense(dice: &mut Dice) {
         if suspects > 10 {
             // A living process may leave only a few members behind without a good-bye.
             let mut again = wire::shake_hands(&place.socket(), Some(client.identity())).unwrap();
-            again.last = client.last + 1;
+            again.last = RequestId(client.last.0 + 1);
             assert_eq!(again.ask(Call::Bye), Ok(Answer::Done));
             suspects -= 1;
         }
@@ -234,7 +234,7 @@ fn member_cannot_resume_as_another() {
         token.0[dice.below(16) as usize] ^= 1 << dice.below(8);
         let wrong = Resume { token, ..right.clone() };
         assert_eq!(shake_hands(&place.socket(), Some(wrong)).err(), Some(Refusal::CannotResume));
-        let wrong = Resume { member: dice.below(u64::MAX), token: Token([0; 16]), instance: right.instance };
+        let wrong = Resume { member: MemberId(dice.below(u64::MAX)), token: Token([0; 16]), instance: right.instance };
         assert_eq!(shake_hands(&place.socket(), Some(wrong)).err(), Some(Refusal::CannotResume));
         let wrong = Resume { instance: dice.below(u64::MAX), ..right.clone() };
         assert_eq!(shake_hands(&place.socket(), Some(wrong)).err(), Some(Refusal::CannotResume));
@@ -384,7 +384,7 @@ fn client_that_does_not_read_blocks_no_other() {
 fn claims_of_names_without_end_reach_a_limit() {
     let place = Place::with("names=100");
     let mut client = Client::join(&place.socket());
-    let refusal = (0..1000).find_map(|i| client.ask(Call::OpenOrBuild { name: format!("n{i}") }).err());
+    let refusal = (0..1000).find_map(|i| client.ask(Call::OpenOrBuild { name: wire::called(&format!("n{i}")) }).err());
     assert!(matches!(refusal, Some(Refusal::Limit { limit: Limit::Names, allowed: 100, .. })), "{refusal:?}");
     assert_eq!(client.ask(Call::Bye), Ok(Answer::Done));
     let domain = place.connect();

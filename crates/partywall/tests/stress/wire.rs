@@ -6,7 +6,9 @@ use partywall_os::memfd;
 use partywall_shm::{DType, Layout, TableBuilder};
 use partywall_wire::{Commit, Lifetime, Table};
 
-pub(crate) use partywall_harness::wire::{Client, Framed, encoded, greeted, hello, host_commit, open, shake_hands};
+pub(crate) use partywall_harness::wire::{
+    Client, Framed, called, encoded, greeted, hello, host_commit, open, shake_hands,
+};
 
 /// Returns a commit of one chunk of 4096 bytes with a table of one tensor `x`, in the message or in a memfd.
 pub(crate) fn commit(name: &str, kept: bool, table_apart: bool) -> (Commit, Vec<OwnedFd>) {

@@ -3,16 +3,13 @@
 use partywall_shm::queue::{InUse, TaskId};
 
 use super::*;
-use crate::registry::{
-    effect::{Handle, Refused},
-    event::DetachSegment,
-};
+use crate::registry::event::DetachSegment;
 
 /// Creates a queue that is not kept, and returns the lease of its creator.
 fn create_queue(w: &mut Watched, member: MemberId, name: &str) -> LeaseId {
     let memory = w.memory(&[10], false, true, Lifetime::Shared);
     let memory = w.with_control(&memory, queue());
-    match w.ask(member, Call::Commit(commit(Name::new(name), memory))).1 {
+    match w.ask(member, Call::Commit(commit(called(name), memory))).1 {
         Ok(Answer::Committed { version: 1, lease }) => lease,
         other => panic!("{other:?}"),
     }
@@ -50,7 +47,7 @@ fn queue_holds_its_segment_after_the_death_of_its_owner_and_attacher() {
     let attachment = attached(&mut w, attacher, queue, opened.lease);
     assert_eq!(closed(&w.release(owner, segment)), []);
     assert_eq!(closed(&w.apply(Event::Died { member: attacher })), []);
-    assert!(matches!(w.open(worker, "weights", None, false), Err(Refused::NotFound { .. })), "its name is gone");
+    assert!(matches!(w.open(worker, "weights", None, false), Err(Refusal::NotFound { .. })), "its name is gone");
     match open_attached(&mut w, worker, at_worker, attachment) {
         Ok(Answer::Opened(again)) => {
             assert_eq!((&again.memory, again.version), (&opened.memory, 1));
@@ -79,7 +76,7 @@ fn segment_is_attached_once_and_each_attachment_has_a_number_of_its_own() {
     assert_eq!(attached(&mut w, b, other, at_b), 0, "another member finds it attached");
     assert_eq!(attached(&mut w, a, queue, second), 1);
     assert_eq!(detach(&mut w, b, other, 0).0, Ok(Answer::Done), "any member may end it");
-    let gone = Refused::NotAttached { queue: Name::new("q"), attachment: 0 };
+    let gone = Refusal::NotAttached { queue: called("q"), attachment: 0 };
     assert_eq!(open_attached(&mut w, a, queue, 0), Err(gone.clone()));
     assert_eq!(detach(&mut w, a, queue, 0).0, Err(gone));
     assert_eq!(attached(&mut w, a, queue, first), 32, "in the same entry of the table");
@@ -93,15 +90,22 @@ fn detached_segment_is_freed_unless_something_else_keeps_it() {
     let memory = w.opened(a, "x").memory;
     attached(&mut w, a, queue, lease);
     let again = w.opened(a, "x").lease;
-    let removed = w.ask(a, Call::Remove { name: Name::new("x"), deadline: None }).1;
+    let removed = w.ask(a, Call::Remove { name: called("x"), deadline: None }).1;
     let Ok(Answer::Removed { bytes_kept: 10, queues, .. }) = removed else { panic!("{removed:?}") };
-    assert_eq!((queues.len(), &queues[0].name), (1, &Name::new("q")));
+    assert_eq!((queues.len(), &queues[0].name), (1, &called("q")));
     let held: Vec<_> = w.registry.members[&a].version_leases.iter().copied().filter(|held| *held != queue).collect();
     held.into_iter().for_each(|lease| assert_eq!(closed(&w.release(a, lease)), [], "{again} among them"));
     let in_use = InUse { tasks: 2, first: TaskId { index: 3, generation: 4 } };
     let call = Call::DetachSegment(DetachSegment { queue, attachment: 0, in_use: Some(in_use) });
     assert!(w.registry.to_detach(a, &call).is_some());
-    let refused = Refused::AttachmentInUse { queue: (Name::new("q"), 1), name: Name::new("x"), version: 1, in_use };
+    let refused = Refusal::AttachmentInUse {
+        queue: called("q"),
+        queue_version: 1,
+        name: called("x"),
+        version: 1,
+        tasks: 2,
+        first: (3, 4),
+    };
     assert_eq!(w.ask(a, call).1, Err(refused));
     let (outcome, effects) = detach(&mut w, a, queue, 0);
     assert_eq!((outcome, closed(&effects)), (Ok(Answer::Done), memory.fds()));
@@ -113,12 +117,12 @@ fn queue_holds_a_segment_whose_name_ends_with_its_last_user() {
     let queue = create_queue(&mut w, a, "q");
     let memory = w.memory(&[10], false, true, Lifetime::Shared);
     let fds = memory.fds();
-    let Ok(Answer::Committed { lease, .. }) = w.ask(a, Call::Commit(commit(Name::new("x"), memory))).1 else {
+    let Ok(Answer::Committed { lease, .. }) = w.ask(a, Call::Commit(commit(called("x"), memory))).1 else {
         panic!("it is committed")
     };
     let attachment = attached(&mut w, a, queue, lease);
     assert_eq!(closed(&w.release(a, lease)), []);
-    assert!(matches!(w.open(a, "x", None, false), Err(Refused::NotFound { .. })), "nobody has it open");
+    assert!(matches!(w.open(a, "x", None, false), Err(Refusal::NotFound { .. })), "nobody has it open");
     let (outcome, effects) = detach(&mut w, a, queue, attachment);
     assert_eq!((outcome, closed(&effects)), (Ok(Answer::Done), fds));
 }
@@ -129,15 +133,19 @@ fn only_segments_that_the_broker_keeps_are_attached() {
     let queue = create_queue(&mut w, a, "q");
     let other = create_queue(&mut w, a, "r");
     let (_, segment) = w.commit(a, "x", true);
-    let not_a_segment = Refused::Invalid("a queue holds nothing but segments");
+    let not_a_segment = Refusal::invalid("a queue holds nothing but segments");
     assert_eq!(attach(&mut w, a, queue, other), Err(not_a_segment));
-    assert_eq!(attach(&mut w, a, segment, segment), Err(Refused::Invalid("only a queue has segments attached")));
-    assert_eq!(attach(&mut w, b, queue, segment), Err(Refused::Stale(Handle::Lease)), "leases of another member");
+    assert_eq!(attach(&mut w, a, segment, segment), Err(Refusal::invalid("only a queue has segments attached")));
+    assert_eq!(
+        attach(&mut w, b, queue, segment),
+        Err(Refusal::Stale { what: Handle::Lease }),
+        "leases of another member"
+    );
     let memory = w.memory_of(Kind::Legacy, &[10], false, true, Lifetime::Owned);
-    let Ok(Answer::Committed { lease, .. }) = w.ask(a, Call::Commit(commit(Name::new("legacy"), memory))).1 else {
+    let Ok(Answer::Committed { lease, .. }) = w.ask(a, Call::Commit(commit(called("legacy"), memory))).1 else {
         panic!("it is committed")
     };
-    let refused = Refused::CannotHold { name: Name::new("legacy"), version: 1 };
+    let refused = Refusal::CannotHold { name: called("legacy"), version: 1 };
     assert_eq!(attach(&mut w, a, queue, lease), Err(refused));
     for call in [
         Call::DetachSegment(DetachSegment { queue: segment, attachment: 0, in_use: None }),
@@ -157,7 +165,7 @@ fn queue_has_a_limit_of_attachments() {
     let (_, first) = w.commit(a, "x", true);
     let (_, second) = w.commit(a, "y", true);
     attached(&mut w, a, queue, first);
-    let full = Refused::Limit { limit: Limit::Attachments, allowed: 1, needed: 2 };
+    let full = Refusal::Limit { limit: Limit::Attachments, allowed: 1, needed: 2, holders: Vec::new() };
     assert_eq!(attach(&mut w, a, queue, second), Err(full));
     assert_eq!(attached(&mut w, a, queue, first), 0, "it is attached already");
 }
@@ -168,7 +176,7 @@ fn listings_say_which_queue_holds_a_segment() {
     let queue = create_queue(&mut w, a, "q");
     let (_, segment) = w.commit(a, "x", true);
     attached(&mut w, a, queue, segment);
-    let mut inspect = |name| match w.ask(a, Call::Inspect { name: Name::new(name), version: None }).1 {
+    let mut inspect = |name| match w.ask(a, Call::Inspect { name: called(name), version: None }).1 {
         Ok(Answer::Info(info)) => *info,
         other => panic!("{other:?}"),
     };

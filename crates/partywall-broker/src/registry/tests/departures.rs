@@ -38,16 +38,16 @@ fn busy(has_pidfd: bool) -> (Watched, MemberId, MemberId) {
     w.claim(victim, "building");
     let held = w.opened(survivor, "owned");
     for name in ["b", "a"] {
-        let open = |writer| OpenTimeline { name: Name::new(name), writer, shared: false, slab: None };
+        let open = |writer| OpenTimeline { name: called(name), writer, shared: false, slab: None };
         let _ = w.ask(survivor, Call::OpenTimeline(open(false)));
         let _ = w.ask(victim, Call::OpenTimeline(open(true)));
-        let semaphore = || OpenSemaphore { name: Name::new(name), maximum: 2, shared: false, memory: None };
+        let semaphore = || OpenSemaphore { name: called(name), maximum: 2, shared: false, memory: None };
         let _ = w.ask(survivor, Call::OpenSemaphore(semaphore()));
         let _ = w.ask(victim, Call::OpenSemaphore(semaphore()));
     }
     w.commit(victim, "private", false);
     let _ = w.ask(survivor, Call::AwaitWithdrawal { lease: held.lease });
-    let _ = w.ask(survivor, Call::OpenOrBuild { name: Name::new("building") });
+    let _ = w.ask(survivor, Call::OpenOrBuild { name: called("building") });
     (w, victim, survivor)
 }
 

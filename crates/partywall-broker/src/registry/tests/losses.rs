@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::registry::{
-    effect::{Happened, Refused},
+    effect::Happened,
     event::{After, Watch},
     types::{Change, Ending, Staleness},
 };
@@ -14,7 +14,7 @@ fn on_gpu(w: &mut Watched, member: MemberId, name: &str, control: Option<Control
     let memory = w.memory_of(Kind::Vmm, &[10], false, control.is_some(), Lifetime::Kept);
     let memory = control.map_or(Arc::clone(&memory), |shape| w.with_control(&memory, shape));
     let chunk = memory.chunks[0].fd.unwrap();
-    w.ask(member, Call::Commit(commit(Name::new(name), memory))).1.unwrap();
+    w.ask(member, Call::Commit(commit(called(name), memory))).1.unwrap();
     chunk
 }
 
@@ -45,11 +45,8 @@ fn lost_names_end_with_the_reason_and_others_go_on() {
     assert_eq!(stale(&effects).len(), 2, "the committer's and the reader's: {effects:?}");
     assert!(stale(&effects).contains(&(b, lease)));
     let ended = w.open(b, "lost", None, false);
-    assert!(
-        matches!(&ended, Err(Refused::Ended { tombstone, .. }) if tombstone.ending == Ending::DeviceLost(LOST)),
-        "{ended:?}"
-    );
-    let refused = Refused::DeviceLost { name: Name::new("lost"), version: 1, place: LOST };
+    assert!(matches!(&ended, Err(Refusal::Ended { end, .. }) if end.ending == Ending::DeviceLost(LOST)), "{ended:?}");
+    let refused = Refusal::DeviceLost { name: called("lost"), version: 1, place: LOST };
     assert_eq!(w.open(b, "lost", Some(1), false), Err(refused));
     w.opened(b, "found");
     w.opened(b, "host");
@@ -73,7 +70,7 @@ fn waits_for_the_withdrawal_of_a_lost_version_end() {
     let effects = lose(&mut w, &[old]);
     assert_eq!(notices(&effects), [(b, ticket, Ok(Answer::Withdrawn { notice: None }))]);
     assert_eq!(w.opened(b, "x").version, 2);
-    assert!(matches!(w.open(b, "x", Some(1), false), Err(Refused::DeviceLost { version: 1, .. })));
+    assert!(matches!(w.open(b, "x", Some(1), false), Err(Refusal::DeviceLost { version: 1, .. })));
 }
 
 #[test]

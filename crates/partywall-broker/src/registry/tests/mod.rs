@@ -32,9 +32,9 @@ use super::{
     effect::{Opened, OpenedTimeline},
     event::{Commit, Growth, Identity, Open, OpenSemaphore, OpenTimeline},
     types::{
-        Access, BlockControl, CellAt, Change, Chunk, ClaimId, ControlMemory, Ending, Gap, Kind, LeaseId, Lifetime,
-        Limit, MemberState, Memory, Name, Named, NoGrowth, ObjectKind, OtherUsers, Place, Quota, Table, TimelineEnding,
-        Whom,
+        Access, BlockControl, CellAt, Change, Chunk, ClaimId, ControlMemory, Ending, Gap, Handle, Kind, LeaseId,
+        Lifetime, Limit, MemberState, Memory, Name, Named, NoGrowth, ObjectKind, OtherUsers, Place, Quota, Refusal,
+        Table, TimelineEnding, Whom,
     },
 };
 
@@ -49,6 +49,11 @@ pub(crate) fn fuzz(input: &[u8]) {
         Some((_, steps)) => random::run_steps(steps),
         None => {}
     }
+}
+
+/// Returns a name by its text.
+fn called(text: &str) -> Name {
+    Name::new(text).unwrap()
 }
 
 const NO_QUOTA: Quota = Quota {
@@ -302,7 +307,7 @@ impl Watched {
         let lifetime = if kept { Lifetime::Kept } else { Lifetime::Owned };
         let memory = self.memory(&[10], false, mutable, lifetime);
         self.now += 1;
-        commit(Name::new(name), memory)
+        commit(called(name), memory)
     }
 
     fn ask(&mut self, member: MemberId, call: Call) -> (RequestId, Outcome, Vec<Effect>) {
@@ -356,7 +361,7 @@ impl Watched {
     }
 
     fn open(&mut self, member: MemberId, name: &str, version: Option<u64>, wait: bool) -> Outcome {
-        let open = Open { name: Name::new(name), version, access: Access::Read, wait };
+        let open = Open { name: called(name), version, access: Access::Read, wait };
         self.ask(member, Call::Open(open)).1
     }
 
@@ -374,7 +379,7 @@ impl Watched {
     }
 
     fn open_timeline(&mut self, member: MemberId, name: &str, writer: bool) -> Outcome {
-        let open = OpenTimeline { name: Name::new(name), writer, shared: false, slab: None };
+        let open = OpenTimeline { name: called(name), writer, shared: false, slab: None };
         self.ask(member, Call::OpenTimeline(open)).1
     }
 
@@ -393,7 +398,7 @@ impl Watched {
     }
 
     fn open_semaphore(&mut self, member: MemberId, name: &str, maximum: u32) -> Outcome {
-        let open = OpenSemaphore { name: Name::new(name), maximum, shared: false, memory: None };
+        let open = OpenSemaphore { name: called(name), maximum, shared: false, memory: None };
         self.ask(member, Call::OpenSemaphore(open)).1
     }
 
@@ -405,7 +410,7 @@ impl Watched {
     }
 
     fn claim(&mut self, member: MemberId, name: &str) -> ClaimId {
-        match self.ask(member, Call::OpenOrBuild { name: Name::new(name) }).1 {
+        match self.ask(member, Call::OpenOrBuild { name: called(name) }).1 {
             Ok(Answer::Build { claim }) => claim,
             other => panic!("{other:?}"),
         }

@@ -4,10 +4,10 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use super::{model_objects::Objects, *};
 use crate::registry::{
-    effect::{Happening, Refused},
+    effect::Happening,
     state::Life,
     tombstones::Tombstone,
-    types::{Doubt, Notice, Staleness, WithdrawalId},
+    types::{Doubt, Notice, Refusal, Staleness, WithdrawalId},
 };
 
 /// The result of one event: the reply to a request, completions of others, and closes. Suggested names are left out.
@@ -105,11 +105,11 @@ impl ModelVersion {
         Answer::Withdrawn { notice: self.notice.map(|(_, notice)| notice) }
     }
 
-    pub(super) fn check_stale(&self) -> Result<(), Refused> {
+    pub(super) fn check_stale(&self) -> Result<(), Refusal> {
         let name = self.name.clone();
         match self.stale {
-            Some(Staleness::Withdrawn(notice)) => Err(Refused::Withdrawn { name, version: self.number, notice }),
-            Some(Staleness::DeviceLost(place)) => Err(Refused::DeviceLost { name, version: self.number, place }),
+            Some(Staleness::Withdrawn(notice)) => Err(Refusal::Withdrawn { name, version: self.number, notice }),
+            Some(Staleness::DeviceLost(place)) => Err(Refusal::DeviceLost { name, version: self.number, place }),
             _ => Ok(()),
         }
     }
@@ -124,8 +124,8 @@ impl ModelVersion {
         self.memory.chunks.first().filter(|_| is_there)?.fd
     }
 
-    pub(super) fn cannot_grow(&self, why: NoGrowth) -> Refused {
-        Refused::CannotGrow { name: self.name.clone(), version: self.number, why }
+    pub(super) fn cannot_grow(&self, why: NoGrowth) -> Refusal {
+        Refusal::CannotGrow { name: self.name.clone(), version: self.number, why }
     }
 }
 
@@ -280,7 +280,7 @@ impl Model {
         if uid == 0 { self.bounds.own } else { self.bounds.guests }
     }
 
-    pub(super) fn within(&self, uid: u32, limit: Limit, held: u64, more: u64) -> Result<(), Refused> {
+    pub(super) fn within(&self, uid: u32, limit: Limit, held: u64, more: u64) -> Result<(), Refusal> {
         let needed = held + more;
         let quota = self.quota(uid);
         let allowed = match limit {
@@ -293,11 +293,15 @@ impl Model {
             Limit::Waits => quota.waits,
             _ => quota.bytes,
         };
-        if needed > allowed { Err(Refused::Quota { uid, limit, allowed, held, needed }) } else { Ok(()) }
+        if needed > allowed {
+            Err(Refusal::Quota { uid, limit, allowed, held, needed, holders: Vec::new() })
+        } else {
+            Ok(())
+        }
     }
 
     /// Refuses another lease of a member.
-    pub(super) fn one_more_lease(&self, member: MemberId) -> Result<(), Refused> {
+    pub(super) fn one_more_lease(&self, member: MemberId) -> Result<(), Refusal> {
         over(Limit::LeasesOfMember, self.bounds.member_leases, self.leases_of(member) + 1)?;
         let holders = self.version_leases.iter().map(|held| held.member);
         let holders: Vec<_> = holders.chain(self.objects.leases.iter().map(|held| held.member)).collect();
@@ -307,14 +311,14 @@ impl Model {
     }
 
     /// Refuses another name of a user.
-    pub(super) fn one_more_name(&self, uid: u32) -> Result<(), Refused> {
+    pub(super) fn one_more_name(&self, uid: u32) -> Result<(), Refusal> {
         let latest = self.versions.iter().filter(|v| v.latest && v.uid == uid).count();
         let claims = self.claims.iter().filter(|c| self::uid(c.member) == uid).count();
         self.within(uid, Limit::Names, (latest + claims) as u64 + self.timelines_of(uid) + self.semaphores_of(uid), 1)
     }
 
     /// Refuses more memory of a user.
-    pub(super) fn more_memory(&self, uid: u32, fds: u64, bytes: u64) -> Result<(), Refused> {
+    pub(super) fn more_memory(&self, uid: u32, fds: u64, bytes: u64) -> Result<(), Refusal> {
         let own = self.versions.iter().filter(|v| v.uid == uid);
         let held: u64 = own.clone().map(|v| v.memory.held_bytes() + v.memory.other_bytes()).sum();
         let held_fds: u64 = own.map(|v| v.memory.fds().len() as u64).sum();
@@ -324,14 +328,14 @@ impl Model {
     }
 
     /// Refuses more bytes at a place, and others elsewhere.
-    pub(super) fn more_at(&self, uid: u32, place: Place, bytes: u64, others: u64) -> Result<(), Refused> {
+    pub(super) fn more_at(&self, uid: u32, place: Place, bytes: u64, others: u64) -> Result<(), Refusal> {
         over(Limit::Bytes, self.bounds.bytes, self.bytes() + bytes + others)?;
         self.more_on_node(uid, place, bytes)?;
         self.more_memory(uid, 0, bytes + others)
     }
 
     /// Refuses more pinned memory on a node.
-    pub(super) fn more_on_node(&self, uid: u32, place: Place, bytes: u64) -> Result<(), Refused> {
+    pub(super) fn more_on_node(&self, uid: u32, place: Place, bytes: u64) -> Result<(), Refusal> {
         let Place::Pinned(node) = place else { return Ok(()) };
         let there = self.versions.iter().filter(|v| v.memory.place == place);
         let own = there.clone().filter(|v| v.uid == uid);
@@ -341,16 +345,16 @@ impl Model {
     }
 
     /// Refuses what only the owner may do.
-    pub(super) fn only(&self, member: MemberId, owner: u32, what: OtherUsers) -> Result<(), Refused> {
+    pub(super) fn only(&self, member: MemberId, owner: u32, what: OtherUsers) -> Result<(), Refusal> {
         let uid = uid(member);
-        if uid == owner { Ok(()) } else { Err(Refused::OtherUser { what, owner, uid }) }
+        if uid == owner { Ok(()) } else { Err(Refusal::OtherUser { what, owner, uid }) }
     }
 
     /// Refuses a name under one of another user.
-    pub(super) fn under_own_names(&self, member: MemberId, name: &Name, is_timeline: bool) -> Result<(), Refused> {
+    pub(super) fn under_own_names(&self, member: MemberId, name: &Name, is_timeline: bool) -> Result<(), Refusal> {
         let parts: Vec<_> = name.as_str().split('/').collect();
         for end in 1..parts.len() {
-            let above = Name::new(parts[..end].join("/"));
+            let above = called(&parts[..end].join("/"));
             if let Some(latest) = self.latest(&above)
                 && (!is_timeline || self.holds_on(member, |v| v.name == above && v.memory.control.is_some()).is_empty())
             {
@@ -440,7 +444,7 @@ impl Model {
                 let asks = call.only_asks();
                 let repeated = !asks && request.0 <= record.last_request;
                 let spared = matches!(call, Call::Leave | Call::UsesGpu { .. } | Call::ContextLost);
-                let refused = record.evicted.filter(|_| !spared).map(|(by, at)| Err(Refused::Evicted { by, at }));
+                let refused = record.evicted.filter(|_| !spared).map(|(by, at)| Err(Refusal::Evicted { by, at }));
                 let known = if repeated { self.known(*member, *request, call).map(Ok) } else { None };
                 let settled = refused.or(known);
                 if settled.is_some() {
@@ -560,6 +564,6 @@ pub(super) fn is_meant(record: &ModelMember, whom: Whom) -> bool {
     }
 }
 
-pub(super) fn over(limit: Limit, allowed: u64, needed: u64) -> Result<(), Refused> {
-    if needed > allowed { Err(Refused::Limit { limit, allowed, needed }) } else { Ok(()) }
+pub(super) fn over(limit: Limit, allowed: u64, needed: u64) -> Result<(), Refusal> {
+    if needed > allowed { Err(Refusal::Limit { limit, allowed, needed, holders: Vec::new() }) } else { Ok(()) }
 }

@@ -1,14 +1,16 @@
 //! Requests in the model: what each is answered at once, and which of them wait.
 
+use partywall_shm::queue::{InUse, TaskId};
+
 use super::{
     model::{Model, ModelEffects, ModelVersion, WaitFor, Waiting, is_meant, over, uid},
     *,
 };
 use crate::registry::{
-    effect::{Counts, Handle, Holder, HoldingQueue, MemberRow, NameRow, Refused, WaitRow},
+    effect::{Counts, Holder, HoldingQueue, MemberRow, NameRow, WaitRow},
     event::DetachSegment,
     state::Life,
-    types::{Awaited, Deadline, Notice, WithdrawalId},
+    types::{Awaited, Deadline, Handle, Notice, Refusal, WithdrawalId},
 };
 
 impl Model {
@@ -43,14 +45,14 @@ impl Model {
             }
             Call::AbandonBuild { claim } => {
                 let Some(i) = self.claims.iter().position(|c| c.id == *claim && c.member == member) else {
-                    return Err(Refused::Stale(Handle::Claim));
+                    return Err(Refusal::Stale { what: Handle::Claim });
                 };
                 self.pass_claim_on(i, effects);
                 Ok(Answer::Done)
             }
             Call::Cancel { ticket } => {
                 let Some(i) = self.waits.iter().position(|q| q.member == member && q.ticket == *ticket) else {
-                    return Err(Refused::Stale(Handle::Ticket));
+                    return Err(Refusal::Stale { what: Handle::Ticket });
                 };
                 self.waits.remove(i);
                 Ok(Answer::Done)
@@ -72,7 +74,7 @@ impl Model {
                 if self.objects.leases.iter().any(|g| g.id == *lease) =>
             {
                 if !self.objects.leases.iter().any(|g| g.id == *lease && g.member == member) {
-                    return Err(Refused::Stale(Handle::Lease));
+                    return Err(Refusal::Stale { what: Handle::Lease });
                 }
                 if self.member(member).lost_context {
                     self.end_timeline_of(*lease, TimelineEnding::Closed, effects);
@@ -83,7 +85,7 @@ impl Model {
             }
             Call::Release { lease } | Call::LeaveName { lease } => {
                 if !self.version_leases.iter().any(|h| h.id == *lease && h.member == member) {
-                    return Err(Refused::Stale(Handle::Lease));
+                    return Err(Refusal::Stale { what: Handle::Lease });
                 }
                 let left = self.versions.iter_mut().find(|v| {
                     let kept_by = match v.memory.kind {
@@ -112,7 +114,7 @@ impl Model {
             }
             Call::AwaitWithdrawal { lease } => {
                 let Some(held) = self.version_leases.iter().find(|h| h.id == *lease && h.member == member) else {
-                    return Err(Refused::Stale(Handle::Lease));
+                    return Err(Refusal::Stale { what: Handle::Lease });
                 };
                 let version = self.version(&held.name, held.number);
                 if version.withdrawn {
@@ -134,7 +136,7 @@ impl Model {
                 }
                 version.check_stale()?;
                 if *chunks > version.memory.chunks.len() as u64 {
-                    return Err(Refused::Invalid("the version never had so many chunks"));
+                    return Err(Refusal::invalid("the version never had so many chunks"));
                 }
                 let chunks = *chunks as usize;
                 let memory = Arc::clone(&version.memory);
@@ -157,7 +159,7 @@ impl Model {
             Call::Remove { name, deadline } => {
                 let Some((version, owner)) = self.latest(name).map(|v| (v.number, v.uid)) else {
                     return Err(match self.notice_of(name) {
-                        Some(notice) => Refused::Withdrawing { name: name.clone(), notice },
+                        Some(notice) => Refusal::Withdrawing { name: name.clone(), notice },
                         None => self.unknown(member, name, None),
                     });
                 };
@@ -299,7 +301,7 @@ impl Model {
                 let names = self.names() + timelines + semaphores;
                 let members = self.members.len() as u64 - 1;
                 if !force && names + members > 0 {
-                    return Err(Refused::InUse { names, members });
+                    return Err(Refusal::InUse { names, members });
                 }
                 effects.stop = true;
                 Ok(Answer::Done)
@@ -330,16 +332,16 @@ impl Model {
             Call::Evict { whom, kill } => {
                 let meant: Vec<_> = self.members.iter().filter(|m| is_meant(m, *whom)).map(|m| m.id).collect();
                 if meant.is_empty() {
-                    return Err(Refused::NoSuchMember { whom: *whom, near: Vec::new() });
+                    return Err(Refusal::NoSuchMember { whom: *whom, near: Vec::new() });
                 }
                 if uid(member) != 0 {
                     self.only(member, uid(meant[0]), OtherUsers::Evict { pid: pid(meant[0]) })?;
                 }
                 if meant.contains(&member) {
-                    return Err(Refused::NotYourself);
+                    return Err(Refusal::NotYourself);
                 }
                 if meant.iter().all(|id| self.is_unproven(*id)) {
-                    return Err(Refused::IsUnproven { pid: pid(meant[0]) });
+                    return Err(Refusal::IsUnproven { pid: pid(meant[0]) });
                 }
                 let mut members = Vec::new();
                 for id in meant.into_iter().filter(|id| !self.is_unproven(*id)).collect::<Vec<_>>() {
@@ -365,10 +367,10 @@ impl Model {
                 }
                 match (pid, meant.first()) {
                     (Some(pid), None) => {
-                        return Err(Refused::NoSuchMember { whom: Whom::Pid(*pid), near: Vec::new() });
+                        return Err(Refusal::NoSuchMember { whom: Whom::Pid(*pid), near: Vec::new() });
                     }
                     (Some(pid), Some(record)) if unproven.is_empty() => {
-                        return Err(Refused::NotUnproven { pid: *pid, state: record.state() });
+                        return Err(Refusal::NotUnproven { pid: *pid, state: record.state() });
                     }
                     _ => {}
                 }
@@ -385,7 +387,10 @@ impl Model {
                 let (queue, _) = self.queue_of(member, *queue)?;
                 let (name, version) = self.attached_segment(&queue, *attachment)?;
                 if let Some(in_use) = *in_use {
-                    return Err(Refused::AttachmentInUse { queue, name, version, in_use });
+                    let InUse { tasks, first: TaskId { index, generation } } = in_use;
+                    let (queue, queue_version) = queue;
+                    let first = (index, generation);
+                    return Err(Refusal::AttachmentInUse { queue, queue_version, name, version, tasks, first });
                 }
                 self.attachments.retain(|a| (&a.queue, a.number) != (&queue, *attachment));
                 Ok(Answer::Done)

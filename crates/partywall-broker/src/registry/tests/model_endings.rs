@@ -5,10 +5,10 @@ use super::{
     *,
 };
 use crate::registry::{
-    effect::{Departed, Refused},
+    effect::Departed,
     state::Life,
     tombstones::{REMEMBERED, Tombstone},
-    types::{Notice, Staleness, Then, WithdrawalId},
+    types::{Notice, Refusal, Staleness, Then, WithdrawalId},
     users::Owned,
 };
 
@@ -182,7 +182,7 @@ impl Model {
         let at = self.now;
         if self.member(id).evicted.replace((pid, at)).is_none() {
             for waiting in self.waits.clone().iter().filter(|q| q.member == id) {
-                self.notify(waiting, Err(Refused::Evicted { by: pid, at }), effects);
+                self.notify(waiting, Err(Refusal::Evicted { by: pid, at }), effects);
             }
             self.notify_of(id, Ending::Removed, by, effects);
         }
@@ -194,15 +194,15 @@ impl Model {
         (meant && self.now < tombstone.at + REMEMBERED).then(|| tombstone.clone())
     }
 
-    pub(super) fn unknown(&self, member: MemberId, name: &Name, version: Option<u64>) -> Refused {
+    pub(super) fn unknown(&self, member: MemberId, name: &Name, version: Option<u64>) -> Refusal {
         let is = self.kinds_of(member, name);
         let name = name.clone();
         let end = self.end_of(&name, version);
         match end.filter(|end| self.sees(member, end.owned.uid, end.owned.shared)) {
             Some(tombstone) if tombstone.legacy || matches!(tombstone.ending, Ending::DeviceLost(_)) => {
-                Refused::Ended { name, tombstone }
+                Refusal::Ended { name, end: tombstone.end() }
             }
-            ended => Refused::NotFound { name, near: Vec::new(), is, ended: ended.map(Box::new) },
+            ended => Refusal::NotFound { name, near: Vec::new(), is, ended: ended.map(|ended| Box::new(ended.end())) },
         }
     }
 

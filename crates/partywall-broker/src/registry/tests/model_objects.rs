@@ -8,7 +8,7 @@ use super::{
 use std::collections::BTreeMap;
 
 use crate::registry::{
-    effect::{Handle, Holder, ObjectRow, Refused, SemaphoreRow, TimelineRow},
+    effect::{Holder, ObjectRow, SemaphoreRow, TimelineRow},
     state::Life,
 };
 
@@ -111,7 +111,7 @@ impl Model {
         open: &OpenTimeline,
         slab: &mut Option<ControlMemory>,
         effects: &mut ModelEffects,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Refusal> {
         self.one_more_lease(member)?;
         let timeline = self.objects.timelines.iter().find(|timeline| timeline.name == open.name);
         let owner = timeline.map_or(uid(member), |timeline| timeline.uid);
@@ -131,7 +131,7 @@ impl Model {
                 match timeline.writer {
                     Some(writer) if open.writer => {
                         let held = self.objects.leases.iter().find(|held| held.id == writer).unwrap();
-                        return Err(Refused::WriterExists { name: open.name.clone(), pid: pid(held.member) });
+                        return Err(Refusal::WriterExists { name: open.name.clone(), pid: pid(held.member) });
                     }
                     _ if open.writer && self.objects.cells[&timeline.present].ended => Some(timeline.present),
                     _ => return Ok(()),
@@ -198,11 +198,11 @@ impl Model {
     }
 
     /// Refuses one more slab for a timeline that may be in `slabs` slabs.
-    fn room_for_slab(&self, slabs: u64, (owner, shared): (u32, bool), bytes: u64) -> Result<(), Refused> {
+    fn room_for_slab(&self, slabs: u64, (owner, shared): (u32, bool), bytes: u64) -> Result<(), Refusal> {
         let most = if shared { 1 } else { self.bounds.slabs };
         if slabs == most {
             let allowed = most * self.bounds.cells;
-            return Err(Refused::Limit { limit: Limit::Timelines, allowed, needed: allowed + 1 });
+            return Err(Refusal::Limit { limit: Limit::Timelines, allowed, needed: allowed + 1, holders: Vec::new() });
         }
         over(Limit::Fds, self.bounds.fds, self.fds() + 1)?;
         over(Limit::Bytes, self.bounds.bytes, self.bytes() + bytes)?;
@@ -236,7 +236,7 @@ impl Model {
     }
 
     pub(super) fn follow(&mut self, member: MemberId, lease: LeaseId) -> Outcome {
-        let stale = Refused::Stale(Handle::Lease);
+        let stale = Refusal::Stale { what: Handle::Lease };
         let held = self.objects.leases.iter_mut().find(|held| held.id == lease && held.member == member);
         let held = held.filter(|held| held.kind == ObjectKind::Timeline).ok_or(stale)?;
         let present = self.objects.timelines.iter().find(|timeline| timeline.name == held.name).unwrap().present;
@@ -319,7 +319,7 @@ impl Model {
         member: MemberId,
         open: &OpenSemaphore,
         created: &mut Option<ControlMemory>,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Refusal> {
         self.one_more_lease(member)?;
         let OpenSemaphore { name, maximum, shared, .. } = open;
         let found = self.objects.semaphores.iter().find(|semaphore| semaphore.name == *name);
@@ -331,7 +331,7 @@ impl Model {
             Some(semaphore) => {
                 let asked = *maximum;
                 let maximum = semaphore.maximum;
-                return Err(Refused::WrongMaximum { name: name.clone(), maximum, asked });
+                return Err(Refusal::WrongMaximum { name: name.clone(), maximum, asked });
             }
             None => {}
         }
@@ -524,8 +524,8 @@ impl Model {
         timelines.chain(semaphores).collect()
     }
 
-    fn no_object(&self, member: MemberId, kind: ObjectKind, name: &Name) -> Refused {
-        Refused::ObjectNotFound { kind, name: name.clone(), near: Vec::new(), is: self.kinds_of(member, name) }
+    fn no_object(&self, member: MemberId, kind: ObjectKind, name: &Name) -> Refusal {
+        Refusal::ObjectNotFound { kind, name: name.clone(), near: Vec::new(), is: self.kinds_of(member, name) }
     }
 
     fn owner_of(&self, kind: ObjectKind, name: &Name) -> Option<(u32, bool)> {

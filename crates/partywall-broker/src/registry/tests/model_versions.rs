@@ -4,7 +4,7 @@ use super::{
     model::{Model, ModelAttachment, ModelEffects, ModelMember, ModelVersion, VersionLease, WaitFor, named, over, uid},
     *,
 };
-use crate::registry::effect::{Handle, Refused, VersionRow};
+use crate::registry::effect::VersionRow;
 
 impl Model {
     pub(super) fn commit(
@@ -19,14 +19,14 @@ impl Model {
         if let Some(claim) = claim
             && !self.claims.iter().any(|c| c.id == *claim && c.member == member && c.name == *name)
         {
-            return Err(Refused::Stale(Handle::Claim));
+            return Err(Refusal::Stale { what: Handle::Claim });
         }
         if let Some(owner) = owner {
             let may = |m: &ModelMember| {
                 matches!(m.state(), MemberState::Alive | MemberState::LostContext | MemberState::Suspect)
             };
             if super::model::uid(*owner) != uid || !self.members.iter().any(|m| m.id == *owner && may(m)) {
-                return Err(Refused::NoSuchMember { whom: Whom::Member(owner.0), near: Vec::new() });
+                return Err(Refusal::NoSuchMember { whom: Whom::Member(owner.0), near: Vec::new() });
             }
         }
         match self.latest(name) {
@@ -36,12 +36,12 @@ impl Model {
         if let Some(latest) = self.latest(name)
             && (*if_absent || memory.control.is_some() || latest.memory.control.is_some())
         {
-            return Err(Refused::NameExists { name: name.clone(), version: latest.number, is: latest.memory.named() });
+            return Err(Refusal::NameExists { name: name.clone(), version: latest.number, is: latest.memory.named() });
         }
         if memory.control.is_some()
             && let Some((name, owner)) = self.foreign_timeline_under(uid, name)
         {
-            return Err(Refused::OtherUser { what: OtherUsers::Create { name: name.to_string() }, owner, uid });
+            return Err(Refusal::OtherUser { what: OtherUsers::Create { name: name.to_string() }, owner, uid });
         }
         let names = self.names() + u64::from(self.latest(name).is_none());
         over(Limit::Names, self.bounds.names, names)?;
@@ -99,9 +99,9 @@ impl Model {
         Ok(Answer::Committed { version: number, lease })
     }
 
-    pub(super) fn held(&self, member: MemberId, lease: LeaseId) -> Result<&ModelVersion, Refused> {
+    pub(super) fn held(&self, member: MemberId, lease: LeaseId) -> Result<&ModelVersion, Refusal> {
         let held = self.version_leases.iter().find(|h| h.id == lease && h.member == member);
-        let held = held.ok_or(Refused::Stale(Handle::Lease))?;
+        let held = held.ok_or(Refusal::Stale { what: Handle::Lease })?;
         Ok(self.version(&held.name, held.number))
     }
 
@@ -116,10 +116,10 @@ impl Model {
         let found = self.held(member, segment)?;
         let segment = (found.name.clone(), found.number);
         if found.memory.control.is_some() {
-            return Err(Refused::Invalid("a queue holds nothing but segments"));
+            return Err(Refusal::invalid("a queue holds nothing but segments"));
         }
         if found.memory.kind == Kind::Legacy {
-            return Err(Refused::CannotHold { name: segment.0, version: segment.1 });
+            return Err(Refusal::CannotHold { name: segment.0, version: segment.1 });
         }
         let own: Vec<_> = self.attachments.iter().filter(|a| a.queue == queue).collect();
         if let Some(existing) = own.iter().find(|a| a.segment == segment) {
@@ -135,19 +135,19 @@ impl Model {
         Ok(Answer::Attached { attachment: number })
     }
 
-    pub(super) fn queue_of(&self, member: MemberId, lease: LeaseId) -> Result<((Name, u64), FdId), Refused> {
+    pub(super) fn queue_of(&self, member: MemberId, lease: LeaseId) -> Result<((Name, u64), FdId), Refusal> {
         let version = self.held(member, lease)?;
         match version.memory.control {
             Some(BlockControl { shape: Control { queue: Some(_), .. }, object: Some(object), .. }) => {
                 Ok(((version.name.clone(), version.number), object.fd))
             }
-            _ => Err(Refused::Invalid("only a queue has segments attached")),
+            _ => Err(Refusal::invalid("only a queue has segments attached")),
         }
     }
 
-    pub(super) fn attached_segment(&self, queue: &(Name, u64), attachment: u32) -> Result<(Name, u64), Refused> {
+    pub(super) fn attached_segment(&self, queue: &(Name, u64), attachment: u32) -> Result<(Name, u64), Refusal> {
         let found = self.attachments.iter().find(|a| a.queue == *queue && a.number == attachment);
-        let gone = || Refused::NotAttached { queue: queue.0.clone(), attachment };
+        let gone = || Refusal::NotAttached { queue: queue.0.clone(), attachment };
         found.map(|a| a.segment.clone()).ok_or_else(gone)
     }
 
@@ -191,7 +191,7 @@ impl Model {
             return Err(version.cannot_grow(why));
         }
         if before.kind != growth.kind {
-            return Err(Refused::Invalid("a version has one kind of memory"));
+            return Err(Refusal::invalid("a version has one kind of memory"));
         }
         let mut memory = Memory { table: growth.table.clone(), tensors: growth.tensors, ..(*before).clone() };
         memory.chunks.extend(&growth.chunks);
@@ -239,7 +239,7 @@ impl Model {
         }
         match (self.numbers.get(name), version) {
             (Some(last), Some(v)) if v <= last || !wait => {
-                let not_found = Refused::VersionNotFound { name: name.clone(), version: *v, latest };
+                let not_found = Refusal::VersionNotFound { name: name.clone(), version: *v, latest };
                 if self.end_of(name, *version).is_some() {
                     return Err(self.unknown(member, name, *version));
                 }
@@ -269,10 +269,10 @@ impl Model {
         version.check_stale()?;
         let simulated = self.is_simulated(version.uid);
         if version.memory.place.needs_driver() && simulated != self.is_simulated(uid(member)) {
-            return Err(Refused::OtherDriver { simulated });
+            return Err(Refusal::OtherDriver { simulated });
         }
         if access == Access::Write && !version.memory.mutable {
-            return Err(Refused::ReadOnly { name: name.clone(), version: number });
+            return Err(Refusal::ReadOnly { name: name.clone(), version: number });
         }
         self.one_more_lease(member)?;
         let lease = self.lease_version(member, name, number, request);
@@ -297,7 +297,7 @@ impl Model {
     pub(super) fn drop_version_lease(&mut self, lease: LeaseId, effects: &mut ModelEffects) -> Option<BlockControl> {
         for waiting in self.waits.clone() {
             if matches!(waiting.waits_for, WaitFor::Withdrawal(l) | WaitFor::Growth(l) if l == lease) {
-                self.notify(&waiting, Err(Refused::Stale(Handle::Lease)), effects);
+                self.notify(&waiting, Err(Refusal::Stale { what: Handle::Lease }), effects);
             }
         }
         let place = self.version_leases.iter().position(|h| h.id == lease).unwrap();

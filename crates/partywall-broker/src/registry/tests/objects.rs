@@ -2,9 +2,9 @@
 //! The rules of timelines, semaphores and cells, one by one.
 
 use super::*;
-use crate::registry::effect::{Handle, Holder, ObjectRow, Refused};
+use crate::registry::effect::{Holder, ObjectRow};
 
-const STALE: Outcome = Err(Refused::Stale(Handle::Lease));
+const STALE: Outcome = Err(Refusal::Stale { what: Handle::Lease });
 
 /// Returns the ends of cells, in order.
 fn ends(effects: &[Effect]) -> Vec<(CellAt, TimelineEnding)> {
@@ -38,7 +38,7 @@ fn guarded(w: &Watched) -> Vec<CellAt> {
 }
 
 fn abandon(name: &str) -> Call {
-    Call::AbandonTimeline { name: Name::new(name) }
+    Call::AbandonTimeline { name: called(name) }
 }
 
 fn place(opened: &OpenedTimeline) -> (u32, u32) {
@@ -53,7 +53,7 @@ fn first_waiter_and_first_writer_share_a_cell() {
     let late = w.timeline(c, "x", false);
     assert_eq!((place(&waiter), waiter.incarnation, waiter.writer), (place(&writer), 1, false));
     assert_eq!((place(&late), late.incarnation, writer.writer, late.writer), (place(&writer), 1, true, false));
-    let exists = Err(Refused::WriterExists { name: Name::new("x"), pid: 102 });
+    let exists = Err(Refusal::WriterExists { name: called("x"), pid: 102 });
     assert_eq!(w.open_timeline(a, "x", true), exists);
     assert_eq!(w.open_timeline(b, "x", true), exists, "also for the same process");
     assert_eq!(w.commit(a, "x", true).0, 1, "segments have names of their own");
@@ -62,7 +62,7 @@ fn first_waiter_and_first_writer_share_a_cell() {
 #[test]
 fn cell_is_initialised_before_it_is_announced() {
     let (mut w, [a]) = Watched::with_members();
-    let open = OpenTimeline { name: Name::new("x"), writer: true, shared: false, slab: None };
+    let open = OpenTimeline { name: called("x"), writer: true, shared: false, slab: None };
     let call = w.provide(a, Call::OpenTimeline(open));
     let effects = w.apply(Event::Request { member: a, request: RequestId(1), call });
     assert!(matches!(&effects[..], [Effect::StartCell { from: None, incarnation: 1, .. }, Effect::Reply { .. }]));
@@ -79,7 +79,7 @@ fn writers_death_ends_waits_and_next_writer_continues() {
     assert_eq!(w.follow(a, reader.lease).incarnation, 1, "there is no next one yet");
 
     let (_, outcome, effects) =
-        w.ask(c, Call::OpenTimeline(OpenTimeline { name: Name::new("x"), writer: true, shared: false, slab: None }));
+        w.ask(c, Call::OpenTimeline(OpenTimeline { name: called("x"), writer: true, shared: false, slab: None }));
     let Ok(Answer::Timeline(second)) = outcome else { panic!("{outcome:?}") };
     let [(at, Some(from), 2)] = starts(&effects)[..] else { panic!("{effects:?}") };
     assert!(from == first && at != first);
@@ -123,13 +123,13 @@ fn abandoning_ends_waits_and_the_writers_turn() {
     let (mut w, [a, b, c]) = Watched::with_members();
     let near = vec![];
     let is = vec![];
-    let missing = Refused::ObjectNotFound { kind: ObjectKind::Timeline, name: Name::new("y"), near, is };
+    let missing = Refusal::ObjectNotFound { kind: ObjectKind::Timeline, name: called("y"), near, is };
     assert_eq!(w.ask(a, abandon("y")).1, Err(missing));
     w.timeline(a, "wanted", false);
-    let near = Refused::ObjectNotFound {
+    let near = Refusal::ObjectNotFound {
         kind: ObjectKind::Timeline,
-        name: Name::new("wantde"),
-        near: vec![Name::new("wanted")],
+        name: called("wantde"),
+        near: vec![called("wanted")],
         is: vec![],
     };
     assert_eq!(w.ask(a, abandon("wantde")).1, Err(near));
@@ -150,10 +150,10 @@ fn abandoning_ends_waits_and_the_writers_turn() {
 #[test]
 fn repeated_request_gives_the_same_lease_and_abandons_once() {
     let (mut w, [a, b]) = Watched::with_members();
-    let open = || Call::OpenTimeline(OpenTimeline { name: Name::new("x"), writer: true, shared: false, slab: None });
+    let open = || Call::OpenTimeline(OpenTimeline { name: called("x"), writer: true, shared: false, slab: None });
     let (request, first, _) = w.ask(a, open());
     assert_eq!(w.ask_as(a, request, open()).0, first);
-    let open = || Call::OpenSemaphore(OpenSemaphore { name: Name::new("s"), maximum: 3, shared: false, memory: None });
+    let open = || Call::OpenSemaphore(OpenSemaphore { name: called("s"), maximum: 3, shared: false, memory: None });
     let (request, first, _) = w.ask(a, open());
     assert_eq!(w.ask_as(a, request, open()).0, first);
     assert_eq!(w.registry.object_leases.len(), 2);
@@ -171,7 +171,7 @@ fn cell_is_reused_only_when_no_process_can_see_or_write_it() {
     let mut w = Watched::new(bounds);
     let [a, b, c] = std::array::from_fn(|i| MemberId(i as u64 + 1));
     [a, b, c].into_iter().for_each(|member| w.join(member));
-    let full = Err(Refused::Limit { limit: Limit::Timelines, allowed: 4, needed: 5 });
+    let full = Err(Refusal::Limit { limit: Limit::Timelines, allowed: 4, needed: 5, holders: Vec::new() });
 
     // Three cells of four: a reader that does not follow keeps the cells that it had.
     let reader = w.timeline(a, "x", false);
@@ -239,7 +239,7 @@ fn cell_of_departed_writer_is_reused_when_its_streams_are_done() {
     assert_eq!(guarded(&w), [cell]);
     w.release(a, reader.lease);
     assert_eq!(w.timeline(a, "y", false).cell, 1);
-    assert!(matches!(w.open_timeline(a, "z", false), Err(Refused::Limit { limit: Limit::Timelines, .. })));
+    assert!(matches!(w.open_timeline(a, "z", false), Err(Refusal::Limit { limit: Limit::Timelines, .. })));
     w.apply(Event::CellSettled { at: cell });
     assert_eq!(w.timeline(a, "z", false).cell, 0);
 }
@@ -251,11 +251,11 @@ fn writers_eviction_or_lost_context_ends_waits() {
     let lease = w.timeline(b, "x", true).lease;
     let evict = Call::Evict { whom: Whom::Member(b.0), kill: false };
     let [(evicted, TimelineEnding::Evicted)] = ends(&w.ask(a, evict).2)[..] else { panic!("one end") };
-    assert!(matches!(w.ask(b, Call::Release { lease }).1, Err(Refused::Evicted { .. })));
+    assert!(matches!(w.ask(b, Call::Release { lease }).1, Err(Refusal::Evicted { .. })));
     assert_eq!(
         w.registry.control_needed(
             b,
-            &Call::OpenSemaphore(OpenSemaphore { name: Name::new("s"), maximum: 1, shared: false, memory: None })
+            &Call::OpenSemaphore(OpenSemaphore { name: called("s"), maximum: 1, shared: false, memory: None })
         ),
         None
     );
@@ -321,12 +321,8 @@ fn answer_brings_the_slab_of_the_timeline() {
     let opened: Vec<_> = (0..9).map(|i| w.timeline(a, &format!("{i}"), false)).collect();
     assert_eq!(opened.iter().map(|o| o.slab).collect::<Vec<_>>(), [0, 0, 0, 0, 1, 1, 1, 1, 2]);
     for opened in &opened {
-        let open = OpenTimeline {
-            name: Name::new(format!("{}", opened.lease.0 - 1)),
-            writer: false,
-            shared: false,
-            slab: None,
-        };
+        let open =
+            OpenTimeline { name: called(&format!("{}", opened.lease.0 - 1)), writer: false, shared: false, slab: None };
         w.last_request += 1;
         let request = RequestId(w.last_request);
         let effects = w.apply(Event::Request { member: b, request, call: Call::OpenTimeline(open) });
@@ -340,10 +336,10 @@ fn permits_return_with_a_members_last_lease() {
     let (mut w, [a, b]) = Watched::with_members();
     let ours = w.semaphore(a, "s", 3);
     let more = w.semaphore(a, "s", 3);
-    let wrong = Refused::WrongMaximum { name: Name::new("s"), maximum: 3, asked: 4 };
+    let wrong = Refusal::WrongMaximum { name: called("s"), maximum: 3, asked: 4 };
     assert_eq!(w.open_semaphore(b, "s", 4), Err(wrong));
     w.semaphore(b, "s", 3);
-    let memory = w.registry.semaphores[&Name::new("s")].memory.fd;
+    let memory = w.registry.semaphores[&called("s")].memory.fd;
     assert_eq!(returned(&w.release(a, ours)), []);
     assert_eq!(returned(&w.release(a, more)), [(memory, w.registry.row(a).unwrap())]);
     let row = w.registry.row(b).unwrap();
@@ -356,7 +352,7 @@ fn permits_return_with_a_members_last_lease() {
 fn semaphore_memory_is_freed_with_its_last_lease() {
     let (mut w, [a]) = Watched::with_members();
     let lease = w.semaphore(a, "s", 3);
-    let memory = w.registry.semaphores[&Name::new("s")].memory.fd;
+    let memory = w.registry.semaphores[&called("s")].memory.fd;
     let effects = w.release(a, lease);
     assert_eq!((closed(&effects), returned(&effects)), (vec![memory], vec![]));
     w.semaphore(a, "s", 4);
@@ -367,7 +363,7 @@ fn timelines_and_semaphores_are_bounded() {
     let mut w = Watched::new(Bounds { timelines: 1, semaphores: 1, fds: 2, member_leases: 3, bytes: 8, ..UNBOUNDED });
     let a = MemberId(1);
     w.join(a);
-    let over = |limit, allowed, needed| Err(Refused::Limit { limit, allowed, needed });
+    let over = |limit, allowed, needed| Err(Refusal::Limit { limit, allowed, needed, holders: Vec::new() });
     assert_eq!(w.open_semaphore(a, "s", 9), over(Limit::Bytes, 8, 9));
     w.semaphore(a, "s", 4);
     assert_eq!(w.open_semaphore(a, "t", 4), over(Limit::Semaphores, 1, 2));
@@ -395,7 +391,7 @@ fn timelines_and_semaphores_count_as_in_use() {
     let (mut w, [a, b]) = Watched::with_members();
     w.timeline(b, "x", true);
     w.semaphore(b, "s", 1);
-    assert_eq!(w.ask(a, Call::Stop { force: false }).1, Err(Refused::InUse { names: 2, members: 1 }));
+    assert_eq!(w.ask(a, Call::Stop { force: false }).1, Err(Refusal::InUse { names: 2, members: 1 }));
     let Ok(Answer::Status(counts)) = w.ask(a, Call::Status).1 else { panic!("a status") };
     assert_eq!((counts.timelines, counts.semaphores, counts.leases, counts.fds), (1, 1, 2, 2));
     let Ok(Answer::Members { members, .. }) = w.ask(a, Call::Members { after: None }).1 else { panic!("members") };
@@ -412,7 +408,7 @@ fn listing_continues_from_timelines_to_semaphores() {
     w.timeline(b, "t2", false);
     w.semaphore(a, "s", 2);
     let list = |w: &mut Watched, after: Option<(ObjectKind, &str)>| {
-        let after = after.map(|(kind, name)| (kind, Name::new(name)));
+        let after = after.map(|(kind, name)| (kind, name.to_owned()));
         match w.ask(a, Call::Objects { after }).1 {
             Ok(Answer::Objects { objects, more: false }) => objects,
             other => panic!("{other:?}"),
@@ -424,7 +420,7 @@ fn listing_continues_from_timelines_to_semaphores() {
     assert_eq!(names(list(&mut w, Some((ObjectKind::Timeline, "t2")))), ["s"]);
     assert!(list(&mut w, Some((ObjectKind::Semaphore, "s"))).is_empty());
 
-    let inspect = |w: &mut Watched, kind, name| w.ask(b, Call::InspectObject { kind, name: Name::new(name) }).1;
+    let inspect = |w: &mut Watched, kind, name| w.ask(b, Call::InspectObject { kind, name: called(name) }).1;
     let Ok(Answer::Object(detail)) = inspect(&mut w, ObjectKind::Timeline, "t2") else { panic!("it is there") };
     let (ObjectRow::Timeline(row), holders) = *detail else { panic!("a timeline") };
     assert_eq!((row.writer, row.leases, row.incarnation), (Some(101), 2, 1));
@@ -434,7 +430,7 @@ fn listing_continues_from_timelines_to_semaphores() {
     };
     assert_eq!(holders, [holder(101, 0, "member 1"), holder(102, 1, "member 2")]);
     let missing = inspect(&mut w, ObjectKind::Semaphore, "t2");
-    assert!(matches!(missing, Err(Refused::ObjectNotFound { kind: ObjectKind::Semaphore, .. })));
+    assert!(matches!(missing, Err(Refusal::ObjectNotFound { kind: ObjectKind::Semaphore, .. })));
 }
 
 #[test]
@@ -442,7 +438,7 @@ fn pages_of_objects_fit_a_message_and_are_complete() {
     let (mut w, [a]) = Watched::with_members();
     // Applied without the audit, which would make this quadratic.
     for i in 0..600 {
-        let name = Name::new(format!("{i:04}{}", "x".repeat(251)));
+        let name = called(&format!("{i:04}{}", "x".repeat(251)));
         let call = match i % 2 {
             0 => Call::OpenTimeline(OpenTimeline { name, writer: false, shared: false, slab: None }),
             _ => Call::OpenSemaphore(OpenSemaphore { name, maximum: 1, shared: false, memory: None }),
@@ -456,8 +452,8 @@ fn pages_of_objects_fit_a_message_and_are_complete() {
         let Answer::Objects { objects, more } = w.registry.list_objects(a, after.clone()) else { panic!("objects") };
         assert!(objects.len() < 150 && !objects.is_empty());
         after = objects.last().map(|row| match row {
-            ObjectRow::Timeline(row) => (ObjectKind::Timeline, row.name.clone()),
-            ObjectRow::Semaphore(row) => (ObjectKind::Semaphore, row.name.clone()),
+            ObjectRow::Timeline(row) => (ObjectKind::Timeline, row.name.to_string()),
+            ObjectRow::Semaphore(row) => (ObjectKind::Semaphore, row.name.to_string()),
         });
         seen.extend(after.clone().into_iter().map(|(kind, _)| kind));
         seen.resize(seen.len() + objects.len() - 1, ObjectKind::Timeline);

@@ -1,15 +1,12 @@
 //! The rules of pools and topics, one by one.
 
 use super::*;
-use crate::registry::{
-    effect::Refused,
-    event::{After, Watch},
-};
+use crate::registry::event::{After, Watch};
 
 fn commit_call(w: &mut Watched, name: &str, control: Control, lifetime: Lifetime) -> Call {
     let memory = w.memory(&[10], false, true, lifetime);
     let memory = w.with_control(&memory, control);
-    Call::Commit(commit(Name::new(name), memory))
+    Call::Commit(commit(called(name), memory))
 }
 
 fn create(w: &mut Watched, member: MemberId, name: &str, control: Control) -> LeaseId {
@@ -52,7 +49,7 @@ fn shared_name_ends_with_its_last_lease() {
         "no holder is left to return blocks to"
     );
     assert_eq!(second.memory.fds().len(), 2, "the chunk's and the control memory's");
-    assert!(matches!(w.open(b, "p", None, false), Err(Refused::NotFound { .. })));
+    assert!(matches!(w.open(b, "p", None, false), Err(Refusal::NotFound { .. })));
 }
 
 #[test]
@@ -119,7 +116,7 @@ fn resources_of_unproven_members_stay_in_quarantine_and_keep_the_name() {
 fn pools_and_segments_share_one_namespace() {
     let (mut w, [a, b]) = Watched::with_members();
     let lease = create(&mut w, a, "p", pool());
-    let taken = |name, is| Err(Refused::NameExists { name: Name::new(name), version: 1, is });
+    let taken = |name, is| Err(Refusal::NameExists { name: called(name), version: 1, is });
     let call = commit_call(&mut w, "p", topic(), Lifetime::Shared);
     let (_, outcome, effects) = w.ask(b, call);
     assert_eq!(
@@ -133,9 +130,9 @@ fn pools_and_segments_share_one_namespace() {
     let call = commit_call(&mut w, "s", pool(), Lifetime::Shared);
     assert_eq!(w.ask(a, call).1, taken("s", Named::Segment));
 
-    let fixed = Refused::CannotGrow { name: Name::new("p"), version: 1, why: NoGrowth::Fixed };
+    let fixed = Refusal::CannotGrow { name: called("p"), version: 1, why: NoGrowth::Fixed };
     assert_eq!(w.grow(a, lease, 0, &[1]).0, Err(fixed));
-    let _ = w.ask(b, Call::Remove { name: Name::new("p"), deadline: None });
+    let _ = w.ask(b, Call::Remove { name: called("p"), deadline: None });
     assert_eq!(w.commit(b, "p", false).0, 2, "a member that has the pool open keeps it, and the name is free");
 }
 
@@ -143,7 +140,7 @@ fn pools_and_segments_share_one_namespace() {
 fn pool_fulfils_a_claim_and_waiters_get_its_control_memory() {
     let (mut w, [a, b]) = Watched::with_members();
     let claim = w.claim(a, "p");
-    let (ticket, outcome, _) = w.ask(b, Call::OpenOrBuild { name: Name::new("p") });
+    let (ticket, outcome, _) = w.ask(b, Call::OpenOrBuild { name: called("p") });
     assert_eq!(outcome, Ok(Answer::Pending));
     let Call::Commit(call) = commit_call(&mut w, "p", topic(), Lifetime::Shared) else { unreachable!() };
     let effects = w.ask(a, Call::Commit(Commit { claim: Some(claim), ..call })).2;

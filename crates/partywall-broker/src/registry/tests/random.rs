@@ -9,11 +9,11 @@ use super::{
     *,
 };
 use crate::registry::{
-    effect::{Counts, Refused},
+    effect::Counts,
     event::{After, DetachSegment, Watch},
     state::Life,
     tombstones::REMEMBERED,
-    types::{BlockControl, Deadline, Then, Whom},
+    types::{BlockControl, Deadline, Refusal, Then, Whom},
 };
 
 /// An event whose objects are positions in lists, so that their meaning depends on earlier events.
@@ -369,7 +369,7 @@ impl Run {
                 self.both(Event::DeviceLost { place, chunks });
             }
             Step::Pass(time) => self.watched.now += time,
-            Step::EndLine(of) => self.both(Event::TimelineEnded { name: Name::new(["a", "b", "a/b"][*of]) }),
+            Step::EndLine(of) => self.both(Event::TimelineEnded { name: called(["a", "b", "a/b"][*of]) }),
             Step::Clear(pick) => {
                 let rows: Vec<_> = self.model.objects.uncleared.iter().copied().collect();
                 if let Some(row) = rows.get(pick % rows.len().max(1)) {
@@ -453,7 +453,7 @@ impl Run {
     }
 
     fn call(&mut self, member: MemberId, ask: &Ask) -> Call {
-        let name = |i: usize| Name::new(["a", "b", "a/b"][i]);
+        let name = |i: usize| called(["a", "b", "a/b"][i]);
         // Mostly one of the member's own leases, sometimes another member's, sometimes one that does not exist.
         let lease = |model: &Model, i: usize| {
             let mut own: Vec<_> =
@@ -676,10 +676,10 @@ fn check_fds(outcome: &Outcome, fds: &[FdId], model: &Model) {
 
 fn without_near(outcome: Outcome) -> Outcome {
     match outcome {
-        Err(Refused::NotFound { name, is, ended, .. }) => Err(Refused::NotFound { name, near: Vec::new(), is, ended }),
-        Err(Refused::NoSuchMember { whom, .. }) => Err(Refused::NoSuchMember { whom, near: Vec::new() }),
-        Err(Refused::ObjectNotFound { kind, name, is, .. }) => {
-            Err(Refused::ObjectNotFound { kind, name, near: Vec::new(), is })
+        Err(Refusal::NotFound { name, is, ended, .. }) => Err(Refusal::NotFound { name, near: Vec::new(), is, ended }),
+        Err(Refusal::NoSuchMember { whom, .. }) => Err(Refusal::NoSuchMember { whom, near: Vec::new() }),
+        Err(Refusal::ObjectNotFound { kind, name, is, .. }) => {
+            Err(Refusal::ObjectNotFound { kind, name, near: Vec::new(), is })
         }
         // The audit recounts what each user has.
         Ok(Answer::Status(counts)) => Ok(Answer::Status(Box::new(Counts { users: Vec::new(), ..*counts }))),

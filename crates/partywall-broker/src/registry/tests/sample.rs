@@ -25,11 +25,11 @@ pub(crate) fn sample() -> Registry {
     w.open(waiter, "later", None, true).unwrap();
     w.claim(reader, "built");
     let memory = w.memory_of(Kind::Legacy, &[10], true, false, Lifetime::Owned);
-    w.ask(owner, Call::Commit(commit(Name::new("legacy"), memory))).1.unwrap();
+    w.ask(owner, Call::Commit(commit(called("legacy"), memory))).1.unwrap();
     for (name, shape) in [("pool", control(2, None)), ("topic", control(4, Some(1))), ("queue", queue())] {
         let memory = w.memory(&[10], false, true, Lifetime::Shared);
         let memory = w.with_control(&memory, shape);
-        w.ask(owner, Call::Commit(commit(Name::new(name), memory))).1.unwrap();
+        w.ask(owner, Call::Commit(commit(called(name), memory))).1.unwrap();
     }
     let queue = w.opened(reader, "queue").lease;
     let segment = w.opened(reader, "kept").lease;
@@ -41,10 +41,10 @@ pub(crate) fn sample() -> Registry {
     w.commit(evicted, "gone", false);
     w.ask(owner, Call::Evict { whom: Whom::Member(evicted.0), kill: false }).1.unwrap();
     let deadline = Some(Deadline { after: 1000, then: Then::Stale });
-    w.ask(owner, Call::Remove { name: Name::new("kept"), deadline }).1.unwrap();
+    w.ask(owner, Call::Remove { name: called("kept"), deadline }).1.unwrap();
     let memory = w.memory_of(Kind::Vmm, &[10], false, false, Lifetime::Kept);
     let chunk = memory.chunks[0].fd.unwrap();
-    w.ask(owner, Call::Commit(commit(Name::new("lost"), memory))).1.unwrap();
+    w.ask(owner, Call::Commit(commit(called("lost"), memory))).1.unwrap();
     w.apply(Event::DeviceLost { place: GPU, chunks: vec![chunk] });
     w.apply(Event::Suspected { member: reader });
     w.apply(Event::Died { member: dead });

@@ -2,7 +2,7 @@
 //! What belongs to which user.
 
 use super::*;
-use crate::registry::effect::{Audited, ObjectRow, Refused};
+use crate::registry::effect::{Audited, ObjectRow};
 
 /// Two members of the broker's user, and two of another one.
 fn two_users() -> (Watched, [MemberId; 2], [MemberId; 2]) {
@@ -18,8 +18,8 @@ fn two_users_within(bounds: Bounds) -> (Watched, [MemberId; 2], [MemberId; 2]) {
     (w, own, guests)
 }
 
-fn other(what: OtherUsers, owner: u32, uid: u32) -> Refused {
-    Refused::OtherUser { what, owner, uid }
+fn other(what: OtherUsers, owner: u32, uid: u32) -> Refusal {
+    Refusal::OtherUser { what, owner, uid }
 }
 
 fn named(name: &str) -> String {
@@ -32,17 +32,17 @@ fn commit_as(w: &mut Watched, member: MemberId, name: &str, shared: bool) -> Out
 }
 
 fn timeline_as(w: &mut Watched, member: MemberId, name: &str, writer: bool, shared: bool) -> Outcome {
-    let open = OpenTimeline { name: Name::new(name), writer, shared, slab: None };
+    let open = OpenTimeline { name: called(name), writer, shared, slab: None };
     w.ask(member, Call::OpenTimeline(open)).1
 }
 
 fn semaphore_as(w: &mut Watched, member: MemberId, name: &str, shared: bool) -> Outcome {
-    let open = OpenSemaphore { name: Name::new(name), maximum: 1, shared, memory: None };
+    let open = OpenSemaphore { name: called(name), maximum: 1, shared, memory: None };
     w.ask(member, Call::OpenSemaphore(open)).1
 }
 
 fn remove(w: &mut Watched, member: MemberId, name: &str) -> Outcome {
-    w.ask(member, Call::Remove { name: Name::new(name), deadline: None }).1
+    w.ask(member, Call::Remove { name: called(name), deadline: None }).1
 }
 
 fn audited(effects: &[Effect]) -> Vec<&Audited> {
@@ -110,7 +110,7 @@ fn names_under_a_name_belong_to_its_user() {
     assert_eq!(commit_as(&mut w, a, "m/x", false), create());
     assert_eq!(timeline_as(&mut w, a, "m/1/t", true, true), create());
     assert_eq!(semaphore_as(&mut w, a, "m/s", true), create());
-    assert_eq!(w.ask(a, Call::OpenOrBuild { name: Name::new("m/x") }).1, create());
+    assert_eq!(w.ask(a, Call::OpenOrBuild { name: called("m/x") }).1, create());
     commit_as(&mut w, a, "mx", false).expect("another name");
     let lease = w.opened(a, "m").lease;
     assert_eq!(timeline_as(&mut w, a, "m/1/t", true, true), create(), "a reader of a segment needs no names");
@@ -119,7 +119,7 @@ fn names_under_a_name_belong_to_its_user() {
     // A publisher of a shared topic has a timeline under it, and nothing else.
     let memory = w.memory(&[8], false, true, Lifetime::Shared);
     let memory = w.with_control(&memory, control(2, Some(2)));
-    let commit = Commit { shared: true, ..commit(Name::new("t"), memory) };
+    let commit = Commit { shared: true, ..commit(called("t"), memory) };
     w.ask(b, Call::Commit(commit)).1.unwrap();
     let create = || Err(other(OtherUsers::Create { name: named("t") }, GUEST, 0));
     assert_eq!(timeline_as(&mut w, a, "t/1/publisher-1", true, true), create());
@@ -135,7 +135,7 @@ fn topic_is_not_created_above_timelines_of_another_user() {
     let topic = |w: &mut Watched, member| {
         let memory = w.memory(&[8], false, true, Lifetime::Shared);
         let memory = w.with_control(&memory, control(2, Some(2)));
-        w.ask(member, Call::Commit(commit(Name::new("t"), memory))).1
+        w.ask(member, Call::Commit(commit(called("t"), memory))).1
     };
     let create = OtherUsers::Create { name: named("t/1/publisher-1") };
     assert_eq!(topic(&mut w, a), Err(other(create, GUEST, 0)));
@@ -153,13 +153,13 @@ fn objects_are_opened_by_others_only_if_shared() {
     assert_eq!(timeline_as(&mut w, a, "t", false, true), open());
     assert_eq!(semaphore_as(&mut w, a, "t", true), open());
     let abandon = OtherUsers::Abandon { name: named("t") };
-    assert_eq!(w.ask(a, Call::AbandonTimeline { name: Name::new("t") }).1, Err(other(abandon, GUEST, 0)));
+    assert_eq!(w.ask(a, Call::AbandonTimeline { name: called("t") }).1, Err(other(abandon, GUEST, 0)));
     timeline_as(&mut w, b, "u", true, true).unwrap();
     semaphore_as(&mut w, b, "u", true).unwrap();
     timeline_as(&mut w, a, "u", false, false).unwrap();
     semaphore_as(&mut w, a, "u", false).unwrap();
     let abandon = OtherUsers::Abandon { name: named("u") };
-    assert_eq!(w.ask(a, Call::AbandonTimeline { name: Name::new("u") }).1, Err(other(abandon, GUEST, 0)));
+    assert_eq!(w.ask(a, Call::AbandonTimeline { name: called("u") }).1, Err(other(abandon, GUEST, 0)));
 }
 
 // Holds 149.
@@ -226,7 +226,7 @@ fn listings_show_own_and_shared_names_and_everything_to_the_brokers_user() {
     };
     assert_eq!(members(&mut w, a), [0, 0, GUEST, GUEST]);
     assert_eq!(members(&mut w, b), [GUEST, GUEST]);
-    let name = Name::new("a-private");
+    let name = called("a-private");
     let inspect = || Err(other(OtherUsers::Inspect { name: named("a-private") }, 0, GUEST));
     assert_eq!(w.ask(b, Call::Inspect { name: name.clone(), version: None }).1, inspect());
     let timeline = Call::InspectObject { kind: ObjectKind::Timeline, name };
@@ -237,8 +237,8 @@ fn listings_show_own_and_shared_names_and_everything_to_the_brokers_user() {
         counts.users.iter().map(|user| (user.uid, user.names, user.members)).collect::<Vec<_>>(),
         [(GUEST, 2, 1)]
     );
-    let Err(Refused::NotFound { near, .. }) = w.open(b, "a-privatf", None, false) else { panic!() };
-    assert!(!near.contains(&Name::new("a-private")), "a name of another user is not suggested: {near:?}");
+    let Err(Refusal::NotFound { near, .. }) = w.open(b, "a-privatf", None, false) else { panic!() };
+    assert!(!near.contains(&called("a-private")), "a name of another user is not suggested: {near:?}");
 }
 
 #[test]
@@ -295,13 +295,13 @@ fn broker_is_stopped_by_its_user_alone() {
 
 #[test]
 fn withdrawal_does_not_evict_readers_of_other_users() {
-    use crate::registry::types::{Deadline, Then};
+    use crate::registry::types::{Deadline, Refusal, Then};
     let (mut w, [a, a2], [b, _]) = two_users();
     commit_as(&mut w, a, "x", true).unwrap();
     let own = w.opened(a2, "x").lease;
     let theirs = w.opened(b, "x").lease;
     let deadline = Some(Deadline { after: 5, then: Then::Evict });
-    let effects = w.ask(a, Call::Remove { name: Name::new("x"), deadline }).2;
+    let effects = w.ask(a, Call::Remove { name: called("x"), deadline }).2;
     let id =
         effects.iter().find_map(|effect| if let Effect::AwaitDeadline { id, .. } = effect { Some(*id) } else { None });
     let effects = w.apply(Event::DeadlinePassed { id: id.unwrap() });
@@ -309,7 +309,7 @@ fn withdrawal_does_not_evict_readers_of_other_users() {
         effects.iter().filter(|effect| matches!(effect, Effect::Stale { member, .. } if *member == b)).collect();
     assert_eq!(stale.len(), 1, "{effects:?}");
     assert_eq!(w.ask(b, Call::Ping).1, Ok(Answer::Done));
-    assert!(matches!(w.ask(a2, Call::Ping).1, Err(Refused::Evicted { .. })));
+    assert!(matches!(w.ask(a2, Call::Ping).1, Err(Refusal::Evicted { .. })));
     w.release(b, theirs);
     let _ = own;
 }
@@ -319,7 +319,7 @@ fn withdrawal_does_not_evict_readers_of_other_users() {
 fn each_user_has_a_share_of_leases_that_holds_after_a_restart() {
     let guests = Quota { leases: 3, ..NO_QUOTA };
     let (mut w, [a, _], [b, c]) = two_users_within(Bounds { guests, ..UNBOUNDED });
-    let full = Refused::Quota { uid: GUEST, limit: Limit::Leases, allowed: 3, held: 3, needed: 4 };
+    let full = Refusal::Quota { uid: GUEST, limit: Limit::Leases, allowed: 3, held: 3, needed: 4, holders: Vec::new() };
     commit_as(&mut w, a, "x", true).unwrap();
     w.opened(b, "x");
     timeline_as(&mut w, c, "t", true, false).unwrap();
@@ -358,7 +358,9 @@ fn each_user_has_a_share_of_leases_that_holds_after_a_restart() {
 fn each_user_has_a_share_of_waits_timelines_and_semaphores_that_holds_after_a_restart() {
     let guests = Quota { waits: 2, timelines: 1, semaphores: 1, ..NO_QUOTA };
     let (mut w, [a, _], [b, c]) = two_users_within(Bounds { guests, ..UNBOUNDED });
-    let full = |limit, allowed| Err(Refused::Quota { uid: GUEST, limit, allowed, held: allowed, needed: allowed + 1 });
+    let full = |limit, allowed| {
+        Err(Refusal::Quota { uid: GUEST, limit, allowed, held: allowed, needed: allowed + 1, holders: Vec::new() })
+    };
     let watch = || {
         let after = crate::registry::event::After::Event(0);
         Call::Watch(crate::registry::event::Watch { pattern: Pattern::new("*").unwrap(), after })
@@ -398,7 +400,8 @@ fn each_user_has_a_share_of_waits_timelines_and_semaphores_that_holds_after_a_re
 fn each_user_has_quotas_that_hold_after_a_restart() {
     let guests = Quota { members: 2, names: 2, fds: 3, bytes: 35, ..NO_QUOTA };
     let (mut w, [a, _], [b, c]) = two_users_within(Bounds { guests, ..UNBOUNDED });
-    let quota = |limit, allowed, held, needed| Refused::Quota { uid: GUEST, limit, allowed, held, needed };
+    let quota =
+        |limit, allowed, held, needed| Refusal::Quota { uid: GUEST, limit, allowed, held, needed, holders: Vec::new() };
     assert_eq!(w.registry.check_room(GUEST), Err(quota(Limit::Clients, 2, 2, 3)));
     assert!(w.registry.check_room(0).is_ok());
     commit_as(&mut w, b, "x", false).unwrap();
@@ -408,7 +411,7 @@ fn each_user_has_quotas_that_hold_after_a_restart() {
         commit_as(&mut w, b, "y", false),
         timeline_as(&mut w, c, "y", true, false),
         semaphore_as(&mut w, b, "y", false),
-        w.ask(c, Call::OpenOrBuild { name: Name::new("y") }).1,
+        w.ask(c, Call::OpenOrBuild { name: called("y") }).1,
     ] {
         assert_eq!(refused, Err(quota(Limit::Names, 2, 2, 3)));
     }
@@ -424,7 +427,7 @@ fn each_user_has_quotas_that_hold_after_a_restart() {
         w.release(b, lease);
     }
     let memory = w.memory(&[31], false, false, Lifetime::Kept);
-    let (_, outcome, effects) = w.ask(b, Call::Commit(commit(Name::new("x"), memory)));
+    let (_, outcome, effects) = w.ask(b, Call::Commit(commit(called("x"), memory)));
     assert_eq!(outcome, Err(quota(Limit::Bytes, 35, 5, 36)));
     let line = Audited::Quota { uid: GUEST, pid: pid(b), limit: Limit::Bytes, allowed: 35, needed: 36 };
     assert_eq!(audited(&effects), [&line]);
@@ -435,11 +438,11 @@ fn claims_count_as_names_until_they_become_names() {
     let guests = Quota { names: 1, ..NO_QUOTA };
     let (mut w, _, [b, c]) = two_users_within(Bounds { guests, ..UNBOUNDED });
     let claim = w.claim(b, "x");
-    let build = |w: &mut Watched| w.ask(c, Call::OpenOrBuild { name: Name::new("y") }).1;
-    assert!(matches!(build(&mut w), Err(Refused::Quota { .. })));
+    let build = |w: &mut Watched| w.ask(c, Call::OpenOrBuild { name: called("y") }).1;
+    assert!(matches!(build(&mut w), Err(Refusal::Quota { .. })));
     let commit = Commit { claim: Some(claim), ..w.commit_call("x", false, true) };
     assert!(w.ask(b, Call::Commit(commit)).1.is_ok());
-    assert!(matches!(build(&mut w), Err(Refused::Quota { .. })));
+    assert!(matches!(build(&mut w), Err(Refusal::Quota { .. })));
     remove(&mut w, b, "x").unwrap();
     assert!(matches!(build(&mut w), Ok(Answer::Build { .. })));
 }
@@ -450,12 +453,12 @@ fn claim_is_handed_on_to_a_user_that_may_have_the_name() {
     let (mut w, [first, last], [b, c]) = two_users_within(Bounds { guests, ..UNBOUNDED });
     let claim = w.claim(first, "x/y");
     for member in [b, c, last] {
-        let waits = w.ask(member, Call::OpenOrBuild { name: Name::new("x/y") }).1;
+        let waits = w.ask(member, Call::OpenOrBuild { name: called("x/y") }).1;
         assert_eq!(waits, Ok(Answer::Pending));
     }
     commit_as(&mut w, b, "z", false).unwrap();
     let effects = w.ask(first, Call::AbandonBuild { claim }).2;
-    let full = Refused::Quota { uid: GUEST, limit: Limit::Names, allowed: 1, held: 1, needed: 2 };
+    let full = Refusal::Quota { uid: GUEST, limit: Limit::Names, allowed: 1, held: 1, needed: 2, holders: Vec::new() };
     let [(to_b, _, of_b), (to_c, _, of_c), (to_last, _, Ok(Answer::Build { claim }))] = &notices(&effects)[..] else {
         panic!("{effects:?}")
     };
@@ -464,7 +467,7 @@ fn claim_is_handed_on_to_a_user_that_may_have_the_name() {
     // The name above has become another user's meanwhile.
     let claim = *claim;
     remove(&mut w, b, "z").unwrap();
-    assert_eq!(w.ask(b, Call::OpenOrBuild { name: Name::new("x/y") }).1, Ok(Answer::Pending));
+    assert_eq!(w.ask(b, Call::OpenOrBuild { name: called("x/y") }).1, Ok(Answer::Pending));
     commit_as(&mut w, first, "x", true).unwrap();
     let effects = w.ask(last, Call::AbandonBuild { claim }).2;
     let above = other(OtherUsers::Create { name: named("x") }, 0, GUEST);
@@ -476,8 +479,7 @@ fn claim_is_handed_on_to_a_user_that_may_have_the_name() {
 fn grants_and_refusals_across_users_are_audited() {
     let (mut w, [a, _], [b, _]) = two_users();
     commit_as(&mut w, a, "x", true).unwrap();
-    let open =
-        |name: &str| Call::Open(Open { name: Name::new(name), version: None, access: Access::Read, wait: false });
+    let open = |name: &str| Call::Open(Open { name: called(name), version: None, access: Access::Read, wait: false });
     let line = |what, granted| Audited::OtherUser { uid: GUEST, pid: pid(b), what, owner: 0, granted };
     let (_, _, effects) = w.ask(b, open("x"));
     assert_eq!(audited(&effects), [&line(OtherUsers::Open { name: named("x") }, true)]);
@@ -487,7 +489,7 @@ fn grants_and_refusals_across_users_are_audited() {
     let commit = Commit { shared: true, ..w.commit_call("y", false, true) };
     let (_, _, effects) = w.ask(a, Call::Commit(commit));
     assert_eq!(audited(&effects), [&line(OtherUsers::Open { name: named("y") }, true)], "it has waited for that");
-    let (_, _, effects) = w.ask(b, Call::Remove { name: Name::new("x"), deadline: None });
+    let (_, _, effects) = w.ask(b, Call::Remove { name: called("x"), deadline: None });
     assert_eq!(audited(&effects), [&line(OtherUsers::Remove { name: named("x") }, false)]);
 }
 
@@ -502,7 +504,7 @@ fn each_user_runs_on_one_driver() {
     w.apply(Event::Joined { member: simulated, identity });
     assert!(!w.registry.admits(GUEST, false) && w.registry.admits(0, false), "it decides nothing for others");
     let memory = w.memory_of(Kind::Vmm, &[1], false, false, Lifetime::Kept);
-    let commit = Commit { shared: true, ..commit(Name::new("x"), memory) };
+    let commit = Commit { shared: true, ..commit(called("x"), memory) };
     assert!(w.ask(simulated, Call::Commit(commit)).1.is_ok());
-    assert_eq!(w.open(real, "x", None, false), Err(Refused::OtherDriver { simulated: true }));
+    assert_eq!(w.open(real, "x", None, false), Err(Refusal::OtherDriver { simulated: true }));
 }

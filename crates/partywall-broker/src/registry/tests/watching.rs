@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::registry::{
-    effect::{Happened, Happening, Refused},
+    effect::{Happened, Happening},
     event::{After, Watch},
 };
 
@@ -43,7 +43,7 @@ fn watcher_sees_a_name_and_each_version_come_and_go() {
     let (_, first) = w.commit(a, "x", false);
     w.commit(b, "x", true);
     w.release(a, first);
-    let _ = w.ask(a, Call::Remove { name: Name::new("x"), deadline: None });
+    let _ = w.ask(a, Call::Remove { name: called("x"), deadline: None });
     w.apply(Event::Died { member: b });
     let name = || "x".to_owned();
     let by_a = 101;
@@ -95,10 +95,10 @@ fn watchers_get_only_names_that_match() {
 #[test]
 fn timelines_and_semaphores_have_their_own_events() {
     let (mut w, [a, b]) = Watched::with_members();
-    let open = |writer| OpenTimeline { name: Name::new("t"), writer, shared: false, slab: None };
+    let open = |writer| OpenTimeline { name: called("t"), writer, shared: false, slab: None };
     let _ = w.ask(a, Call::OpenTimeline(open(true)));
     let _ = w.ask(b, Call::OpenTimeline(open(false)));
-    let semaphore = OpenSemaphore { name: Name::new("s"), maximum: 1, shared: false, memory: None };
+    let semaphore = OpenSemaphore { name: called("s"), maximum: 1, shared: false, memory: None };
     let _ = w.ask(b, Call::OpenSemaphore(semaphore));
     w.apply(Event::Died { member: a });
     let _ = w.ask(b, Call::OpenTimeline(open(true)));
@@ -202,7 +202,7 @@ fn watch_counts_as_a_waiting_request() {
     let (ticket, outcome, _) = w.ask(a, watch("*", After::Event(0)));
     assert_eq!(outcome, Ok(Answer::Pending));
     let refused = w.ask(a, watch("*", After::Event(0))).1;
-    assert_eq!(refused, Err(Refused::Limit { limit: Limit::Waits, allowed: 1, needed: 2 }));
+    assert_eq!(refused, Err(Refusal::Limit { limit: Limit::Waits, allowed: 1, needed: 2, holders: Vec::new() }));
     assert_eq!(w.ask(a, Call::Cancel { ticket }).1, Ok(Answer::Done));
     assert_eq!(w.ask(a, watch("*", After::Event(0))).1, Ok(Answer::Pending));
     w.apply(Event::Suspected { member: a });

@@ -12,7 +12,7 @@ use crate::{
 
 pub(super) fn opened(opened: OpenedTimeline) -> wire::OpenedTimeline {
     let OpenedTimeline { lease, slab, cell, incarnation, writer } = opened;
-    wire::OpenedTimeline { lease: lease.0, slab, cell, incarnation, writer }
+    wire::OpenedTimeline { lease, slab, cell, incarnation, writer }
 }
 
 pub(super) fn row(row: &ObjectRow, control: &Control) -> wire::ObjectInfo {

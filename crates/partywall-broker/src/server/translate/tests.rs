@@ -19,6 +19,7 @@ use crate::{
     },
     server::{fds::FdStore, reclaimer::Reclaimer},
 };
+use partywall_wire::{MemberId, Name, RequestId};
 
 fn about() -> About {
     About {
@@ -92,11 +93,11 @@ fn every_answer_fits_the_smallest_message() {
         let (outcome, fds) = reply.unwrap();
         let members = &Membership::default();
         let sources = Sources { about: &about(), control, members, registry };
-        let reply = Reply { id: u64::MAX, outcome: self::outcome(outcome, sources) };
+        let reply = Reply { id: RequestId(u64::MAX), outcome: self::outcome(outcome, sources) };
         frame::encode(&reply, fds.len(), MIN_MESSAGE).unwrap();
         reply.outcome
     };
-    let name = |i: u64| Name::new(format!("{}{i:04}", "n".repeat(MAX_NAME - 4)));
+    let name = |i: u64| Name::new(&format!("{}{i:04}", "n".repeat(MAX_NAME - 4))).unwrap();
     let open = |i: u64| Call::Open(Open { name: name(i), version: None, access: wire::Access::Read, wait: false });
     for member in 1..=300 {
         let identity = Identity {
@@ -151,7 +152,7 @@ fn every_answer_fits_the_smallest_message() {
             let open = event::OpenTimeline { name: name.clone(), writer, shared: false, slab };
             let opened = ask(&mut registry, &runner.control, member, Call::OpenTimeline(open)).unwrap();
             if let Answer::Timeline(wire::OpenedTimeline { lease, .. }) = opened {
-                rows.set_wait(member as u16 - 1, Some(TimelineWait { lease, value: u64::MAX, since: 0 }));
+                rows.set_wait(member as u16 - 1, Some(TimelineWait { lease: lease.0, value: u64::MAX, since: 0 }));
             }
             let memory = created(i + 1).filter(|_| writer);
             let open = event::OpenSemaphore { name: name.clone(), maximum: u32::MAX, shared: false, memory };
@@ -190,7 +191,7 @@ fn every_answer_fits_the_smallest_message() {
         Call::Commit(Commit { name: name(i), memory, if_absent: false, owner: None, claim: None, shared: false })
     };
     let lease = |answer: Result<Answer, Refusal>| match answer {
-        Ok(Answer::Committed { lease, .. }) => LeaseId(lease),
+        Ok(Answer::Committed { lease, .. }) => lease,
         other => panic!("{other:?}"),
     };
     let versions = 0..2 * MAX_ATTACHMENTS;
@@ -220,9 +221,9 @@ fn every_answer_fits_the_smallest_message() {
         Call::Inspect { name: name(7000), version: None },
         Call::Remove { name: name(6000), deadline: None },
         Call::Inspect { name: name(5000), version: None },
-        Call::List { after: Some(name(4999)) },
+        Call::List { after: Some(name(4999).into()) },
         Call::Objects { after: None },
-        Call::Objects { after: Some((ObjectKind::Timeline, name(299))) },
+        Call::Objects { after: Some((ObjectKind::Timeline, name(299).into())) },
         Call::InspectObject { kind: ObjectKind::Timeline, name: name(0) },
         Call::InspectObject { kind: ObjectKind::Semaphore, name: name(0) },
         Call::Inspect { name: name(0), version: None },

@@ -30,7 +30,7 @@ use std::{
 
 use partywall_os::{lock::IgnorePoison, process::fork_generation};
 use partywall_shm::MAX_SLEEP;
-use partywall_wire::{Answer, Call, Notice, Refusal, Request, Resume, Staleness, frame};
+use partywall_wire::{Answer, Call, LeaseId, Notice, Refusal, Request, RequestId, Resume, Staleness, frame};
 
 pub(crate) use self::stale::{device_lost, withdrawn};
 pub(super) use self::{renewal::NoBroker, socket::giving_back, waits::Completion};
@@ -99,7 +99,7 @@ struct Queue {
     /// Whether a request has to be sent again before any other: the broker knows the answer to the last request only.
     repeating: bool,
     /// Requests that were lost with a connection, and whose callers have stopped waiting for the next one.
-    given_up: Vec<u64>,
+    given_up: Vec<RequestId>,
 }
 
 /// Keeps other requests of this process behind one that has to be sent again.
@@ -150,18 +150,18 @@ impl Link {
     }
 
     /// Records that versions which this process has open are stale.
-    pub(super) fn set_stale(&self, leases: Vec<(u64, Staleness)>) {
+    pub(super) fn set_stale(&self, leases: Vec<(LeaseId, Staleness)>) {
         self.stale.add(leases);
     }
 
     /// Refuses another view of the version `name` that a lease is on, if it is stale.
     #[inline]
-    pub(crate) fn check_lease(&self, lease: u64, name: &str) -> Result<()> {
+    pub(crate) fn check_lease(&self, lease: LeaseId, name: &str) -> Result<()> {
         self.stale.check(lease, name)
     }
 
     /// Waits until the version that a lease is on is withdrawn. Returns the notice, if it has a deadline.
-    pub(crate) fn wait_withdrawn(&self, lease: u64, name: &str, wait: Wait<'_>) -> Result<Option<Notice>> {
+    pub(crate) fn wait_withdrawn(&self, lease: LeaseId, name: &str, wait: Wait<'_>) -> Result<Option<Notice>> {
         let waiting = wait.begin();
         match self.call_waiting(|| Call::AwaitWithdrawal { lease }, &waiting)? {
             Some((Answer::Withdrawn { notice }, _)) => Ok(notice),
@@ -182,7 +182,7 @@ impl Link {
 
     /// Returns this process's number in the domain.
     pub(super) fn member(&self) -> u64 {
-        self.resume.member
+        self.resume.member.0
     }
 
     pub(crate) fn socket_path(&self) -> &Path {
@@ -223,10 +223,10 @@ impl Link {
     /// `again` is the number of an earlier request that is repeated on a renewed connection.
     fn ask(
         &self,
-        again: Option<u64>,
+        again: Option<RequestId>,
         call: Call,
         fds: &[BorrowedFd<'_>],
-        mut before: impl FnMut(u64),
+        mut before: impl FnMut(RequestId),
     ) -> Result<Asked> {
         let mut turn = self.connected_turn(false)?;
         let id = again.unwrap_or_else(|| turn.calls().next_id());
@@ -250,7 +250,7 @@ impl Link {
     }
 
     /// Has the next connection give back what a lost request may have been granted.
-    fn give_up(&self, id: u64) {
+    fn give_up(&self, id: RequestId) {
         let mut queue = self.queue.lock().ignore_poison();
         if queue.given_up.len() < MAX_OWED {
             queue.given_up.push(id);
@@ -272,7 +272,7 @@ impl Link {
         }
     }
 
-    fn encode(&self, id: u64, call: Call, fds: usize) -> Result<Vec<u8>> {
+    fn encode(&self, id: RequestId, call: Call, fds: usize) -> Result<Vec<u8>> {
         frame::encode(&Request { id, call }, fds, self.max_message)
             .map_err(|error| Error::Unreachable(Unreachable::Refused(error.to_string())))
     }
@@ -281,7 +281,7 @@ impl Link {
     fn exchange(
         &self,
         turn: &mut Turn<'_>,
-        id: u64,
+        id: RequestId,
         message: &[u8],
         fds: &[BorrowedFd<'_>],
     ) -> Result<Option<Outcome>> {

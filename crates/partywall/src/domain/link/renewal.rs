@@ -175,7 +175,7 @@ mod tests {
     use partywall_harness::{World, wire::Framed};
     use partywall_shm::members::{self, Members};
     use partywall_wire::{
-        BrokerHello, Limit, Refusal, Token, Welcome,
+        BrokerHello, LeaseId, Limit, MemberId, Refusal, Token, Welcome,
         handshake::{self, Speaker},
     };
 
@@ -201,8 +201,14 @@ mod tests {
             call
         };
         let (events, theirs) = socket::pair().unwrap();
-        let welcome =
-            Welcome { member: 1, row: 0, token: Token([0; 16]), uid: 0, resumed: false, max_message: 1 << 18 };
+        let welcome = Welcome {
+            member: MemberId(1),
+            row: 0,
+            token: Token([0; 16]),
+            uid: 0,
+            resumed: false,
+            max_message: 1 << 18,
+        };
         let (domain, call) = thread::scope(|scope| {
             let domain = scope.spawn(|| Domain::options().socket(&path).start(false).connect().unwrap());
             let call = answer(1, Ok(welcome), &[&theirs, &Members::create(16).unwrap()]);
@@ -231,7 +237,7 @@ mod tests {
         let owed = || link.turn(true).unwrap().calls().owed().len();
 
         let repeating = Repeating::begin(link);
-        link.call_later(Call::Release { lease: 1 }, 1);
+        link.call_later(Call::Release { lease: LeaseId(1) }, 1);
         assert_eq!(owed(), 1);
         drop(repeating);
         domain.ping().unwrap();

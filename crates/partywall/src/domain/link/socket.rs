@@ -9,7 +9,7 @@ use partywall_os::{
     Errno,
     socket::{self, Ready},
 };
-use partywall_wire::{Answer, Call, Reply, WireError};
+use partywall_wire::{Answer, Call, Reply, RequestId, WireError};
 
 use super::{
     super::{connect, inbox::Inbox},
@@ -24,11 +24,11 @@ pub(super) struct CallSocket {
     socket: Option<OwnedFd>,
     inbox: Inbox,
     spin: AdaptiveSpin,
-    next: u64,
+    next: RequestId,
     /// Whether a call was not answered in time, and nothing has come since.
     silent: bool,
     /// Calls of this connection that were not answered in time.
-    unanswered: Vec<u64>,
+    unanswered: Vec<RequestId>,
     /// Calls whose outcomes no thread needs, such as those that give back grants for which no caller waited any more.
     owed: Vec<Call>,
 }
@@ -52,7 +52,7 @@ impl CallSocket {
             socket: Some(socket),
             inbox: Inbox::new(),
             spin: AdaptiveSpin::on_socket(),
-            next: 1,
+            next: RequestId(1),
             silent: false,
             unanswered: Vec::new(),
             owed: Vec::new(),
@@ -89,9 +89,10 @@ impl CallSocket {
         if self.silent { SHORT_TIMEOUT } else { TIMEOUT }
     }
 
-    pub(super) fn next_id(&mut self) -> u64 {
-        self.next += 1;
-        self.next - 1
+    pub(super) fn next_id(&mut self) -> RequestId {
+        let id = self.next;
+        self.next = RequestId(id.0 + 1);
+        id
     }
 
     /// Returns the calls whose outcomes no thread needs.
@@ -103,7 +104,7 @@ impl CallSocket {
     pub(super) fn exchange(
         &mut self,
         message: &[u8],
-        id: u64,
+        id: RequestId,
         fds: &[BorrowedFd<'_>],
     ) -> Result<(Reply, Vec<OwnedFd>), Lost> {
         let deadline = Instant::now() + self.timeout();

@@ -13,7 +13,7 @@ use std::{
 };
 
 use partywall_os::lock::IgnorePoison;
-use partywall_wire::{Notice, Staleness};
+use partywall_wire::{LeaseId, Notice, Staleness};
 
 use crate::error::{DeviceFault, Error, Gone, Result, ago};
 
@@ -23,18 +23,18 @@ use crate::error::{DeviceFault, Error, Gone, Result, ago};
 pub(super) struct StaleLeases {
     /// Whether there may be any. Views read nothing but this as long as there are none.
     any: AtomicBool,
-    leases: Mutex<HashMap<u64, Staleness>>,
+    leases: Mutex<HashMap<LeaseId, Staleness>>,
 }
 
 impl StaleLeases {
-    pub(super) fn add(&self, leases: Vec<(u64, Staleness)>) {
+    pub(super) fn add(&self, leases: Vec<(LeaseId, Staleness)>) {
         let mut known = self.leases.lock().ignore_poison();
         known.extend(leases);
         self.any.store(!known.is_empty(), Ordering::Release);
     }
 
     /// Forgets a lease that is given back.
-    pub(super) fn forget(&self, lease: u64) {
+    pub(super) fn forget(&self, lease: LeaseId) {
         if self.any.load(Ordering::Relaxed) {
             let mut known = self.leases.lock().ignore_poison();
             known.remove(&lease);
@@ -44,12 +44,12 @@ impl StaleLeases {
 
     /// Refuses another view of the version `name` that a lease is on, if it is stale.
     #[inline]
-    pub(super) fn check(&self, lease: u64, name: &str) -> Result<()> {
+    pub(super) fn check(&self, lease: LeaseId, name: &str) -> Result<()> {
         if self.any.load(Ordering::Acquire) { self.check_slow(lease, name) } else { Ok(()) }
     }
 
     #[cold]
-    fn check_slow(&self, lease: u64, name: &str) -> Result<()> {
+    fn check_slow(&self, lease: LeaseId, name: &str) -> Result<()> {
         match self.leases.lock().ignore_poison().get(&lease) {
             Some(Staleness::Withdrawn(notice)) => Err(withdrawn(name, notice)),
             Some(Staleness::DeviceLost(place)) => Err(device_lost(name, *place)),

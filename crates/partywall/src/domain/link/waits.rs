@@ -9,7 +9,7 @@ use std::{
 
 use partywall_os::lock::IgnorePoison;
 use partywall_shm::MAX_SLEEP;
-use partywall_wire::{Answer, Call, Refusal};
+use partywall_wire::{Answer, Call, Refusal, RequestId};
 
 use super::{Answered, Link, TIMEOUT};
 use crate::{
@@ -36,24 +36,24 @@ pub(super) struct Waits {
 #[derive(Debug, Default)]
 struct State {
     /// The completions by the numbers of their calls; `None` until a completion has come.
-    tickets: HashMap<u64, Option<Completion>>,
+    tickets: HashMap<RequestId, Option<Completion>>,
     /// Whether the broker is gone for good.
     gone: bool,
 }
 
 impl Waits {
     /// Registers a call that waits for its completion.
-    fn register(&self, id: u64) {
+    fn register(&self, id: RequestId) {
         self.state.lock().ignore_poison().tickets.insert(id, None);
     }
 
     /// Forgets a call. Returns its completion, if it has come.
-    fn forget(&self, id: u64) -> Option<Completion> {
+    fn forget(&self, id: RequestId) -> Option<Completion> {
         self.state.lock().ignore_poison().tickets.remove(&id).flatten()
     }
 
     /// Hands a completion to its waiter. Returns it if no caller waits for it: its grant must then be given back.
-    fn deliver(&self, id: u64, completion: Completion) -> Option<Completion> {
+    fn deliver(&self, id: RequestId, completion: Completion) -> Option<Completion> {
         match self.state.lock().ignore_poison().tickets.get_mut(&id) {
             Some(place) => *place = Some(completion),
             None => return Some(completion),
@@ -116,12 +116,12 @@ impl Link {
     }
 
     /// Hands a completion to its waiter. Returns it if no caller waits for it: its grant must then be given back.
-    pub(in super::super) fn deliver(&self, ticket: u64, completion: Completion) -> Option<Completion> {
+    pub(in super::super) fn deliver(&self, ticket: RequestId, completion: Completion) -> Option<Completion> {
         self.waits.deliver(ticket, completion)
     }
 
     /// Waits for a completion. If the wait is over before it comes, cancels the call.
-    fn await_completion(&self, id: u64, waiting: &Waiting<'_>) -> Result<Option<Completion>> {
+    fn await_completion(&self, id: RequestId, waiting: &Waiting<'_>) -> Result<Option<Completion>> {
         if let Some(completion) = self.completion_within(id, waiting)? {
             return Ok(Some(completion));
         }
@@ -143,7 +143,7 @@ impl Link {
         Ok(completion.or(late.filter(|completion| matches!(completion, Completion::Ended(..)))))
     }
 
-    fn completion_within(&self, id: u64, waiting: &Waiting<'_>) -> Result<Option<Completion>> {
+    fn completion_within(&self, id: RequestId, waiting: &Waiting<'_>) -> Result<Option<Completion>> {
         loop {
             // Without the lock, because this may call the caller's cancellation check.
             let left = waiting.left(Instant::now());

@@ -2,7 +2,7 @@
 
 use std::mem;
 
-use partywall_wire::{Call, Lifetime};
+use partywall_wire::{Call, LeaseId, Lifetime};
 
 use super::super::{Facts, Segment};
 use crate::{
@@ -163,7 +163,7 @@ impl Left {
 ///
 /// # Errors
 /// The broker is stopped, and continues to grant the version afterwards.
-fn leave_to_others(domain: &Domain, lease: u64) -> Result<()> {
+fn leave_to_others(domain: &Domain, lease: LeaseId) -> Result<()> {
     match domain.link().call(Call::LeaveName { lease }) {
         Err(error @ Error::Unreachable(Unreachable::NoAnswer { .. })) => Err(error),
         // A refusal means that an earlier call, whose answer did not arrive, has given the lease back. After any other

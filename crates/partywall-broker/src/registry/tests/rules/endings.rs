@@ -2,7 +2,7 @@
 //! What is said of names that have ended, and memory that ends with its publisher.
 
 use super::*;
-use crate::registry::{tombstones::REMEMBERED, users::Owned};
+use crate::registry::tombstones::REMEMBERED;
 
 fn publish(w: &mut Watched, member: MemberId, name: &str) -> (u64, LeaseId) {
     publish_for(w, member, name, Lifetime::Owned)
@@ -10,17 +10,16 @@ fn publish(w: &mut Watched, member: MemberId, name: &str) -> (u64, LeaseId) {
 
 fn publish_for(w: &mut Watched, member: MemberId, name: &str, lifetime: Lifetime) -> (u64, LeaseId) {
     let memory = w.memory_of(Kind::Legacy, &[10], false, false, lifetime);
-    let commit = commit(Name::new(name), memory);
+    let commit = commit(called(name), memory);
     match w.ask(member, Call::Commit(commit)).1 {
         Ok(Answer::Committed { version, lease }) => (version, lease),
         other => panic!("{other:?}"),
     }
 }
 
-/// Returns the tombstone of version 1, ended by the member with this number.
-fn tombstone(ending: Ending, member: u32, at: u64, legacy: bool) -> Tombstone {
-    let owned = Owned { uid: 0, shared: false };
-    Tombstone { ending, version: 1, pid: 100 + member, command: format!("member {member}").into(), at, legacy, owned }
+/// Returns the end of version 1, ended by the member with this number.
+fn end(ending: Ending, member: u32, at: u64, legacy: bool) -> (bool, NameEnd) {
+    (legacy, NameEnd { ending, version: 1, pid: 100 + member, command: format!("member {member}"), at })
 }
 
 #[test]
@@ -30,7 +29,7 @@ fn open_of_ended_legacy_memory_says_how_it_ended() {
     let held = w.opened(b, "x");
     w.now = 7;
     w.release(a, lease);
-    let withdrawn = tombstone(Ending::Withdrawn, 1, 7, true);
+    let withdrawn = end(Ending::Withdrawn, 1, 7, true);
     assert_eq!(ended(w.open(b, "x", None, false)), withdrawn);
     assert_eq!(ended(w.open(b, "x", Some(1), true)), withdrawn, "version 1 never returns");
     assert_eq!(ended(w.ask(b, Call::Remove { name: name("x"), deadline: None }).1), withdrawn);
@@ -40,20 +39,20 @@ fn open_of_ended_legacy_memory_says_how_it_ended() {
 
     publish(&mut w, a, "x");
     w.apply(Event::Died { member: a });
-    assert_eq!(ended(w.open(b, "x", None, false)), tombstone(Ending::OwnerDied, 1, 7, true));
+    assert_eq!(ended(w.open(b, "x", None, false)), end(Ending::OwnerDied, 1, 7, true));
 
     publish(&mut w, b, "x");
     let _ = w.ask(c, Call::Remove { name: name("x"), deadline: None });
-    assert_eq!(ended(w.open(b, "x", None, false)), tombstone(Ending::Removed, 3, 7, true));
+    assert_eq!(ended(w.open(b, "x", None, false)), end(Ending::Removed, 3, 7, true));
     publish(&mut w, c, "x");
     let _ = w.ask(c, Call::Leave);
-    let second = Tombstone { version: 2, ..tombstone(Ending::Withdrawn, 3, 7, true) };
+    let second = (true, NameEnd { version: 2, ..end(Ending::Withdrawn, 3, 7, true).1 });
     assert_eq!(ended(w.open(b, "x", None, false)), second, "b holds 1");
 
     w.commit(b, "x", false);
     let _ = w.ask(b, Call::Remove { name: name("x"), deadline: None });
     let third = ended(w.open(b, "x", None, false));
-    assert!(!third.legacy, "it was of another kind the last time: {third:?}");
+    assert!(!third.0, "it was of another kind the last time: {third:?}");
 }
 
 // Holds 72.
@@ -67,12 +66,12 @@ fn shared_legacy_memory_ends_with_its_last_user_and_with_its_publisher() {
     w.release(b, held.lease);
     w.now = 7;
     w.release(c, passed_on.lease);
-    assert_eq!(ended(w.open(b, "x", None, false)), tombstone(Ending::Unused, 3, 7, true));
+    assert_eq!(ended(w.open(b, "x", None, false)), end(Ending::Unused, 3, 7, true));
 
     let (_, lease) = publish_for(&mut w, a, "x", Lifetime::Shared);
     w.opened(b, "x");
     w.release(a, lease);
-    assert_eq!(ended(w.open(c, "x", None, false)).ending, Ending::Withdrawn, "it was released, not left");
+    assert_eq!(ended(w.open(c, "x", None, false)).1.ending, Ending::Withdrawn, "it was released, not left");
 
     for is_left in [false, true] {
         let name = ["y", "z"][usize::from(is_left)];
@@ -84,7 +83,7 @@ fn shared_legacy_memory_ends_with_its_last_user_and_with_its_publisher() {
             assert_eq!(w.ask(publisher, Call::LeaveName { lease }).1, Ok(Answer::Done));
         }
         w.apply(Event::Died { member: publisher });
-        assert_eq!(ended(w.open(c, name, None, false)).ending, Ending::OwnerDied, "left: {is_left}");
+        assert_eq!(ended(w.open(c, name, None, false)).1.ending, Ending::OwnerDied, "left: {is_left}");
     }
 }
 
@@ -95,7 +94,7 @@ fn open_within_a_minute_says_how_the_name_ended() {
     let (_, lease) = w.commit(a, "x", false);
     w.now = 7;
     w.release(a, lease);
-    let withdrawn = tombstone(Ending::Withdrawn, 1, 7, false);
+    let withdrawn = end(Ending::Withdrawn, 1, 7, false);
     w.now = 7 + REMEMBERED - 1;
     assert_eq!(ended(w.open(b, "x", None, false)), withdrawn);
     assert_eq!(ended(w.open(b, "x", Some(1), false)), withdrawn);
@@ -104,7 +103,7 @@ fn open_within_a_minute_says_how_the_name_ended() {
     assert_eq!(w.open(b, "x", None, true), Ok(Answer::Pending), "it may come again");
     w.now += 1;
     let forgotten = w.open(c, "x", None, false);
-    assert!(matches!(forgotten, Err(Refused::NotFound { ended: None, .. })), "{forgotten:?}");
+    assert!(matches!(forgotten, Err(Refusal::NotFound { ended: None, .. })), "{forgotten:?}");
 
     w.commit(a, "owned", false);
     w.commit(b, "kept", true);
@@ -112,8 +111,8 @@ fn open_within_a_minute_says_how_the_name_ended() {
     let held = w.opened(c, "kept");
     w.apply(Event::Died { member: a });
     let _ = w.ask(c, Call::Remove { name: name("kept"), deadline: None });
-    assert_eq!(ended(w.open(c, "owned", None, false)), tombstone(Ending::OwnerDied, 1, 9, false));
-    assert_eq!(ended(w.open(c, "kept", Some(1), false)), tombstone(Ending::Removed, 3, 9, false), "c has it open");
+    assert_eq!(ended(w.open(c, "owned", None, false)), end(Ending::OwnerDied, 1, 9, false));
+    assert_eq!(ended(w.open(c, "kept", Some(1), false)), end(Ending::Removed, 3, 9, false), "c has it open");
     w.release(c, held.lease);
     w.commit(b, "kept", true);
     assert!(w.open(c, "kept", None, false).is_ok(), "it is there again");
@@ -124,7 +123,7 @@ fn refusal_names_what_has_the_name_instead() {
     let (mut w, [a, b, _]) = Watched::with_members();
     w.timeline(a, "x", true);
     let is = |outcome: Outcome| match outcome {
-        Err(Refused::NotFound { is, .. } | Refused::ObjectNotFound { is, .. }) => is,
+        Err(Refusal::NotFound { is, .. } | Refusal::ObjectNotFound { is, .. }) => is,
         other => panic!("{other:?}"),
     };
     assert_eq!(is(w.open(b, "x", None, false)), [Named::Timeline]);
@@ -141,7 +140,7 @@ fn wait_for_legacy_memory_survives_its_publisher() {
     publish(&mut w, a, "x");
     assert_eq!(notices(&w.apply(Event::Died { member: a })), []);
     assert_eq!(w.open(b, "x", None, true), Ok(Answer::Pending));
-    assert!(matches!(w.open(c, "x", None, false), Err(Refused::Ended { .. })));
+    assert!(matches!(w.open(c, "x", None, false), Err(Refusal::Ended { .. })));
     publish(&mut w, c, "x");
     assert_eq!(w.registry.version_leases.len(), 2, "one waiting member has got it");
 }
@@ -156,7 +155,7 @@ fn older_legacy_version_ends_with_its_publisher() {
     w.commit(b, "x", false);
     let effects = w.release(a, lease);
     assert_eq!(notices(&effects), [(b, awaits, Ok(Answer::Withdrawn { notice: None }))]);
-    assert!(matches!(w.open(a, "x", Some(1), false), Err(Refused::VersionNotFound { latest: Some(2), .. })));
+    assert!(matches!(w.open(a, "x", Some(1), false), Err(Refusal::VersionNotFound { latest: Some(2), .. })));
     assert_eq!(w.opened(a, "x").version, 2);
 }
 

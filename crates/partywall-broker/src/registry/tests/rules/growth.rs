@@ -54,14 +54,14 @@ fn only_the_committer_repeats_a_growth() {
     let growth = w.growth(theirs, 1, &[5]);
     let (outcome, _) = w.ask_as(b, request, Call::Grow(growth));
     let why = NoGrowth::NotCommitter;
-    assert_eq!(outcome, Err(Refused::CannotGrow { name: Name::new("x"), version: 1, why }));
+    assert_eq!(outcome, Err(Refusal::CannotGrow { name: called("x"), version: 1, why }));
 }
 
 #[test]
 fn refused_growths_give_their_reason_and_change_nothing() {
     let (mut w, [a, b]) = Watched::with_members();
     let (_, frozen) = w.commit(a, "frozen", true);
-    let cannot = |name: &str, why| Err(Refused::CannotGrow { name: Name::new(name), version: 1, why });
+    let cannot = |name: &str, why| Err(Refusal::CannotGrow { name: called(name), version: 1, why });
     assert_eq!(w.grow(a, frozen, 0, &[1]).0, cannot("frozen", NoGrowth::Fixed));
     assert_eq!(w.ask(a, Call::AwaitGrowth { lease: frozen, growths: 0 }).1, cannot("frozen", NoGrowth::Fixed));
 
@@ -90,7 +90,7 @@ fn growths_are_bounded() {
     w.join(a);
     let commit = w.commit_call("x", true, true);
     let Ok(Answer::Committed { lease, .. }) = w.ask(a, Call::Commit(commit)).1 else { panic!("committed") };
-    let over = |limit, allowed, needed| Err(Refused::Limit { limit, allowed, needed });
+    let over = |limit, allowed, needed| Err(Refusal::Limit { limit, allowed, needed, holders: Vec::new() });
     assert_eq!(w.grow(a, lease, 0, &[11]).0, over(Limit::Bytes, 20, 21));
     assert_eq!(w.grow(a, lease, 0, &[1, 1, 1]).0, over(Limit::Chunks, 3, 4));
     assert_eq!(w.grow(a, lease, 0, &[1, 1]).0, Ok(Answer::Done));

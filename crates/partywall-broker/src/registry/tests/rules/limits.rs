@@ -11,10 +11,10 @@ fn exceeded_limits_are_named_and_change_nothing() {
     let mut w = Watched::new(bounds);
     let a = MemberId(1);
     w.join(a);
-    let over = |limit, allowed, needed| Err(Refused::Limit { limit, allowed, needed });
+    let over = |limit, allowed, needed| Err(Refusal::Limit { limit, allowed, needed, holders: Vec::new() });
     let commit = |w: &mut Watched, name: &str, chunks: &[u64], table| {
         let memory = w.memory(chunks, table, false, Lifetime::Kept);
-        w.ask(a, Call::Commit(commit(Name::new(name), memory))).1
+        w.ask(a, Call::Commit(commit(called(name), memory))).1
     };
     assert!(commit(&mut w, "a", &[10], false).is_ok());
     assert_eq!(commit(&mut w, "b", &[10, 3], true), over(Limit::Bytes, 25, 26), "a table counts");
@@ -47,17 +47,24 @@ fn pinned_memory_is_limited_on_each_node() {
     let [a, b] = [MemberId(1), MemberId(2)];
     w.join(a);
     w.join_as(b, GUEST);
-    let over = |needed| Err(Refused::Limit { limit: Limit::Pinned(Some(1)), allowed: 25, needed });
+    let over = |needed| Err(Refusal::Limit { limit: Limit::Pinned(Some(1)), allowed: 25, needed, holders: Vec::new() });
     let commit = |w: &mut Watched, member, name: &str, place, bytes| {
         let memory = w.memory_of(Kind::Pinned, &[bytes], true, true, Lifetime::Kept);
         let memory = Arc::new(Memory { place, ..Memory::clone(&memory) });
-        w.ask(member, Call::Commit(commit(Name::new(name), memory))).1
+        w.ask(member, Call::Commit(commit(called(name), memory))).1
     };
     let Ok(Answer::Committed { lease, .. }) = commit(&mut w, a, "a", NODE, 15) else { panic!("committed") };
     assert_eq!(commit(&mut w, a, "b", NODE, 11), over(26), "the table is elsewhere");
     assert!(commit(&mut w, a, "b", Place::Pinned(0), 25).is_ok(), "another node");
     assert!(commit(&mut w, a, "c", GPU, 100).is_ok(), "memory of a GPU");
-    let of_user = |held| Refused::Quota { uid: GUEST, limit: Limit::Pinned(Some(1)), allowed: 6, held, needed: 7 };
+    let of_user = |held| Refusal::Quota {
+        uid: GUEST,
+        limit: Limit::Pinned(Some(1)),
+        allowed: 6,
+        held,
+        needed: 7,
+        holders: Vec::new(),
+    };
     assert_eq!(commit(&mut w, b, "d", NODE, 7), Err(of_user(0)));
     assert!(commit(&mut w, b, "d", NODE, 6).is_ok());
     // The same is said before the memory is allocated, and nothing is reserved by asking.
@@ -88,15 +95,15 @@ fn refusal_names_the_processes_that_have_most_and_none_that_its_reader_may_not_s
     w.join_as(c, GUEST);
     let memory = |w: &mut Watched, bytes| w.memory(&[bytes], true, false, Lifetime::Kept);
     for (member, name, bytes) in [(a, "a", 7), (b, "b", 5), (b, "b2", 5), (c, "c", 30)] {
-        let commit = Commit { shared: true, ..commit(Name::new(name), memory(&mut w, bytes)) };
+        let commit = Commit { shared: true, ..commit(called(name), memory(&mut w, bytes)) };
         w.ask(member, Call::Commit(commit)).1.unwrap();
     }
     let node = w.memory_of(Kind::Pinned, &[9], true, true, Lifetime::Kept);
     let node = Arc::new(Memory { place: NODE, ..Memory::clone(&node) });
-    w.ask(c, Call::Commit(commit(Name::new("n"), node))).1.unwrap();
+    w.ask(c, Call::Commit(commit(called("n"), node))).1.unwrap();
     // Others have these open, too: but only processes of their user can close them.
     for (member, name) in [(b, "t"), (c, "t"), (c, "t2"), (a, "t2")] {
-        let open = OpenTimeline { name: Name::new(name), writer: false, shared: true, slab: None };
+        let open = OpenTimeline { name: called(name), writer: false, shared: true, slab: None };
         w.ask(member, Call::OpenTimeline(open)).1.unwrap();
     }
     for (member, name) in [(b, "s"), (b, "s2")] {
@@ -155,6 +162,6 @@ fn no_sum_overflows_even_without_a_limit() {
     for _ in 0..3 {
         let memory = w.memory(&[u64::MAX, 7], true, false, Lifetime::Kept);
         let commit = commit(name("x"), memory);
-        assert!(matches!(w.ask(a, Call::Commit(commit)).1, Err(Refused::Limit { limit: Limit::Bytes, .. })));
+        assert!(matches!(w.ask(a, Call::Commit(commit)).1, Err(Refusal::Limit { limit: Limit::Bytes, .. })));
     }
 }

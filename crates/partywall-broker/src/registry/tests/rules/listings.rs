@@ -7,7 +7,7 @@ fn unknown_name_suggests_near_ones() {
     let (mut w, [a]) = Watched::with_members();
     ["weights", "weights/v2", "Tokens", "other"].iter().for_each(|n| assert_eq!(w.commit(a, n, true).0, 1));
     let near = |w: &mut Watched, wanted| match w.open(a, wanted, None, false) {
-        Err(Refused::NotFound { near, .. }) => near.iter().map(Name::to_string).collect::<Vec<_>>(),
+        Err(Refusal::NotFound { near, .. }) => near.iter().map(Name::to_string).collect::<Vec<_>>(),
         other => panic!("{other:?}"),
     };
     assert_eq!(near(&mut w, "wieghts"), ["weights"]);
@@ -22,7 +22,7 @@ fn listings_come_in_pages_that_fit_a_message() {
     // Applied without the audit, which would make this quadratic.
     for i in 0..1000 {
         let memory = w.memory(&[1], false, false, Lifetime::Kept);
-        let name = Name::new(format!("{i:04}{}", "x".repeat(251)));
+        let name = called(&format!("{i:04}{}", "x".repeat(251)));
         let call = Call::Commit(commit(name, memory));
         w.registry.apply(Event::Request { member: a, request: RequestId(i + 1), call }, 0);
     }
@@ -30,9 +30,9 @@ fn listings_come_in_pages_that_fit_a_message() {
     let mut seen = Vec::new();
     let mut pages = 0;
     loop {
-        let Answer::Names { names, more } = w.registry.list(a, after.as_ref()) else { panic!("names") };
+        let Answer::Names { names, more } = w.registry.list(a, after.as_deref()) else { panic!("names") };
         assert!(names.len() < 150 && !names.is_empty());
-        after = names.last().map(|row| row.name.clone());
+        after = names.last().map(|row| row.name.to_string());
         seen.extend(names.into_iter().map(|row| row.name));
         pages += 1;
         if !more {
@@ -65,7 +65,7 @@ fn inspect_returns_everything_about_a_name() {
     assert_eq!(inspect(&mut w, None).builder, Some(103));
     assert!(matches!(
         w.ask(a, Call::Inspect { name: name("x"), version: Some(9) }).1,
-        Err(Refused::VersionNotFound { .. })
+        Err(Refusal::VersionNotFound { .. })
     ));
 }
 

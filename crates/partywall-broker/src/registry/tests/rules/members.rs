@@ -135,10 +135,10 @@ fn given_up_request_leaves_nothing_behind() {
 #[test]
 fn stop_is_refused_while_anything_is_in_use() {
     let (mut w, [a, b]) = Watched::with_members();
-    assert_eq!(w.ask(a, Call::Stop { force: false }).1, Err(Refused::InUse { names: 0, members: 1 }));
+    assert_eq!(w.ask(a, Call::Stop { force: false }).1, Err(Refusal::InUse { names: 0, members: 1 }));
     w.commit(b, "x", true);
     w.apply(Event::Died { member: b });
-    assert_eq!(w.ask(a, Call::Stop { force: false }).1, Err(Refused::InUse { names: 1, members: 0 }));
+    assert_eq!(w.ask(a, Call::Stop { force: false }).1, Err(Refusal::InUse { names: 1, members: 0 }));
     assert_eq!(w.ask(a, Call::Stop { force: true }).2, [Effect::RemoveSocket, Effect::Stop]);
     let _ = w.ask(a, Call::Remove { name: name("x"), deadline: None });
     assert_eq!(w.ask(a, Call::Stop { force: false }).2, [Effect::RemoveSocket, Effect::Stop]);

@@ -7,28 +7,27 @@ mod listings;
 mod members;
 mod versions;
 
+use partywall_wire::NameEnd;
+
 use super::*;
-use crate::registry::{
-    effect::{Handle, Refused},
-    tombstones::Tombstone,
-};
 
 fn name(name: &str) -> Name {
-    Name::new(name)
+    called(name)
 }
 
 fn stale(handle: Handle) -> Outcome {
-    Err(Refused::Stale(handle))
+    Err(Refusal::Stale { what: handle })
 }
 
 fn not_found(outcome: Outcome) -> bool {
-    matches!(outcome, Err(Refused::NotFound { .. }))
+    matches!(outcome, Err(Refusal::NotFound { .. }))
 }
 
-fn ended(outcome: Outcome) -> Tombstone {
+/// Returns whether the name belonged to legacy memory, and its end.
+fn ended(outcome: Outcome) -> (bool, NameEnd) {
     match outcome {
-        Err(Refused::Ended { tombstone, .. }) if tombstone.legacy => tombstone,
-        Err(Refused::NotFound { ended: Some(tombstone), .. }) if !tombstone.legacy => *tombstone,
+        Err(Refusal::Ended { end, .. }) => (true, end),
+        Err(Refusal::NotFound { ended: Some(end), .. }) => (false, *end),
         other => panic!("{other:?}"),
     }
 }

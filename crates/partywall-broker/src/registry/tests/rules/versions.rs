@@ -29,7 +29,7 @@ fn held_old_version_stays() {
     let Ok(Answer::Opened(again)) = w.open(b, "x", Some(1), false) else { panic!("x@1 is there") };
     assert_eq!(closed(&w.release(b, held.lease)), []);
     assert_eq!(closed(&w.release(b, again.lease)), again.memory.fds());
-    let gone = Refused::VersionNotFound { name: name("x"), version: 1, latest: Some(2) };
+    let gone = Refusal::VersionNotFound { name: name("x"), version: 1, latest: Some(2) };
     assert_eq!(w.open(b, "x", Some(1), true), Err(gone), "waiting for it would be in vain");
 }
 
@@ -40,7 +40,7 @@ fn owned_name_ends_with_its_owners_lease() {
     let held = w.opened(b, "x");
     w.release(a, lease);
     assert!(not_found(w.open(b, "x", None, false)));
-    assert_eq!(ended(w.open(b, "x", Some(1), false)).ending, Ending::Withdrawn);
+    assert_eq!(ended(w.open(b, "x", Some(1), false)).1.ending, Ending::Withdrawn);
     assert_eq!(closed(&w.release(b, held.lease)), held.memory.fds());
 }
 
@@ -93,7 +93,7 @@ fn name_ends_with_the_member_that_owns_it() {
     w.join(MemberId(3));
     let call = given(&mut w, b);
     let refused = w.ask(MemberId(3), Call::Commit(call)).1;
-    assert_eq!(refused, Err(Refused::NoSuchMember { whom: Whom::Member(b.0), near: Vec::new() }));
+    assert_eq!(refused, Err(Refusal::NoSuchMember { whom: Whom::Member(b.0), near: Vec::new() }));
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn writing_needs_a_mutable_version() {
     let (mut w, [a]) = Watched::with_members();
     w.commit(a, "x", true);
     let write = |n: &str, wait| Call::Open(Open { name: name(n), version: None, access: Access::Write, wait });
-    assert_eq!(w.ask(a, write("x", false)).1, Err(Refused::ReadOnly { name: name("x"), version: 1 }));
+    assert_eq!(w.ask(a, write("x", false)).1, Err(Refusal::ReadOnly { name: name("x"), version: 1 }));
     let mutable = w.commit_call("y", true, true);
     let _ = w.ask(a, Call::Commit(mutable)).1.unwrap();
     assert!(matches!(w.ask(a, write("y", false)).1, Ok(Answer::Opened(_))));
@@ -109,7 +109,7 @@ fn writing_needs_a_mutable_version() {
     let (ticket, ..) = w.ask(a, write("z", true));
     let frozen = w.commit_call("z", false, true);
     let (.., effects) = w.ask(a, Call::Commit(frozen));
-    assert_eq!(notices(&effects), [(a, ticket, Err(Refused::ReadOnly { name: name("z"), version: 1 }))]);
+    assert_eq!(notices(&effects), [(a, ticket, Err(Refusal::ReadOnly { name: name("z"), version: 1 }))]);
 }
 
 #[test]
@@ -190,7 +190,7 @@ fn if_absent_refuses_an_existing_name() {
     let commit = Commit { if_absent: true, ..w.commit_call("x", false, false) };
     let fds = commit.memory.fds();
     let (_, outcome, effects) = w.ask(b, Call::Commit(commit));
-    assert_eq!(outcome, Err(Refused::NameExists { name: name("x"), version: 1, is: Named::Segment }));
+    assert_eq!(outcome, Err(Refusal::NameExists { name: name("x"), version: 1, is: Named::Segment }));
     assert_eq!(closed(&effects), fds);
     w.apply(Event::Died { member: a });
     let commit = Commit { if_absent: true, ..w.commit_call("x", false, false) };
