@@ -51,8 +51,9 @@ use crate::{Config, StartError, bind::SocketFile, memory_check::MemoryCheck};
 pub const VARIABLE: &str = "PARTYWALL_HANDOVER";
 
 /// The number of the format of everything that one program leaves to the next: `Handover`, the words of the page, the
-/// frames of the journal, and the state in its snapshot. Raise it with each change of these.
-pub(crate) const STATE_VERSION: u32 = 6;
+/// frames of the journal, the state in its snapshot, and its records. The two last contain calls of the protocol, whose
+/// own number says nothing about the journal. Raise this one with each change of any of these.
+pub(crate) const STATE_VERSION: u32 = 7;
 
 /// What a program is executed for by the broker.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -154,6 +155,12 @@ pub(crate) struct Format {
 impl Format {
     /// The format of this program.
     pub(crate) const OURS: Self = Self { state: STATE_VERSION, layouts: partywall_shm::LAYOUTS };
+
+    /// Returns the format of a later release.
+    #[cfg(test)]
+    pub(crate) fn unknown() -> Self {
+        Self { state: STATE_VERSION + 1, ..Self::OURS }
+    }
 
     /// Reads the format at the beginning of a state.
     pub(crate) fn check(state: &[u8]) -> Result<(), String> {

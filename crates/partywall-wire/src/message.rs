@@ -281,6 +281,96 @@ pub enum Call {
     },
 }
 
+impl Call {
+    /// Returns whether the call changes nothing, also if it is granted.
+    pub fn only_asks(&self) -> bool {
+        matches!(self.class(), Class::Asks | Class::AsksAsMember)
+    }
+
+    /// Returns whether only members may make the call, and no operators: it grants something, or may wait.
+    pub fn needs_member(&self) -> bool {
+        matches!(self.class(), Class::AsksAsMember | Class::GivesBack | Class::Takes)
+    }
+
+    /// Returns whether the call may make the broker keep more than before.
+    pub fn takes(&self) -> bool {
+        self.class() == Class::Takes
+    }
+
+    /// Returns whether the answer may carry file descriptors.
+    pub fn may_bring_descriptors(&self) -> bool {
+        match self {
+            Self::Commit(commit) => commit.control.is_some(),
+            Self::Open(_)
+            | Self::OpenOrBuild { .. }
+            | Self::Refresh { .. }
+            | Self::Inspect { .. }
+            | Self::OpenTimeline { .. }
+            | Self::FollowTimeline { .. }
+            | Self::OpenSemaphore { .. }
+            | Self::OpenAttached { .. } => true,
+            _ => false,
+        }
+    }
+
+    fn class(&self) -> Class {
+        match self {
+            Self::Ping
+            | Self::Inspect { .. }
+            | Self::List { .. }
+            | Self::Members { .. }
+            | Self::Objects { .. }
+            | Self::InspectObject { .. }
+            | Self::Status => Class::Asks,
+            Self::Refresh { .. } | Self::CheckBytes { .. } => Class::AsksAsMember,
+            Self::Remove { .. }
+            | Self::Evict { .. }
+            | Self::FreeUnproven { .. }
+            | Self::AbandonTimeline { .. }
+            | Self::CheckMemory { .. }
+            | Self::Stop { .. }
+            | Self::Replace
+            | Self::Bye => Class::Manages,
+            Self::Release { .. }
+            | Self::LeaveName { .. }
+            | Self::WithdrawNames
+            | Self::AbandonBuild { .. }
+            | Self::Cancel { .. }
+            | Self::GiveUp { .. }
+            | Self::DetachSegment { .. } => Class::GivesBack,
+            Self::Commit(_)
+            | Self::Open(_)
+            | Self::OpenOrBuild { .. }
+            | Self::AwaitWithdrawal { .. }
+            | Self::Grow(_)
+            | Self::AwaitGrowth { .. }
+            | Self::UsesGpu { .. }
+            | Self::ContextLost { .. }
+            | Self::Watch { .. }
+            | Self::OpenTimeline { .. }
+            | Self::FollowTimeline { .. }
+            | Self::OpenSemaphore { .. }
+            | Self::Attach { .. }
+            | Self::OpenAttached { .. } => Class::Takes,
+        }
+    }
+}
+
+/// What a call may do, and who may make it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Class {
+    /// Changes nothing. Operators may make it, too.
+    Asks,
+    /// Changes nothing, and is about what the member has.
+    AsksAsMember,
+    /// Takes from members, or ends something. Operators may make it, too.
+    Manages,
+    /// Gives back what the member has.
+    GivesBack,
+    /// May make the broker keep more than before.
+    Takes,
+}
+
 /// The kind of memory of a version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]

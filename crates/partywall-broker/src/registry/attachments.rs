@@ -10,13 +10,13 @@
 
 use std::collections::BTreeMap;
 
-use partywall_shm::queue::{MAX_ATTACHMENTS, attachment_number};
+use partywall_shm::queue::{InUse, MAX_ATTACHMENTS, attachment_number};
 use serde::{Deserialize, Serialize};
 
 use super::{
     Decision, Registry, STALE_LEASE,
     effect::{Answer, Effect, Effects, HeldSegment, HoldingQueue},
-    event::{Call, DetachSegment},
+    event::Call,
     segments::limit,
     types::{Access, FdId, LeaseId, Limit, MemberId, Name, Refusal, RequestId},
 };
@@ -100,15 +100,20 @@ impl Registry {
     /// Returns the control memory in which the server has to end an attachment before it applies a request, and the
     /// attachment: only there it is known whether tasks name it. `None` if the request is another, or would be refused.
     pub(crate) fn to_detach(&self, member: MemberId, call: &Call) -> Option<(FdId, u32)> {
-        let Call::DetachSegment(DetachSegment { queue, attachment, .. }) = call else { return None };
+        let Call::DetachSegment { queue, attachment } = call else { return None };
         self.check_evicted(member, call).and_then(|()| self.check_membership(member, call)).ok()?;
         let (queue, object) = self.queue_of(member, *queue).ok()?;
         self.attachment(&queue, *attachment).ok().map(|_| (object, *attachment))
     }
 
-    /// Ends an attachment.
-    pub(super) fn detach_segment(&mut self, member: MemberId, detach: DetachSegment) -> Decision {
-        let DetachSegment { queue, attachment, in_use } = detach;
+    /// Ends an attachment, unless tasks name it.
+    pub(super) fn detach_segment(
+        &mut self,
+        member: MemberId,
+        queue: LeaseId,
+        attachment: u32,
+        in_use: Option<InUse>,
+    ) -> Decision {
         let (queue, _) = self.queue_of(member, queue)?;
         let (name, version) = self.attachment(&queue, attachment)?;
         if let Some(in_use) = in_use {

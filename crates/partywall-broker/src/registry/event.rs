@@ -1,15 +1,18 @@
 //! Events: the input of the registry.
+//!
+//! A request arrives as the [`Call`] of the wire. All in it is a peer's word: names and patterns are valid by their
+//! types, the server has checked numbers that contradict each other, and ids may be anybody's, which the registry checks.
 
 use std::sync::Arc;
 
 use partywall_shm::queue::InUse;
-use partywall_wire::Pattern;
 use serde::{Deserialize, Serialize};
 
 use super::types::{
-    Access, CellAt, Chunk, ClaimId, CloseId, ControlMemory, Deadline, FdId, Kind, LeaseId, MemberId, Memory, Name,
-    ObjectKind, Place, RequestId, Table, Whom, WithdrawalId, fds,
+    BlockControl, CellAt, CloseId, ControlMemory, FdId, MemberId, Name, Place, RequestId, WithdrawalId,
 };
+
+pub(crate) use partywall_wire::Call;
 
 /// Something that happened at the server.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -40,8 +43,8 @@ pub(crate) enum Event {
     RowCleared { row: u16 },
     /// A timeline's cell has ended without the broker: members end it themselves if the broker is silent for too long.
     TimelineEnded { name: Name },
-    /// A member sent a request.
-    Request { member: MemberId, request: RequestId, call: Call },
+    /// A member sent a request. The server has checked what the call says of itself.
+    Request { member: MemberId, request: RequestId, call: Call, received: Received },
 }
 
 /// A member's process, as people see it.
@@ -57,208 +60,30 @@ pub(crate) struct Identity {
     pub(crate) has_pidfd: bool,
 }
 
-/// The operation that a member requests.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) enum Call {
-    Ping,
-    Commit(Commit),
-    Open(Open),
-    OpenOrBuild { name: Name },
-    AbandonBuild { claim: ClaimId },
-    Cancel { ticket: RequestId },
-    GiveUp { request: RequestId },
-    Release { lease: LeaseId },
-    LeaveName { lease: LeaseId },
-    WithdrawNames,
-    AwaitWithdrawal { lease: LeaseId },
-    Grow(Growth),
-    Refresh { lease: LeaseId, growths: u64, chunks: u64 },
-    AwaitGrowth { lease: LeaseId, growths: u64 },
-    Remove { name: Name, deadline: Option<Deadline> },
-    Inspect { name: Name, version: Option<u64> },
-    List { after: Option<String> },
-    Members { after: Option<MemberId> },
-    UsesGpu { mps: Option<Arc<str>> },
-    ContextLost,
-    CheckBytes { place: Place, bytes: u64 },
-    Watch(Watch),
-    Evict { whom: Whom, kill: bool },
-    FreeUnproven { pid: Option<u32> },
-    OpenTimeline(OpenTimeline),
-    FollowTimeline { lease: LeaseId },
-    AbandonTimeline { name: Name },
-    OpenSemaphore(OpenSemaphore),
-    Attach { queue: LeaseId, segment: LeaseId },
-    DetachSegment(DetachSegment),
-    OpenAttached { queue: LeaseId, attachment: u32 },
-    Objects { after: Option<(ObjectKind, String)> },
-    InspectObject { kind: ObjectKind, name: Name },
-    Status,
-    Stop { force: bool },
-    Leave,
-}
-
-/// What a call may do, and who may make it.
-struct Class {
-    only_asks: bool,
-    needs_member: bool,
-}
-
-impl Call {
-    /// Returns whether the call changes nothing, also if it is granted.
-    pub(crate) fn only_asks(&self) -> bool {
-        self.class().only_asks
-    }
-
-    /// Returns whether only members may make the call: it grants something, or may wait.
-    pub(super) fn needs_member(&self) -> bool {
-        self.class().needs_member
-    }
-
-    fn class(&self) -> Class {
-        let (only_asks, needs_member) = match self {
-            Self::Ping
-            | Self::Inspect { .. }
-            | Self::List { .. }
-            | Self::Members { .. }
-            | Self::Objects { .. }
-            | Self::InspectObject { .. }
-            | Self::Status => (true, false),
-            Self::Refresh { .. } | Self::CheckBytes { .. } => (true, true),
-            Self::Remove { .. }
-            | Self::Evict { .. }
-            | Self::FreeUnproven { .. }
-            | Self::AbandonTimeline { .. }
-            | Self::Stop { .. }
-            | Self::Leave => (false, false),
-            Self::Commit(_)
-            | Self::Open(_)
-            | Self::OpenOrBuild { .. }
-            | Self::AbandonBuild { .. }
-            | Self::Cancel { .. }
-            | Self::GiveUp { .. }
-            | Self::Release { .. }
-            | Self::LeaveName { .. }
-            | Self::WithdrawNames
-            | Self::AwaitWithdrawal { .. }
-            | Self::Grow(_)
-            | Self::AwaitGrowth { .. }
-            | Self::UsesGpu { .. }
-            | Self::ContextLost
-            | Self::Watch(_)
-            | Self::OpenTimeline(_)
-            | Self::FollowTimeline { .. }
-            | Self::OpenSemaphore(_)
-            | Self::Attach { .. }
-            | Self::DetachSegment(_)
-            | Self::OpenAttached { .. } => (false, true),
-        };
-        Class { only_asks, needs_member }
-    }
-
-    /// Returns the file descriptors that came with the call.
-    pub(crate) fn fds(&self) -> Vec<FdId> {
-        match self {
-            Self::Commit(commit) => commit.memory.fds(),
-            Self::Grow(growth) => growth.fds(),
-            Self::OpenTimeline(open) => open.slab.iter().map(|slab| slab.fd).collect(),
-            Self::OpenSemaphore(open) => open.memory.iter().map(|memory| memory.fd).collect(),
-            _ => Vec::new(),
-        }
-    }
-}
-
-/// A built version. The server has checked its file descriptors and given each a number of its own. The control memory
-/// of a pool or topic depends on the request alone, so the server has created it.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Commit {
-    pub(crate) name: Name,
-    pub(crate) memory: Arc<Memory>,
-    pub(crate) if_absent: bool,
-    /// The member with which an owned name ends, in place of its committer.
-    pub(crate) owner: Option<MemberId>,
-    pub(crate) claim: Option<ClaimId>,
-    /// True to let other users open it.
-    pub(crate) shared: bool,
-}
-
-/// The growth of a version. File descriptors as in [`Commit`].
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Growth {
-    pub(crate) lease: LeaseId,
-    pub(crate) growths: u64,
-    pub(crate) kind: Kind,
-    pub(crate) chunks: Vec<Chunk>,
-    pub(crate) table: Table,
-    pub(crate) tensors: u64,
-}
-
-impl Growth {
-    /// Returns the file descriptors: those of the chunks, then the table's.
-    pub(super) fn fds(&self) -> Vec<FdId> {
-        fds(&self.chunks, &self.table)
-    }
-}
-
-/// Which version to open.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Open {
-    pub(crate) name: Name,
-    pub(crate) version: Option<u64>,
-    pub(crate) access: Access,
-    pub(crate) wait: bool,
-}
-
-/// Which attachment is to end.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct DetachSegment {
-    /// The lease on the queue.
-    pub(crate) queue: LeaseId,
-    pub(crate) attachment: u32,
-    /// Tasks that name it, if the server has found any ([`Registry::to_detach`](super::Registry::to_detach)).
+/// What came with a request, and what only the server knows about it. The server has checked all of it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Received {
+    /// The descriptors of a commit or growth, in the order of its message: one per chunk unless the memory is legacy
+    /// memory, then the table's if that is in a memfd. None is missing, and each is of the kind and length that the call
+    /// states.
+    pub(crate) fds: Vec<FdId>,
+    /// The control memory of a pool, topic or queue that a commit makes. Its shape depends on the call alone.
+    pub(crate) blocks: Option<BlockControl>,
+    /// A new slab or the memory of a new semaphore, if [`Registry::control_needed`](super::Registry::control_needed)
+    /// asked for it.
+    pub(crate) created: Option<ControlMemory>,
+    /// Tasks that name an attachment which is to end, if the server has found any
+    /// ([`Registry::to_detach`](super::Registry::to_detach)).
     ///
     /// The request is then refused, and refused requests are not recorded.
     #[serde(skip)]
     pub(crate) in_use: Option<InUse>,
 }
 
-/// A request for events of names.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Watch {
-    #[serde(with = "super::coding::pattern")]
-    pub(crate) pattern: Pattern,
-    pub(crate) after: After,
-}
-
-/// A point in the sequence of events.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum After {
-    /// After the last event.
-    Now,
-    /// After the event with this number.
-    Event(u64),
-    /// A point of another broker.
-    Elsewhere,
-}
-
-/// Which timeline to open.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct OpenTimeline {
-    pub(crate) name: Name,
-    pub(crate) writer: bool,
-    /// True to let other users open it, if this creates it.
-    pub(crate) shared: bool,
-    /// A new slab, if [`Registry::control_needed`](super::Registry::control_needed) asked for one.
-    pub(crate) slab: Option<ControlMemory>,
-}
-
-/// Which semaphore to open.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct OpenSemaphore {
-    pub(crate) name: Name,
-    pub(crate) maximum: u32,
-    /// True to let other users open it, if this creates it.
-    pub(crate) shared: bool,
-    /// New memory for it, if [`Registry::control_needed`](super::Registry::control_needed) asked for it.
-    pub(crate) memory: Option<ControlMemory>,
+impl Received {
+    /// Returns all descriptors.
+    pub(crate) fn all(&self) -> Vec<FdId> {
+        let created = self.blocks.iter().flat_map(BlockControl::created).chain(self.created);
+        self.fds.iter().copied().chain(created.map(|created| created.fd)).collect()
+    }
 }

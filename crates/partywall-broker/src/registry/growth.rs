@@ -3,26 +3,23 @@
 
 use std::sync::Arc;
 
+use partywall_wire::Grow;
+
 use super::{
     Decision, Granted, Registry, STALE_LEASE,
     effect::{Answer, Effect, Effects},
-    event::Growth,
+    event::Received,
     segments::limit,
     state::{Version, VersionLease, Want},
-    types::{LeaseId, Limit, MemberId, Memory, Name, NoGrowth, Refusal, RequestId},
+    types::{LeaseId, Limit, MemberId, Memory, Name, NoGrowth, Refusal, RequestId, joined},
 };
 
 impl Registry {
     /// Adds chunks to a version and replaces its table. The version keeps its number, and its holders keep their
     /// mappings.
-    pub(super) fn grow(&mut self, member: MemberId, growth: Growth, out: &mut Effects) -> Decision {
-        let (name, number, memory) = match self.grown(member, &growth) {
-            Ok(grown) => grown,
-            Err(refused) => {
-                out.push(Effect::Close(growth.fds()));
-                return Err(refused);
-            }
-        };
+    pub(super) fn grow(&mut self, member: MemberId, growth: Grow, received: Received, out: &mut Effects) -> Decision {
+        let grown = self.grown(member, growth, &received);
+        let (name, number, memory) = grown.inspect_err(|_| out.push(Effect::Close(received.all())))?;
         let Some(version) = self.version_mut(&name, number) else { return Err(STALE_LEASE) };
         let before = std::mem::replace(&mut version.memory, Arc::clone(&memory));
         version.growths += 1;
@@ -41,7 +38,7 @@ impl Registry {
     }
 
     /// Returns the name and number of the version to grow, and its memory after the growth.
-    fn grown(&self, member: MemberId, growth: &Growth) -> Result<(Name, u64, Arc<Memory>), Refusal> {
+    fn grown(&self, member: MemberId, growth: Grow, received: &Received) -> Result<(Name, u64, Arc<Memory>), Refusal> {
         let (lease, version) = self.held(member, growth.lease)?;
         let cannot = |why| Refusal::CannotGrow { name: lease.name.clone(), version: lease.version, why };
         let before = &*version.memory;
@@ -53,12 +50,9 @@ impl Registry {
             Some(_) if before.kind != growth.kind => return Err(Refusal::invalid("a version has one kind of memory")),
             Some(_) => {}
         }
-        let memory = Memory {
-            chunks: [&before.chunks[..], &growth.chunks].concat(),
-            table: growth.table.clone(),
-            tensors: growth.tensors,
-            ..before.clone()
-        };
+        let (chunks, table) = joined(growth.kind, &growth.chunks, &growth.table, &received.fds)?;
+        let chunks = [&before.chunks[..], &chunks].concat();
+        let memory = Memory { chunks, table, tensors: growth.tensors, ..before.clone() };
         let reserved = before.reserved;
         let needed = memory.bytes();
         if needed > reserved {

@@ -14,11 +14,11 @@ use super::{
 
 impl Registry {
     /// Records that the member has opened a GPU.
-    pub(super) fn uses_gpu(&mut self, member: MemberId, mps: Option<Arc<str>>) -> Answer {
+    pub(super) fn uses_gpu(&mut self, member: MemberId, mps: Option<String>) -> Answer {
         if let Some(record) = self.members.get_mut(&member)
             && mps.is_some()
         {
-            record.mps = mps;
+            record.mps = mps.map(Arc::from);
         }
         Answer::Done
     }
@@ -135,7 +135,9 @@ impl Registry {
     /// Refuses the requests of an evicted member, except those that make other members safer.
     pub(super) fn check_evicted(&self, member: MemberId, call: &Call) -> Result<(), Refusal> {
         match self.members.get(&member).and_then(|record| record.eviction) {
-            Some(Eviction { by, at }) if !matches!(call, Call::Leave | Call::UsesGpu { .. } | Call::ContextLost) => {
+            Some(Eviction { by, at })
+                if !matches!(call, Call::Bye | Call::UsesGpu { .. } | Call::ContextLost { .. }) =>
+            {
                 Err(Refusal::Evicted { by, at })
             }
             _ => Ok(()),

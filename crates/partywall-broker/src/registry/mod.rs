@@ -12,8 +12,8 @@
 //!
 //! | module | contains |
 //! |---|---|
-//! | [`types`] | ids, names, memory, bounds |
-//! | [`event`] | the input: events and requests |
+//! | [`types`] | ids, memory, bounds |
+//! | [`event`] | the input: events, and requests with what came with them |
 //! | [`effect`] | the output: effects and answers |
 //! | `state` | the objects and the sums over them |
 //! | `segments` | commit, open, release, withdrawal, and the one place where memory is released |
@@ -73,13 +73,13 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use cells::Guarded;
 pub(crate) use effect::{Answer, Effect, Effects, Outcome};
-pub(crate) use event::{Call, Event};
+pub(crate) use event::{Call, Event, Received};
 pub(crate) use limits::largest;
 pub(crate) use objects::ControlNeeded;
 #[cfg(fuzzing)]
 pub(crate) use tests::fuzz;
 #[cfg(test)]
-pub(crate) use tests::sample;
+pub(crate) use tests::{Asked, Commit, sample};
 pub(crate) use types::{Bounds, CloseId, FdId, MemberId, RequestId};
 
 use cells::Cells;
@@ -100,6 +100,8 @@ use withdrawals::Withdrawal;
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Registry {
     bounds: Bounds,
+    /// The number of the broker, which points in its sequence of events carry.
+    instance: u64,
     members: BTreeMap<MemberId, Member>,
     rows: Rows,
     /// Entries with a version, a claim or a waiting request; others are removed ([`Registry::drop_unreferenced`]).
@@ -171,10 +173,11 @@ fn split(decision: Decision) -> (Outcome, Vec<FdId>) {
 }
 
 impl Registry {
-    pub(crate) fn new(bounds: Bounds) -> Self {
+    /// Creates the registry of the broker with this number.
+    pub(crate) fn new(bounds: Bounds, instance: u64) -> Self {
         // Sums of numbers from members saturate at the maximum, so the maximum must exceed every bound.
         let bounds = Bounds { bytes: bounds.bytes.min(u64::MAX - 1), ..bounds };
-        Self { bounds, ..Self::default() }
+        Self { bounds, instance, ..Self::default() }
     }
 
     /// Applies one event, which happened at this time.
@@ -224,7 +227,9 @@ impl Registry {
                 self.rows.give_back(row);
             }
             Event::TimelineEnded { name } => self.end_timeline(&name, TimelineEnding::Abandoned, &mut out),
-            Event::Request { member, request, call } => self.request(member, request, call, &mut out),
+            Event::Request { member, request, call, received } => {
+                self.request(member, request, call, received, &mut out);
+            }
         }
         self.drop_unreferenced(&mut out);
         self.close_unused_slabs(&mut out);
@@ -232,6 +237,11 @@ impl Registry {
         self.notify_watchers(&mut out);
         self.hold_back_closes(&mut out);
         out
+    }
+
+    /// Returns the number of the broker.
+    pub(crate) fn instance(&self) -> u64 {
+        self.instance
     }
 
     /// Refuses another member of a user if the maximum number is connected. A member counts while it, or a child that
@@ -282,7 +292,7 @@ impl Registry {
         self.members.is_empty() && self.entries.is_empty() && self.timelines.is_empty() && self.semaphores.is_empty()
     }
 
-    fn request(&mut self, member: MemberId, request: RequestId, call: Call, out: &mut Effects) {
+    fn request(&mut self, member: MemberId, request: RequestId, call: Call, received: Received, out: &mut Effects) {
         let Some(record) = self.members.get(&member) else { return };
         let only_asks = call.only_asks();
         let repeated = !only_asks && request <= record.last_request;
@@ -297,13 +307,13 @@ impl Registry {
         };
         let granted = match settled {
             Some(settled) => {
-                let fds = call.fds();
+                let fds = received.all();
                 if !fds.is_empty() {
                     rest.push(Effect::Close(fds));
                 }
                 settled
             }
-            None => self.call(member, request, call, &mut before, &mut rest),
+            None => self.call(member, request, call, received, &mut before, &mut rest),
         };
         let (outcome, fds) = split(granted);
         if !only_asks
@@ -327,12 +337,13 @@ impl Registry {
         member: MemberId,
         request: RequestId,
         call: Call,
+        received: Received,
         before: &mut Effects,
         out: &mut Effects,
     ) -> Decision {
         match call {
             Call::Ping => Ok(Answer::Done.into()),
-            Call::Commit(commit) => self.commit(member, request, commit, out),
+            Call::Commit(commit) => self.commit(member, request, commit, received, out),
             Call::Open(open) => self.open(member, request, open),
             Call::OpenOrBuild { name } => self.open_or_build(member, request, name),
             Call::AbandonBuild { claim } => self.abandon(member, claim, out),
@@ -345,37 +356,45 @@ impl Registry {
                 Ok(Answer::Done.into())
             }
             Call::AwaitWithdrawal { lease } => self.await_withdrawal(member, request, lease),
-            Call::Grow(growth) => self.grow(member, growth, out),
+            Call::Grow(growth) => self.grow(member, growth, received, out),
             Call::Refresh { lease, growths, chunks } => self.refresh(member, lease, growths, chunks),
             Call::AwaitGrowth { lease, growths } => self.await_growth(member, request, lease, growths),
             Call::Remove { name, deadline } => self.remove(member, &name, deadline, out),
             Call::Inspect { name, version } => self.inspect(member, &name, version),
             Call::List { after } => Ok(self.list(member, after.as_deref()).into()),
             Call::Members { after } => Ok(self.list_members(member, after).into()),
-            Call::OpenTimeline(open) => self.open_timeline(member, request, open, before, out),
+            Call::OpenTimeline { name, writer, shared } => {
+                self.open_timeline((member, request), (name, writer, shared), received.created, before, out)
+            }
             Call::FollowTimeline { lease } => self.follow_timeline(member, lease),
             Call::AbandonTimeline { name } => self.abandon_timeline(member, &name, before),
-            Call::OpenSemaphore(open) => self.open_semaphore(member, request, open, out),
+            Call::OpenSemaphore { name, maximum, shared } => {
+                self.open_semaphore((member, request), (name, maximum, shared), received.created, out)
+            }
             Call::Attach { queue, segment } => self.attach(member, queue, segment, before),
-            Call::DetachSegment(detach) => self.detach_segment(member, detach),
+            Call::DetachSegment { queue, attachment } => {
+                self.detach_segment(member, queue, attachment, received.in_use)
+            }
             Call::OpenAttached { queue, attachment } => self.open_attached(member, request, queue, attachment),
             Call::Objects { after } => Ok(self.list_objects(member, after).into()),
             Call::InspectObject { kind, name } => self.inspect_object(member, kind, &name),
             Call::Status => Ok(self.status(member).into()),
             Call::Stop { force } => self.stop(member, force, before, out),
             Call::UsesGpu { mps } => Ok(self.uses_gpu(member, mps).into()),
-            Call::ContextLost => Ok(self.context_lost(member, out).into()),
+            Call::ContextLost { .. } => Ok(self.context_lost(member, out).into()),
             Call::CheckBytes { place, bytes } => {
                 let uid = self.uid_of(member);
                 self.check_bytes(uid, place, bytes, 0).map(|()| Answer::Done.into())
             }
-            Call::Watch(watch) => self.watch(member, request, watch),
+            Call::Watch { pattern, after } => self.watch(member, request, &pattern, after),
             Call::Evict { whom, kill } => self.evict(member, whom, kill, before),
             Call::FreeUnproven { pid } => self.free_unproven(member, pid, out),
-            Call::Leave => {
+            Call::Bye => {
                 self.leave(member, out);
                 Ok(Answer::Done.into())
             }
+            // The server's own business, or a call that is newer than this release.
+            _ => Err(Refusal::invalid("this broker does not know the request")),
         }
     }
 
@@ -403,8 +422,8 @@ impl Registry {
                 let made = |id: &&ClaimId| self.claims.get(id).is_some_and(|c| c.origin == request);
                 record.claims.iter().find(made).map(|id| Answer::Build { claim: *id }.into())
             }
-            Call::OpenTimeline(_) => self.opened_timeline(self.object_lease_of(member, request)?),
-            Call::OpenSemaphore(_) => self.opened_semaphore(self.object_lease_of(member, request)?),
+            Call::OpenTimeline { .. } => self.opened_timeline(self.object_lease_of(member, request)?),
+            Call::OpenSemaphore { .. } => self.opened_semaphore(self.object_lease_of(member, request)?),
             _ => None,
         }
     }

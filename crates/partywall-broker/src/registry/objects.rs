@@ -52,13 +52,13 @@ impl Registry {
     pub(crate) fn control_needed(&self, member: MemberId, call: &Call) -> Option<ControlNeeded> {
         self.check_evicted(member, call).ok()?;
         match call {
-            Call::OpenTimeline(open) if open.slab.is_none() => {
-                let source = self.check_open_timeline(member, &open.name, open.writer, open.shared, None);
+            Call::OpenTimeline { name, writer, shared } => {
+                let source = self.check_open_timeline(member, name, *writer, *shared, None);
                 (source == Ok(Some(Source::Slab))).then_some(ControlNeeded::Slab)
             }
-            Call::OpenSemaphore(open) if open.memory.is_none() => {
-                let is_new = self.check_open_semaphore(member, &open.name, open.maximum, None);
-                (is_new == Ok(true)).then_some(ControlNeeded::Semaphore(open.maximum))
+            Call::OpenSemaphore { name, maximum, .. } => {
+                let is_new = self.check_open_semaphore(member, name, *maximum, None);
+                (is_new == Ok(true)).then_some(ControlNeeded::Semaphore(*maximum))
             }
             _ => None,
         }

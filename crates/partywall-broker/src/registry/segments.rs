@@ -2,17 +2,19 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use partywall_wire::{Commit, Open};
+
 use super::{
     Decision, Granted, Registry, STALE_CLAIM, STALE_LEASE,
     attachments::{Attached, Attachment},
     effect::{Answer, Effect, Effects, Opened},
-    event::{Commit, Open},
+    event::Received,
     near::near,
     state::{Ender, Entry, Member, PendingVersion, Version, VersionLease, Want},
     tombstones::Tombstone,
     types::{
-        Access, BlockControl, Change, Deadline, Ending, LeaseId, Lifetime, Limit, MemberId, Name, Named, Notice,
-        OtherUsers, Refusal, RequestId, WithdrawalId,
+        Access, BlockControl, Change, Deadline, Ending, LeaseId, Lifetime, Limit, MemberId, Memory, Name, Named,
+        Notice, OtherUsers, Refusal, RequestId, WithdrawalId,
     },
     users::Owned,
 };
@@ -25,13 +27,13 @@ impl Registry {
         member: MemberId,
         request: RequestId,
         commit: Commit,
+        received: Received,
         out: &mut Effects,
     ) -> Decision {
-        if let Err(refused) = self.check_commit(member, &commit) {
-            out.push(Effect::Close(commit.memory.fds()));
-            return Err(refused);
-        }
-        let Commit { name, memory, claim, shared, owner, .. } = commit;
+        let memory = Memory::of(&commit, &received).map(Arc::new);
+        let checked = memory.and_then(|memory| self.check_commit(member, &commit, &memory).map(|()| memory));
+        let memory = checked.inspect_err(|_| out.push(Effect::Close(received.all())))?;
+        let Commit { name, claim, shared, owner, .. } = commit;
         let uid = self.uid_of(member);
         let owned = Owned { uid, shared };
         self.tombstones.remove(&name);
@@ -92,8 +94,8 @@ impl Registry {
     }
 
     /// Refuses a commit whose name, claim or size does not allow it.
-    fn check_commit(&self, member: MemberId, commit: &Commit) -> Result<(), Refusal> {
-        let Commit { name, memory, .. } = commit;
+    fn check_commit(&self, member: MemberId, commit: &Commit, memory: &Memory) -> Result<(), Refusal> {
+        let name = &commit.name;
         if let Some(claim) = commit.claim {
             let held = self.claims.get(&claim).is_some_and(|c| c.member == member && c.name == *name);
             if !held {

@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize};
 use super::{
     Decision, Granted, Registry, STALE_LEASE,
     effect::{Answer, Effect, Effects},
-    event::OpenSemaphore,
     objects::LeasedObject,
     segments::limit,
     types::{Change, ControlMemory, FdId, LeaseId, Limit, MemberId, Name, Named, Refusal, RequestId},
@@ -26,15 +25,14 @@ pub(super) struct Semaphore {
 }
 
 impl Registry {
-    /// Opens a semaphore, and creates it if there is none.
+    /// Opens a semaphore, and creates it if there is none, in `memory`.
     pub(super) fn open_semaphore(
         &mut self,
-        member: MemberId,
-        request: RequestId,
-        open: OpenSemaphore,
+        (member, request): (MemberId, RequestId),
+        (name, maximum, shared): (Name, u32, bool),
+        memory: Option<ControlMemory>,
         out: &mut Effects,
     ) -> Decision {
-        let OpenSemaphore { name, maximum, shared, memory } = open;
         let is_new = self.check_open_semaphore(member, &name, maximum, memory);
         if let Some(unused) = memory.filter(|_| is_new != Ok(true)) {
             out.push(Effect::Close(vec![unused.fd]));

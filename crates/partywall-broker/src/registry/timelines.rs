@@ -12,7 +12,6 @@ use super::{
     Decision, Granted, Registry, STALE_LEASE,
     cells::{Cells, Source},
     effect::{Answer, Effect, Effects, OpenedTimeline},
-    event::OpenTimeline,
     near::near,
     objects::LeasedObject,
     segments::limit,
@@ -38,16 +37,15 @@ pub(super) struct Timeline {
 }
 
 impl Registry {
-    /// Opens a timeline, and creates it if there is none.
+    /// Opens a timeline, and creates it if there is none. `slab` is a new one, if one was needed.
     pub(super) fn open_timeline(
         &mut self,
-        member: MemberId,
-        request: RequestId,
-        open: OpenTimeline,
+        (member, request): (MemberId, RequestId),
+        (name, writer, shared): (Name, bool, bool),
+        slab: Option<ControlMemory>,
         before: &mut Effects,
         out: &mut Effects,
     ) -> Decision {
-        let OpenTimeline { name, writer, shared, slab } = open;
         let source = self.check_open_timeline(member, &name, writer, shared, slab);
         if let Some(unused) = slab.filter(|_| source != Ok(Some(Source::Slab))) {
             out.push(Effect::Close(vec![unused.fd]));

@@ -1,11 +1,11 @@
-//! The values of the registry: ids, names, memory, bounds.
-//!
-//! Plain values are shared with the wire and with control memory. Messages are not: the server converts them, so that
-//! the registry and the wire can change independently.
+//! The values of the registry: ids, memory, bounds. Ids and names that members know are those of the wire.
 
 use std::{fmt, sync::Arc};
 
+use partywall_wire as wire;
 use serde::{Deserialize, Serialize};
+
+use super::event::Received;
 
 pub(crate) use partywall_wire::{
     Access, Awaited, Change, ClaimId, Deadline, Doubt, Ending, Gap, Handle, Kind, LeaseId, LegacyHandle, Lifetime,
@@ -75,6 +75,27 @@ impl Table {
     }
 }
 
+/// Joins what a message says of chunks and of their table with the descriptors that came with it.
+pub(super) fn joined(
+    kind: Kind,
+    chunks: &[u64],
+    table: &wire::Table,
+    fds: &[FdId],
+) -> Result<(Vec<Chunk>, Table), Refusal> {
+    let missing = || Refusal::invalid("the file descriptors do not belong to the message");
+    let mut fds = fds.iter().copied();
+    let chunk = |bytes: &u64| match kind {
+        Kind::Legacy => Ok(Chunk { bytes: *bytes, fd: None }),
+        _ => Ok(Chunk { bytes: *bytes, fd: Some(fds.next().ok_or_else(missing)?) }),
+    };
+    let chunks = chunks.iter().map(chunk).collect::<Result<_, Refusal>>()?;
+    let table = match table {
+        wire::Table::Inline(bytes) => Table::Inline(bytes.as_slice().into()),
+        wire::Table::Fd { bytes } => Table::Fd { bytes: *bytes, fd: fds.next().ok_or_else(missing)? },
+    };
+    if fds.next().is_none() { Ok((chunks, table)) } else { Err(missing()) }
+}
+
 /// Returns the file descriptors of chunks, then the table's.
 pub(super) fn fds(chunks: &[Chunk], table: &Table) -> Vec<FdId> {
     chunks.iter().filter_map(|chunk| chunk.fd).chain(table.fd()).collect()
@@ -99,6 +120,23 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
+    /// Returns the memory of a commit.
+    pub(super) fn of(commit: &wire::Commit, received: &Received) -> Result<Self, Refusal> {
+        let (chunks, table) = joined(commit.kind, &commit.chunks, &commit.table, &received.fds)?;
+        Ok(Self {
+            kind: commit.kind,
+            place: commit.place,
+            chunks,
+            handles: commit.handles.clone(),
+            table,
+            tensors: commit.tensors,
+            mutable: commit.mutable,
+            reserved: commit.reserved,
+            lifetime: commit.lifetime,
+            control: received.blocks,
+        })
+    }
+
     /// Returns the file descriptors: the chunks', the table's, then those of its control memory.
     pub(crate) fn fds(&self) -> Vec<FdId> {
         self.fds_from(0)

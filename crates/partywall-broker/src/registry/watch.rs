@@ -10,16 +10,15 @@
 
 use std::collections::VecDeque;
 
-use partywall_wire::Pattern;
+use partywall_wire::{Pattern, Point};
 use serde::{Deserialize, Serialize};
 
 use super::{
     Decision, Registry,
     effect::{Answer, Effects, Happened, Happening},
-    event::{After, Watch},
     report::page,
     state::Waiting,
-    types::{Change, Gap, MemberId, Name, Named, RequestId},
+    types::{Change, Gap, MemberId, Name, Named, Refusal, RequestId},
     users::Owned,
 };
 
@@ -85,16 +84,27 @@ impl Registry {
     }
 
     /// Answers with the events since a point. If there are none, waits for the next ones.
-    pub(super) fn watch(&mut self, member: MemberId, ticket: RequestId, Watch { pattern, after }: Watch) -> Decision {
+    pub(super) fn watch(
+        &mut self,
+        member: MemberId,
+        ticket: RequestId,
+        pattern: &str,
+        after: Option<Point>,
+    ) -> Decision {
+        let pattern = Pattern::new(pattern).map_err(|why| {
+            let pattern = pattern.chars().take(256).collect();
+            Refusal::BadPattern { pattern, why }
+        })?;
         let begin = self.log.begin();
         let (after, gap) = match after {
-            After::Now => {
+            None => {
                 let now = Happened { gap: None, events: Vec::new(), next: self.log.last };
                 return Ok(Answer::Happened(now).into());
             }
-            After::Event(after) if after >= begin && after <= self.log.last => (after, None),
-            After::Event(after) if after < begin => (begin, Some(Gap::Behind { events: begin - after })),
-            After::Event(_) | After::Elsewhere => (begin, Some(Gap::OtherBroker)),
+            Some(Point { instance, sequence: after }) if instance == self.instance && after <= self.log.last => {
+                (after.max(begin), (after < begin).then(|| Gap::Behind { events: begin - after }))
+            }
+            Some(_) => (begin, Some(Gap::OtherBroker)),
         };
         let (events, next) = self.log.page(after, &pattern, |owned| self.sees(member, owned));
         if gap.is_some() || !events.is_empty() {

@@ -138,8 +138,8 @@ impl Server {
                     supervised.fatal = state.fatal;
                 }
                 let members = Membership::after(state.last_member);
-                let State { instance, started_at, registry, .. } = state;
-                (Beginning { instance, started_at, registry, store, control, members }, Some(unfinished))
+                let State { started_at, registry, .. } = state;
+                (Beginning { started_at, registry, store, control, members }, Some(unfinished))
             }
             None => {
                 let store = FdStore::new(reclaimer);
@@ -147,13 +147,13 @@ impl Server {
                 control.provide_rows(own_user(), &store).map_err(failed("make the members' rows"))?;
                 let mut instance = [0; 8];
                 random(&mut instance).map_err(failed("draw random numbers"))?;
-                let instance = u64::from_le_bytes(instance);
-                let registry = Registry::new(bounds(&limits));
+                let registry = Registry::new(bounds(&limits), u64::from_le_bytes(instance));
                 let members = Membership::default();
-                (Beginning { instance, started_at: now(), registry, store, control, members }, None)
+                (Beginning { started_at: now(), registry, store, control, members }, None)
             }
         };
-        let Beginning { instance, started_at, registry, store, control, members } = beginning;
+        let Beginning { started_at, registry, store, control, members } = beginning;
+        let instance = registry.instance();
         let acceptor = Acceptor::new(&config, place, spare, instance, former_workers << WORKER_SHIFT);
         let runner = Runner::new(store, control, config.unproven_after);
         reactor
@@ -381,7 +381,6 @@ impl Server {
 
 /// What a server begins with.
 struct Beginning {
-    instance: u64,
     started_at: u64,
     registry: Registry,
     store: FdStore,

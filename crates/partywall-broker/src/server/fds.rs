@@ -16,7 +16,7 @@ use partywall_wire::{
 use crate::{
     registry::{
         FdId,
-        types::{Chunk, ControlMemory, Kind, Table},
+        types::{ControlMemory, Kind},
     },
     server::{
         ids::IdMap,
@@ -111,11 +111,11 @@ impl FdStore {
     /// Checks the file descriptors of a message against its contents, and stores them if they match.
     pub(super) fn take(
         &mut self,
-        chunks: Vec<u64>,
-        table: wire::Table,
+        chunks: &[u64],
+        table: &wire::Table,
         fds: Vec<Donated>,
         expected: Expected,
-    ) -> Result<(Vec<Chunk>, Table), Refusal> {
+    ) -> Result<Vec<FdId>, Refusal> {
         if chunks.len() > MAX_CHUNKS {
             return Err(Refusal::invalid(format!("{} chunks exceed the limit of {MAX_CHUNKS}", chunks.len())));
         }
@@ -132,7 +132,7 @@ impl FdStore {
                 check_chunk(index, fd, *bytes, expected)?;
             }
         }
-        match &table {
+        match table {
             wire::Table::Inline(bytes) if bytes.len() > MAX_INLINE_TABLE => {
                 return Err(Refusal::invalid(format!("a table of {} bytes must be in a memfd", bytes.len())));
             }
@@ -145,16 +145,7 @@ impl FdStore {
         }
 
         // Nothing is refused from here on, so the store keeps exactly the descriptors that the registry will know.
-        let mut ids = fds.into_iter().map(|fd| self.keep(fd));
-        let of_chunks: Vec<_> = ids.by_ref().take(chunk_fds).collect();
-        let chunk = |(index, bytes)| Chunk { bytes, fd: of_chunks.get(index).copied() };
-        let chunks = chunks.into_iter().enumerate().map(chunk).collect();
-        let table = match (table, ids.next()) {
-            (wire::Table::Inline(bytes), _) => Table::Inline(bytes.into()),
-            (wire::Table::Fd { bytes }, Some(fd)) => Table::Fd { bytes, fd },
-            (wire::Table::Fd { .. }, None) => return Err(Refusal::invalid("the table's file descriptor is missing")),
-        };
-        Ok((chunks, table))
+        Ok(fds.into_iter().map(|fd| self.keep(fd)).collect())
     }
 
     pub(super) fn close(&mut self, ids: &[FdId]) {

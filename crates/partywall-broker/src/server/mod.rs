@@ -16,6 +16,7 @@
 //! | `in_flight` | descriptors that clients have not read yet |
 //! | `turns` | the order in which clients are served |
 //! | `requests` | a member's requests on their way to the registry |
+//! | `check` | what can be wrong about a request by itself |
 //! | `runner` | carries out the registry's effects |
 //! | `control` | control memory, shared with all members |
 //! | `fds` | donated file descriptors: checks and storage |
@@ -26,12 +27,13 @@
 //! | `restart` | continues what a former process did |
 //! | `replacement` | hands over to another program |
 //! | `memory_checks` | has a child process check memory that may be lost |
-//! | `translate` | conversion between the wire's messages and the registry's |
+//! | `translate` | conversion of the registry's answers for the wire |
 //! | `ids` | tables keyed by the broker's own numbers |
 
 mod acceptor;
 mod admission;
 mod audit;
+mod check;
 mod connection;
 mod control;
 mod departures;

@@ -8,12 +8,12 @@ use partywall_wire::{self as wire, BadRequest, Refusal, Reply, Request};
 use crate::{
     registry::{Event, MemberId, RequestId},
     server::{
+        check::check,
         connection::{Channel, Connection, ConnectionId, Message, Phase},
         event_loop::Server,
         fds::missing,
         in_flight::Room,
         peers::Parked,
-        translate,
     },
 };
 
@@ -29,11 +29,11 @@ impl Server {
             Err(BadRequest::Malformed(error)) => return self.hang_up(id, &error.to_string()),
         };
         let Some(connection) = self.peers.connections.get(&id) else { return };
-        if connection.is_closed(Channel::Call) && only_asks(&request.call) {
+        if connection.is_closed(Channel::Call) && request.call.only_asks() {
             // The client would not read the answer, and computing it costs time.
             return;
         }
-        match self.begin_request(member, request.id, takes(&request.call)) {
+        match self.begin_request(member, request.id, request.call.takes()) {
             Ok(()) => self.handle_request(id, member, request, message),
             Err(refusal) => self.refuse_request(id, member, request.id, refusal),
         }
@@ -48,7 +48,7 @@ impl Server {
             self.about.supervisor = supervised.supervisor();
         }
         let operator = self.peers.members.note_request(member);
-        if may_bring_descriptors(&request.call) {
+        if request.call.may_bring_descriptors() {
             match self.peers.in_flight.room(connection.process(), operator) {
                 Room::Free => {}
                 Room::Refused(refusal) => return self.refuse_request(id, member, request.id, refusal),
@@ -76,17 +76,19 @@ impl Server {
             let places = gpu.map(wire::Place::Gpu).into_iter().chain(self.registry.nodes());
             places.for_each(|place| _ = self.suspect_memory(place));
         }
-        let call = if arrived < frame.fds {
+        let Request { id: number, mut call } = request;
+        let received = if arrived < frame.fds {
             tracing::warn!(%member, arrived, sent = frame.fds, "file descriptors were lost because no descriptor was free");
             Err(missing(arrived))
         } else {
-            translate::call(request.call, fds, &mut self.runner, self.registry.runs_simulated(member), &self.about)
+            let simulated = self.registry.runs_simulated(member);
+            check(&mut call, fds, &mut self.runner, simulated, self.about.highest_node)
         };
-        let call = call.and_then(|call| self.provide(member, call));
+        let received = received.and_then(|received| self.provide(member, &call, received));
         point("broker: control memory created, request not decided");
-        match call {
-            Ok(call) => self.apply(Event::Request { member, request: request.id, call }),
-            Err(refusal) => self.refuse_request(id, member, request.id, refusal),
+        match received {
+            Ok(received) => self.apply(Event::Request { member, request: number, call, received }),
+            Err(refusal) => self.refuse_request(id, member, number, refusal),
         }
     }
 
@@ -131,58 +133,6 @@ impl Server {
             }
             self.peers.unfinished.insert(id);
         }
-    }
-}
-
-/// Returns whether a call changes nothing.
-fn only_asks(call: &wire::Call) -> bool {
-    matches!(
-        call,
-        wire::Call::Ping
-            | wire::Call::Status
-            | wire::Call::CheckBytes { .. }
-            | wire::Call::List { .. }
-            | wire::Call::Members { .. }
-            | wire::Call::Objects { .. }
-            | wire::Call::Inspect { .. }
-            | wire::Call::InspectObject { .. }
-    )
-}
-
-/// Returns whether a call may make the broker keep more than before. Others are answered also if no memory is left.
-fn takes(call: &wire::Call) -> bool {
-    let gives_back = matches!(
-        call,
-        wire::Call::Release { .. }
-            | wire::Call::LeaveName { .. }
-            | wire::Call::WithdrawNames
-            | wire::Call::AbandonBuild { .. }
-            | wire::Call::AbandonTimeline { .. }
-            | wire::Call::Cancel { .. }
-            | wire::Call::GiveUp { .. }
-            | wire::Call::DetachSegment { .. }
-            | wire::Call::Remove { .. }
-            | wire::Call::Evict { .. }
-            | wire::Call::FreeUnproven { .. }
-            | wire::Call::Stop { .. }
-            | wire::Call::Bye
-    );
-    !gives_back && !only_asks(call)
-}
-
-/// Returns whether the answer to a call may carry file descriptors.
-fn may_bring_descriptors(call: &wire::Call) -> bool {
-    match call {
-        wire::Call::Commit(commit) => commit.control.is_some(),
-        wire::Call::Open(_)
-        | wire::Call::OpenOrBuild { .. }
-        | wire::Call::Refresh { .. }
-        | wire::Call::Inspect { .. }
-        | wire::Call::OpenTimeline { .. }
-        | wire::Call::FollowTimeline { .. }
-        | wire::Call::OpenSemaphore { .. }
-        | wire::Call::OpenAttached { .. } => true,
-        _ => false,
     }
 }
 

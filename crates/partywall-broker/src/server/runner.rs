@@ -8,7 +8,7 @@ use partywall_wire::{self as wire, Refusal, Reply};
 
 use crate::{
     Exit,
-    registry::{Call, Effect, Event, FdId, Guarded, MemberId, Outcome, types::BlockControl},
+    registry::{Call, Effect, Event, FdId, Guarded, MemberId, Outcome, Received, types::BlockControl},
     server::{
         acceptor::no_fds, connection::Channel, control::Control, event_loop::Server, fds::FdStore, supervised::Record,
         timers::Timer, translate,
@@ -56,27 +56,26 @@ impl Runner {
 impl Server {
     /// Does in control memory what a request needs and what depends on the registry's state: creates it, or ends an
     /// attachment.
-    pub(super) fn provide(&mut self, member: MemberId, mut call: Call) -> Result<Call, Refusal> {
+    pub(super) fn provide(
+        &mut self,
+        member: MemberId,
+        call: &Call,
+        mut received: Received,
+    ) -> Result<Received, Refusal> {
         // Members may have ended the cell themselves. The new writer needs a cell that has not ended.
-        if let Call::OpenTimeline(open) = &call
-            && open.writer
-            && self.registry.live_cell(&open.name).is_some_and(|at| self.runner.control.has_ended(at))
+        if let Call::OpenTimeline { name, writer: true, .. } = call
+            && self.registry.live_cell(name).is_some_and(|at| self.runner.control.has_ended(at))
         {
-            self.apply(Event::TimelineEnded { name: open.name.clone() });
+            self.apply(Event::TimelineEnded { name: name.clone() });
         }
-        if let Some((object, attachment)) = self.registry.to_detach(member, &call)
-            && let Call::DetachSegment(detach) = &mut call
-        {
-            detach.in_use = self.runner.control.begin_detach(object, attachment);
+        if let Some((object, attachment)) = self.registry.to_detach(member, call) {
+            received.in_use = self.runner.control.begin_detach(object, attachment);
         }
-        let Some(needed) = self.registry.control_needed(member, &call) else { return Ok(call) };
-        let created = Some(self.runner.control.provide(needed, &mut self.runner.store).map_err(not_created)?);
-        match &mut call {
-            Call::OpenTimeline(open) => open.slab = created,
-            Call::OpenSemaphore(open) => open.memory = created,
-            _ => {}
+        if let Some(needed) = self.registry.control_needed(member, call) {
+            let created = self.runner.control.provide(needed, &mut self.runner.store).map_err(not_created)?;
+            received.created = Some(created);
         }
-        Ok(call)
+        Ok(received)
     }
 
     /// Converts the result of a member's request for the wire.

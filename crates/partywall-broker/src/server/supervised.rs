@@ -99,7 +99,6 @@ pub(super) enum Record<E> {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct State<R> {
     pub(super) format: Format,
-    pub(super) instance: u64,
     pub(super) started_at: Millis,
     pub(super) registry: R,
     /// The memory of the members' rows, by user.
@@ -231,7 +230,7 @@ impl Server {
         let at = now();
         // Requests that only ask change nothing, nor do refused ones, except for descriptors that came with them.
         let (only_asks, brings) = match &event {
-            Event::Request { call, .. } => (call.only_asks(), !call.fds().is_empty()),
+            Event::Request { call, received, .. } => (call.only_asks(), !received.all().is_empty()),
             _ => (false, true),
         };
         let mut recording = self.supervised.as_mut().filter(|supervised| !only_asks && !supervised.is_behind());
@@ -335,7 +334,6 @@ impl Server {
     pub(super) fn state(&self, supervised: &Supervised) -> State<&Registry> {
         State {
             format: Format::OURS,
-            instance: self.about.instance,
             started_at: self.about.started_at,
             registry: &self.registry,
             rows: self.runner.control.rows_numbers(),
@@ -391,9 +389,8 @@ mod tests {
         let row = Clearing::Row { row: 2, tables: vec![FdId(3)] };
         State {
             format: Format::OURS,
-            instance: 1,
             started_at: 2,
-            registry: registry::sample(),
+            registry: registry::sample().0,
             rows: BTreeMap::from([(0, 10)]),
             fds: BTreeMap::from([(FdId(1), 11)]),
             last_fd: 3,
@@ -411,12 +408,25 @@ mod tests {
         assert_eq!(check_state(&state), Ok(()));
         // Layouts have a number of their own.
         let form = state.strip_prefix(&encode(&Format::OURS).unwrap()[..]).unwrap();
-        let found = (STATE_VERSION, crc32fast::hash(form));
+        let found = (STATE_VERSION, crc32fast::hash(form), crc32fast::hash(&registry::sample().1));
         assert_eq!(
             found,
-            (6, 4_294_068_094),
-            "the state has another form: raise STATE_VERSION, and note the new numbers here"
+            (7, 405_981_449, 3_844_984_248),
+            "the state or the records have another form: raise STATE_VERSION, and note the new numbers here"
         );
+    }
+
+    #[test]
+    fn journal_of_an_unknown_format_is_not_replayed() {
+        let mut journal = Journal::create().unwrap();
+        journal.begin(&State { format: Format::unknown(), ..sample() }).unwrap();
+        let contents = journal.read().unwrap().unwrap();
+        let refused = State::decode(contents.snapshot()).unwrap_err();
+        let (theirs, ours) = (STATE_VERSION + 1, STATE_VERSION);
+        assert_eq!(refused, format!("the state has format {theirs}, and this release reads format {ours}"));
+        journal.begin(&sample()).unwrap();
+        let contents = journal.read().unwrap().unwrap();
+        assert!(State::decode(contents.snapshot()).is_ok());
     }
 
     #[test]

@@ -1,12 +1,6 @@
-//! Conversion between the wire's types and the registry's.
+//! Conversion of the registry's answers for the wire.
 
-use std::sync::Arc;
-
-use partywall_shm::DType;
-use partywall_wire::{
-    self as wire, Answer, Kill, Refusal,
-    limits::{MAX_BLOCKS, MAX_DEADLINE, MAX_PERMITS},
-};
+use partywall_wire::{self as wire, Answer, Kill, Refusal};
 
 mod control;
 mod member;
@@ -17,17 +11,13 @@ mod watch;
 
 use crate::{
     registry::{
-        self, Call, Outcome, Registry,
+        self, Outcome, Registry,
         effect::{Counts, Departed, Holder, HoldingQueue, Info, NameRow, Opened, VersionRow},
-        event,
-        types::{Kind, Lifetime, Memory, Place, Table},
+        types::{Memory, Table},
     },
     server::{
-        control::{Control, SlotTable, queue_shape, topic_shape},
-        fds::{Expected, FdStore},
-        membership::{Membership, presentable},
-        reclaimer::Donated,
-        runner::Runner,
+        control::{Control, SlotTable},
+        membership::Membership,
     },
 };
 
@@ -48,216 +38,6 @@ pub(super) struct About {
     pub(super) highest_node: u32,
     /// The seats of the broker's own user, and those of each other user.
     pub(super) seats: [u64; 2],
-}
-
-/// Converts a request for the registry. The file descriptors of a commit or growth are checked, and stored only if the
-/// request is well-formed. The control memory of a pool, topic or queue is created.
-///
-/// Only members on the simulated driver may donate its memory, which is not GPU memory.
-pub(super) fn call(
-    call: wire::Call,
-    fds: Vec<Donated>,
-    runner: &mut Runner,
-    simulated: bool,
-    about: &About,
-) -> Result<Call, Refusal> {
-    if !fds.is_empty() && !matches!(call, wire::Call::Commit(_) | wire::Call::Grow(_)) {
-        return Err(Refusal::invalid("this request carries no file descriptors"));
-    }
-    Ok(match call {
-        wire::Call::Ping => Call::Ping,
-        wire::Call::Commit(commit) => {
-            check_place(commit.place, simulated, about.highest_node)?;
-            Call::Commit(self::commit(commit, fds, runner, simulated)?)
-        }
-        wire::Call::Open(open) => Call::Open(event::Open {
-            name: open.name,
-            version: version(open.version)?,
-            access: open.access,
-            wait: open.wait,
-        }),
-        wire::Call::OpenOrBuild { name } => Call::OpenOrBuild { name },
-        wire::Call::AbandonBuild { claim } => Call::AbandonBuild { claim },
-        wire::Call::Cancel { ticket } => Call::Cancel { ticket },
-        wire::Call::GiveUp { request } => Call::GiveUp { request },
-        wire::Call::Release { lease } => Call::Release { lease },
-        wire::Call::LeaveName { lease } => Call::LeaveName { lease },
-        wire::Call::WithdrawNames => Call::WithdrawNames,
-        wire::Call::AwaitWithdrawal { lease } => Call::AwaitWithdrawal { lease },
-        wire::Call::Grow(grow) => Call::Grow(self::grow(grow, fds, &mut runner.store, simulated)?),
-        wire::Call::Refresh { lease, growths, chunks } => Call::Refresh { lease, growths, chunks },
-        wire::Call::AwaitGrowth { lease, growths } => Call::AwaitGrowth { lease, growths },
-        wire::Call::Remove { deadline: Some(wire::Deadline { after, .. }), .. } if after > MAX_DEADLINE => {
-            return Err(Refusal::invalid(format!("a deadline is at most {MAX_DEADLINE} ms away, not {after} ms")));
-        }
-        wire::Call::Remove { name, deadline } => Call::Remove { name, deadline },
-        wire::Call::Inspect { name, version } => Call::Inspect { name, version: self::version(version)? },
-        // The point to continue from may be any text; it need not be a name.
-        wire::Call::List { after } => Call::List { after },
-        wire::Call::Members { after } => Call::Members { after },
-        wire::Call::Watch { pattern, after } => Call::Watch(watch::watch(pattern, after, about.instance)?),
-        wire::Call::UsesGpu { mps } => Call::UsesGpu { mps: mps.map(|pipes| presentable(&pipes).into()) },
-        wire::Call::ContextLost { .. } => Call::ContextLost,
-        wire::Call::CheckBytes { place, bytes } => {
-            check_place(place, simulated, about.highest_node)?;
-            Call::CheckBytes { place, bytes }
-        }
-        wire::Call::Evict { whom, kill } => Call::Evict { whom, kill },
-        wire::Call::FreeUnproven { pid } => Call::FreeUnproven { pid },
-        wire::Call::OpenTimeline { name, writer, shared } => {
-            Call::OpenTimeline(event::OpenTimeline { name, writer, shared, slab: None })
-        }
-        wire::Call::FollowTimeline { lease } => Call::FollowTimeline { lease },
-        wire::Call::AbandonTimeline { name } => Call::AbandonTimeline { name },
-        wire::Call::OpenSemaphore { maximum: 0, .. } => {
-            return Err(Refusal::invalid("a semaphore has at least one permit"));
-        }
-        wire::Call::OpenSemaphore { maximum, .. } if maximum > MAX_PERMITS => {
-            return Err(Refusal::invalid(format!("a semaphore has at most {MAX_PERMITS} permits, not {maximum}")));
-        }
-        wire::Call::OpenSemaphore { name, maximum, shared } => {
-            Call::OpenSemaphore(event::OpenSemaphore { name, maximum, shared, memory: None })
-        }
-        wire::Call::Attach { queue, segment } => Call::Attach { queue, segment },
-        wire::Call::DetachSegment { queue, attachment } => {
-            Call::DetachSegment(event::DetachSegment { queue, attachment, in_use: None })
-        }
-        wire::Call::OpenAttached { queue, attachment } => Call::OpenAttached { queue, attachment },
-        wire::Call::Objects { after } => Call::Objects { after },
-        wire::Call::InspectObject { kind, name } => Call::InspectObject { kind, name },
-        wire::Call::Status => Call::Status,
-        wire::Call::Stop { force } => Call::Stop { force },
-        wire::Call::Bye => Call::Leave,
-        _ => return Err(Refusal::invalid("this broker does not know the request")),
-    })
-}
-
-/// Refuses a NUMA node that the machine does not have. A member that loses its context has all nodes with pinned memory
-/// checked, so a member must not be able to invent nodes.
-fn check_place(place: Place, simulated: bool, highest: u32) -> Result<(), Refusal> {
-    let highest = if simulated { highest.max(SIMULATED_NODE) } else { highest };
-    match place {
-        Place::Pinned(node) if node > highest => Err(Refusal::NoSuchNode { node, highest }),
-        _ => Ok(()),
-    }
-}
-
-fn commit(
-    commit: wire::Commit,
-    fds: Vec<Donated>,
-    runner: &mut Runner,
-    simulated: bool,
-) -> Result<event::Commit, Refusal> {
-    if let Some(control) = &commit.control {
-        check_control(control, &commit)?;
-    }
-    let name = commit.name;
-    let kind = commit.kind;
-    match (kind, commit.place) {
-        (Kind::Host, Place::Host)
-        | (Kind::Vmm | Kind::Legacy | Kind::Live, Place::Gpu(_))
-        | (Kind::Pinned, Place::Pinned(_)) => {}
-        (Kind::Host, _) => return Err(Refusal::invalid("memory of kind host is in main memory")),
-        (Kind::Pinned, _) => return Err(Refusal::invalid("memory of kind pinned is on a NUMA node")),
-        _ => return Err(Refusal::invalid("memory of this kind is on a GPU")),
-    }
-    let ends_with_publisher = match commit.lifetime {
-        Lifetime::Owned => true,
-        Lifetime::Shared => commit.control.is_none(),
-        Lifetime::Kept => false,
-    };
-    if kind == Kind::Legacy && (!ends_with_publisher || commit.reserved > 0) {
-        return Err(Refusal::invalid("legacy memory ends with its publisher and cannot grow"));
-    }
-    if kind == Kind::Live && commit.reserved > 0 {
-        return Err(Refusal::invalid("memory of an allocator cannot grow"));
-    }
-    let is_owned_segment = commit.lifetime == Lifetime::Owned && commit.control.is_none() && kind != Kind::Legacy;
-    if commit.owner.is_some() && !is_owned_segment {
-        return Err(Refusal::invalid(
-            "only the name of an owned segment can end with another member, and not legacy memory's",
-        ));
-    }
-    if !commit.mutable && commit.reserved > 0 {
-        return Err(Refusal::invalid("frozen memory cannot grow"));
-    }
-    if commit.shared && commit.mutable && commit.control.is_none() {
-        return Err(Refusal::invalid("a mutable segment cannot be shared: its readers could write it"));
-    }
-    let handles = if kind == Kind::Legacy { commit.chunks.len() } else { 0 };
-    if commit.handles.len() != handles {
-        return Err(Refusal::invalid(format!("{handles} handles are needed, {} arrived", commit.handles.len())));
-    }
-    let expected = Expected { kind, mutable: commit.mutable, simulated };
-    let (chunks, table) = runner.store.take(commit.chunks, commit.table, fds, expected)?;
-    let mut memory = Memory {
-        kind,
-        place: commit.place,
-        chunks,
-        handles: commit.handles,
-        table,
-        tensors: commit.tensors,
-        mutable: commit.mutable,
-        reserved: commit.reserved,
-        lifetime: commit.lifetime,
-        control: None,
-    };
-    if let Some(shape) = commit.control {
-        match runner.provide_blocks(shape) {
-            Ok(control) => memory.control = Some(control),
-            Err(refusal) => {
-                runner.close(&memory.fds());
-                return Err(refusal);
-            }
-        }
-    }
-    let wire::Commit { claim, owner, if_absent, shared, .. } = commit;
-    Ok(event::Commit { name, memory: Arc::new(memory), if_absent, owner, claim, shared })
-}
-
-/// Refuses a pool, topic or queue with an invalid shape.
-fn check_control(control: &wire::Control, commit: &wire::Commit) -> Result<(), Refusal> {
-    if !commit.mutable || commit.reserved > 0 {
-        return Err(Refusal::invalid("a pool is mutable and does not grow"));
-    }
-    if !(1..=MAX_BLOCKS).contains(&control.blocks) || control.block_bytes == 0 {
-        let wire::Control { blocks, block_bytes, .. } = control;
-        return Err(Refusal::invalid(format!(
-            "a pool has 1 to {MAX_BLOCKS} blocks of at least one byte, not {blocks} of {block_bytes}"
-        )));
-    }
-    let is_possible = |topic: wire::TopicShape| {
-        let is_dtype = topic.dtype.is_none_or(|code| DType::from_code(code).is_some());
-        let fits = topic_shape(control).is_some_and(|shape| shape.is_possible());
-        is_dtype && fits && topic.history <= topic.depth && !control.zeroed
-    };
-    if !control.topic.is_none_or(is_possible) {
-        return Err(Refusal::invalid(format!("the shape of the topic is invalid: {control:?}")));
-    }
-    let is_possible = |queue: wire::QueueShape| {
-        let fits = queue_shape(control).is_some_and(|shape| shape.is_possible());
-        let has_outputs = (1..=MAX_BLOCKS).contains(&queue.outputs) && queue.output_bytes > 0;
-        fits && has_outputs && !control.zeroed && control.topic.is_none()
-    };
-    if !control.queue.is_none_or(is_possible) {
-        return Err(Refusal::invalid(format!("the shape of the queue is invalid: {control:?}")));
-    }
-    let bytes = commit.chunks.first().copied().unwrap_or(0);
-    match control.data_bytes() {
-        Some(needed) if needed <= bytes => Ok(()),
-        _ => Err(Refusal::invalid(format!("the blocks do not fit into the first chunk, which has {bytes} bytes"))),
-    }
-}
-
-fn grow(grow: wire::Grow, fds: Vec<Donated>, store: &mut FdStore, simulated: bool) -> Result<event::Growth, Refusal> {
-    let wire::Grow { lease, growths, kind, chunks, table, tensors } = grow;
-    let expected = Expected { kind, mutable: true, simulated };
-    let (chunks, table) = store.take(chunks, table, fds, expected)?;
-    Ok(event::Growth { lease, growths, kind, chunks, table, tensors })
-}
-
-fn version(version: Option<u64>) -> Result<Option<u64>, Refusal> {
-    if version == Some(0) { Err(Refusal::invalid("versions count from 1")) } else { Ok(version) }
 }
 
 /// Converts the result of a request for the wire.
@@ -465,6 +245,3 @@ fn table(table: &Table) -> wire::Table {
         Table::Fd { bytes, .. } => wire::Table::Fd { bytes: *bytes },
     }
 }
-
-/// The highest node of the simulated driver, on any machine.
-const SIMULATED_NODE: u32 = 1;

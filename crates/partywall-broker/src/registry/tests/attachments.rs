@@ -3,13 +3,12 @@
 use partywall_shm::queue::{InUse, TaskId};
 
 use super::*;
-use crate::registry::event::DetachSegment;
 
 /// Creates a queue that is not kept, and returns the lease of its creator.
 fn create_queue(w: &mut Watched, member: MemberId, name: &str) -> LeaseId {
     let memory = w.memory(&[10], false, true, Lifetime::Shared);
     let memory = w.with_control(&memory, queue());
-    match w.ask(member, Call::Commit(commit(called(name), memory))).1 {
+    match w.ask(member, Asked::from(commit(called(name), memory))).1 {
         Ok(Answer::Committed { version: 1, lease }) => lease,
         other => panic!("{other:?}"),
     }
@@ -27,8 +26,7 @@ fn attached(w: &mut Watched, member: MemberId, queue: LeaseId, segment: LeaseId)
 }
 
 fn detach(w: &mut Watched, member: MemberId, queue: LeaseId, attachment: u32) -> (Outcome, Vec<Effect>) {
-    let detach = DetachSegment { queue, attachment, in_use: None };
-    let (_, outcome, effects) = w.ask(member, Call::DetachSegment(detach));
+    let (_, outcome, effects) = w.ask(member, Call::DetachSegment { queue, attachment });
     (outcome, effects)
 }
 
@@ -96,7 +94,7 @@ fn detached_segment_is_freed_unless_something_else_keeps_it() {
     let held: Vec<_> = w.registry.members[&a].version_leases.iter().copied().filter(|held| *held != queue).collect();
     held.into_iter().for_each(|lease| assert_eq!(closed(&w.release(a, lease)), [], "{again} among them"));
     let in_use = InUse { tasks: 2, first: TaskId { index: 3, generation: 4 } };
-    let call = Call::DetachSegment(DetachSegment { queue, attachment: 0, in_use: Some(in_use) });
+    let call = Call::DetachSegment { queue, attachment: 0 };
     assert!(w.registry.to_detach(a, &call).is_some());
     let refused = Refusal::AttachmentInUse {
         queue: called("q"),
@@ -106,7 +104,8 @@ fn detached_segment_is_freed_unless_something_else_keeps_it() {
         tasks: 2,
         first: (3, 4),
     };
-    assert_eq!(w.ask(a, call).1, Err(refused));
+    let received = Received { in_use: Some(in_use), ..Received::default() };
+    assert_eq!(w.ask(a, Asked { call, received }).1, Err(refused));
     let (outcome, effects) = detach(&mut w, a, queue, 0);
     assert_eq!((outcome, closed(&effects)), (Ok(Answer::Done), memory.fds()));
 }
@@ -117,7 +116,7 @@ fn queue_holds_a_segment_whose_name_ends_with_its_last_user() {
     let queue = create_queue(&mut w, a, "q");
     let memory = w.memory(&[10], false, true, Lifetime::Shared);
     let fds = memory.fds();
-    let Ok(Answer::Committed { lease, .. }) = w.ask(a, Call::Commit(commit(called("x"), memory))).1 else {
+    let Ok(Answer::Committed { lease, .. }) = w.ask(a, Asked::from(commit(called("x"), memory))).1 else {
         panic!("it is committed")
     };
     let attachment = attached(&mut w, a, queue, lease);
@@ -142,14 +141,14 @@ fn only_segments_that_the_broker_keeps_are_attached() {
         "leases of another member"
     );
     let memory = w.memory_of(Kind::Legacy, &[10], false, true, Lifetime::Owned);
-    let Ok(Answer::Committed { lease, .. }) = w.ask(a, Call::Commit(commit(called("legacy"), memory))).1 else {
+    let Ok(Answer::Committed { lease, .. }) = w.ask(a, Asked::from(commit(called("legacy"), memory))).1 else {
         panic!("it is committed")
     };
     let refused = Refusal::CannotHold { name: called("legacy"), version: 1 };
     assert_eq!(attach(&mut w, a, queue, lease), Err(refused));
     for call in [
-        Call::DetachSegment(DetachSegment { queue: segment, attachment: 0, in_use: None }),
-        Call::DetachSegment(DetachSegment { queue, attachment: 0, in_use: None }),
+        Call::DetachSegment { queue: segment, attachment: 0 },
+        Call::DetachSegment { queue, attachment: 0 },
         Call::Ping,
     ] {
         assert_eq!(w.registry.to_detach(a, &call), None, "{call:?}");

@@ -38,12 +38,12 @@ fn busy(has_pidfd: bool) -> (Watched, MemberId, MemberId) {
     w.claim(victim, "building");
     let held = w.opened(survivor, "owned");
     for name in ["b", "a"] {
-        let open = |writer| OpenTimeline { name: called(name), writer, shared: false, slab: None };
-        let _ = w.ask(survivor, Call::OpenTimeline(open(false)));
-        let _ = w.ask(victim, Call::OpenTimeline(open(true)));
-        let semaphore = || OpenSemaphore { name: called(name), maximum: 2, shared: false, memory: None };
-        let _ = w.ask(survivor, Call::OpenSemaphore(semaphore()));
-        let _ = w.ask(victim, Call::OpenSemaphore(semaphore()));
+        let open = |writer| Call::OpenTimeline { name: called(name), writer, shared: false };
+        let _ = w.ask(survivor, open(false));
+        let _ = w.ask(victim, open(true));
+        let semaphore = || Call::OpenSemaphore { name: called(name), maximum: 2, shared: false };
+        let _ = w.ask(survivor, semaphore());
+        let _ = w.ask(victim, semaphore());
     }
     w.commit(victim, "private", false);
     let _ = w.ask(survivor, Call::AwaitWithdrawal { lease: held.lease });
@@ -65,7 +65,7 @@ fn death_notifies_waiters_ends_timelines_returns_holdings_then_frees_memory() {
 #[test]
 fn goodbye_keeps_the_order_of_a_death() {
     let (mut w, victim, _) = busy(true);
-    let (.., effects) = w.ask(victim, Call::Leave);
+    let (.., effects) = w.ask(victim, Call::Bye);
     assert_eq!(steps(&effects), [&NOTIFIED[..], &GIVEN_BACK].concat());
 }
 
@@ -97,7 +97,8 @@ fn eviction_notifies_at_once_and_returns_holdings_at_death() {
 fn eviction_is_answered_after_it_has_taken_effect() {
     let (mut w, victim, survivor) = busy(true);
     let call = Call::Evict { whom: Whom::Member(victim.0), kill: true };
-    let request = Event::Request { member: survivor, request: RequestId(1000), call };
+    let received = Received::default();
+    let request = Event::Request { member: survivor, request: RequestId(1000), call, received };
     let effects = w.apply(request.clone());
     assert_eq!(steps(&effects), NOTIFIED);
     assert!(matches!(&effects[..], [.., Effect::Kill(_), Effect::Reply { .. }]), "{effects:?}");
@@ -108,7 +109,7 @@ fn eviction_is_answered_after_it_has_taken_effect() {
 #[test]
 fn lost_context_ends_timelines_at_once_and_the_rest_at_death() {
     let (mut w, victim, _) = busy(true);
-    let (.., effects) = w.ask(victim, Call::ContextLost);
+    let (.., effects) = w.ask(victim, Call::ContextLost { gpu: None });
     assert_eq!(steps(&effects), NOTIFIED[2..]);
     let effects = w.apply(Event::Died { member: victim });
     assert_eq!(steps(&effects), [&NOTIFIED[..2], &GIVEN_BACK].concat());

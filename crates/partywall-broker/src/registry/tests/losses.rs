@@ -4,7 +4,6 @@
 use super::*;
 use crate::registry::{
     effect::Happened,
-    event::{After, Watch},
     types::{Change, Ending, Staleness},
 };
 
@@ -14,7 +13,7 @@ fn on_gpu(w: &mut Watched, member: MemberId, name: &str, control: Option<Control
     let memory = w.memory_of(Kind::Vmm, &[10], false, control.is_some(), Lifetime::Kept);
     let memory = control.map_or(Arc::clone(&memory), |shape| w.with_control(&memory, shape));
     let chunk = memory.chunks[0].fd.unwrap();
-    w.ask(member, Call::Commit(commit(called(name), memory))).1.unwrap();
+    w.ask(member, Asked::from(commit(called(name), memory))).1.unwrap();
     chunk
 }
 
@@ -109,8 +108,8 @@ fn members_that_resume_learn_of_the_loss_again() {
 fn watchers_learn_of_the_loss() {
     let (mut w, [a, b]) = Watched::with_members();
     let lost = on_gpu(&mut w, a, "x", None);
-    let watch = Watch { pattern: Pattern::new("*").unwrap(), after: After::Event(2) };
-    let (ticket, pending, _) = w.ask(b, Call::Watch(watch));
+    let watch = Call::Watch { pattern: "*".into(), after: point(2) };
+    let (ticket, pending, _) = w.ask(b, watch);
     assert_eq!(pending, Ok(Answer::Pending));
     let effects = lose(&mut w, &[lost]);
     let notices = notices(&effects);

@@ -25,12 +25,12 @@ mod watching;
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use partywall_wire::{Control, LegacyHandle, Pattern, QueueShape, TopicShape};
+use partywall_wire::{self as wire, Control, LegacyHandle, Open, Point, QueueShape, TopicShape};
 
 use super::{
     Answer, Bounds, Call, CloseId, ControlNeeded, Effect, Event, FdId, Guarded, MemberId, Outcome, Registry, RequestId,
     effect::{Opened, OpenedTimeline},
-    event::{Commit, Growth, Identity, Open, OpenSemaphore, OpenTimeline},
+    event::{Identity, Received},
     types::{
         Access, BlockControl, CellAt, Change, Chunk, ClaimId, ControlMemory, Ending, Gap, Handle, Kind, LeaseId,
         Lifetime, Limit, MemberState, Memory, Name, Named, NoGrowth, ObjectKind, OtherUsers, Place, Quota, Refusal,
@@ -107,6 +107,97 @@ const HANDLE: LegacyHandle = LegacyHandle { origin: [1; 16], driver: [[2; 32]; 2
 const GPU: Place = Place::Gpu([7; 16]);
 const NODE: Place = Place::Pinned(1);
 
+/// The number of the broker.
+const INSTANCE: u64 = 5;
+
+/// A point of another broker.
+const ELSEWHERE: Option<Point> = Some(Point { instance: INSTANCE + 1, sequence: 0 });
+
+/// Returns the point after an event of this broker.
+fn point(sequence: u64) -> Option<Point> {
+    Some(Point { instance: INSTANCE, sequence })
+}
+
+/// A call, and what comes with it.
+#[derive(Debug, Clone)]
+pub(crate) struct Asked {
+    pub(crate) call: Call,
+    pub(crate) received: Received,
+}
+
+impl From<Call> for Asked {
+    fn from(call: Call) -> Self {
+        Self { call, received: Received::default() }
+    }
+}
+
+/// A commit, with the memory that it leads to.
+#[derive(Debug, Clone)]
+pub(crate) struct Commit {
+    pub(crate) name: Name,
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) if_absent: bool,
+    pub(crate) owner: Option<MemberId>,
+    pub(crate) claim: Option<ClaimId>,
+    pub(crate) shared: bool,
+}
+
+impl From<Commit> for Asked {
+    fn from(commit: Commit) -> Self {
+        let Commit { name, memory, if_absent, owner, claim, shared } = commit;
+        let (chunks, table, fds) = apart(&memory.chunks, &memory.table);
+        let call = Call::Commit(wire::Commit {
+            name,
+            kind: memory.kind,
+            place: memory.place,
+            chunks,
+            handles: memory.handles.clone(),
+            table,
+            tensors: memory.tensors,
+            mutable: memory.mutable,
+            reserved: memory.reserved,
+            lifetime: memory.lifetime,
+            owner,
+            control: memory.control.map(|control| control.shape),
+            shared,
+            if_absent,
+            claim,
+        });
+        Self { call, received: Received { fds, blocks: memory.control, ..Received::default() } }
+    }
+}
+
+/// A growth, with the chunks and the table that it leads to.
+#[derive(Debug, Clone)]
+struct Growth {
+    lease: LeaseId,
+    growths: u64,
+    kind: Kind,
+    chunks: Vec<Chunk>,
+    table: Table,
+}
+
+impl From<Growth> for Asked {
+    fn from(Growth { lease, growths, kind, chunks, table }: Growth) -> Self {
+        let (chunks, table, fds) = apart(&chunks, &table);
+        let call = Call::Grow(wire::Grow { lease, growths, kind, chunks, table, tensors: 1 });
+        Self { call, received: Received { fds, ..Received::default() } }
+    }
+}
+
+/// Separates chunks and a table from their descriptors, as they arrive.
+fn apart(chunks: &[Chunk], table: &Table) -> (Vec<u64>, wire::Table, Vec<FdId>) {
+    let mut fds: Vec<_> = chunks.iter().filter_map(|chunk| chunk.fd).collect();
+    let table = match table {
+        Table::Inline(bytes) => wire::Table::Inline(bytes.to_vec()),
+        Table::Fd { bytes, fd } => {
+            fds.push(*fd);
+            wire::Table::Fd { bytes: *bytes }
+        }
+    };
+    (chunks.iter().map(|chunk| chunk.bytes).collect(), table, fds)
+}
+
 /// A registry that is audited after each event, with the file descriptors and tickets that a server would know.
 struct Watched {
     registry: Registry,
@@ -122,12 +213,14 @@ struct Watched {
     now: u64,
     /// A registry that learns only what a journal records.
     twin: Option<Registry>,
+    /// All events, as a journal records them.
+    recorded: Vec<u8>,
 }
 
 impl Watched {
     fn new(bounds: Bounds) -> Self {
         Self {
-            registry: Registry::new(bounds),
+            registry: Registry::new(bounds, INSTANCE),
             open_fds: BTreeSet::new(),
             live_cells: BTreeSet::new(),
             pending: BTreeSet::new(),
@@ -137,6 +230,7 @@ impl Watched {
             last_request: 0,
             now: 0,
             twin: None,
+            recorded: Vec::new(),
         }
     }
 
@@ -181,7 +275,7 @@ impl Watched {
                 self.pending.retain(|(waiting, _)| waiting != member);
             }
             Event::Closed { id } => assert!(self.unclosed.remove(id), "closed without a request"),
-            Event::Request { member, call: Call::Leave, .. } => self.pending.retain(|(waiting, _)| waiting != member),
+            Event::Request { member, call: Call::Bye, .. } => self.pending.retain(|(waiting, _)| waiting != member),
             _ => {}
         }
         let is_repeated = match &event {
@@ -199,8 +293,9 @@ impl Watched {
             _ => None,
         };
         let only_asks = matches!(&event, Event::Request { call, .. } if call.only_asks());
-        let brings = matches!(&event, Event::Request { call, .. } if !call.fds().is_empty());
+        let brings = matches!(&event, Event::Request { received, .. } if !received.all().is_empty());
         let record = postcard::to_stdvec(&event).unwrap();
+        self.recorded.extend(&record);
         let mut effects = self.registry.apply(event, self.now);
         let refused = |effect: &Effect| matches!(effect, Effect::Reply { outcome: Err(_), .. });
         if let Some(twin) = &mut self.twin
@@ -294,12 +389,12 @@ impl Watched {
 
     fn growth(&mut self, lease: LeaseId, growths: u64, chunks: &[u64]) -> Growth {
         let (chunks, table) = self.donate(Kind::Host, chunks, false);
-        Growth { lease, growths, kind: Kind::Host, chunks, table, tensors: 1 }
+        Growth { lease, growths, kind: Kind::Host, chunks, table }
     }
 
     fn grow(&mut self, member: MemberId, lease: LeaseId, growths: u64, chunks: &[u64]) -> (Outcome, Vec<Effect>) {
         let growth = self.growth(lease, growths, chunks);
-        let (_, outcome, effects) = self.ask(member, Call::Grow(growth));
+        let (_, outcome, effects) = self.ask(member, growth);
         (outcome, effects)
     }
 
@@ -310,17 +405,17 @@ impl Watched {
         commit(called(name), memory)
     }
 
-    fn ask(&mut self, member: MemberId, call: Call) -> (RequestId, Outcome, Vec<Effect>) {
+    fn ask(&mut self, member: MemberId, asked: impl Into<Asked>) -> (RequestId, Outcome, Vec<Effect>) {
         self.last_request += 1;
         let request = RequestId(self.last_request);
-        let (outcome, effects) = self.ask_as(member, request, call);
+        let (outcome, effects) = self.ask_as(member, request, asked);
         (request, outcome, effects)
     }
 
-    fn ask_as(&mut self, member: MemberId, request: RequestId, call: Call) -> (Outcome, Vec<Effect>) {
-        let call = self.provide(member, call);
+    fn ask_as(&mut self, member: MemberId, request: RequestId, asked: impl Into<Asked>) -> (Outcome, Vec<Effect>) {
+        let Asked { call, received } = self.provide(member, asked);
         let evicts = matches!(call, Call::Evict { .. });
-        let mut effects = self.apply(Event::Request { member, request, call });
+        let mut effects = self.apply(Event::Request { member, request, call, received });
         let is_reported = |effect: &Effect| match effect {
             Effect::Attach { .. } | Effect::StartCell { .. } | Effect::EndCell { .. } | Effect::RemoveSocket => true,
             Effect::Notify { .. } | Effect::Detach { .. } | Effect::Kill(_) => evicts,
@@ -336,25 +431,21 @@ impl Watched {
     }
 
     /// Creates the memory that a request needs, as the server does.
-    fn provide(&mut self, member: MemberId, mut call: Call) -> Call {
-        if let Some(needed) = self.registry.control_needed(member, &call) {
-            let fd = self.create_fd();
-            match (needed, &mut call) {
-                (ControlNeeded::Slab, Call::OpenTimeline(open)) => {
-                    open.slab = Some(ControlMemory { fd, bytes: SLAB_BYTES })
-                }
-                (ControlNeeded::Semaphore(permits), Call::OpenSemaphore(open)) => {
-                    open.memory = Some(ControlMemory { fd, bytes: u64::from(permits) });
-                }
-                (needed, call) => panic!("{needed:?} is no memory for {call:?}"),
-            }
+    fn provide(&mut self, member: MemberId, asked: impl Into<Asked>) -> Asked {
+        let mut asked = asked.into();
+        if let Some(needed) = self.registry.control_needed(member, &asked.call) {
+            let bytes = match needed {
+                ControlNeeded::Slab => SLAB_BYTES,
+                ControlNeeded::Semaphore(permits) => u64::from(permits),
+            };
+            asked.received.created = Some(ControlMemory { fd: self.create_fd(), bytes });
         }
-        call
+        asked
     }
 
     fn commit(&mut self, member: MemberId, name: &str, kept: bool) -> (u64, LeaseId) {
         let commit = self.commit_call(name, false, kept);
-        match self.ask(member, Call::Commit(commit)).1 {
+        match self.ask(member, commit).1 {
             Ok(Answer::Committed { version, lease }) => (version, lease),
             other => panic!("{other:?}"),
         }
@@ -379,8 +470,8 @@ impl Watched {
     }
 
     fn open_timeline(&mut self, member: MemberId, name: &str, writer: bool) -> Outcome {
-        let open = OpenTimeline { name: called(name), writer, shared: false, slab: None };
-        self.ask(member, Call::OpenTimeline(open)).1
+        let open = Call::OpenTimeline { name: called(name), writer, shared: false };
+        self.ask(member, open).1
     }
 
     fn timeline(&mut self, member: MemberId, name: &str, writer: bool) -> OpenedTimeline {
@@ -398,8 +489,8 @@ impl Watched {
     }
 
     fn open_semaphore(&mut self, member: MemberId, name: &str, maximum: u32) -> Outcome {
-        let open = OpenSemaphore { name: called(name), maximum, shared: false, memory: None };
-        self.ask(member, Call::OpenSemaphore(open)).1
+        let open = Call::OpenSemaphore { name: called(name), maximum, shared: false };
+        self.ask(member, open).1
     }
 
     fn semaphore(&mut self, member: MemberId, name: &str, maximum: u32) -> LeaseId {

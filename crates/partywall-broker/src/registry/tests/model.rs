@@ -174,7 +174,7 @@ pub(super) enum WaitFor {
     Withdrawal(LeaseId),
     Growth(LeaseId),
     /// Events of names that match this pattern, after this point.
-    Watch(Pattern, u64),
+    Watch(partywall_wire::Pattern, u64),
 }
 
 #[derive(Debug)]
@@ -439,18 +439,18 @@ impl Model {
             Event::CellSettled { at } => self.settle(*at),
             Event::RowCleared { row } => assert!(self.objects.uncleared.remove(row)),
             Event::TimelineEnded { name } => self.end_timeline(name, TimelineEnding::Abandoned, &mut effects),
-            Event::Request { member, request, call } => {
+            Event::Request { member, request, call, received } => {
                 let record = self.member(*member);
                 let asks = call.only_asks();
                 let repeated = !asks && request.0 <= record.last_request;
-                let spared = matches!(call, Call::Leave | Call::UsesGpu { .. } | Call::ContextLost);
+                let spared = matches!(call, Call::Bye | Call::UsesGpu { .. } | Call::ContextLost { .. });
                 let refused = record.evicted.filter(|_| !spared).map(|(by, at)| Err(Refusal::Evicted { by, at }));
                 let known = if repeated { self.known(*member, *request, call).map(Ok) } else { None };
                 let settled = refused.or(known);
                 if settled.is_some() {
-                    effects.closed.extend(call.fds());
+                    effects.closed.extend(received.all());
                 }
-                let outcome = settled.unwrap_or_else(|| self.call(*member, *request, call, &mut effects));
+                let outcome = settled.unwrap_or_else(|| self.call(*member, *request, call, received, &mut effects));
                 if !asks
                     && let Ok(answer) = &outcome
                     && let Some(record) = self.members.iter_mut().find(|record| record.id == *member)

@@ -4,11 +4,11 @@ use partywall_shm::queue::{InUse, TaskId};
 
 use super::{
     model::{Model, ModelEffects, ModelVersion, WaitFor, Waiting, is_meant, over, uid},
+    model_objects::{OpenSemaphore, OpenTimeline},
     *,
 };
 use crate::registry::{
     effect::{Counts, Holder, HoldingQueue, MemberRow, NameRow, WaitRow},
-    event::DetachSegment,
     state::Life,
     types::{Awaited, Deadline, Handle, Notice, Refusal, WithdrawalId},
 };
@@ -19,13 +19,14 @@ impl Model {
         member: MemberId,
         request: RequestId,
         call: &Call,
+        received: &Received,
         effects: &mut ModelEffects,
     ) -> Outcome {
         match call {
             Call::Commit(commit) => {
-                let outcome = self.commit(member, request, commit, effects);
+                let outcome = self.commit(member, request, commit, received, effects);
                 if outcome.is_err() {
-                    effects.closed.extend(commit.memory.fds());
+                    effects.closed.extend(received.all());
                 }
                 outcome
             }
@@ -66,7 +67,7 @@ impl Model {
                 let of_objects = self.objects.leases.iter().map(|held| (held.member, held.origin, held.id));
                 let made = |(of, origin, _): &(_, _, _)| (*of, *origin) == (member, *given_up);
                 match of_versions.chain(of_objects).find(made) {
-                    Some((.., lease)) => self.call(member, request, &Call::Release { lease }, effects),
+                    Some((.., lease)) => self.call(member, request, &Call::Release { lease }, received, effects),
                     None => Ok(Answer::Done),
                 }
             }
@@ -123,9 +124,9 @@ impl Model {
                 self.enqueue(member, request, WaitFor::Withdrawal(*lease))
             }
             Call::Grow(growth) => {
-                let outcome = self.grow(member, growth, effects);
+                let outcome = self.grow(member, growth, received, effects);
                 if outcome.is_err() {
-                    effects.closed.extend(growth.fds());
+                    effects.closed.extend(received.all());
                 }
                 outcome
             }
@@ -306,7 +307,7 @@ impl Model {
                 effects.stop = true;
                 Ok(Answer::Done)
             }
-            Call::Leave => {
+            Call::Bye => {
                 let record = self.member(member);
                 let is_believed = record.evicted.is_none() && !record.lost_context;
                 self.notify_of(member, Ending::Withdrawn, member, effects);
@@ -316,14 +317,14 @@ impl Model {
                 (effects.disconnect, effects.hang_up) = (is_believed, !is_believed);
                 Ok(Answer::Done)
             }
-            Call::Watch(watch) => self.watch(member, request, watch),
+            Call::Watch { pattern, after } => self.watch(member, request, pattern, *after),
             Call::UsesGpu { mps } => {
-                if mps.is_some() {
-                    self.member(member).mps.clone_from(mps);
+                if let Some(mps) = mps {
+                    self.member(member).mps = Some(mps.as_str().into());
                 }
                 Ok(Answer::Done)
             }
-            Call::ContextLost => {
+            Call::ContextLost { .. } => {
                 self.member(member).lost_context = true;
                 self.end_timelines_of(member, TimelineEnding::OwnerFaulted, effects);
                 self.detach(member, TimelineEnding::OwnerFaulted, effects);
@@ -378,15 +379,22 @@ impl Model {
                 unproven.into_iter().for_each(|id| self.give_back(id, true, effects));
                 Ok(Answer::Freed { members, more: false })
             }
-            Call::OpenTimeline(open) => self.open_timeline(member, request, open, effects),
+            Call::OpenTimeline { name, writer, shared } => {
+                let (writer, shared, slab) = (*writer, *shared, received.created);
+                self.open_timeline(member, request, &OpenTimeline { name: name.clone(), writer, shared, slab }, effects)
+            }
             Call::FollowTimeline { lease, .. } => self.follow(member, *lease),
             Call::AbandonTimeline { name } => self.abandon_timeline(member, name, effects),
-            Call::OpenSemaphore(open) => self.open_semaphore(member, request, open, effects),
+            Call::OpenSemaphore { name, maximum, shared } => {
+                let (maximum, shared, memory) = (*maximum, *shared, received.created);
+                let open = OpenSemaphore { name: name.clone(), maximum, shared, memory };
+                self.open_semaphore(member, request, &open, effects)
+            }
             Call::Attach { queue, segment } => self.attach(member, *queue, *segment, effects),
-            Call::DetachSegment(DetachSegment { queue, attachment, in_use }) => {
+            Call::DetachSegment { queue, attachment } => {
                 let (queue, _) = self.queue_of(member, *queue)?;
                 let (name, version) = self.attached_segment(&queue, *attachment)?;
-                if let Some(in_use) = *in_use {
+                if let Some(in_use) = received.in_use {
                     let InUse { tasks, first: TaskId { index, generation } } = in_use;
                     let (queue, queue_version) = queue;
                     let first = (index, generation);
@@ -425,8 +433,8 @@ impl Model {
                 let claim = self.claims.iter().find(|c| c.member == member && c.origin == request)?;
                 Some(Answer::Build { claim: claim.id })
             }
-            Call::OpenTimeline(_) => self.known_object(member, request, ObjectKind::Timeline),
-            Call::OpenSemaphore(_) => self.known_object(member, request, ObjectKind::Semaphore),
+            Call::OpenTimeline { .. } => self.known_object(member, request, ObjectKind::Timeline),
+            Call::OpenSemaphore { .. } => self.known_object(member, request, ObjectKind::Semaphore),
             _ => None,
         }
     }

@@ -80,6 +80,22 @@ struct ModelCell {
     by: Option<LeaseId>,
 }
 
+/// Which timeline to open, and the slab that was created for that.
+pub(super) struct OpenTimeline {
+    pub(super) name: Name,
+    pub(super) writer: bool,
+    pub(super) shared: bool,
+    pub(super) slab: Option<ControlMemory>,
+}
+
+/// Which semaphore to open, and the memory that was created for that.
+pub(super) struct OpenSemaphore {
+    pub(super) name: Name,
+    pub(super) maximum: u32,
+    pub(super) shared: bool,
+    pub(super) memory: Option<ControlMemory>,
+}
+
 impl Model {
     pub(super) fn open_timeline(
         &mut self,

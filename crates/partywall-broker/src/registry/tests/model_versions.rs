@@ -4,17 +4,19 @@ use super::{
     model::{Model, ModelAttachment, ModelEffects, ModelMember, ModelVersion, VersionLease, WaitFor, named, over, uid},
     *,
 };
-use crate::registry::effect::VersionRow;
+use crate::registry::{effect::VersionRow, types::joined};
 
 impl Model {
     pub(super) fn commit(
         &mut self,
         member: MemberId,
         request: RequestId,
-        commit: &Commit,
+        commit: &wire::Commit,
+        received: &Received,
         effects: &mut ModelEffects,
     ) -> Outcome {
-        let Commit { name, memory, if_absent, owner, claim, shared } = commit;
+        let wire::Commit { name, if_absent, owner, claim, shared, .. } = commit;
+        let memory = Arc::new(Memory::of(commit, received).unwrap());
         let uid = uid(member);
         if let Some(claim) = claim
             && !self.claims.iter().any(|c| c.id == *claim && c.member == member && c.name == *name)
@@ -53,7 +55,6 @@ impl Model {
         over(Limit::Fds, self.bounds.fds, self.fds() + fds)?;
         self.more_memory(uid, fds, 0)?;
         self.one_more_lease(member)?;
-        let memory = Arc::clone(memory);
 
         self.ends.retain(|(ended, _)| ended != name);
         let number = self.numbers.entry(name.clone()).or_default();
@@ -171,7 +172,13 @@ impl Model {
         self.versions.iter().find(|v| v.name == *name && v.number == number).unwrap()
     }
 
-    pub(super) fn grow(&mut self, member: MemberId, growth: &Growth, effects: &mut ModelEffects) -> Outcome {
+    pub(super) fn grow(
+        &mut self,
+        member: MemberId,
+        growth: &wire::Grow,
+        received: &Received,
+        effects: &mut ModelEffects,
+    ) -> Outcome {
         let version = self.held(member, growth.lease)?;
         let name = version.name.clone();
         let number = version.number;
@@ -193,8 +200,9 @@ impl Model {
         if before.kind != growth.kind {
             return Err(Refusal::invalid("a version has one kind of memory"));
         }
-        let mut memory = Memory { table: growth.table.clone(), tensors: growth.tensors, ..(*before).clone() };
-        memory.chunks.extend(&growth.chunks);
+        let (chunks, table) = joined(growth.kind, &growth.chunks, &growth.table, &received.fds).unwrap();
+        let mut memory = Memory { table, tensors: growth.tensors, ..(*before).clone() };
+        memory.chunks.extend(chunks);
         if memory.bytes() > before.reserved {
             let why = NoGrowth::Reserved { reserved: before.reserved, needed: memory.bytes() };
             return Err(version.cannot_grow(why));

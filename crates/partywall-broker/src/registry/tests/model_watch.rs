@@ -1,13 +1,12 @@
 //! Watching in the model: all events in one list.
 
+use partywall_wire::Pattern;
+
 use super::{
     model::{Model, ModelEffects, WaitFor},
     *,
 };
-use crate::registry::{
-    effect::{Happened, Happening},
-    event::{After, Watch},
-};
+use crate::registry::effect::{Happened, Happening};
 
 impl Model {
     pub(super) fn note(&mut self, named: Named, name: &Name, (uid, shared): (u32, bool), change: Change) {
@@ -15,22 +14,29 @@ impl Model {
         self.history.push(Happening { sequence, at: self.now, named, name: name.clone(), change, uid, shared });
     }
 
-    pub(super) fn watch(&mut self, member: MemberId, ticket: RequestId, watch: &Watch) -> Outcome {
+    pub(super) fn watch(
+        &mut self,
+        member: MemberId,
+        ticket: RequestId,
+        pattern: &str,
+        after: Option<Point>,
+    ) -> Outcome {
         let begin = self.begin();
         let last = self.history.len() as u64;
-        let Watch { pattern, after } = watch;
-        let (gap, after) = match *after {
-            After::Now => return Ok(Answer::Happened(Happened { gap: None, events: Vec::new(), next: last })),
-            After::Event(after) if after > last => (Some(Gap::OtherBroker), begin),
-            After::Elsewhere => (Some(Gap::OtherBroker), begin),
-            After::Event(after) if after < begin => (Some(Gap::Behind { events: begin - after }), begin),
-            After::Event(after) => (None, after),
+        let pattern = Pattern::new(pattern).unwrap();
+        let (gap, after) = match after {
+            None => return Ok(Answer::Happened(Happened { gap: None, events: Vec::new(), next: last })),
+            Some(point) if point.instance != INSTANCE || point.sequence > last => (Some(Gap::OtherBroker), begin),
+            Some(Point { sequence: after, .. }) if after < begin => {
+                (Some(Gap::Behind { events: begin - after }), begin)
+            }
+            Some(Point { sequence: after, .. }) => (None, after),
         };
-        let events = self.since(member, after, pattern);
+        let events = self.since(member, after, &pattern);
         if gap.is_some() || !events.is_empty() {
             return Ok(Answer::Happened(Happened { gap, events, next: last }));
         }
-        self.enqueue(member, ticket, WaitFor::Watch(pattern.clone(), after))
+        self.enqueue(member, ticket, WaitFor::Watch(pattern, after))
     }
 
     /// Notifies watchers of what this event has logged.

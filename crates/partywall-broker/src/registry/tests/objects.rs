@@ -62,9 +62,9 @@ fn first_waiter_and_first_writer_share_a_cell() {
 #[test]
 fn cell_is_initialised_before_it_is_announced() {
     let (mut w, [a]) = Watched::with_members();
-    let open = OpenTimeline { name: called("x"), writer: true, shared: false, slab: None };
-    let call = w.provide(a, Call::OpenTimeline(open));
-    let effects = w.apply(Event::Request { member: a, request: RequestId(1), call });
+    let open = Call::OpenTimeline { name: called("x"), writer: true, shared: false };
+    let Asked { call, received } = w.provide(a, open);
+    let effects = w.apply(Event::Request { member: a, request: RequestId(1), call, received });
     assert!(matches!(&effects[..], [Effect::StartCell { from: None, incarnation: 1, .. }, Effect::Reply { .. }]));
 }
 
@@ -78,8 +78,7 @@ fn writers_death_ends_waits_and_next_writer_continues() {
     let [(first, TimelineEnding::OwnerDied)] = ends(&w.apply(Event::Died { member: b }))[..] else { panic!("one end") };
     assert_eq!(w.follow(a, reader.lease).incarnation, 1, "there is no next one yet");
 
-    let (_, outcome, effects) =
-        w.ask(c, Call::OpenTimeline(OpenTimeline { name: called("x"), writer: true, shared: false, slab: None }));
+    let (_, outcome, effects) = w.ask(c, Call::OpenTimeline { name: called("x"), writer: true, shared: false });
     let Ok(Answer::Timeline(second)) = outcome else { panic!("{outcome:?}") };
     let [(at, Some(from), 2)] = starts(&effects)[..] else { panic!("{effects:?}") };
     assert!(from == first && at != first);
@@ -102,7 +101,7 @@ fn writer_that_releases_or_leaves_has_closed() {
     assert_eq!(w.ask(b, Call::Release { lease: opened.lease }).1, STALE);
     let again = w.timeline(c, "x", true);
     assert_eq!(again.incarnation, 2);
-    let effects = w.ask(c, Call::Leave).2;
+    let effects = w.ask(c, Call::Bye).2;
     assert!(matches!(ends(&effects)[..], [(_, TimelineEnding::Closed)]));
 }
 
@@ -150,10 +149,10 @@ fn abandoning_ends_waits_and_the_writers_turn() {
 #[test]
 fn repeated_request_gives_the_same_lease_and_abandons_once() {
     let (mut w, [a, b]) = Watched::with_members();
-    let open = || Call::OpenTimeline(OpenTimeline { name: called("x"), writer: true, shared: false, slab: None });
+    let open = || Call::OpenTimeline { name: called("x"), writer: true, shared: false };
     let (request, first, _) = w.ask(a, open());
     assert_eq!(w.ask_as(a, request, open()).0, first);
-    let open = || Call::OpenSemaphore(OpenSemaphore { name: called("s"), maximum: 3, shared: false, memory: None });
+    let open = || Call::OpenSemaphore { name: called("s"), maximum: 3, shared: false };
     let (request, first, _) = w.ask(a, open());
     assert_eq!(w.ask_as(a, request, open()).0, first);
     assert_eq!(w.registry.object_leases.len(), 2);
@@ -235,7 +234,7 @@ fn cell_of_departed_writer_is_reused_when_its_streams_are_done() {
     w.join(b);
     let reader = w.timeline(a, "x", false);
     w.timeline(b, "x", true);
-    let [(cell, _)] = ends(&w.ask(b, Call::Leave).2)[..] else { panic!("one end") };
+    let [(cell, _)] = ends(&w.ask(b, Call::Bye).2)[..] else { panic!("one end") };
     assert_eq!(guarded(&w), [cell]);
     w.release(a, reader.lease);
     assert_eq!(w.timeline(a, "y", false).cell, 1);
@@ -253,14 +252,13 @@ fn writers_eviction_or_lost_context_ends_waits() {
     let [(evicted, TimelineEnding::Evicted)] = ends(&w.ask(a, evict).2)[..] else { panic!("one end") };
     assert!(matches!(w.ask(b, Call::Release { lease }).1, Err(Refusal::Evicted { .. })));
     assert_eq!(
-        w.registry.control_needed(
-            b,
-            &Call::OpenSemaphore(OpenSemaphore { name: called("s"), maximum: 1, shared: false, memory: None })
-        ),
+        w.registry.control_needed(b, &Call::OpenSemaphore { name: called("s"), maximum: 1, shared: false }),
         None
     );
     let lease = w.timeline(c, "x", true).lease;
-    let [(faulted, TimelineEnding::OwnerFaulted)] = ends(&w.ask(c, Call::ContextLost).2)[..] else { panic!("one end") };
+    let [(faulted, TimelineEnding::OwnerFaulted)] = ends(&w.ask(c, Call::ContextLost { gpu: None }).2)[..] else {
+        panic!("one end")
+    };
     assert_eq!(guarded(&w), [evicted, faulted], "both live on");
 
     // It cannot know whether its streams still wait; only its end proves that they do not.
@@ -322,10 +320,10 @@ fn answer_brings_the_slab_of_the_timeline() {
     assert_eq!(opened.iter().map(|o| o.slab).collect::<Vec<_>>(), [0, 0, 0, 0, 1, 1, 1, 1, 2]);
     for opened in &opened {
         let open =
-            OpenTimeline { name: called(&format!("{}", opened.lease.0 - 1)), writer: false, shared: false, slab: None };
+            Call::OpenTimeline { name: called(&format!("{}", opened.lease.0 - 1)), writer: false, shared: false };
         w.last_request += 1;
         let request = RequestId(w.last_request);
-        let effects = w.apply(Event::Request { member: b, request, call: Call::OpenTimeline(open) });
+        let effects = w.apply(Event::Request { member: b, request, call: open, received: Received::default() });
         let [Effect::Reply { outcome: Ok(_), fds, .. }] = &effects[..] else { panic!("{effects:?}") };
         assert_eq!(*fds, [w.registry.slab(opened.slab).unwrap()]);
     }
@@ -440,11 +438,11 @@ fn pages_of_objects_fit_a_message_and_are_complete() {
     for i in 0..600 {
         let name = called(&format!("{i:04}{}", "x".repeat(251)));
         let call = match i % 2 {
-            0 => Call::OpenTimeline(OpenTimeline { name, writer: false, shared: false, slab: None }),
-            _ => Call::OpenSemaphore(OpenSemaphore { name, maximum: 1, shared: false, memory: None }),
+            0 => Call::OpenTimeline { name, writer: false, shared: false },
+            _ => Call::OpenSemaphore { name, maximum: 1, shared: false },
         };
-        let call = w.provide(a, call);
-        w.registry.apply(Event::Request { member: a, request: RequestId(i + 1), call }, 0);
+        let Asked { call, received } = w.provide(a, call);
+        w.registry.apply(Event::Request { member: a, request: RequestId(i + 1), call, received }, 0);
     }
     let mut after = None;
     let mut seen = Vec::new();

@@ -1,12 +1,11 @@
 //! The rules of pools and topics, one by one.
 
 use super::*;
-use crate::registry::event::{After, Watch};
 
-fn commit_call(w: &mut Watched, name: &str, control: Control, lifetime: Lifetime) -> Call {
+fn commit_call(w: &mut Watched, name: &str, control: Control, lifetime: Lifetime) -> Commit {
     let memory = w.memory(&[10], false, true, lifetime);
     let memory = w.with_control(&memory, control);
-    Call::Commit(commit(called(name), memory))
+    commit(called(name), memory)
 }
 
 fn create(w: &mut Watched, member: MemberId, name: &str, control: Control) -> LeaseId {
@@ -77,7 +76,7 @@ fn departed_member_is_detached_at_once_and_returns_blocks_when_dead() {
     let pool = w.opened(b, "p").memory.control.unwrap().slot_table();
     let topic = w.opened(b, "t").memory.control.unwrap().slot_table();
     let detach = |ending| Effect::Detach { object: topic, row: 1, ending };
-    let faulted = w.ask(b, Call::ContextLost).2;
+    let faulted = w.ask(b, Call::ContextLost { gpu: None }).2;
     assert_eq!(in_control(&faulted), [&detach(TimelineEnding::OwnerFaulted)]);
     let lease = w.registry.members[&b].version_leases.first().copied().unwrap();
     assert_eq!(in_control(&w.release(b, lease)), [] as [&Effect; 0], "only its end proves that its work is over");
@@ -88,7 +87,7 @@ fn departed_member_is_detached_at_once_and_returns_blocks_when_dead() {
     assert_eq!(in_control(&dead), [&detach(TimelineEnding::OwnerDied), &cleared]);
 
     w.opened(c, "t");
-    let left = w.ask(c, Call::Leave).2;
+    let left = w.ask(c, Call::Bye).2;
     let closed = Effect::Detach { object: topic, row: 2, ending: TimelineEnding::Closed };
     assert_eq!(in_control(&left), [&closed, &Effect::ClearRow { row: 2, control: vec![topic] }]);
 }
@@ -125,7 +124,7 @@ fn pools_and_segments_share_one_namespace() {
         "its memory and its control memory are dropped"
     );
     let segment = w.commit_call("p", false, true);
-    assert_eq!(w.ask(b, Call::Commit(segment)).1, taken("p", Named::Pool));
+    assert_eq!(w.ask(b, segment).1, taken("p", Named::Pool));
     w.commit(b, "s", true);
     let call = commit_call(&mut w, "s", pool(), Lifetime::Shared);
     assert_eq!(w.ask(a, call).1, taken("s", Named::Segment));
@@ -142,8 +141,8 @@ fn pool_fulfils_a_claim_and_waiters_get_its_control_memory() {
     let claim = w.claim(a, "p");
     let (ticket, outcome, _) = w.ask(b, Call::OpenOrBuild { name: called("p") });
     assert_eq!(outcome, Ok(Answer::Pending));
-    let Call::Commit(call) = commit_call(&mut w, "p", topic(), Lifetime::Shared) else { unreachable!() };
-    let effects = w.ask(a, Call::Commit(Commit { claim: Some(claim), ..call })).2;
+    let call = commit_call(&mut w, "p", topic(), Lifetime::Shared);
+    let effects = w.ask(a, Asked::from(Commit { claim: Some(claim), ..call })).2;
     let [Effect::Notify { member, ticket: completed, outcome: Ok(Answer::Opened(opened)), fds }] = &effects[..] else {
         panic!("{effects:?}")
     };
@@ -158,8 +157,8 @@ fn watchers_learn_the_kind_of_a_name() {
     create(&mut w, a, "t", topic());
     w.release(a, lease);
     w.close_all();
-    let watch = Watch { pattern: Pattern::new("*").unwrap(), after: After::Event(0) };
-    let Ok(Answer::Happened(happened)) = w.ask(b, Call::Watch(watch)).1 else { panic!("something has happened") };
+    let watch = Call::Watch { pattern: "*".into(), after: point(0) };
+    let Ok(Answer::Happened(happened)) = w.ask(b, watch).1 else { panic!("something has happened") };
     let changes: Vec<_> = happened.events.iter().map(|event| (event.named, event.change)).collect();
     let created = Change::Created { pid: 101 };
     let withdrawn = Change::Withdrawn { pid: 101 };

@@ -10,7 +10,6 @@ use super::{
 };
 use crate::registry::{
     effect::Counts,
-    event::{After, DetachSegment, Watch},
     state::Life,
     tombstones::REMEMBERED,
     types::{BlockControl, Deadline, Refusal, Then, Whom},
@@ -279,7 +278,7 @@ impl Run {
             attachments: 2,
             log: 500,
         };
-        let twin = Some(Registry::new(bounds));
+        let twin = Some(Registry::new(bounds, INSTANCE));
         let watched = Watched { clears_later: true, twin, ..Watched::new(bounds) };
         Self { watched, model: Model::new(bounds), last_member: 0, last_asked: Vec::new() }
     }
@@ -386,11 +385,11 @@ impl Run {
     }
 
     fn ask(&mut self, member: MemberId, request: RequestId, ask: Ask) {
-        let call = self.call(member, &ask);
-        let call = self.watched.provide(member, call);
+        let asked = self.call(member, &ask);
+        let Asked { call, received } = self.watched.provide(member, asked);
         self.last_asked.retain(|(m, ..)| *m != member);
         self.last_asked.push((member, request, ask));
-        self.both(Event::Request { member, request, call });
+        self.both(Event::Request { member, request, call, received });
     }
 
     fn both(&mut self, event: Event) {
@@ -452,7 +451,7 @@ impl Run {
         assert_eq!(actual, expected);
     }
 
-    fn call(&mut self, member: MemberId, ask: &Ask) -> Call {
+    fn call(&mut self, member: MemberId, ask: &Ask) -> Asked {
         let name = |i: usize| called(["a", "b", "a/b"][i]);
         // Mostly one of the member's own leases, sometimes another member's, sometimes one that does not exist.
         let lease = |model: &Model, i: usize| {
@@ -466,7 +465,7 @@ impl Run {
             own.get(i % own.len().max(1)).copied().unwrap_or(ClaimId(999))
         };
         self.watched.now += 1;
-        match ask {
+        let call = match ask {
             Ask::Commit {
                 name: of,
                 kind,
@@ -496,14 +495,14 @@ impl Run {
                     7 => MemberId(999),
                     _ => self.member(who).map_or(member, |(id, _)| id),
                 });
-                Call::Commit(Commit {
+                return Asked::from(Commit {
                     name: name(*of),
                     memory,
                     owner: chosen,
                     if_absent: *if_absent,
                     claim: by.map(|i| claim(&self.model, i)),
                     shared: *shared,
-                })
+                });
             }
             Ask::Open { name: of, version, write, wait } => Call::Open(Open {
                 name: name(*of),
@@ -530,7 +529,7 @@ impl Run {
                 let growths = self.model.held(member, lease).map_or(0, |edition| edition.growths);
                 let (chunks, table) = self.watched.donate(Kind::Host, chunks, *table);
                 let growths = growths + u64::from(*behind);
-                Call::Grow(Growth { lease, growths, kind: *kind, chunks, table, tensors: 1 })
+                return Growth { lease, growths, kind: *kind, chunks, table }.into();
             }
             Ask::Refresh(of, growths, chunks) => {
                 Call::Refresh { lease: lease(&self.model, *of), growths: *growths, chunks: *chunks }
@@ -541,7 +540,7 @@ impl Run {
                 Call::Remove { name: name(*of), deadline }
             }
             Ask::OpenTimeline(of, writer, shared) => {
-                Call::OpenTimeline(OpenTimeline { name: name(*of), writer: *writer, shared: *shared, slab: None })
+                Call::OpenTimeline { name: name(*of), writer: *writer, shared: *shared }
             }
             Ask::Follow(of) => {
                 let leases: Vec<_> =
@@ -552,7 +551,7 @@ impl Run {
             Ask::AbandonTimeline(of) => Call::AbandonTimeline { name: name(*of) },
             Ask::OpenSemaphore(of, maximum, shared) => {
                 let maximum = *maximum;
-                Call::OpenSemaphore(OpenSemaphore { name: name(*of), maximum, shared: *shared, memory: None })
+                Call::OpenSemaphore { name: name(*of), maximum, shared: *shared }
             }
             Ask::Attach(queue, segment) => {
                 // Mostly a queue and a segment.
@@ -572,7 +571,8 @@ impl Run {
                 let (queue, attachment) = self.attachment(member, *queue, *which);
                 let first = TaskId { index: 1, generation: 2 };
                 let in_use = used.then_some(InUse { tasks: 3, first });
-                Call::DetachSegment(DetachSegment { queue, attachment, in_use })
+                let received = Received { in_use, ..Received::default() };
+                return Asked { call: Call::DetachSegment { queue, attachment }, received };
             }
             Ask::OpenAttached(queue, which) => {
                 let (queue, attachment) = self.attachment(member, *queue, *which);
@@ -585,16 +585,16 @@ impl Run {
             Ask::Watch(pattern, back) => {
                 let last = self.model.history.len() as u64;
                 let after = match back {
-                    None => After::Now,
-                    Some(None) => After::Elsewhere,
-                    Some(Some(11)) => After::Event(last + 1),
+                    None => None,
+                    Some(None) => ELSEWHERE,
+                    Some(Some(11)) => point(last + 1),
                     // Mostly the last event, so that nothing is new.
-                    Some(Some(back)) => After::Event(last.saturating_sub(back.saturating_sub(6) * 3)),
+                    Some(Some(back)) => point(last.saturating_sub(back.saturating_sub(6) * 3)),
                 };
-                Call::Watch(Watch { pattern: Pattern::new(["*", "a", "a/*", "?"][*pattern]).unwrap(), after })
+                Call::Watch { pattern: ["*", "a", "a/*", "?"][*pattern].into(), after }
             }
             Ask::UsesGpu(mps) => Call::UsesGpu { mps: mps.then(|| "/pipe".into()) },
-            Ask::ContextLost => Call::ContextLost,
+            Ask::ContextLost => Call::ContextLost { gpu: None },
             Ask::CheckBytes(kind, bytes) => {
                 let place = if *kind == Kind::Pinned { NODE } else { Place::Host };
                 Call::CheckBytes { place, bytes: *bytes }
@@ -611,8 +611,9 @@ impl Run {
             }
             Ask::Status => Call::Status,
             Ask::Stop(force) => Call::Stop { force: *force },
-            Ask::Leave => Call::Leave,
-        }
+            Ask::Leave => Call::Bye,
+        };
+        call.into()
     }
 
     /// A member's lease on a queue, mostly, and one of the queue's attachments, mostly.

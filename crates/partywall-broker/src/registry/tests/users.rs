@@ -28,17 +28,17 @@ fn named(name: &str) -> String {
 
 fn commit_as(w: &mut Watched, member: MemberId, name: &str, shared: bool) -> Outcome {
     let commit = Commit { shared, ..w.commit_call(name, false, true) };
-    w.ask(member, Call::Commit(commit)).1
+    w.ask(member, commit).1
 }
 
 fn timeline_as(w: &mut Watched, member: MemberId, name: &str, writer: bool, shared: bool) -> Outcome {
-    let open = OpenTimeline { name: called(name), writer, shared, slab: None };
-    w.ask(member, Call::OpenTimeline(open)).1
+    let open = Call::OpenTimeline { name: called(name), writer, shared };
+    w.ask(member, open).1
 }
 
 fn semaphore_as(w: &mut Watched, member: MemberId, name: &str, shared: bool) -> Outcome {
-    let open = OpenSemaphore { name: called(name), maximum: 1, shared, memory: None };
-    w.ask(member, Call::OpenSemaphore(open)).1
+    let open = Call::OpenSemaphore { name: called(name), maximum: 1, shared };
+    w.ask(member, open).1
 }
 
 fn remove(w: &mut Watched, member: MemberId, name: &str) -> Outcome {
@@ -93,12 +93,12 @@ fn waiting_open_is_refused_when_the_name_becomes_private() {
         assert_eq!(w.open(a, name, None, true), Ok(Answer::Pending));
     }
     let commit = w.commit_call("x", false, true);
-    let effects = w.ask(b, Call::Commit(commit)).2;
+    let effects = w.ask(b, commit).2;
     let [(to, _, outcome)] = &notices(&effects)[..] else { panic!("{effects:?}") };
     let open = OtherUsers::Open { name: named("x") };
     assert_eq!((*to, outcome), (a, &Err(other(open, GUEST, 0))));
     let commit = Commit { shared: true, ..w.commit_call("y", false, true) };
-    let effects = w.ask(b, Call::Commit(commit)).2;
+    let effects = w.ask(b, commit).2;
     assert!(matches!(&notices(&effects)[..], [(_, _, Ok(Answer::Opened(_)))]), "{effects:?}");
 }
 
@@ -120,7 +120,7 @@ fn names_under_a_name_belong_to_its_user() {
     let memory = w.memory(&[8], false, true, Lifetime::Shared);
     let memory = w.with_control(&memory, control(2, Some(2)));
     let commit = Commit { shared: true, ..commit(called("t"), memory) };
-    w.ask(b, Call::Commit(commit)).1.unwrap();
+    w.ask(b, commit).1.unwrap();
     let create = || Err(other(OtherUsers::Create { name: named("t") }, GUEST, 0));
     assert_eq!(timeline_as(&mut w, a, "t/1/publisher-1", true, true), create());
     w.opened(a, "t");
@@ -135,7 +135,7 @@ fn topic_is_not_created_above_timelines_of_another_user() {
     let topic = |w: &mut Watched, member| {
         let memory = w.memory(&[8], false, true, Lifetime::Shared);
         let memory = w.with_control(&memory, control(2, Some(2)));
-        w.ask(member, Call::Commit(commit(called("t"), memory))).1
+        w.ask(member, Asked::from(commit(called("t"), memory))).1
     };
     let create = OtherUsers::Create { name: named("t/1/publisher-1") };
     assert_eq!(topic(&mut w, a), Err(other(create, GUEST, 0)));
@@ -246,8 +246,8 @@ fn watchers_see_own_and_shared_names() {
     let (mut w, [a, _], [b, _]) = two_users();
     commit_as(&mut w, a, "private", false).unwrap();
     commit_as(&mut w, a, "shared", true).unwrap();
-    let watch = |after| Call::Watch(crate::registry::event::Watch { pattern: Pattern::new("*").unwrap(), after });
-    let after = crate::registry::event::After::Event(0);
+    let watch = |after| Call::Watch { pattern: "*".into(), after };
+    let after = point(0);
     for (member, expected) in [(a, vec!["private", "private", "shared", "shared"]), (b, vec!["shared", "shared"])] {
         let Ok(Answer::Happened(happened)) = w.ask(member, watch(after)).1 else { panic!() };
         assert_eq!(happened.events.iter().map(|event| event.name.as_str()).collect::<Vec<_>>(), expected);
@@ -342,7 +342,7 @@ fn each_user_has_a_share_of_leases_that_holds_after_a_restart() {
     // A request that waits is granted a lease later, and refused then.
     assert_eq!(w.open(b, "later", None, true), Ok(Answer::Pending));
     let commit = Commit { shared: true, ..w.commit_call("later", false, true) };
-    let (_, _, effects) = w.ask(a, Call::Commit(commit));
+    let (_, _, effects) = w.ask(a, commit);
     let refused = |effect: &Effect| matches!(effect, Effect::Notify { outcome: Err(refused), .. } if *refused == full);
     assert!(effects.iter().any(refused), "{effects:?}");
 
@@ -362,8 +362,8 @@ fn each_user_has_a_share_of_waits_timelines_and_semaphores_that_holds_after_a_re
         Err(Refusal::Quota { uid: GUEST, limit, allowed, held: allowed, needed: allowed + 1, holders: Vec::new() })
     };
     let watch = || {
-        let after = crate::registry::event::After::Event(0);
-        Call::Watch(crate::registry::event::Watch { pattern: Pattern::new("*").unwrap(), after })
+        let after = point(0);
+        Call::Watch { pattern: "*".into(), after }
     };
     assert_eq!(w.open(b, "x", None, true), Ok(Answer::Pending));
     assert_eq!(w.ask(c, watch()).1, Ok(Answer::Pending));
@@ -427,7 +427,7 @@ fn each_user_has_quotas_that_hold_after_a_restart() {
         w.release(b, lease);
     }
     let memory = w.memory(&[31], false, false, Lifetime::Kept);
-    let (_, outcome, effects) = w.ask(b, Call::Commit(commit(called("x"), memory)));
+    let (_, outcome, effects) = w.ask(b, Asked::from(commit(called("x"), memory)));
     assert_eq!(outcome, Err(quota(Limit::Bytes, 35, 5, 36)));
     let line = Audited::Quota { uid: GUEST, pid: pid(b), limit: Limit::Bytes, allowed: 35, needed: 36 };
     assert_eq!(audited(&effects), [&line]);
@@ -441,7 +441,7 @@ fn claims_count_as_names_until_they_become_names() {
     let build = |w: &mut Watched| w.ask(c, Call::OpenOrBuild { name: called("y") }).1;
     assert!(matches!(build(&mut w), Err(Refusal::Quota { .. })));
     let commit = Commit { claim: Some(claim), ..w.commit_call("x", false, true) };
-    assert!(w.ask(b, Call::Commit(commit)).1.is_ok());
+    assert!(w.ask(b, commit).1.is_ok());
     assert!(matches!(build(&mut w), Err(Refusal::Quota { .. })));
     remove(&mut w, b, "x").unwrap();
     assert!(matches!(build(&mut w), Ok(Answer::Build { .. })));
@@ -487,7 +487,7 @@ fn grants_and_refusals_across_users_are_audited() {
     assert_eq!(audited(&effects), [] as [&Audited; 0], "its own");
     assert_eq!(w.open(b, "y", None, true), Ok(Answer::Pending));
     let commit = Commit { shared: true, ..w.commit_call("y", false, true) };
-    let (_, _, effects) = w.ask(a, Call::Commit(commit));
+    let (_, _, effects) = w.ask(a, commit);
     assert_eq!(audited(&effects), [&line(OtherUsers::Open { name: named("y") }, true)], "it has waited for that");
     let (_, _, effects) = w.ask(b, Call::Remove { name: called("x"), deadline: None });
     assert_eq!(audited(&effects), [&line(OtherUsers::Remove { name: named("x") }, false)]);
@@ -505,6 +505,6 @@ fn each_user_runs_on_one_driver() {
     assert!(!w.registry.admits(GUEST, false) && w.registry.admits(0, false), "it decides nothing for others");
     let memory = w.memory_of(Kind::Vmm, &[1], false, false, Lifetime::Kept);
     let commit = Commit { shared: true, ..commit(called("x"), memory) };
-    assert!(w.ask(simulated, Call::Commit(commit)).1.is_ok());
+    assert!(w.ask(simulated, commit).1.is_ok());
     assert_eq!(w.open(real, "x", None, false), Err(Refusal::OtherDriver { simulated: true }));
 }

@@ -2,17 +2,14 @@
 //! Watching, rule by rule.
 
 use super::*;
-use crate::registry::{
-    effect::{Happened, Happening},
-    event::{After, Watch},
-};
+use crate::registry::effect::{Happened, Happening};
 
-fn watch(pattern: &str, after: After) -> Call {
-    Call::Watch(Watch { pattern: Pattern::new(pattern).unwrap(), after })
+fn watch(pattern: &str, after: Option<Point>) -> Call {
+    Call::Watch { pattern: pattern.into(), after }
 }
 
 impl Watched {
-    fn happened(&mut self, member: MemberId, pattern: &str, after: After) -> Happened {
+    fn happened(&mut self, member: MemberId, pattern: &str, after: Option<Point>) -> Happened {
         match self.ask(member, watch(pattern, after)).1 {
             Ok(Answer::Happened(happened)) => happened,
             other => panic!("{other:?}"),
@@ -21,7 +18,7 @@ impl Watched {
 
     /// Returns the events of names that match a pattern.
     fn all(&mut self, member: MemberId, pattern: &str) -> Vec<(String, Change)> {
-        short(&self.happened(member, pattern, After::Event(0)).events)
+        short(&self.happened(member, pattern, point(0)).events)
     }
 }
 
@@ -66,14 +63,14 @@ fn death_is_reported_before_its_memory_is_freed() {
     let (mut w, [a, b]) = Watched::with_members();
     w.commit(a, "theirs", false);
     let held = w.opened(b, "theirs");
-    let Happened { next, .. } = w.happened(b, "*", After::Now);
-    let (ticket, outcome, _) = w.ask(b, watch("th*", After::Event(next)));
+    let Happened { next, .. } = w.happened(b, "*", None);
+    let (ticket, outcome, _) = w.ask(b, watch("th*", point(next)));
     assert_eq!(outcome, Ok(Answer::Pending));
     let effects = w.apply(Event::Died { member: a });
     assert_eq!(short(&notified(&effects).events), [("theirs".into(), Change::OwnerDied { pid: 101 })]);
     assert_eq!(notices(&effects)[0].1, ticket);
     let next = notified(&effects).next;
-    assert_eq!(w.ask(b, watch("*", After::Event(next))).1, Ok(Answer::Pending));
+    assert_eq!(w.ask(b, watch("*", point(next))).1, Ok(Answer::Pending));
     w.release(b, held.lease);
     let effects = w.close_all();
     assert_eq!(short(&notified(&effects).events), [("theirs".into(), Change::Reclaimed { version: 1, bytes: 10 })]);
@@ -82,12 +79,12 @@ fn death_is_reported_before_its_memory_is_freed() {
 #[test]
 fn watchers_get_only_names_that_match() {
     let (mut w, [a, b]) = Watched::with_members();
-    assert_eq!(w.ask(b, watch("llm/*", After::Event(0))).1, Ok(Answer::Pending));
+    assert_eq!(w.ask(b, watch("llm/*", point(0))).1, Ok(Answer::Pending));
     let commit = w.commit_call("other", false, true);
-    let (.., effects) = w.ask(a, Call::Commit(commit));
+    let (.., effects) = w.ask(a, commit);
     assert_eq!(notices(&effects), []);
     let commit = w.commit_call("llm/a", false, true);
-    let (.., effects) = w.ask(a, Call::Commit(commit));
+    let (.., effects) = w.ask(a, commit);
     let Happened { gap: None, events, next: 4 } = notified(&effects) else { panic!("{effects:?}") };
     assert_eq!(events.iter().map(|event| event.sequence).collect::<Vec<_>>(), [3, 4]);
 }
@@ -95,15 +92,15 @@ fn watchers_get_only_names_that_match() {
 #[test]
 fn timelines_and_semaphores_have_their_own_events() {
     let (mut w, [a, b]) = Watched::with_members();
-    let open = |writer| OpenTimeline { name: called("t"), writer, shared: false, slab: None };
-    let _ = w.ask(a, Call::OpenTimeline(open(true)));
-    let _ = w.ask(b, Call::OpenTimeline(open(false)));
-    let semaphore = OpenSemaphore { name: called("s"), maximum: 1, shared: false, memory: None };
-    let _ = w.ask(b, Call::OpenSemaphore(semaphore));
+    let open = |writer| Call::OpenTimeline { name: called("t"), writer, shared: false };
+    let _ = w.ask(a, open(true));
+    let _ = w.ask(b, open(false));
+    let semaphore = Call::OpenSemaphore { name: called("s"), maximum: 1, shared: false };
+    let _ = w.ask(b, semaphore);
     w.apply(Event::Died { member: a });
-    let _ = w.ask(b, Call::OpenTimeline(open(true)));
-    let _ = w.ask(b, Call::ContextLost);
-    let events = w.happened(b, "*", After::Event(0)).events;
+    let _ = w.ask(b, open(true));
+    let _ = w.ask(b, Call::ContextLost { gpu: None });
+    let events = w.happened(b, "*", point(0)).events;
     let notified: Vec<_> = events.iter().map(|event| (event.named, event.change)).collect();
     assert_eq!(
         notified,
@@ -118,7 +115,7 @@ fn timelines_and_semaphores_have_their_own_events() {
     w.apply(Event::Died { member: b });
     let after = events.len() as u64;
     let notified: Vec<_> =
-        w.happened(MemberId(3), "*", After::Event(after)).events.iter().map(|e| (e.named, e.change)).collect();
+        w.happened(MemberId(3), "*", point(after)).events.iter().map(|e| (e.named, e.change)).collect();
     let gone = Change::Withdrawn { pid: 102 };
     assert_eq!(notified, [(Named::Semaphore, gone), (Named::Timeline, gone)], "as its leases go");
 }
@@ -133,16 +130,15 @@ fn late_watcher_learns_how_many_events_it_missed() {
     for _ in 0..100 {
         w.commit(a, "x", true);
     }
-    let Happened { gap: Some(Gap::Behind { events: missed }), events, next } = w.happened(b, "*", After::Event(7))
-    else {
+    let Happened { gap: Some(Gap::Behind { events: missed }), events, next } = w.happened(b, "*", point(7)) else {
         panic!("it is not all there any more")
     };
     assert!((5..20).contains(&events.len()), "{events:?}");
     assert_eq!(events[0].sequence, 7 + missed + 1);
     assert_eq!((events.last().unwrap().sequence, next), (101, 101));
-    assert_eq!(w.happened(b, "*", After::Event(7 + missed)).gap, None);
+    assert_eq!(w.happened(b, "*", point(7 + missed)).gap, None);
     // A point that is not of this broker.
-    for after in [After::Elsewhere, After::Event(102)] {
+    for after in [ELSEWHERE, point(102)] {
         let there = w.happened(b, "y", after);
         assert_eq!(there, Happened { gap: Some(Gap::OtherBroker), events: Vec::new(), next: 101 });
     }
@@ -157,20 +153,20 @@ fn waiting_watch_misses_nothing_in_a_fast_log() {
     let mut next = 0;
     // Long before the log has been filled a second time, the watcher gets a later point.
     let mut renewed = 0;
-    assert_eq!(w.ask(b, watch("quiet", After::Event(next))).1, Ok(Answer::Pending));
+    assert_eq!(w.ask(b, watch("quiet", point(next))).1, Ok(Answer::Pending));
     for _ in 0..100 {
         let commit = w.commit_call("busy", false, true);
-        let (.., effects) = w.ask(a, Call::Commit(commit));
+        let (.., effects) = w.ask(a, commit);
         if !notices(&effects).is_empty() {
             let Happened { gap: None, events, next: later } = notified(&effects) else { panic!("{effects:?}") };
             assert!(events.is_empty() && later > next);
             (next, renewed) = (later, renewed + 1);
-            assert_eq!(w.ask(b, watch("quiet", After::Event(next))).1, Ok(Answer::Pending));
+            assert_eq!(w.ask(b, watch("quiet", point(next))).1, Ok(Answer::Pending));
         }
     }
     assert!((2..50).contains(&renewed), "{renewed}");
     let commit = w.commit_call("quiet", false, true);
-    let (.., effects) = w.ask(a, Call::Commit(commit));
+    let (.., effects) = w.ask(a, commit);
     assert_eq!(notified(&effects).gap, None);
     assert_eq!(notified(&effects).events.len(), 2);
 }
@@ -184,8 +180,8 @@ fn event_larger_than_the_log_is_reported() {
     for i in 0..50 {
         w.commit(a, &format!("name{i}"), false);
     }
-    let Happened { next, .. } = w.happened(b, "*", After::Now);
-    assert_eq!(w.ask(b, watch("*", After::Event(next))).1, Ok(Answer::Pending));
+    let Happened { next, .. } = w.happened(b, "*", None);
+    assert_eq!(w.ask(b, watch("*", point(next))).1, Ok(Answer::Pending));
     let effects = w.apply(Event::Died { member: a });
     let Happened { gap: Some(Gap::Behind { events: missed }), events, next: last } = notified(&effects) else {
         panic!("{effects:?}")
@@ -199,14 +195,14 @@ fn watch_counts_as_a_waiting_request() {
     let mut w = Watched::new(Bounds { waits: 1, ..UNBOUNDED });
     let a = MemberId(1);
     w.join(a);
-    let (ticket, outcome, _) = w.ask(a, watch("*", After::Event(0)));
+    let (ticket, outcome, _) = w.ask(a, watch("*", point(0)));
     assert_eq!(outcome, Ok(Answer::Pending));
-    let refused = w.ask(a, watch("*", After::Event(0))).1;
+    let refused = w.ask(a, watch("*", point(0))).1;
     assert_eq!(refused, Err(Refusal::Limit { limit: Limit::Waits, allowed: 1, needed: 2, holders: Vec::new() }));
     assert_eq!(w.ask(a, Call::Cancel { ticket }).1, Ok(Answer::Done));
-    assert_eq!(w.ask(a, watch("*", After::Event(0))).1, Ok(Answer::Pending));
+    assert_eq!(w.ask(a, watch("*", point(0))).1, Ok(Answer::Pending));
     w.apply(Event::Suspected { member: a });
     w.apply(Event::Resumed { member: a });
     w.commit(a, "x", true);
-    assert_eq!(w.happened(a, "*", After::Event(0)).events.len(), 2, "it asks again, and has missed nothing");
+    assert_eq!(w.happened(a, "*", point(0)).events.len(), 2, "it asks again, and has missed nothing");
 }

@@ -1,25 +1,26 @@
 //! The longest possible answers stay below the message limit.
 
+use std::sync::Arc;
+
 use partywall_shm::{
     members::{Members, TimelineWait},
     queue::MAX_ATTACHMENTS,
     topic::{self, Topic},
 };
 use partywall_wire::{
-    Reply, frame,
+    Call, MemberId, Name, Open, Reply, RequestId, frame,
     limits::{MAX_CHUNKS, MAX_COMMAND, MAX_INLINE_TABLE, MAX_NAME, MIN_MESSAGE},
 };
 
 use super::*;
 use crate::{
     registry::{
-        Bounds, Event, Registry,
-        event::{Commit, Identity, Open},
-        types::{Chunk, ObjectKind, Quota},
+        Asked, Bounds, Commit, Event, Received, Registry,
+        event::Identity,
+        types::{Chunk, Kind, Lifetime, ObjectKind, Place, Quota},
     },
-    server::{fds::FdStore, reclaimer::Reclaimer},
+    server::{fds::FdStore, reclaimer::Reclaimer, runner::Runner},
 };
-use partywall_wire::{MemberId, Name, RequestId};
 
 fn about() -> About {
     About {
@@ -77,15 +78,16 @@ fn every_answer_fits_the_smallest_message() {
         attachments: MAX_ATTACHMENTS,
         log: u64::MAX,
     };
-    let mut registry = Registry::new(bounds);
+    let mut registry = Registry::new(bounds, u64::MAX);
     let store = FdStore::new(Reclaimer::start().unwrap());
     let control = Control::default();
     let mut runner = Runner::new(store, control, None);
     let mut last = 0;
-    let mut ask = |registry: &mut Registry, control: &Control, member: u64, call: Call| {
+    let mut ask = |registry: &mut Registry, control: &Control, member: u64, asked: Asked| {
+        let Asked { call, received } = asked;
         last += 1;
         let request = RequestId(last);
-        let effects = registry.apply(Event::Request { member: MemberId(member), request, call }, u64::MAX);
+        let effects = registry.apply(Event::Request { member: MemberId(member), request, call, received }, u64::MAX);
         let reply = effects.into_iter().find_map(|effect| match effect {
             crate::registry::Effect::Reply { outcome, fds, .. } => Some((outcome, fds)),
             _ => None,
@@ -132,15 +134,15 @@ fn every_answer_fits_the_smallest_message() {
         Commit { name, memory, if_absent: false, owner: None, claim: None, shared: false }
     };
     for i in (0..300).chain([0; 100]) {
-        ask(&mut registry, &runner.control, 1, Call::Commit(commit(i))).unwrap();
+        ask(&mut registry, &runner.control, 1, commit(i).into()).unwrap();
     }
     runner.control.provide_rows(u32::MAX, &runner.store).unwrap();
     let rows = Members::map(runner.control.rows_fd(u32::MAX).unwrap().fd().unwrap()).unwrap();
     for member in 2..=300 {
-        ask(&mut registry, &runner.control, member, open(0)).unwrap();
+        ask(&mut registry, &runner.control, member, open(0).into()).unwrap();
         for i in 8000..8005 {
             let open = Open { name: name(i), version: Some(u64::MAX), access: wire::Access::Read, wait: true };
-            assert_eq!(ask(&mut registry, &runner.control, member, Call::Open(open)), Ok(Answer::Pending));
+            assert_eq!(ask(&mut registry, &runner.control, member, Call::Open(open).into()), Ok(Answer::Pending));
         }
     }
     for (i, name) in (0..300).map(|i| (i, name(i))) {
@@ -149,14 +151,16 @@ fn every_answer_fits_the_smallest_message() {
         for member in member {
             let writer = member == 1;
             let slab = created(i).filter(|_| i == 0 && writer);
-            let open = event::OpenTimeline { name: name.clone(), writer, shared: false, slab };
-            let opened = ask(&mut registry, &runner.control, member, Call::OpenTimeline(open)).unwrap();
+            let call = Call::OpenTimeline { name: name.clone(), writer, shared: false };
+            let received = Received { created: slab, ..Received::default() };
+            let opened = ask(&mut registry, &runner.control, member, Asked { call, received }).unwrap();
             if let Answer::Timeline(wire::OpenedTimeline { lease, .. }) = opened {
                 rows.set_wait(member as u16 - 1, Some(TimelineWait { lease: lease.0, value: u64::MAX, since: 0 }));
             }
             let memory = created(i + 1).filter(|_| writer);
-            let open = event::OpenSemaphore { name: name.clone(), maximum: u32::MAX, shared: false, memory };
-            ask(&mut registry, &runner.control, member, Call::OpenSemaphore(open)).unwrap();
+            let call = Call::OpenSemaphore { name: name.clone(), maximum: u32::MAX, shared: false };
+            let received = Received { created: memory, ..Received::default() };
+            ask(&mut registry, &runner.control, member, Asked { call, received }).unwrap();
         }
     }
     // As many publish and subscribe as can, and very many have it open.
@@ -176,9 +180,9 @@ fn every_answer_fits_the_smallest_message() {
     let commit = commit(5000);
     let with_blocks = Arc::new(Memory { control: Some(blocks), ..(*commit.memory).clone() });
     let commit = Commit { memory: with_blocks, ..commit };
-    ask(&mut registry, &runner.control, 1, Call::Commit(commit)).unwrap();
+    ask(&mut registry, &runner.control, 1, commit.into()).unwrap();
     for row in 0..topic::MAX_SUBSCRIBERS as u16 {
-        ask(&mut registry, &runner.control, u64::from(row) + 1, open(5000)).unwrap();
+        ask(&mut registry, &runner.control, u64::from(row) + 1, open(5000).into()).unwrap();
         assert!(topic.join_as_publisher(row).is_some());
         assert!(topic.join_as_subscriber(row, Some(u32::MAX), 0).is_some());
     }
@@ -187,8 +191,10 @@ fn every_answer_fits_the_smallest_message() {
     let shape = wire::Control { blocks: 1, block_bytes: 1, zeroed: false, topic: None, queue: Some(shape) };
     let held = |i: u64, control| {
         let (kind, lifetime) = (Kind::Vmm, Lifetime::Kept);
-        let memory = Arc::new(Memory { kind, lifetime, handles: Vec::new(), control, ..(*memory(i)).clone() });
-        Call::Commit(Commit { name: name(i), memory, if_absent: false, owner: None, claim: None, shared: false })
+        let chunks = vec![Chunk { bytes: 1 << 45, fd: Some(crate::registry::FdId(0)) }; MAX_CHUNKS];
+        let handles = Vec::new();
+        let memory = Arc::new(Memory { kind, lifetime, chunks, handles, control, ..(*memory(i)).clone() });
+        Commit { name: name(i), memory, if_absent: false, owner: None, claim: None, shared: false }
     };
     let lease = |answer: Result<Answer, Refusal>| match answer {
         Ok(Answer::Committed { lease, .. }) => lease,
@@ -196,20 +202,20 @@ fn every_answer_fits_the_smallest_message() {
     };
     let versions = 0..2 * MAX_ATTACHMENTS;
     let versions =
-        versions.map(|_| lease(ask(&mut registry, &runner.control, 1, held(6000, None)))).collect::<Vec<_>>();
+        versions.map(|_| lease(ask(&mut registry, &runner.control, 1, held(6000, None).into()))).collect::<Vec<_>>();
     for i in 7000..7100 {
         let blocks = runner.provide_blocks(shape).unwrap();
-        let queue = lease(ask(&mut registry, &runner.control, 1, held(i, Some(blocks))));
+        let queue = lease(ask(&mut registry, &runner.control, 1, held(i, Some(blocks)).into()));
         for segment in versions.iter().rev().take(MAX_ATTACHMENTS as usize) {
-            ask(&mut registry, &runner.control, 1, Call::Attach { queue, segment: *segment }).unwrap();
+            ask(&mut registry, &runner.control, 1, Call::Attach { queue, segment: *segment }.into()).unwrap();
         }
     }
     for member in 2..=300 {
-        ask(&mut registry, &runner.control, member, open(6000)).unwrap();
-        ask(&mut registry, &runner.control, member, open(7000)).unwrap();
+        ask(&mut registry, &runner.control, member, open(6000).into()).unwrap();
+        ask(&mut registry, &runner.control, member, open(7000).into()).unwrap();
     }
     let Ok(Answer::Members { members, .. }) =
-        ask(&mut registry, &runner.control, 1, Call::Members { after: Some(MemberId(1)) })
+        ask(&mut registry, &runner.control, 1, Call::Members { after: Some(MemberId(1)) }.into())
     else {
         panic!("no members")
     };
@@ -230,20 +236,21 @@ fn every_answer_fits_the_smallest_message() {
         Call::List { after: None },
         Call::Members { after: None },
         Call::Status,
-        Call::Watch(event::Watch { pattern: wire::Pattern::new("*").unwrap(), after: event::After::Event(0) }),
+        Call::Watch { pattern: "*".into(), after: Some(wire::Point { instance: u64::MAX, sequence: 0 }) },
         Call::Remove { name: name(0), deadline: None },
         Call::Evict { whom: wire::Whom::Pid(u32::MAX), kill: false },
     ] {
-        ask(&mut registry, &runner.control, 1, call).unwrap();
+        ask(&mut registry, &runner.control, 1, call.into()).unwrap();
     }
     assert!(
-        matches!(ask(&mut registry, &runner.control, 1, open(9999)), Err(Refusal::NotFound { near, .. }) if !near.is_empty())
+        matches!(ask(&mut registry, &runner.control, 1, open(9999).into()), Err(Refusal::NotFound { near, .. }) if !near.is_empty())
     );
     for member in 2..=300 {
-        ask(&mut registry, &runner.control, member, Call::UsesGpu { mps: Some("/tmp/nvidia-mps".into()) }).unwrap();
+        ask(&mut registry, &runner.control, member, Call::UsesGpu { mps: Some("/tmp/nvidia-mps".into()) }.into())
+            .unwrap();
         registry.apply(Event::Died { member: MemberId(member) }, u64::MAX);
     }
     for call in [Call::Members { after: None }, Call::FreeUnproven { pid: None }] {
-        ask(&mut registry, &runner.control, 1, call).unwrap();
+        ask(&mut registry, &runner.control, 1, call.into()).unwrap();
     }
 }

@@ -1,23 +1,8 @@
 //! Events of names in answers.
 
-use partywall_wire::{self as wire, Pattern, Point, Refusal};
+use partywall_wire::{self as wire, Point};
 
-use crate::registry::{
-    effect::{Happened, Happening},
-    event::{After, Watch},
-};
-
-pub(super) fn watch(pattern: String, after: Option<Point>, instance: u64) -> Result<Watch, Refusal> {
-    let after = match after {
-        None => After::Now,
-        Some(point) if point.instance == instance => After::Event(point.sequence),
-        Some(_) => After::Elsewhere,
-    };
-    match Pattern::new(&pattern) {
-        Ok(pattern) => Ok(Watch { pattern, after }),
-        Err(why) => Err(Refusal::BadPattern { pattern: pattern.chars().take(256).collect(), why }),
-    }
-}
+use crate::registry::effect::{Happened, Happening};
 
 pub(super) fn happened(happened: &Happened, instance: u64) -> wire::Happened {
     wire::Happened {

@@ -11,7 +11,7 @@ fn publish(w: &mut Watched, member: MemberId, name: &str) -> (u64, LeaseId) {
 fn publish_for(w: &mut Watched, member: MemberId, name: &str, lifetime: Lifetime) -> (u64, LeaseId) {
     let memory = w.memory_of(Kind::Legacy, &[10], false, false, lifetime);
     let commit = commit(called(name), memory);
-    match w.ask(member, Call::Commit(commit)).1 {
+    match w.ask(member, commit).1 {
         Ok(Answer::Committed { version, lease }) => (version, lease),
         other => panic!("{other:?}"),
     }
@@ -45,7 +45,7 @@ fn open_of_ended_legacy_memory_says_how_it_ended() {
     let _ = w.ask(c, Call::Remove { name: name("x"), deadline: None });
     assert_eq!(ended(w.open(b, "x", None, false)), end(Ending::Removed, 3, 7, true));
     publish(&mut w, c, "x");
-    let _ = w.ask(c, Call::Leave);
+    let _ = w.ask(c, Call::Bye);
     let second = (true, NameEnd { version: 2, ..end(Ending::Withdrawn, 3, 7, true).1 });
     assert_eq!(ended(w.open(b, "x", None, false)), second, "b holds 1");
 

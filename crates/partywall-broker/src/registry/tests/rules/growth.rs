@@ -6,7 +6,7 @@ use super::*;
 fn version_grows_in_one_step_and_keeps_its_number() {
     let (mut w, [a, b]) = Watched::with_members();
     let commit = w.commit_call("x", true, false);
-    let Ok(Answer::Committed { lease, .. }) = w.ask(a, Call::Commit(commit)).1 else { panic!("committed") };
+    let Ok(Answer::Committed { lease, .. }) = w.ask(a, commit).1 else { panic!("committed") };
     let held = w.opened(b, "x");
     let (ticket, pending, _) = w.ask(b, Call::AwaitGrowth { lease: held.lease, growths: 0 });
     assert_eq!(pending, Ok(Answer::Pending));
@@ -30,13 +30,14 @@ fn version_grows_in_one_step_and_keeps_its_number() {
 fn repeated_growth_happens_once() {
     let (mut w, [a]) = Watched::with_members();
     let commit = w.commit_call("x", true, true);
-    let Ok(Answer::Committed { lease, .. }) = w.ask(a, Call::Commit(commit)).1 else { panic!("committed") };
+    let Ok(Answer::Committed { lease, .. }) = w.ask(a, commit).1 else { panic!("committed") };
     let growth = w.growth(lease, 0, &[5]);
-    let (request, outcome, _) = w.ask(a, Call::Grow(growth));
+    let (request, outcome, _) = w.ask(a, growth);
     assert_eq!(outcome, Ok(Answer::Done));
     let growth = w.growth(lease, 0, &[5]);
-    let donated = growth.fds();
-    let (outcome, effects) = w.ask_as(a, request, Call::Grow(growth));
+    let growth = Asked::from(growth);
+    let donated = growth.received.all();
+    let (outcome, effects) = w.ask_as(a, request, growth);
     assert_eq!((outcome, closed(&effects)), (Ok(Answer::Done), donated));
     assert_eq!(w.opened(a, "x").memory.bytes(), 15);
 }
@@ -45,14 +46,14 @@ fn repeated_growth_happens_once() {
 fn only_the_committer_repeats_a_growth() {
     let (mut w, [a, b]) = Watched::with_members();
     let commit = w.commit_call("x", true, true);
-    let Ok(Answer::Committed { lease, .. }) = w.ask(a, Call::Commit(commit)).1 else { panic!("committed") };
+    let Ok(Answer::Committed { lease, .. }) = w.ask(a, commit).1 else { panic!("committed") };
     let theirs = w.opened(b, "x").lease;
     let growth = w.growth(lease, 0, &[5]);
-    let (request, ..) = w.ask(a, Call::Grow(growth));
+    let (request, ..) = w.ask(a, growth);
     // Different members use the same request numbers.
     assert_eq!(w.ask_as(b, request, Call::Ping).0, Ok(Answer::Done));
     let growth = w.growth(theirs, 1, &[5]);
-    let (outcome, _) = w.ask_as(b, request, Call::Grow(growth));
+    let (outcome, _) = w.ask_as(b, request, Asked::from(growth));
     let why = NoGrowth::NotCommitter;
     assert_eq!(outcome, Err(Refusal::CannotGrow { name: called("x"), version: 1, why }));
 }
@@ -66,7 +67,7 @@ fn refused_growths_give_their_reason_and_change_nothing() {
     assert_eq!(w.ask(a, Call::AwaitGrowth { lease: frozen, growths: 0 }).1, cannot("frozen", NoGrowth::Fixed));
 
     let commit = w.commit_call("x", true, true);
-    let Ok(Answer::Committed { lease, .. }) = w.ask(a, Call::Commit(commit)).1 else { panic!("committed") };
+    let Ok(Answer::Committed { lease, .. }) = w.ask(a, commit).1 else { panic!("committed") };
     let theirs = w.opened(b, "x").lease;
     assert_eq!(w.grow(b, lease, 0, &[1]).0, stale(Handle::Lease));
     assert_eq!(w.grow(b, theirs, 0, &[1]).0, cannot("x", NoGrowth::NotCommitter));
@@ -89,7 +90,7 @@ fn growths_are_bounded() {
     let a = MemberId(1);
     w.join(a);
     let commit = w.commit_call("x", true, true);
-    let Ok(Answer::Committed { lease, .. }) = w.ask(a, Call::Commit(commit)).1 else { panic!("committed") };
+    let Ok(Answer::Committed { lease, .. }) = w.ask(a, commit).1 else { panic!("committed") };
     let over = |limit, allowed, needed| Err(Refusal::Limit { limit, allowed, needed, holders: Vec::new() });
     assert_eq!(w.grow(a, lease, 0, &[11]).0, over(Limit::Bytes, 20, 21));
     assert_eq!(w.grow(a, lease, 0, &[1, 1, 1]).0, over(Limit::Chunks, 3, 4));

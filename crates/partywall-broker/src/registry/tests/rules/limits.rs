@@ -14,7 +14,7 @@ fn exceeded_limits_are_named_and_change_nothing() {
     let over = |limit, allowed, needed| Err(Refusal::Limit { limit, allowed, needed, holders: Vec::new() });
     let commit = |w: &mut Watched, name: &str, chunks: &[u64], table| {
         let memory = w.memory(chunks, table, false, Lifetime::Kept);
-        w.ask(a, Call::Commit(commit(called(name), memory))).1
+        w.ask(a, Asked::from(commit(called(name), memory))).1
     };
     assert!(commit(&mut w, "a", &[10], false).is_ok());
     assert_eq!(commit(&mut w, "b", &[10, 3], true), over(Limit::Bytes, 25, 26), "a table counts");
@@ -51,7 +51,7 @@ fn pinned_memory_is_limited_on_each_node() {
     let commit = |w: &mut Watched, member, name: &str, place, bytes| {
         let memory = w.memory_of(Kind::Pinned, &[bytes], true, true, Lifetime::Kept);
         let memory = Arc::new(Memory { place, ..Memory::clone(&memory) });
-        w.ask(member, Call::Commit(commit(called(name), memory))).1
+        w.ask(member, Asked::from(commit(called(name), memory))).1
     };
     let Ok(Answer::Committed { lease, .. }) = commit(&mut w, a, "a", NODE, 15) else { panic!("committed") };
     assert_eq!(commit(&mut w, a, "b", NODE, 11), over(26), "the table is elsewhere");
@@ -77,7 +77,7 @@ fn pinned_memory_is_limited_on_each_node() {
     assert_eq!(users, [(GUEST, vec![(1, 6)], 6)]);
     let grow = |w: &mut Watched, bytes| {
         let growth = Growth { kind: Kind::Pinned, ..w.growth(lease, 0, &[bytes]) };
-        w.ask(a, Call::Grow(growth)).1
+        w.ask(a, growth).1
     };
     assert_eq!(grow(&mut w, 5), over(26));
     assert!(grow(&mut w, 4).is_ok());
@@ -96,15 +96,15 @@ fn refusal_names_the_processes_that_have_most_and_none_that_its_reader_may_not_s
     let memory = |w: &mut Watched, bytes| w.memory(&[bytes], true, false, Lifetime::Kept);
     for (member, name, bytes) in [(a, "a", 7), (b, "b", 5), (b, "b2", 5), (c, "c", 30)] {
         let commit = Commit { shared: true, ..commit(called(name), memory(&mut w, bytes)) };
-        w.ask(member, Call::Commit(commit)).1.unwrap();
+        w.ask(member, commit).1.unwrap();
     }
     let node = w.memory_of(Kind::Pinned, &[9], true, true, Lifetime::Kept);
     let node = Arc::new(Memory { place: NODE, ..Memory::clone(&node) });
-    w.ask(c, Call::Commit(commit(called("n"), node))).1.unwrap();
+    w.ask(c, Asked::from(commit(called("n"), node))).1.unwrap();
     // Others have these open, too: but only processes of their user can close them.
     for (member, name) in [(b, "t"), (c, "t"), (c, "t2"), (a, "t2")] {
-        let open = OpenTimeline { name: called(name), writer: false, shared: true, slab: None };
-        w.ask(member, Call::OpenTimeline(open)).1.unwrap();
+        let open = Call::OpenTimeline { name: called(name), writer: false, shared: true };
+        w.ask(member, open).1.unwrap();
     }
     for (member, name) in [(b, "s"), (b, "s2")] {
         w.open_semaphore(member, name, 1).unwrap();
@@ -162,6 +162,6 @@ fn no_sum_overflows_even_without_a_limit() {
     for _ in 0..3 {
         let memory = w.memory(&[u64::MAX, 7], true, false, Lifetime::Kept);
         let commit = commit(name("x"), memory);
-        assert!(matches!(w.ask(a, Call::Commit(commit)).1, Err(Refusal::Limit { limit: Limit::Bytes, .. })));
+        assert!(matches!(w.ask(a, commit).1, Err(Refusal::Limit { limit: Limit::Bytes, .. })));
     }
 }

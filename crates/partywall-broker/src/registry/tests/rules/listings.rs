@@ -23,8 +23,8 @@ fn listings_come_in_pages_that_fit_a_message() {
     for i in 0..1000 {
         let memory = w.memory(&[1], false, false, Lifetime::Kept);
         let name = called(&format!("{i:04}{}", "x".repeat(251)));
-        let call = Call::Commit(commit(name, memory));
-        w.registry.apply(Event::Request { member: a, request: RequestId(i + 1), call }, 0);
+        let Asked { call, received } = commit(name, memory).into();
+        w.registry.apply(Event::Request { member: a, request: RequestId(i + 1), call, received }, 0);
     }
     let mut after = None;
     let mut seen = Vec::new();

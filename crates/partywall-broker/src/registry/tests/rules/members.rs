@@ -37,11 +37,11 @@ fn dead_members_keep_nothing_and_suspects_lose_only_waits() {
 fn leaving_is_answered_then_ends_the_connection() {
     let (mut w, [a, b]) = Watched::with_members();
     w.commit(a, "x", false);
-    let (_, outcome, effects) = w.ask(a, Call::Leave);
+    let (_, outcome, effects) = w.ask(a, Call::Bye);
     assert_eq!(outcome, Ok(Answer::Done));
     assert!(effects.contains(&Effect::Disconnect(a)));
     assert!(not_found(w.open(b, "x", None, false)));
-    assert_eq!(w.ask(b, Call::Leave).1, Ok(Answer::Done));
+    assert_eq!(w.ask(b, Call::Bye).1, Ok(Answer::Done));
     assert!(w.registry.is_idle());
 }
 
@@ -50,12 +50,12 @@ fn repeated_request_is_carried_out_once() {
     let (mut w, [a, b]) = Watched::with_members();
     w.last_request = 100;
     let commit = w.commit_call("x", false, true);
-    let (request, outcome, _) = w.ask(a, Call::Commit(commit));
+    let (request, outcome, _) = w.ask(a, commit);
     w.apply(Event::Suspected { member: a });
     w.apply(Event::Resumed { member: a });
     let again = w.commit_call("x", false, true);
     let fds = again.memory.fds();
-    let (repeated, effects) = w.ask_as(a, request, Call::Commit(again));
+    let (repeated, effects) = w.ask_as(a, request, Asked::from(again));
     assert_eq!(repeated, outcome);
     assert_eq!(closed(&effects), fds, "they came a second time");
 
@@ -63,7 +63,7 @@ fn repeated_request_is_carried_out_once() {
     let open = Call::Open(Open { name: name("y"), version: None, access: Access::Read, wait: true });
     let (ticket, ..) = w.ask(a, open.clone());
     let commit = w.commit_call("y", false, true);
-    let (.., effects) = w.ask(b, Call::Commit(commit));
+    let (.., effects) = w.ask(b, commit);
     w.apply(Event::Suspected { member: a });
     w.apply(Event::Resumed { member: a });
     let (_, _, granted) = notices(&effects).remove(0);
@@ -75,7 +75,7 @@ fn repeated_request_is_carried_out_once() {
     let (request, outcome, _) = w.ask(a, Call::Remove { name: name("x"), deadline: None });
     assert!(matches!(outcome, Ok(Answer::Removed { .. })));
     let commit = w.commit_call("x", false, true);
-    assert!(w.ask(b, Call::Commit(commit)).1.is_ok());
+    assert!(w.ask(b, commit).1.is_ok());
     assert_eq!(
         w.ask_as(a, request, Call::Remove { name: name("x"), deadline: None }).0,
         outcome,
@@ -110,7 +110,7 @@ fn given_up_request_leaves_nothing_behind() {
     let mut given_up = Vec::new();
     for (of, kept) in [("y", true), ("z", false)] {
         let commit = w.commit_call(of, false, kept);
-        given_up.push(w.ask(a, Call::Commit(commit)).0);
+        given_up.push(w.ask(a, commit).0);
     }
     given_up.push(w.ask(a, open("x")).0);
     given_up.push(w.ask(a, open("later")).0);

@@ -77,7 +77,7 @@ fn name_ends_with_the_member_that_owns_it() {
     let (mut w, [a, b]) = Watched::with_members();
     let given = |w: &mut Watched, owner| Commit { owner: Some(owner), ..w.commit_call("x", false, false) };
     let call = given(&mut w, b);
-    let lease = match w.ask(a, Call::Commit(call)).1 {
+    let lease = match w.ask(a, call).1 {
         Ok(Answer::Committed { lease, .. }) => lease,
         other => panic!("{other:?}"),
     };
@@ -92,7 +92,7 @@ fn name_ends_with_the_member_that_owns_it() {
 
     w.join(MemberId(3));
     let call = given(&mut w, b);
-    let refused = w.ask(MemberId(3), Call::Commit(call)).1;
+    let refused = w.ask(MemberId(3), Asked::from(call)).1;
     assert_eq!(refused, Err(Refusal::NoSuchMember { whom: Whom::Member(b.0), near: Vec::new() }));
 }
 
@@ -103,12 +103,12 @@ fn writing_needs_a_mutable_version() {
     let write = |n: &str, wait| Call::Open(Open { name: name(n), version: None, access: Access::Write, wait });
     assert_eq!(w.ask(a, write("x", false)).1, Err(Refusal::ReadOnly { name: name("x"), version: 1 }));
     let mutable = w.commit_call("y", true, true);
-    let _ = w.ask(a, Call::Commit(mutable)).1.unwrap();
+    let _ = w.ask(a, mutable).1.unwrap();
     assert!(matches!(w.ask(a, write("y", false)).1, Ok(Answer::Opened(_))));
     // The same holds for members that waited.
     let (ticket, ..) = w.ask(a, write("z", true));
     let frozen = w.commit_call("z", false, true);
-    let (.., effects) = w.ask(a, Call::Commit(frozen));
+    let (.., effects) = w.ask(a, frozen);
     assert_eq!(notices(&effects), [(a, ticket, Err(Refusal::ReadOnly { name: name("z"), version: 1 }))]);
 }
 
@@ -119,7 +119,7 @@ fn commit_grants_every_waiter_in_one_step() {
     assert_eq!(w.open(c, "x", Some(1), true), Ok(Answer::Pending));
     assert_eq!(w.open(c, "x", Some(2), true), Ok(Answer::Pending));
     let commit = w.commit_call("x", false, false);
-    let (.., effects) = w.ask(a, Call::Commit(commit));
+    let (.., effects) = w.ask(a, commit);
     let granted = notices(&effects);
     assert_eq!(granted.len(), 2);
     assert!(granted.iter().all(|(.., o)| matches!(o, Ok(Answer::Opened(opened)) if opened.version == 1)));
@@ -133,11 +133,11 @@ fn one_member_builds_and_the_others_open_its_version() {
     let claim = w.claim(a, "x");
     assert_eq!(w.ask(b, Call::OpenOrBuild { name: name("x") }).1, Ok(Answer::Pending));
     let foreign = Commit { claim: Some(claim), ..w.commit_call("x", false, true) };
-    assert_eq!(w.ask(c, Call::Commit(foreign)).1, stale(Handle::Claim));
+    assert_eq!(w.ask(c, foreign).1, stale(Handle::Claim));
     let other_name = Commit { claim: Some(claim), ..w.commit_call("y", false, true) };
-    assert_eq!(w.ask(a, Call::Commit(other_name)).1, stale(Handle::Claim));
+    assert_eq!(w.ask(a, other_name).1, stale(Handle::Claim));
     let commit = Commit { claim: Some(claim), ..w.commit_call("x", false, true) };
-    let (_, outcome, effects) = w.ask(a, Call::Commit(commit.clone()));
+    let (_, outcome, effects) = w.ask(a, Asked::from(commit.clone()));
     assert!(outcome.is_ok());
     assert!(matches!(notices(&effects)[..], [(to, _, Ok(Answer::Opened(_)))] if to == b));
     assert!(matches!(w.ask(c, Call::OpenOrBuild { name: name("x") }).1, Ok(Answer::Opened(_))));
@@ -150,7 +150,7 @@ fn any_commit_serves_waiters_for_the_builder() {
     let claim = w.claim(a, "x");
     let _ = w.ask(b, Call::OpenOrBuild { name: name("x") });
     let commit = w.commit_call("x", false, true);
-    let (.., effects) = w.ask(c, Call::Commit(commit));
+    let (.., effects) = w.ask(c, commit);
     assert_eq!(notices(&effects).len(), 1);
     assert_eq!(w.ask(a, Call::AbandonBuild { claim }).1, Ok(Answer::Done), "the claim was still the builder's");
 }
@@ -180,7 +180,7 @@ fn suspect_builder_keeps_its_claim() {
     assert_eq!(w.apply(Event::Suspected { member: a }), []);
     w.apply(Event::Resumed { member: a });
     let commit = Commit { claim: Some(claim), ..w.commit_call("x", false, true) };
-    assert!(w.ask(a, Call::Commit(commit)).1.is_ok());
+    assert!(w.ask(a, commit).1.is_ok());
 }
 
 #[test]
@@ -189,12 +189,12 @@ fn if_absent_refuses_an_existing_name() {
     w.commit(a, "x", false);
     let commit = Commit { if_absent: true, ..w.commit_call("x", false, false) };
     let fds = commit.memory.fds();
-    let (_, outcome, effects) = w.ask(b, Call::Commit(commit));
+    let (_, outcome, effects) = w.ask(b, commit);
     assert_eq!(outcome, Err(Refusal::NameExists { name: name("x"), version: 1, is: Named::Segment }));
     assert_eq!(closed(&effects), fds);
     w.apply(Event::Died { member: a });
     let commit = Commit { if_absent: true, ..w.commit_call("x", false, false) };
-    assert!(w.ask(b, Call::Commit(commit)).1.is_ok(), "a withdrawn name does not exist");
+    assert!(w.ask(b, commit).1.is_ok(), "a withdrawn name does not exist");
 }
 
 #[test]
