@@ -803,7 +803,7 @@ pub struct QueueHolder {
 }
 
 /// The broker itself.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StatusInfo {
     /// Its pid: that of the worker, if it is supervised.
     pub pid: u32,

@@ -11,11 +11,12 @@
 use std::collections::BTreeMap;
 
 use partywall_shm::queue::{InUse, MAX_ATTACHMENTS, attachment_number};
+use partywall_wire::{AttachedInfo, QueueHolder};
 use serde::{Deserialize, Serialize};
 
 use super::{
     Decision, Registry, STALE_LEASE,
-    effect::{Answer, Effect, Effects, HeldSegment, HoldingQueue},
+    effect::{Answer, Effect, Effects},
     event::Call,
     segments::limit,
     types::{Access, FdId, LeaseId, Limit, MemberId, Name, Refusal, RequestId},
@@ -151,24 +152,25 @@ impl Registry {
     }
 
     /// The queues that hold a version of a name, or any version of it.
-    pub(super) fn holding_queues(&self, name: &Name, only: Option<u64>) -> Vec<HoldingQueue> {
+    pub(super) fn holding_queues(&self, name: &Name, only: Option<u64>) -> Vec<QueueHolder> {
         let versions = self.entries.get(name).into_iter().flat_map(|entry| &entry.versions);
         let meant = versions.filter(|(number, _)| only.is_none_or(|only| only == **number));
         let queues = meant.flat_map(|(_, version)| &version.queues).take(QUEUES);
-        let holding = |((name, version), attachment): (&QueueId, &u32)| HoldingQueue {
-            name: name.clone(),
+        let holding = |((name, version), attachment): (&QueueId, &u32)| QueueHolder {
+            name: name.to_string(),
             version: *version,
             attachment: *attachment,
         };
         queues.map(holding).collect()
     }
 
-    /// The segments that a queue holds.
-    pub(super) fn held_segments(&self, attached: &Attached) -> Vec<HeldSegment> {
-        let held = attached.segments.iter().map(|(attachment, Attachment { name, version, .. })| HeldSegment {
+    /// The segments that a queue holds, without the tasks that name them.
+    pub(super) fn held_segments(&self, attached: &Attached) -> Vec<AttachedInfo> {
+        let held = attached.segments.iter().map(|(attachment, Attachment { name, version, .. })| AttachedInfo {
             attachment: *attachment,
-            name: name.clone(),
+            name: name.to_string(),
             version: *version,
+            tasks: 0,
             bytes: self.version(name, *version).map_or(0, |version| version.memory.bytes()),
         });
         held.collect()

@@ -2,13 +2,15 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use partywall_wire::Refusal;
+use partywall_wire::{
+    AttachedInfo, Freed, Happened, HolderInfo, MemberInfo, NameInfo, OpenedTimeline, QueueHolder, Refusal, SegmentInfo,
+    SemaphoreInfo, StatusInfo, TimelineInfo,
+};
 use serde::{Deserialize, Serialize};
 
 use super::types::{
-    Awaited, BlockControl, CellAt, Change, ClaimId, CloseId, Doubt, FdId, Gap, Kind, LeaseId, Lifetime, Limit,
-    MemberId, MemberState, Memory, Millis, Name, Named, Notice, OtherUsers, Place, RequestId, Staleness,
-    TimelineEnding, UserInfo, WithdrawalId,
+    CellAt, ClaimId, CloseId, FdId, LeaseId, Limit, MemberId, MemberState, Memory, Millis, Name, Notice, OtherUsers,
+    RequestId, Staleness, TimelineEnding, WithdrawalId,
 };
 
 /// An action for the server. Effects are carried out in the order in which the registry returns them.
@@ -102,8 +104,8 @@ pub(crate) enum Answer {
     Removed {
         version: u64,
         bytes_kept: u64,
-        holders: Vec<Holder>,
-        queues: Vec<HoldingQueue>,
+        holders: Vec<HolderInfo>,
+        queues: Vec<QueueHolder>,
         notice: Option<Notice>,
     },
     Info(Box<Info>),
@@ -118,11 +120,11 @@ pub(crate) enum Answer {
     Happened(Happened),
     /// `killed` says whether their processes were sent SIGKILL, or were to be.
     Evicted {
-        members: Vec<Departed>,
+        members: Vec<Freed>,
         killed: bool,
     },
     Freed {
-        members: Vec<Departed>,
+        members: Vec<Freed>,
         more: bool,
     },
     Timeline(OpenedTimeline),
@@ -138,7 +140,8 @@ pub(crate) enum Answer {
         more: bool,
     },
     Object(Box<(ObjectRow, Vec<Holder>)>),
-    Status(Box<Counts>),
+    /// Without what the server knows of itself.
+    Status(Box<StatusInfo>),
 }
 
 impl Answer {
@@ -149,36 +152,6 @@ impl Answer {
             self,
             Self::Done | Self::Removed { .. } | Self::Evicted { .. } | Self::Freed { .. } | Self::Attached { .. }
         )
-    }
-}
-
-/// The events of names since a point.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Happened {
-    pub(crate) gap: Option<Gap>,
-    pub(crate) events: Vec<Happening>,
-    /// The number of the last event that was compared with the pattern.
-    pub(crate) next: u64,
-}
-
-/// An event of a name.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Happening {
-    pub(crate) sequence: u64,
-    pub(crate) at: Millis,
-    pub(crate) named: Named,
-    pub(crate) name: Name,
-    pub(crate) change: Change,
-    /// The user to which the name belongs.
-    pub(crate) uid: u32,
-    /// True if other users see the event.
-    pub(crate) shared: bool,
-}
-
-impl Happening {
-    /// Returns the bytes that the event counts for in the log's bound.
-    pub(crate) fn cost(&self) -> u64 {
-        (size_of::<Self>() + self.name.as_str().len()) as u64
     }
 }
 
@@ -194,102 +167,60 @@ pub(crate) struct Opened {
     pub(crate) shared: bool,
 }
 
-/// A timeline as a lease sees it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct OpenedTimeline {
-    pub(crate) lease: LeaseId,
-    pub(crate) slab: u32,
-    pub(crate) cell: u32,
-    pub(crate) incarnation: u32,
-    pub(crate) writer: bool,
+/// A row of a listing as the wire has it, and where the server reads what the registry does not know. Until then those
+/// numbers are 0.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Row<T, P> {
+    pub(crate) info: T,
+    pub(crate) at: P,
 }
 
-/// A member that holds leases on something.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Holder {
-    pub(crate) pid: u32,
-    pub(crate) command: Arc<str>,
-    pub(crate) leases: u32,
-    /// True if it is dead, with these leases in quarantine.
-    pub(crate) unproven: bool,
-    /// Identifies the member in control memory.
-    pub(crate) row: u16,
+/// A name, with the slot table of its latest version if that has one.
+pub(crate) type NameRow = Row<NameInfo, Option<FdId>>;
+
+/// A member that holds leases on something, with the row that identifies it in control memory.
+pub(crate) type Holder = Row<HolderInfo, u16>;
+
+/// A member, with what it has in control memory.
+pub(crate) type MemberRow = Row<MemberInfo, MemberAt>;
+
+/// What a member has in control memory.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct MemberAt {
+    /// Its row, which locates its heartbeat and identifies its permits. Absent for a dead member.
+    pub(crate) row: Option<u16>,
+    /// Semaphores that it has open.
+    pub(crate) semaphores: Vec<FdId>,
+    /// The slot tables of the pools, topics and queues that it has open.
+    pub(crate) pools: Vec<FdId>,
 }
 
-/// A queue that holds a segment.
+/// A timeline with its cell, or a semaphore with its memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct HoldingQueue {
-    pub(crate) name: Name,
-    pub(crate) version: u64,
-    pub(crate) attachment: u32,
+pub(crate) enum ObjectRow {
+    Timeline(Row<TimelineInfo, Option<CellAt>>),
+    Semaphore(Row<SemaphoreInfo, FdId>),
 }
 
-/// A segment that a queue holds.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct HeldSegment {
-    pub(crate) attachment: u32,
-    pub(crate) name: Name,
-    pub(crate) version: u64,
-    pub(crate) bytes: u64,
-}
-
-/// A member that was evicted or freed by a request.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Departed {
-    pub(crate) member: MemberId,
-    pub(crate) pid: u32,
-    pub(crate) command: Arc<str>,
-    pub(crate) leases: u32,
-    pub(crate) bytes: u64,
-}
-
-/// A name in a listing.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct NameRow {
-    pub(crate) name: Name,
-    pub(crate) latest: Option<VersionRow>,
-    pub(crate) older: u32,
-    pub(crate) older_bytes: u64,
-    pub(crate) notice: Option<Notice>,
-    pub(crate) lost: bool,
-}
-
-/// A version in a listing.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct VersionRow {
-    pub(crate) version: u64,
-    pub(crate) kind: Kind,
-    pub(crate) place: Place,
-    pub(crate) bytes: u64,
-    pub(crate) tensors: u64,
-    pub(crate) mutable: bool,
-    pub(crate) reserved: u64,
-    pub(crate) growths: u64,
-    pub(crate) lifetime: Lifetime,
-    pub(crate) control: Option<BlockControl>,
-    pub(crate) committer: u32,
-    pub(crate) owner: u32,
-    pub(crate) uid: u32,
-    pub(crate) shared: bool,
-    pub(crate) leases: u32,
-    pub(crate) notice: Option<Notice>,
-    pub(crate) lost: bool,
-    pub(crate) committed_at: Millis,
+impl ObjectRow {
+    pub(crate) fn name(&self) -> &str {
+        match self {
+            Self::Timeline(timeline) => &timeline.info.name,
+            Self::Semaphore(semaphore) => &semaphore.info.name,
+        }
+    }
 }
 
 /// Everything about one name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Info {
-    pub(crate) name: Name,
-    pub(crate) version: VersionRow,
-    pub(crate) memory: Arc<Memory>,
-    pub(crate) is_latest: bool,
-    pub(crate) versions: Vec<VersionRow>,
+    /// Without its holders.
+    pub(crate) info: SegmentInfo,
     pub(crate) holders: Vec<Holder>,
-    pub(crate) queues: Vec<HoldingQueue>,
+    /// The slot table of the version, if it has one.
+    pub(crate) slots: Option<FdId>,
     /// The segments that a queue holds; empty for other objects.
-    pub(crate) attached: Vec<HeldSegment>,
-    pub(crate) builder: Option<u32>,
+    pub(crate) attached: Vec<AttachedInfo>,
     /// The members whose rows may appear in its control memory, if it has any.
     pub(crate) rows: BTreeMap<u16, RowOwner>,
 }
@@ -300,105 +231,4 @@ pub(crate) struct RowOwner {
     pub(crate) uid: u32,
     pub(crate) pid: u32,
     pub(crate) state: MemberState,
-}
-
-/// A member in a listing.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct MemberRow {
-    pub(crate) member: MemberId,
-    pub(crate) pid: u32,
-    pub(crate) uid: u32,
-    pub(crate) command: Arc<str>,
-    pub(crate) state: MemberState,
-    pub(crate) doubt: Option<Doubt>,
-    pub(crate) mps: Option<Arc<str>>,
-    /// Its row, which locates its heartbeat and identifies its permits. Absent for a dead member.
-    pub(crate) row: Option<u16>,
-    pub(crate) leases: u32,
-    /// Timelines that it writes.
-    pub(crate) timelines: u32,
-    /// Semaphores that it has open.
-    pub(crate) semaphores: Vec<FdId>,
-    /// The slot tables of the pools, topics and queues that it has open.
-    pub(crate) pools: Vec<FdId>,
-    pub(crate) bytes: u64,
-    pub(crate) since: Millis,
-    /// Its first waits for names. Its wait for a timeline is in its row.
-    pub(crate) waits: Vec<WaitRow>,
-    pub(crate) simulated: bool,
-}
-
-/// A wait for a name in a listing.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct WaitRow {
-    pub(crate) on: Awaited,
-    pub(crate) name: Name,
-    pub(crate) version: Option<u64>,
-    /// The pid of the member that can end it, if it is known.
-    pub(crate) by: Option<u32>,
-}
-
-/// A timeline or semaphore in a listing.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum ObjectRow {
-    Timeline(TimelineRow),
-    Semaphore(SemaphoreRow),
-}
-
-impl ObjectRow {
-    pub(crate) fn name(&self) -> &Name {
-        match self {
-            Self::Timeline(timeline) => &timeline.name,
-            Self::Semaphore(semaphore) => &semaphore.name,
-        }
-    }
-}
-
-/// A timeline in a listing. Its value is in its cell.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct TimelineRow {
-    pub(crate) name: Name,
-    pub(crate) at: Option<CellAt>,
-    pub(crate) incarnation: u32,
-    pub(crate) writer: Option<u32>,
-    pub(crate) leases: u32,
-    pub(crate) uid: u32,
-    pub(crate) shared: bool,
-}
-
-/// A semaphore in a listing. Its memory records which rows hold its permits.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct SemaphoreRow {
-    pub(crate) name: Name,
-    pub(crate) memory: FdId,
-    pub(crate) maximum: u32,
-    pub(crate) leases: u32,
-    pub(crate) uid: u32,
-    pub(crate) shared: bool,
-}
-
-/// The numbers of a status.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Counts {
-    /// True if the members run on the simulated driver.
-    pub(crate) simulated: bool,
-    /// Members, without the one that asked.
-    pub(crate) members: u64,
-    pub(crate) names: u64,
-    pub(crate) versions: u64,
-    pub(crate) timelines: u64,
-    pub(crate) semaphores: u64,
-    pub(crate) leases: u64,
-    /// Dead members whose work is not proved to be over.
-    pub(crate) unproven: u64,
-    /// Bytes of the versions that they hold leases on, each counted once.
-    pub(crate) unproven_bytes: u64,
-    /// Members that died since the start.
-    pub(crate) deaths: u64,
-    /// Deaths among them that did not prove that the work of the process was over.
-    pub(crate) unproven_deaths: u64,
-    pub(crate) fds: u64,
-    pub(crate) bytes: Vec<(Place, u64)>,
-    pub(crate) largest: Vec<(Name, Place, u64)>,
-    pub(crate) users: Vec<UserInfo>,
 }

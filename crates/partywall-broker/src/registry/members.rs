@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use partywall_wire::Freed;
+
 use super::{
     Call, Decision, Registry,
-    effect::{Answer, Departed, Effect, Effects},
+    effect::{Answer, Effect, Effects},
     near::near_numbers,
     reclaim::Departure,
     report::count,
@@ -79,7 +81,7 @@ impl Registry {
             }
         }
         if kill {
-            before.extend(evicted.iter().map(|departed| Effect::Kill(departed.member)));
+            before.extend(evicted.iter().map(|departed| Effect::Kill(MemberId(departed.member))));
         }
         Ok(Answer::Evicted { members: evicted, killed: kill }.into())
     }
@@ -167,12 +169,12 @@ impl Registry {
         near_numbers(others, wanted)
     }
 
-    fn departed(&self, id: MemberId) -> Option<Departed> {
+    fn departed(&self, id: MemberId) -> Option<Freed> {
         let record = self.members.get(&id)?;
-        Some(Departed {
-            member: id,
+        Some(Freed {
+            member: id.0,
             pid: record.identity.pid,
-            command: Arc::clone(&record.identity.command),
+            command: record.identity.command.to_string(),
             leases: count(record.all_leases()),
             bytes: record.bytes,
         })

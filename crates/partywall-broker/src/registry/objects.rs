@@ -5,12 +5,13 @@ use std::{
     ops::Bound::{Excluded, Unbounded},
 };
 
+use partywall_wire::{SemaphoreInfo, TimelineInfo};
 use serde::{Deserialize, Serialize};
 
 use super::{
     Decision, Registry, STALE_LEASE,
     cells::Source,
-    effect::{Answer, Effect, Effects, ObjectRow, SemaphoreRow, TimelineRow},
+    effect::{Answer, Effect, Effects, ObjectRow, Row},
     event::Call,
     near::near,
     report::{SLOTS_AS_A_BYTE, count, page},
@@ -133,8 +134,9 @@ impl Registry {
         let rows = timelines.chain(semaphores.map(|(name, semaphore)| semaphore_row(name, semaphore)));
         let (objects, more) = page(rows, |row| {
             // The server counts the permits of each semaphore in the page, which must not delay other members for long.
-            let permits = if let ObjectRow::Semaphore(row) = row { row.maximum as usize / SLOTS_AS_A_BYTE } else { 0 };
-            row.name().as_str().len() + permits
+            let permits =
+                if let ObjectRow::Semaphore(row) = row { row.info.maximum as usize / SLOTS_AS_A_BYTE } else { 0 };
+            row.name().len() + permits
         });
         Answer::Objects { objects, more }
     }
@@ -163,27 +165,32 @@ impl Registry {
     }
 
     fn timeline_row(&self, name: &Name, timeline: &Timeline) -> ObjectRow {
-        ObjectRow::Timeline(TimelineRow {
-            name: name.clone(),
-            at: self.at(timeline.present),
+        let info = TimelineInfo {
+            name: name.to_string(),
             incarnation: self.cells.used.get(&timeline.present).map_or(0, |cell| cell.incarnation),
             writer: timeline.writer.and_then(|lease| self.holder_pid(lease)),
+            value: 0,
+            announced: 0,
+            ending: None,
             leases: leases(&timeline.holders),
             uid: timeline.owned.uid,
             shared: timeline.owned.shared,
-        })
+        };
+        ObjectRow::Timeline(Row { info, at: self.at(timeline.present) })
     }
 }
 
 fn semaphore_row(name: &Name, semaphore: &Semaphore) -> ObjectRow {
-    ObjectRow::Semaphore(SemaphoreRow {
-        name: name.clone(),
-        memory: semaphore.memory.fd,
+    let info = SemaphoreInfo {
+        name: name.to_string(),
         maximum: semaphore.maximum,
+        held: 0,
+        waiting: 0,
         leases: leases(&semaphore.holders),
         uid: semaphore.owned.uid,
         shared: semaphore.owned.shared,
-    })
+    };
+    ObjectRow::Semaphore(Row { info, at: semaphore.memory.fd })
 }
 
 fn leases(holders: &BTreeMap<MemberId, u64>) -> u32 {

@@ -3,14 +3,15 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     ops::Bound::{Excluded, Unbounded},
-    sync::Arc,
 };
 
-use partywall_wire::limits::MAX_NAME;
+use partywall_wire::{
+    HolderInfo, MemberInfo, NameInfo, SegmentInfo, StatusInfo, VersionInfo, WaitInfo, limits::MAX_NAME,
+};
 
 use super::{
     Decision, Granted, Registry,
-    effect::{Answer, Counts, Holder, Info, MemberRow, NameRow, RowOwner, VersionRow, WaitRow},
+    effect::{Answer, Holder, Info, MemberAt, MemberRow, NameRow, Row, RowOwner},
     event::Identity,
     objects::LeasedObject,
     state::{Entry, Life, Member, Version, Waiting, Want},
@@ -33,10 +34,11 @@ impl Registry {
             return Err(Refusal::VersionNotFound { name: name.clone(), version: wanted, latest: entry.latest });
         };
         self.check_sight(member, name, found.owned())?;
-        let info = Info {
-            name: name.clone(),
-            version: self.version_row(wanted, found),
-            memory: Arc::clone(&found.memory),
+        let info = SegmentInfo {
+            name: name.to_string(),
+            version: self.version_info(wanted, found),
+            chunks: found.memory.chunk_bytes(),
+            table: found.memory.table.sent(),
             is_latest: entry.latest == Some(wanted),
             // If there are too many versions for one answer, the newest matter most.
             versions: entry
@@ -44,12 +46,18 @@ impl Registry {
                 .iter()
                 .filter(|(_, version)| self.sees(member, version.owned()))
                 .skip(entry.versions.len().saturating_sub(VERSIONS))
-                .map(|(number, version)| self.version_row(*number, version))
+                .map(|(number, version)| self.version_info(*number, version))
                 .collect(),
-            holders: self.holders(name, Some(wanted)).1,
+            holders: Vec::new(),
             queues: self.holding_queues(name, Some(wanted)),
-            attached: self.held_segments(&found.attached),
             builder: self.builder(entry),
+            control: None,
+        };
+        let info = Info {
+            info,
+            holders: self.holders(name, Some(wanted)).1,
+            slots: found.memory.control.map(|control| control.slot_table()),
+            attached: self.held_segments(&found.attached),
             rows: found.memory.control.map_or_else(BTreeMap::new, |_| self.rows_of(found)),
         };
         let fds = found.memory.table_fd().into_iter().collect();
@@ -65,9 +73,9 @@ impl Registry {
         let existing = self.entries.range::<str, _>((from, Unbounded)).filter(|(_, entry)| seen(entry));
         let (names, more) = page(existing.map(|(name, entry)| self.name_row(name, entry)), |row| {
             // The server counts the free blocks of each row, as it counts permits.
-            let control = row.latest.as_ref().and_then(|latest| latest.control);
-            let blocks = control.map_or(0, |control| control.shape.blocks as usize / SLOTS_AS_A_BYTE);
-            row.name.as_str().len() + blocks
+            let control = row.info.latest.as_ref().and_then(|latest| latest.control);
+            let blocks = control.map_or(0, |control| control.blocks as usize / SLOTS_AS_A_BYTE);
+            row.info.name.len() + blocks
         });
         Answer::Names { names, more }
     }
@@ -80,14 +88,17 @@ impl Registry {
         let living = living.map(|(id, member)| (*id, self.member_row(*id, member)));
         let dead = self.closing.values().flat_map(|pending_close| pending_close.dead.range(from));
         let dead = dead.filter(|(_, dead)| is_seen(&dead.identity));
-        let dead: BTreeMap<_, _> =
-            dead.map(|(id, dead)| (*id, bare_row(*id, &dead.identity, dead.since, dead.bytes))).collect();
+        let dead: BTreeMap<_, _> = dead
+            .map(|(id, dead)| {
+                (*id, Row { info: bare_info(*id, &dead.identity, dead.since, dead.bytes), at: MemberAt::default() })
+            })
+            .collect();
         let all = in_order(living, dead.into_iter()).map(|(_, row)| row);
         let (members, more) = page(all, |row| {
-            let waits: usize = row.waits.iter().map(|wait| wait.name.as_str().len() + WAIT_BYTES).sum();
+            let waits: usize = row.info.waits.iter().map(|wait| wait.name.len() + WAIT_BYTES).sum();
             // The server adds the wait for a timeline, which is in the row.
-            let timeline = row.row.map_or(0, |_| MAX_NAME + WAIT_BYTES);
-            row.command.len() + waits + timeline
+            let timeline = row.at.row.map_or(0, |_| MAX_NAME + WAIT_BYTES);
+            row.info.command.len() + waits + timeline
         });
         Answer::Members { members, more }
     }
@@ -107,10 +118,10 @@ impl Registry {
     }
 
     /// Returns the first waits of a member for names.
-    fn waits_of(&self, member: &Member) -> Vec<WaitRow> {
+    fn waits_of(&self, member: &Member) -> Vec<WaitInfo> {
         let row = |name: &Name, entry: &Entry, want| {
             let number = |lease| Some(self.version_leases.get(&lease)?.version);
-            let (on, version, by) = match want {
+            let (on, target, by) = match want {
                 Want::Open { version, .. } => (Awaited::Commit, version, self.builder(entry)),
                 Want::Build => (Awaited::Commit, None, self.builder(entry)),
                 Want::Withdrawal(lease) => (Awaited::Withdrawal, number(lease), None),
@@ -121,7 +132,7 @@ impl Registry {
                     (Awaited::Growth, version, owner.map(|owner| owner.identity.pid))
                 }
             };
-            WaitRow { on, name: name.clone(), version, by }
+            WaitInfo { on, name: name.to_string(), target, by, ms: None }
         };
         let waits = member.waits.values().filter_map(|(id, what)| match what {
             Waiting::For(name) => {
@@ -135,18 +146,21 @@ impl Registry {
 
     fn name_row(&self, name: &Name, entry: &Entry) -> NameRow {
         let older = entry.versions.iter().filter(|(number, _)| entry.latest != Some(**number));
-        NameRow {
-            name: name.clone(),
-            latest: entry.latest().map(|(number, version)| self.version_row(number, version)),
+        let latest = entry.latest();
+        let info = NameInfo {
+            name: name.to_string(),
+            latest: latest.map(|(number, version)| self.version_info(number, version)),
+            usage: None,
             older: count(older.clone().count() as u64),
             older_bytes: older.fold(0, |sum, (_, version)| sum.saturating_add(version.memory.bytes())),
             notice: entry.notice(),
             lost: entry.latest.is_none() && entry.versions.last_key_value().is_some_and(|(_, newest)| newest.is_lost()),
-        }
+        };
+        Row { info, at: latest.and_then(|(_, version)| Some(version.memory.control?.slot_table())) }
     }
 
-    fn version_row(&self, number: u64, version: &Version) -> VersionRow {
-        VersionRow {
+    fn version_info(&self, number: u64, version: &Version) -> VersionInfo {
+        VersionInfo {
             version: number,
             kind: version.memory.kind,
             place: version.memory.place,
@@ -156,7 +170,7 @@ impl Registry {
             reserved: version.memory.reserved,
             growths: version.growths,
             lifetime: version.memory.lifetime,
-            control: version.memory.control,
+            control: version.memory.control.map(|control| control.shape),
             committer: version.committer,
             owner: version
                 .keeper
@@ -186,18 +200,21 @@ impl Registry {
         });
         let versions = member.version_leases.iter().filter_map(|lease| self.version_leases.get(lease));
         let pools = versions.filter_map(|l| Some(self.version(&l.name, l.version)?.memory.control?.slot_table()));
-        MemberRow {
-            state: member.state(),
-            doubt: member.doubt(),
-            mps: member.mps.clone(),
+        let at = MemberAt {
             row: Some(member.row),
-            leases: count(member.all_leases()),
-            timelines: count(written.count() as u64),
             semaphores: semaphores.collect::<BTreeSet<_>>().into_iter().collect(),
             pools: pools.collect::<BTreeSet<_>>().into_iter().collect(),
+        };
+        let info = MemberInfo {
+            state: member.state(),
+            doubt: member.doubt(),
+            mps: member.mps.as_deref().map(str::to_owned),
+            leases: count(member.all_leases()),
+            timelines: count(written.count() as u64),
             waits: self.waits_of(member),
-            ..bare_row(id, &member.identity, member.since, member.bytes)
-        }
+            ..bare_info(id, &member.identity, member.since, member.bytes)
+        };
+        Row { info, at }
     }
 
     /// Returns the sums, without the member `asker`.
@@ -222,7 +239,7 @@ impl Registry {
         }
         largest.sort_by(|a, b| (b.2, a.0).cmp(&(a.2, b.0)));
         let (unproven, unproven_bytes) = self.unproven();
-        Answer::Status(Box::new(Counts {
+        Answer::Status(Box::new(StatusInfo {
             simulated: self.runs_simulated(asker),
             members: self.others(asker),
             names: self.totals.names,
@@ -236,8 +253,9 @@ impl Registry {
             unproven_deaths: self.unproven_deaths,
             fds: self.totals.fds,
             bytes,
-            largest: largest.into_iter().map(|(name, place, bytes)| (name.clone(), place, bytes)).collect(),
+            largest: largest.into_iter().map(|(name, place, bytes)| (name.to_string(), place, bytes)).collect(),
             users: self.users_seen_by(asker),
+            ..StatusInfo::default()
         }))
     }
 
@@ -315,13 +333,16 @@ impl Registry {
     pub(super) fn holders_of(&self, leases: &BTreeMap<MemberId, u64>) -> Vec<Holder> {
         let known = leases.iter().filter_map(|(id, leases)| {
             let member = self.members.get(id)?;
-            Some(Holder {
+            let info = HolderInfo {
                 pid: member.identity.pid,
-                command: Arc::clone(&member.identity.command),
+                command: member.identity.command.to_string(),
                 leases: count(*leases),
+                blocks: 0,
+                tasks: 0,
+                waiting: 0,
                 unproven: member.life == Life::Unproven,
-                row: member.row,
-            })
+            };
+            Some(Row { info, at: member.row })
         });
         known.take(HOLDERS).collect()
     }
@@ -342,21 +363,22 @@ pub(super) fn page<T>(rows: impl Iterator<Item = T>, text: impl Fn(&T) -> usize)
     (page, rows.next().is_some())
 }
 
-/// Returns the row of a dead member, without leases. Rows of living members add to it.
-fn bare_row(id: MemberId, identity: &Identity, since: Millis, bytes: u64) -> MemberRow {
-    MemberRow {
-        member: id,
+/// Returns what a listing says of a dead member, without leases. Rows of living members add to it.
+fn bare_info(id: MemberId, identity: &Identity, since: Millis, bytes: u64) -> MemberInfo {
+    MemberInfo {
+        member: id.0,
         pid: identity.pid,
         uid: identity.uid,
-        command: Arc::clone(&identity.command),
+        command: identity.command.to_string(),
         state: MemberState::Dead,
         doubt: None,
         mps: None,
-        row: None,
+        quiet: None,
         leases: 0,
         timelines: 0,
-        semaphores: Vec::new(),
-        pools: Vec::new(),
+        permits: Some(0),
+        blocks: Some(0),
+        tasks: Some(0),
         bytes,
         since,
         waits: Vec::new(),

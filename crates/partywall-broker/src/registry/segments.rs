@@ -289,6 +289,7 @@ impl Registry {
         let notice = deadline.map(|deadline| self.begin_withdrawal(member, name, deadline, out));
         self.withdraw(name, Ending::Removed, &self.ender(member), notice, out);
         let (bytes_kept, holders) = self.holders(name, None);
+        let holders = holders.into_iter().map(|holder| holder.info).collect();
         let queues = self.holding_queues(name, None);
         Ok(Answer::Removed { version, bytes_kept, holders, queues, notice: notice.map(|(_, notice)| notice) }.into())
     }

@@ -6,12 +6,13 @@
 
 use std::collections::BTreeMap;
 
+use partywall_wire::OpenedTimeline;
 use serde::{Deserialize, Serialize};
 
 use super::{
     Decision, Granted, Registry, STALE_LEASE,
     cells::{Cells, Source},
-    effect::{Answer, Effect, Effects, OpenedTimeline},
+    effect::{Answer, Effect, Effects},
     near::near,
     objects::LeasedObject,
     segments::limit,

@@ -67,6 +67,14 @@ pub(crate) enum Table {
 }
 
 impl Table {
+    /// Returns the table as a message has it. Its descriptor, if it has one, goes beside.
+    pub(crate) fn sent(&self) -> wire::Table {
+        match self {
+            Self::Inline(bytes) => wire::Table::Inline(bytes.to_vec()),
+            Self::Fd { bytes, .. } => wire::Table::Fd { bytes: *bytes },
+        }
+    }
+
     fn fd(&self) -> Option<FdId> {
         match self {
             Self::Inline(_) => None,
@@ -147,6 +155,11 @@ impl Memory {
         let mut fds = fds(self.chunks.get(chunks..).unwrap_or_default(), &self.table);
         fds.extend(self.control.iter().flat_map(BlockControl::created).map(|created| created.fd));
         fds
+    }
+
+    /// Returns the lengths of the chunks.
+    pub(crate) fn chunk_bytes(&self) -> wire::ChunkBytes {
+        self.chunks.iter().map(|chunk| chunk.bytes).collect()
     }
 
     /// Returns the table's file descriptor, if it has one.

@@ -284,7 +284,7 @@ impl Registry {
             Ok(Answer::Timeline(found)) => self.audited_object(found.lease, opened),
             Ok(Answer::Semaphore { lease, .. }) => self.audited_object(*lease, opened),
             Ok(Answer::Evicted { members: evicted, .. }) => {
-                let others = evicted.iter().map(|departed| (departed.pid, self.uid_of(departed.member)));
+                let others = evicted.iter().map(|departed| (departed.pid, self.uid_of(MemberId(departed.member))));
                 let others = others.filter(|(_, owner)| *owner != uid);
                 others.map(|(pid, owner)| line(OtherUsers::Evict { pid }, owner, true)).collect()
             }

@@ -10,15 +10,15 @@
 
 use std::collections::VecDeque;
 
-use partywall_wire::{Pattern, Point};
+use partywall_wire::{Happened, NameEvent, Pattern, Point};
 use serde::{Deserialize, Serialize};
 
 use super::{
     Decision, Registry,
-    effect::{Answer, Effects, Happened, Happening},
+    effect::{Answer, Effects},
     report::page,
     state::Waiting,
-    types::{Change, Gap, MemberId, Name, Named, Refusal, RequestId},
+    types::{Change, Gap, MemberId, Millis, Name, Named, Refusal, RequestId},
     users::Owned,
 };
 
@@ -31,6 +31,33 @@ pub(super) struct Log {
     pub(super) last: u64,
     /// The event up to which all watchers have been notified.
     notified: u64,
+}
+
+/// An event of a name, as it is kept.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Happening {
+    pub(super) sequence: u64,
+    pub(super) at: Millis,
+    pub(super) named: Named,
+    pub(super) name: Name,
+    pub(super) change: Change,
+    /// The user to which the name belongs.
+    pub(super) uid: u32,
+    /// True if other users see the event.
+    pub(super) shared: bool,
+}
+
+impl Happening {
+    /// Returns the event as watchers get it.
+    pub(super) fn event(&self) -> NameEvent {
+        let Self { sequence, at, named, change, .. } = *self;
+        NameEvent { sequence, at, named, name: self.name.to_string(), change }
+    }
+
+    /// Returns the bytes that the event counts for in the log's bound.
+    pub(super) fn cost(&self) -> u64 {
+        (size_of::<Self>() + self.name.len()) as u64
+    }
 }
 
 /// A request that waits for events.
@@ -62,12 +89,12 @@ impl Log {
 
     /// Returns as many matching events after a point, of names that the watcher sees, as one answer can hold, and the
     /// point after the last compared event.
-    fn page(&self, after: u64, pattern: &Pattern, sees: impl Fn(Owned) -> bool) -> (Vec<Happening>, u64) {
+    fn page(&self, after: u64, pattern: &Pattern, sees: impl Fn(Owned) -> bool) -> (Vec<NameEvent>, u64) {
         let from = usize::try_from(after.saturating_sub(self.begin())).unwrap_or(usize::MAX);
         let kept = self.kept.range(from.min(self.kept.len())..);
         let seen = kept.filter(|event| sees(Owned { uid: event.uid, shared: event.shared }));
         let matching = seen.filter(|event| pattern.matches(event.name.as_str()));
-        let (events, more) = page(matching.cloned(), |event| event.name.as_str().len());
+        let (events, more) = page(matching.map(Happening::event), |event| event.name.len());
         let next = events.last().filter(|_| more).map_or(self.last, |event| event.sequence);
         (events, next)
     }
@@ -98,7 +125,7 @@ impl Registry {
         let begin = self.log.begin();
         let (after, gap) = match after {
             None => {
-                let now = Happened { gap: None, events: Vec::new(), next: self.log.last };
+                let now = Happened { gap: None, events: Vec::new(), next: self.point(self.log.last) };
                 return Ok(Answer::Happened(now).into());
             }
             Some(Point { instance, sequence: after }) if instance == self.instance && after <= self.log.last => {
@@ -108,11 +135,15 @@ impl Registry {
         };
         let (events, next) = self.log.page(after, &pattern, |owned| self.sees(member, owned));
         if gap.is_some() || !events.is_empty() {
-            return Ok(Answer::Happened(Happened { gap, events, next }).into());
+            return Ok(Answer::Happened(Happened { gap, events, next: self.point(next) }).into());
         }
         let id = self.enlist(member, ticket, Waiting::Watching)?;
         self.watchers.insert(id, Watcher { member, ticket, pattern, asked: after });
         Ok(Answer::Pending.into())
+    }
+
+    fn point(&self, sequence: u64) -> Point {
+        Point { instance: self.instance, sequence }
     }
 
     /// Notifies watchers of what the current event has logged.
@@ -133,7 +164,7 @@ impl Registry {
             // If the log no longer reaches back to the watcher's point, the watcher gets a later point even without
             // events.
             if gap.is_some() || !events.is_empty() || watcher.asked < begin {
-                happened.push((watcher.member, watcher.ticket, Happened { gap, events, next }));
+                happened.push((watcher.member, watcher.ticket, Happened { gap, events, next: self.point(next) }));
             }
         }
         for (member, ticket, happened) in happened {

@@ -1,19 +1,19 @@
-//! Conversion of the registry's answers for the wire.
+//! Completes the registry's answers: with numbers in control memory, and with what only the server knows.
 
-use partywall_wire::{self as wire, Answer, Kill, Refusal};
+use std::collections::BTreeMap;
+
+use partywall_wire::{self as wire, Answer, Freed, Kill, MemberId, Refusal};
 
 mod control;
 mod member;
 mod object;
 #[cfg(test)]
 mod tests;
-mod watch;
 
 use crate::{
     registry::{
         self, Outcome, Registry,
-        effect::{Counts, Departed, Holder, HoldingQueue, Info, NameRow, Opened, VersionRow},
-        types::{Memory, Table},
+        effect::{Info, NameRow, Opened, Row},
     },
     server::{
         control::{Control, SlotTable},
@@ -62,97 +62,97 @@ fn answer(granted: registry::Answer, Sources { about, control, members, registry
         registry::Answer::Done => Answer::Done,
         registry::Answer::Pending => Answer::Pending,
         registry::Answer::Committed { version, lease } => Answer::Committed { version, lease },
-        registry::Answer::Opened(opened) => Answer::Opened(self::opened(&opened)),
+        registry::Answer::Opened(opened) => Answer::Opened(self::opened(opened)),
         registry::Answer::Build { claim } => Answer::Build { claim },
         registry::Answer::Grown { growths, chunks, memory } => Answer::Grown(wire::Grown {
             growths,
-            chunks: self::chunks(&memory).split_off(chunks),
-            table: table(&memory.table),
+            chunks: memory.chunk_bytes().split_off(chunks),
+            table: memory.table.sent(),
         }),
         registry::Answer::Withdrawn { notice } => Answer::Withdrawn { notice },
-        registry::Answer::Removed { version, bytes_kept, holders, queues, notice } => Answer::Removed {
-            version,
-            bytes_kept,
-            holders: holders.iter().map(holder).collect(),
-            queues: queues.iter().map(holding_queue).collect(),
-            notice,
-        },
-        registry::Answer::Info(info) => Answer::Info(Box::new(self::info(&info, control))),
+        registry::Answer::Removed { version, bytes_kept, holders, queues, notice } => {
+            Answer::Removed { version, bytes_kept, holders, queues, notice }
+        }
+        registry::Answer::Info(info) => Answer::Info(Box::new(self::info(*info, control))),
         registry::Answer::Names { names, more } => {
-            Answer::Names { names: names.iter().map(|row| name_row(row, control)).collect(), more }
+            Answer::Names { names: names.into_iter().map(|row| name(row, control)).collect(), more }
         }
         registry::Answer::Members { members, more } => {
-            Answer::Members { members: member::rows(&members, control, registry), more }
+            Answer::Members { members: member::infos(members, control, registry), more }
         }
-        registry::Answer::Happened(happened) => Answer::Happened(watch::happened(&happened, about.instance)),
+        registry::Answer::Happened(happened) => Answer::Happened(happened),
         registry::Answer::Evicted { members: evicted, killed } => {
-            let kill = |departed: &Departed| if killed { members.killed(departed.member) } else { Kill::NotAsked };
-            Answer::Evicted(evicted.iter().map(|departed| member::evicted(departed, kill(departed))).collect())
+            let kill = |member| if killed { members.killed(MemberId(member)) } else { Kill::NotAsked };
+            let evicted = evicted.into_iter().map(|Freed { member, pid, command, leases, bytes }| wire::Evicted {
+                member,
+                pid,
+                command,
+                leases,
+                bytes,
+                kill: kill(member),
+            });
+            Answer::Evicted(evicted.collect())
         }
-        registry::Answer::Freed { members, more } => {
-            Answer::Freed { members: members.iter().map(member::freed).collect(), more }
-        }
-        registry::Answer::Timeline(opened) => Answer::Timeline(object::opened(opened)),
+        registry::Answer::Freed { members, more } => Answer::Freed { members, more },
+        registry::Answer::Timeline(opened) => Answer::Timeline(opened),
         registry::Answer::Semaphore { lease, maximum } => Answer::Semaphore { lease, maximum },
         registry::Answer::Attached { attachment } => Answer::Attached { attachment },
         registry::Answer::Objects { objects, more } => {
-            Answer::Objects { objects: objects.iter().map(|row| object::row(row, control)).collect(), more }
+            Answer::Objects { objects: objects.into_iter().map(|row| object::info(row, control)).collect(), more }
         }
         registry::Answer::Object(detail) => {
-            let (row, holders) = &*detail;
+            let (row, holders) = *detail;
             Answer::Object(Box::new(object::detail(row, holders, control)))
         }
-        registry::Answer::Status(counts) => Answer::Status(Box::new(status(&counts, about))),
+        registry::Answer::Status(counts) => Answer::Status(Box::new(status(*counts, about))),
     }
 }
 
-fn opened(opened: &Opened) -> wire::Opened {
-    let memory = &opened.memory;
+fn opened(opened: Opened) -> wire::Opened {
+    let Opened { lease, name, version, growths, memory, uid, shared } = opened;
     wire::Opened {
-        lease: opened.lease,
-        name: opened.name.clone(),
-        version: opened.version,
+        lease,
+        name,
+        version,
         kind: memory.kind,
         place: memory.place,
-        chunks: chunks(memory),
+        chunks: memory.chunk_bytes(),
         handles: memory.handles.clone(),
-        table: table(&memory.table),
+        table: memory.table.sent(),
         mutable: memory.mutable,
         reserved: memory.reserved,
-        growths: opened.growths,
+        growths,
         lifetime: memory.lifetime,
         control: memory.control.map(|control| control.shape),
-        uid: opened.uid,
-        shared: opened.shared,
+        uid,
+        shared,
     }
 }
 
-fn info(info: &Info, control: &Control) -> wire::SegmentInfo {
-    let slots = info.memory.control.and_then(|words| control.slot_table(words.slot_table()));
+fn info(mut found: Info, control: &Control) -> wire::SegmentInfo {
+    let slots = found.slots.and_then(|slots| control.slot_table(slots));
     let blocks = slots.map(SlotTable::holders).unwrap_or_default();
     let tasks = slots.map(SlotTable::workers).unwrap_or_default();
     let waiters = slots.map(SlotTable::waiters).unwrap_or_default();
-    let holder = |holder: &Holder| wire::HolderInfo {
-        blocks: blocks.get(&holder.row).copied().unwrap_or(0),
-        tasks: tasks.get(&holder.row).copied().unwrap_or(0),
-        waiting: waiters.get(&holder.row).copied().unwrap_or(0),
-        ..self::holder(holder)
-    };
-    wire::SegmentInfo {
-        name: info.name.to_string(),
-        version: version_row(&info.version),
-        chunks: chunks(&info.memory),
-        table: table(&info.memory.table),
-        is_latest: info.is_latest,
-        versions: info.versions.iter().map(version_row).collect(),
-        holders: info.holders.iter().map(holder).collect(),
-        queues: info.queues.iter().map(holding_queue).collect(),
-        builder: info.builder,
-        control: slots.and_then(|slots| control::info(slots, info, control)),
-    }
+    let of = |counts: &BTreeMap<u16, u32>, row| counts.get(&row).copied().unwrap_or(0);
+    let holders = std::mem::take(&mut found.holders).into_iter().map(|Row { info, at: row }| wire::HolderInfo {
+        blocks: of(&blocks, row),
+        tasks: of(&tasks, row),
+        waiting: of(&waiters, row),
+        ..info
+    });
+    found.info.holders = holders.collect();
+    found.info.control = slots.and_then(|slots| control::info(slots, found.attached, &found.rows, control));
+    found.info
 }
 
-fn status(counts: &Counts, about: &About) -> wire::StatusInfo {
+fn name(Row { info, at }: NameRow, control: &Control) -> wire::NameInfo {
+    let slots = at.and_then(|slots| control.slot_table(slots));
+    wire::NameInfo { usage: slots.and_then(control::usage), ..info }
+}
+
+/// Adds what the server knows of itself.
+fn status(counts: wire::StatusInfo, about: &About) -> wire::StatusInfo {
     wire::StatusInfo {
         pid: about.pid,
         supervisor: about.supervisor,
@@ -162,86 +162,8 @@ fn status(counts: &Counts, about: &About) -> wire::StatusInfo {
         instance: about.instance,
         started_at: about.started_at,
         log: about.log.clone(),
-        simulated: counts.simulated,
-        members: counts.members,
-        names: counts.names,
-        versions: counts.versions,
-        timelines: counts.timelines,
-        semaphores: counts.semaphores,
-        leases: counts.leases,
-        unproven: counts.unproven,
-        unproven_bytes: counts.unproven_bytes,
-        deaths: counts.deaths,
-        unproven_deaths: counts.unproven_deaths,
-        fds: counts.fds,
-        bytes: counts.bytes.clone(),
-        largest: counts.largest.iter().map(|(name, at, bytes)| (name.to_string(), *at, *bytes)).collect(),
         limits: about.limits.clone(),
-        users: counts.users.clone(),
         seats: about.seats,
-    }
-}
-
-fn name_row(row: &NameRow, control: &Control) -> wire::NameInfo {
-    let words = row.latest.as_ref().and_then(|latest| latest.control);
-    let slots = words.and_then(|words| control.slot_table(words.slot_table()));
-    wire::NameInfo {
-        name: row.name.to_string(),
-        latest: row.latest.as_ref().map(version_row),
-        usage: slots.and_then(control::usage),
-        older: row.older,
-        older_bytes: row.older_bytes,
-        notice: row.notice,
-        lost: row.lost,
-    }
-}
-
-fn version_row(row: &VersionRow) -> wire::VersionInfo {
-    wire::VersionInfo {
-        version: row.version,
-        kind: row.kind,
-        place: row.place,
-        bytes: row.bytes,
-        tensors: row.tensors,
-        mutable: row.mutable,
-        reserved: row.reserved,
-        growths: row.growths,
-        lifetime: row.lifetime,
-        control: row.control.map(|control| control.shape),
-        committer: row.committer,
-        owner: row.owner,
-        uid: row.uid,
-        shared: row.shared,
-        leases: row.leases,
-        notice: row.notice,
-        lost: row.lost,
-        committed_at: row.committed_at,
-    }
-}
-
-fn holder(holder: &Holder) -> wire::HolderInfo {
-    wire::HolderInfo {
-        pid: holder.pid,
-        command: holder.command.to_string(),
-        leases: holder.leases,
-        blocks: 0,
-        tasks: 0,
-        waiting: 0,
-        unproven: holder.unproven,
-    }
-}
-
-fn holding_queue(queue: &HoldingQueue) -> wire::QueueHolder {
-    wire::QueueHolder { name: queue.name.to_string(), version: queue.version, attachment: queue.attachment }
-}
-
-fn chunks(memory: &Memory) -> wire::ChunkBytes {
-    memory.chunks.iter().map(|chunk| chunk.bytes).collect()
-}
-
-fn table(table: &Table) -> wire::Table {
-    match table {
-        Table::Inline(bytes) => wire::Table::Inline(bytes.to_vec()),
-        Table::Fd { bytes, .. } => wire::Table::Fd { bytes: *bytes },
+        ..counts
     }
 }

@@ -90,7 +90,7 @@ fn detached_segment_is_freed_unless_something_else_keeps_it() {
     let again = w.opened(a, "x").lease;
     let removed = w.ask(a, Call::Remove { name: called("x"), deadline: None }).1;
     let Ok(Answer::Removed { bytes_kept: 10, queues, .. }) = removed else { panic!("{removed:?}") };
-    assert_eq!((queues.len(), &queues[0].name), (1, &called("q")));
+    assert_eq!((queues.len(), &queues[0].name), (1, &"q".to_owned()));
     let held: Vec<_> = w.registry.members[&a].version_leases.iter().copied().filter(|held| *held != queue).collect();
     held.into_iter().for_each(|lease| assert_eq!(closed(&w.release(a, lease)), [], "{again} among them"));
     let in_use = InUse { tasks: 2, first: TaskId { index: 3, generation: 4 } };
@@ -180,7 +180,7 @@ fn listings_say_which_queue_holds_a_segment() {
         other => panic!("{other:?}"),
     };
     let info = inspect("x");
-    assert_eq!((info.queues[0].name.as_str(), info.version.leases, info.holders[0].leases), ("q", 2, 1));
+    assert_eq!((info.info.queues[0].name.as_str(), info.info.version.leases, info.holders[0].info.leases), ("q", 2, 1));
     let held = &inspect("q").attached[0];
     assert_eq!((held.name.as_str(), held.version, held.bytes, held.attachment), ("x", 1, 10, 0));
 }

@@ -1,11 +1,10 @@
 // Holds 14.
 //! GPUs that have lost their memory.
 
+use partywall_wire::Happened;
+
 use super::*;
-use crate::registry::{
-    effect::Happened,
-    types::{Change, Ending, Staleness},
-};
+use crate::registry::types::{Change, Ending, Staleness};
 
 const LOST: Place = GPU;
 

@@ -25,11 +25,11 @@ mod watching;
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use partywall_wire::{self as wire, Control, LegacyHandle, Open, Point, QueueShape, TopicShape};
+use partywall_wire::{self as wire, Control, LegacyHandle, Open, OpenedTimeline, Point, QueueShape, TopicShape};
 
 use super::{
     Answer, Bounds, Call, CloseId, ControlNeeded, Effect, Event, FdId, Guarded, MemberId, Outcome, Registry, RequestId,
-    effect::{Opened, OpenedTimeline},
+    effect::{Holder, Opened, Row},
     event::{Identity, Received},
     types::{
         Access, BlockControl, CellAt, Change, Chunk, ClaimId, ControlMemory, Ending, Gap, Handle, Kind, LeaseId,
@@ -196,6 +196,12 @@ fn apart(chunks: &[Chunk], table: &Table) -> (Vec<u64>, wire::Table, Vec<FdId>) 
         }
     };
     (chunks.iter().map(|chunk| chunk.bytes).collect(), table, fds)
+}
+
+/// Returns a member that holds leases on something, and has nothing in control memory.
+fn holder(pid: u32, command: &str, leases: u32, unproven: bool, row: u16) -> Holder {
+    let command = command.to_owned();
+    Row { info: wire::HolderInfo { pid, command, leases, blocks: 0, tasks: 0, waiting: 0, unproven }, at: row }
 }
 
 /// A registry that is audited after each event, with the file descriptors and tickets that a server would know.

@@ -1,6 +1,7 @@
 //! Requests in the model: what each is answered at once, and which of them wait.
 
 use partywall_shm::queue::{InUse, TaskId};
+use partywall_wire::{MemberInfo, NameInfo, QueueHolder, StatusInfo, WaitInfo};
 
 use super::{
     model::{Model, ModelEffects, ModelVersion, WaitFor, Waiting, is_meant, over, uid},
@@ -8,7 +9,7 @@ use super::{
     *,
 };
 use crate::registry::{
-    effect::{Counts, Holder, HoldingQueue, MemberRow, NameRow, WaitRow},
+    effect::{MemberAt, MemberRow},
     state::Life,
     types::{Awaited, Deadline, Handle, Notice, Refusal, WithdrawalId},
 };
@@ -183,12 +184,12 @@ impl Model {
                     let leases = held.iter().filter(|h| h.member == m.id).count() as u32;
                     let command = command(m.id);
                     let unproven = m.life == Life::Unproven;
-                    (leases > 0).then_some(Holder { pid: m.pid(), command, leases, unproven, row: m.row })
+                    (leases > 0).then_some(holder(m.pid(), &command, leases, unproven, m.row).info)
                 });
                 let mut queues: Vec<_> = self.attachments.iter().filter(|a| a.segment.0 == *name).collect();
                 queues.sort_by_key(|a| (a.segment.1, a.queue.clone()));
-                let queues = queues.into_iter().map(|a| HoldingQueue {
-                    name: a.queue.0.clone(),
+                let queues = queues.into_iter().map(|a| QueueHolder {
+                    name: a.queue.0.to_string(),
                     version: a.queue.1,
                     attachment: a.number,
                 });
@@ -202,58 +203,40 @@ impl Model {
                 };
                 let names = self.numbers.keys().filter(is_seen).map(|name| {
                     let older: Vec<_> = self.versions.iter().filter(|v| v.name == *name && !v.latest).collect();
-                    NameRow {
-                        name: name.clone(),
-                        latest: self.latest(name).map(|v| self.row(v)),
+                    let info = NameInfo {
+                        name: name.to_string(),
+                        latest: self.latest(name).map(|v| self.info(v)),
+                        usage: None,
                         older: older.len() as u32,
                         older_bytes: older.iter().map(|v| v.memory.bytes()).sum(),
                         notice: self.notice_of(name),
                         lost: self.latest(name).is_none()
                             && older.iter().max_by_key(|v| v.number).is_some_and(|v| v.is_lost()),
-                    }
+                    };
+                    Row { info, at: self.latest(name).and_then(|v| Some(v.memory.control?.slot_table())) }
                 });
                 Ok(Answer::Names { names: names.collect(), more: false })
             }
             Call::Members { after: None } => {
                 let is_seen = |id: MemberId| self.sees(member, uid(id), false);
-                let rows = self.members.iter().filter(|m| is_seen(m.id)).map(|m| MemberRow {
-                    member: m.id,
-                    pid: m.pid(),
-                    uid: uid(m.id),
-                    command: command(m.id),
-                    state: m.state(),
-                    doubt: m.doubt(),
-                    mps: m.mps.clone(),
-                    row: Some(m.row),
-                    timelines: self.timelines_written_by(m.id),
-                    semaphores: self.semaphores_open_to(m.id),
-                    pools: self.pools_open_to(m.id),
-                    leases: self.leases_of(m.id) as u32,
-                    bytes: self.bytes_of(|holder| holder == m.id),
-                    since: m.since,
-                    waits: self.waits_of(m.id),
-                    simulated: m.simulated,
+                let rows = self.members.iter().filter(|m| is_seen(m.id)).map(|m| {
+                    let info = MemberInfo {
+                        state: m.state(),
+                        doubt: m.doubt(),
+                        mps: m.mps.as_deref().map(str::to_owned),
+                        timelines: self.timelines_written_by(m.id),
+                        leases: self.leases_of(m.id) as u32,
+                        waits: self.waits_of(m.id),
+                        ..bare(m.id, self.bytes_of(|holder| holder == m.id), m.since, m.simulated)
+                    };
+                    let (semaphores, pools) = (self.semaphores_open_to(m.id), self.pools_open_to(m.id));
+                    Row { info, at: MemberAt { row: Some(m.row), semaphores, pools } }
                 });
-                let dead = self.dead_members.iter().filter(|dead| is_seen(dead.id)).map(|dead| MemberRow {
-                    member: dead.id,
-                    pid: pid(dead.id),
-                    uid: uid(dead.id),
-                    command: command(dead.id),
-                    state: MemberState::Dead,
-                    doubt: None,
-                    mps: None,
-                    row: None,
-                    timelines: 0,
-                    semaphores: Vec::new(),
-                    pools: Vec::new(),
-                    leases: 0,
-                    bytes: dead.bytes,
-                    since: dead.since,
-                    waits: Vec::new(),
-                    simulated: dead.simulated,
-                });
+                let dead = self.dead_members.iter().filter(|dead| is_seen(dead.id));
+                let dead = dead.map(|dead| bare(dead.id, dead.bytes, dead.since, dead.simulated));
+                let dead = dead.map(|info| Row { info, at: MemberAt::default() });
                 let mut members: Vec<_> = rows.chain(dead).collect();
-                members.sort_by_key(|row| row.member);
+                members.sort_by_key(|row: &MemberRow| row.info.member);
                 Ok(Answer::Members { members, more: false })
             }
             Call::Status => {
@@ -273,11 +256,15 @@ impl Model {
                         let of_name = self.versions.iter().filter(|v| v.name == *name);
                         let newest = of_name.clone().max_by_key(|v| v.number).unwrap();
                         self.sees(member, newest.uid, newest.shared).then_some(())?;
-                        Some((name.clone(), newest.memory.place, of_name.map(|v| v.memory.held_bytes()).sum::<u64>()))
+                        Some((
+                            name.to_string(),
+                            newest.memory.place,
+                            of_name.map(|v| v.memory.held_bytes()).sum::<u64>(),
+                        ))
                     })
                     .collect();
                 largest.sort_by_key(|(name, _, bytes)| (std::cmp::Reverse(*bytes), name.clone()));
-                Ok(Answer::Status(Box::new(Counts {
+                Ok(Answer::Status(Box::new(StatusInfo {
                     simulated: self.is_simulated(uid(member)),
                     members: self.members.iter().filter(|m| m.id != member).count() as u64,
                     names: self.names(),
@@ -294,6 +281,7 @@ impl Model {
                     largest,
                     // The audit recounts what each user has.
                     users: Vec::new(),
+                    ..StatusInfo::default()
                 })))
             }
             Call::Stop { force } => {
@@ -350,7 +338,7 @@ impl Model {
                     members.push(self.departed(id));
                 }
                 if *kill {
-                    let kills = members.iter().map(|departed| Effect::Kill(departed.member));
+                    let kills = members.iter().map(|departed| Effect::Kill(MemberId(departed.member)));
                     effects.control.extend(kills);
                 }
                 Ok(Answer::Evicted { members, killed: *kill })
@@ -440,14 +428,14 @@ impl Model {
     }
 
     /// Returns the first four waits of a member for names.
-    fn waits_of(&self, member: MemberId) -> Vec<WaitRow> {
+    fn waits_of(&self, member: MemberId) -> Vec<WaitInfo> {
         let pid_of_lease = |id| self.version_leases.iter().find(|h| h.id == id).map(|h| pid(h.member));
         let builder = |name: &Name| self.claims.iter().find(|c| c.name == *name).map(|c| pid(c.member));
         let held = |id: LeaseId| self.version_leases.iter().find(|h| h.id == id).unwrap();
         let mut waits: Vec<_> = self.waits.iter().filter(|q| q.member == member).collect();
         waits.sort_by_key(|q| q.ticket);
         let rows = waits.iter().filter_map(|q| {
-            let (on, name, version, by) = match &q.waits_for {
+            let (on, name, target, by) = match &q.waits_for {
                 WaitFor::Open(open) => (Awaited::Commit, &open.name, open.version, builder(&open.name)),
                 WaitFor::Build(name) => (Awaited::Commit, name, None, builder(name)),
                 WaitFor::Withdrawal(id) => (Awaited::Withdrawal, &held(*id).name, Some(held(*id).number), None),
@@ -458,7 +446,7 @@ impl Model {
                 }
                 WaitFor::Watch(..) => return None,
             };
-            Some(WaitRow { on, name: name.clone(), version, by })
+            Some(WaitInfo { on, name: name.to_string(), target, by, ms: None })
         });
         rows.take(4).collect()
     }
@@ -471,5 +459,28 @@ impl Model {
         self.within(uid(member), Limit::Waits, of_user, 1)?;
         self.waits.push(Waiting { member, ticket, waits_for });
         Ok(Answer::Pending)
+    }
+}
+
+/// Returns what a listing says of a dead member.
+fn bare(id: MemberId, bytes: u64, since: u64, simulated: bool) -> MemberInfo {
+    MemberInfo {
+        member: id.0,
+        pid: pid(id),
+        uid: uid(id),
+        command: command(id).to_string(),
+        state: MemberState::Dead,
+        doubt: None,
+        mps: None,
+        quiet: None,
+        leases: 0,
+        timelines: 0,
+        permits: Some(0),
+        blocks: Some(0),
+        tasks: Some(0),
+        bytes,
+        since,
+        waits: Vec::new(),
+        simulated,
     }
 }

@@ -5,7 +5,6 @@ use super::{
     *,
 };
 use crate::registry::{
-    effect::Departed,
     state::Life,
     tombstones::{REMEMBERED, Tombstone},
     types::{Notice, Refusal, Staleness, Then, WithdrawalId},
@@ -289,11 +288,11 @@ impl Model {
         self.versions.iter().filter(held).map(|v| v.memory.bytes()).sum()
     }
 
-    pub(super) fn departed(&self, member: MemberId) -> Departed {
-        Departed {
-            member,
+    pub(super) fn departed(&self, member: MemberId) -> wire::Freed {
+        wire::Freed {
+            member: member.0,
             pid: pid(member),
-            command: command(member),
+            command: command(member).to_string(),
             leases: self.leases_of(member) as u32,
             bytes: self.bytes_of(|holder| holder == member),
         }

@@ -1,16 +1,15 @@
 //! Timelines and semaphores of the model. The registry chooses the next cell; the model checks that the choice is
 //! allowed.
 
+use partywall_wire::{SemaphoreInfo, TimelineInfo};
+
 use super::{
     model::{Model, ModelEffects, over, uid},
     *,
 };
 use std::collections::BTreeMap;
 
-use crate::registry::{
-    effect::{Holder, ObjectRow, SemaphoreRow, TimelineRow},
-    state::Life,
-};
+use crate::registry::{effect::ObjectRow, state::Life};
 
 /// The model's control memory.
 #[derive(Debug, Default)]
@@ -517,25 +516,30 @@ impl Model {
         semaphores.sort_by_key(|semaphore| semaphore.name.clone());
         let timelines = timelines.into_iter().map(|timeline| {
             let writer = self.objects.leases.iter().find(|held| timeline.writer == Some(held.id));
-            ObjectRow::Timeline(TimelineRow {
-                name: timeline.name.clone(),
-                at: Some(self.at(timeline.present)),
+            let info = TimelineInfo {
+                name: timeline.name.to_string(),
                 incarnation: self.objects.cells[&timeline.present].incarnation,
                 writer: writer.map(|held| pid(held.member)),
+                value: 0,
+                announced: 0,
+                ending: None,
                 leases: self.leases_on(ObjectKind::Timeline, &timeline.name).count() as u32,
                 uid: timeline.uid,
                 shared: timeline.shared,
-            })
+            };
+            ObjectRow::Timeline(Row { info, at: Some(self.at(timeline.present)) })
         });
         let semaphores = semaphores.into_iter().map(|semaphore| {
-            ObjectRow::Semaphore(SemaphoreRow {
-                name: semaphore.name.clone(),
-                memory: semaphore.memory.fd,
+            let info = SemaphoreInfo {
+                name: semaphore.name.to_string(),
                 maximum: semaphore.maximum,
+                held: 0,
+                waiting: 0,
                 leases: self.leases_on(ObjectKind::Semaphore, &semaphore.name).count() as u32,
                 uid: semaphore.uid,
                 shared: semaphore.shared,
-            })
+            };
+            ObjectRow::Semaphore(Row { info, at: semaphore.memory.fd })
         });
         timelines.chain(semaphores).collect()
     }
@@ -575,7 +579,7 @@ impl Model {
     pub(super) fn inspect_object(&self, member: MemberId, kind: ObjectKind, name: &Name) -> Outcome {
         let is_it = |row: &&ObjectRow| {
             let of_kind = matches!(row, ObjectRow::Timeline(_)) == (kind == ObjectKind::Timeline);
-            of_kind && row.name() == name
+            of_kind && row.name() == name.as_str()
         };
         if let Some((owner, _)) = self.owner_of(kind, name)
             && !self.sees_object(member, kind, name)
@@ -589,7 +593,7 @@ impl Model {
             let command = command(record.id);
             let pid = pid(record.id);
             let unproven = record.life == Life::Unproven;
-            (leases > 0).then_some(Holder { pid, command, leases, unproven, row: record.row })
+            (leases > 0).then_some(holder(pid, &command, leases, unproven, record.row))
         });
         Ok(Answer::Object(Box::new((row, holders.collect()))))
     }

@@ -4,7 +4,7 @@ use super::{
     model::{Model, ModelAttachment, ModelEffects, ModelMember, ModelVersion, VersionLease, WaitFor, named, over, uid},
     *,
 };
-use crate::registry::{effect::VersionRow, types::joined};
+use crate::registry::types::joined;
 
 impl Model {
     pub(super) fn commit(
@@ -341,8 +341,8 @@ impl Model {
         id
     }
 
-    pub(super) fn row(&self, v: &ModelVersion) -> VersionRow {
-        VersionRow {
+    pub(super) fn info(&self, v: &ModelVersion) -> wire::VersionInfo {
+        wire::VersionInfo {
             version: v.number,
             kind: v.memory.kind,
             place: v.memory.place,
@@ -352,7 +352,7 @@ impl Model {
             reserved: v.memory.reserved,
             growths: v.growths,
             lifetime: v.memory.lifetime,
-            control: v.memory.control,
+            control: v.memory.control.map(|control| control.shape),
             committer: v.committer,
             owner: v.keeper.filter(|id| self.members.iter().any(|m| m.id == *id)).map_or(v.committer, pid),
             uid: v.uid,

@@ -1,12 +1,12 @@
 //! Watching in the model: all events in one list.
 
-use partywall_wire::Pattern;
+use partywall_wire::{Happened, NameEvent, Pattern};
 
 use super::{
     model::{Model, ModelEffects, WaitFor},
     *,
 };
-use crate::registry::effect::{Happened, Happening};
+use crate::registry::watch::Happening;
 
 impl Model {
     pub(super) fn note(&mut self, named: Named, name: &Name, (uid, shared): (u32, bool), change: Change) {
@@ -25,7 +25,7 @@ impl Model {
         let last = self.history.len() as u64;
         let pattern = Pattern::new(pattern).unwrap();
         let (gap, after) = match after {
-            None => return Ok(Answer::Happened(Happened { gap: None, events: Vec::new(), next: last })),
+            None => return Ok(Answer::Happened(Happened { gap: None, events: Vec::new(), next: now(last) })),
             Some(point) if point.instance != INSTANCE || point.sequence > last => (Some(Gap::OtherBroker), begin),
             Some(Point { sequence: after, .. }) if after < begin => {
                 (Some(Gap::Behind { events: begin - after }), begin)
@@ -34,7 +34,7 @@ impl Model {
         };
         let events = self.since(member, after, &pattern);
         if gap.is_some() || !events.is_empty() {
-            return Ok(Answer::Happened(Happened { gap, events, next: last }));
+            return Ok(Answer::Happened(Happened { gap, events, next: now(last) }));
         }
         self.enqueue(member, ticket, WaitFor::Watch(pattern, after))
     }
@@ -49,15 +49,15 @@ impl Model {
             let gap = (notified < begin).then(|| Gap::Behind { events: begin - notified });
             let events = self.since(waiting.member, notified.max(begin), pattern);
             if notified < last && (gap.is_some() || !events.is_empty() || *asked < begin) {
-                self.notify(&waiting, Ok(Answer::Happened(Happened { gap, events, next: last })), effects);
+                self.notify(&waiting, Ok(Answer::Happened(Happened { gap, events, next: now(last) })), effects);
             }
         }
     }
 
-    fn since(&self, member: MemberId, after: u64, pattern: &Pattern) -> Vec<Happening> {
+    fn since(&self, member: MemberId, after: u64, pattern: &Pattern) -> Vec<NameEvent> {
         let since = self.history.iter().filter(|event| event.sequence > after);
         let since = since.filter(|event| self.sees(member, event.uid, event.shared));
-        since.filter(|event| pattern.matches(event.name.as_str())).cloned().collect()
+        since.filter(|event| pattern.matches(event.name.as_str())).map(Happening::event).collect()
     }
 
     /// Returns the number of forgotten events.
@@ -69,4 +69,8 @@ impl Model {
         });
         self.history.len() as u64 - kept.count() as u64
     }
+}
+
+fn now(sequence: u64) -> Point {
+    Point { instance: INSTANCE, sequence }
 }

@@ -2,7 +2,7 @@
 //! The rules of timelines, semaphores and cells, one by one.
 
 use super::*;
-use crate::registry::effect::{Holder, ObjectRow};
+use crate::registry::effect::ObjectRow;
 
 const STALE: Outcome = Err(Refusal::Stale { what: Handle::Lease });
 
@@ -393,7 +393,7 @@ fn timelines_and_semaphores_count_as_in_use() {
     let Ok(Answer::Status(counts)) = w.ask(a, Call::Status).1 else { panic!("a status") };
     assert_eq!((counts.timelines, counts.semaphores, counts.leases, counts.fds), (1, 1, 2, 2));
     let Ok(Answer::Members { members, .. }) = w.ask(a, Call::Members { after: None }).1 else { panic!("members") };
-    assert_eq!(members.iter().map(|row| row.leases).collect::<Vec<_>>(), [0, 2]);
+    assert_eq!(members.iter().map(|row| row.info.leases).collect::<Vec<_>>(), [0, 2]);
     w.apply(Event::Died { member: b });
     assert_eq!(w.ask(a, Call::Stop { force: false }).2, [Effect::RemoveSocket, Effect::Stop]);
 }
@@ -420,13 +420,9 @@ fn listing_continues_from_timelines_to_semaphores() {
 
     let inspect = |w: &mut Watched, kind, name| w.ask(b, Call::InspectObject { kind, name: called(name) }).1;
     let Ok(Answer::Object(detail)) = inspect(&mut w, ObjectKind::Timeline, "t2") else { panic!("it is there") };
-    let (ObjectRow::Timeline(row), holders) = *detail else { panic!("a timeline") };
+    let (ObjectRow::Timeline(Row { info: row, .. }), holders) = *detail else { panic!("a timeline") };
     assert_eq!((row.writer, row.leases, row.incarnation), (Some(101), 2, 1));
-    let holder = |pid, row, name: &str| {
-        let command = name.into();
-        Holder { pid, command, leases: 1, unproven: false, row }
-    };
-    assert_eq!(holders, [holder(101, 0, "member 1"), holder(102, 1, "member 2")]);
+    assert_eq!(holders, [holder(101, "member 1", 1, false, 0), holder(102, "member 2", 1, false, 1)]);
     let missing = inspect(&mut w, ObjectKind::Semaphore, "t2");
     assert!(matches!(missing, Err(Refusal::ObjectNotFound { kind: ObjectKind::Semaphore, .. })));
 }
@@ -450,8 +446,8 @@ fn pages_of_objects_fit_a_message_and_are_complete() {
         let Answer::Objects { objects, more } = w.registry.list_objects(a, after.clone()) else { panic!("objects") };
         assert!(objects.len() < 150 && !objects.is_empty());
         after = objects.last().map(|row| match row {
-            ObjectRow::Timeline(row) => (ObjectKind::Timeline, row.name.to_string()),
-            ObjectRow::Semaphore(row) => (ObjectKind::Semaphore, row.name.to_string()),
+            ObjectRow::Timeline(row) => (ObjectKind::Timeline, row.info.name.clone()),
+            ObjectRow::Semaphore(row) => (ObjectKind::Semaphore, row.info.name.clone()),
         });
         seen.extend(after.clone().into_iter().map(|(kind, _)| kind));
         seen.resize(seen.len() + objects.len() - 1, ObjectKind::Timeline);

@@ -9,7 +9,6 @@ use super::{
     *,
 };
 use crate::registry::{
-    effect::Counts,
     state::Life,
     tombstones::REMEMBERED,
     types::{BlockControl, Deadline, Refusal, Then, Whom},
@@ -683,7 +682,7 @@ fn without_near(outcome: Outcome) -> Outcome {
             Err(Refusal::ObjectNotFound { kind, name, near: Vec::new(), is })
         }
         // The audit recounts what each user has.
-        Ok(Answer::Status(counts)) => Ok(Answer::Status(Box::new(Counts { users: Vec::new(), ..*counts }))),
+        Ok(Answer::Status(counts)) => Ok(Answer::Status(Box::new(wire::StatusInfo { users: Vec::new(), ..*counts }))),
         other => other,
     }
 }

@@ -1,8 +1,9 @@
 // Holds 112.
 //! Watching, rule by rule.
 
+use partywall_wire::{Happened, NameEvent};
+
 use super::*;
-use crate::registry::effect::{Happened, Happening};
 
 fn watch(pattern: &str, after: Option<Point>) -> Call {
     Call::Watch { pattern: pattern.into(), after }
@@ -22,7 +23,7 @@ impl Watched {
     }
 }
 
-fn short(events: &[Happening]) -> Vec<(String, Change)> {
+fn short(events: &[NameEvent]) -> Vec<(String, Change)> {
     events.iter().map(|event| (event.name.to_string(), event.change)).collect()
 }
 
@@ -64,13 +65,13 @@ fn death_is_reported_before_its_memory_is_freed() {
     w.commit(a, "theirs", false);
     let held = w.opened(b, "theirs");
     let Happened { next, .. } = w.happened(b, "*", None);
-    let (ticket, outcome, _) = w.ask(b, watch("th*", point(next)));
+    let (ticket, outcome, _) = w.ask(b, watch("th*", Some(next)));
     assert_eq!(outcome, Ok(Answer::Pending));
     let effects = w.apply(Event::Died { member: a });
     assert_eq!(short(&notified(&effects).events), [("theirs".into(), Change::OwnerDied { pid: 101 })]);
     assert_eq!(notices(&effects)[0].1, ticket);
     let next = notified(&effects).next;
-    assert_eq!(w.ask(b, watch("*", point(next))).1, Ok(Answer::Pending));
+    assert_eq!(w.ask(b, watch("*", Some(next))).1, Ok(Answer::Pending));
     w.release(b, held.lease);
     let effects = w.close_all();
     assert_eq!(short(&notified(&effects).events), [("theirs".into(), Change::Reclaimed { version: 1, bytes: 10 })]);
@@ -85,7 +86,9 @@ fn watchers_get_only_names_that_match() {
     assert_eq!(notices(&effects), []);
     let commit = w.commit_call("llm/a", false, true);
     let (.., effects) = w.ask(a, commit);
-    let Happened { gap: None, events, next: 4 } = notified(&effects) else { panic!("{effects:?}") };
+    let Happened { gap: None, events, next: Point { sequence: 4, .. } } = notified(&effects) else {
+        panic!("{effects:?}")
+    };
     assert_eq!(events.iter().map(|event| event.sequence).collect::<Vec<_>>(), [3, 4]);
 }
 
@@ -135,12 +138,12 @@ fn late_watcher_learns_how_many_events_it_missed() {
     };
     assert!((5..20).contains(&events.len()), "{events:?}");
     assert_eq!(events[0].sequence, 7 + missed + 1);
-    assert_eq!((events.last().unwrap().sequence, next), (101, 101));
+    assert_eq!((events.last().unwrap().sequence, next.sequence), (101, 101));
     assert_eq!(w.happened(b, "*", point(7 + missed)).gap, None);
     // A point that is not of this broker.
     for after in [ELSEWHERE, point(102)] {
         let there = w.happened(b, "y", after);
-        assert_eq!(there, Happened { gap: Some(Gap::OtherBroker), events: Vec::new(), next: 101 });
+        assert_eq!(there, Happened { gap: Some(Gap::OtherBroker), events: Vec::new(), next: point(101).unwrap() });
     }
 }
 
@@ -151,17 +154,19 @@ fn waiting_watch_misses_nothing_in_a_fast_log() {
     w.join(a);
     w.join(b);
     let mut next = 0;
+    let quiet = |next| watch("quiet", point(next));
     // Long before the log has been filled a second time, the watcher gets a later point.
     let mut renewed = 0;
-    assert_eq!(w.ask(b, watch("quiet", point(next))).1, Ok(Answer::Pending));
+    assert_eq!(w.ask(b, quiet(next)).1, Ok(Answer::Pending));
     for _ in 0..100 {
         let commit = w.commit_call("busy", false, true);
         let (.., effects) = w.ask(a, commit);
         if !notices(&effects).is_empty() {
             let Happened { gap: None, events, next: later } = notified(&effects) else { panic!("{effects:?}") };
+            let later = later.sequence;
             assert!(events.is_empty() && later > next);
             (next, renewed) = (later, renewed + 1);
-            assert_eq!(w.ask(b, watch("quiet", point(next))).1, Ok(Answer::Pending));
+            assert_eq!(w.ask(b, quiet(next)).1, Ok(Answer::Pending));
         }
     }
     assert!((2..50).contains(&renewed), "{renewed}");
@@ -181,13 +186,14 @@ fn event_larger_than_the_log_is_reported() {
         w.commit(a, &format!("name{i}"), false);
     }
     let Happened { next, .. } = w.happened(b, "*", None);
-    assert_eq!(w.ask(b, watch("*", point(next))).1, Ok(Answer::Pending));
+    assert_eq!(w.ask(b, watch("*", Some(next))).1, Ok(Answer::Pending));
     let effects = w.apply(Event::Died { member: a });
     let Happened { gap: Some(Gap::Behind { events: missed }), events, next: last } = notified(&effects) else {
         panic!("{effects:?}")
     };
     assert_eq!(missed + events.len() as u64, 50);
-    assert_eq!((events[0].sequence, last), (next + missed + 1, next + 50));
+    let next = next.sequence;
+    assert_eq!((events[0].sequence, last.sequence), (next + missed + 1, next + 50));
 }
 
 #[test]

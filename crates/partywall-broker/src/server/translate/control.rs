@@ -11,7 +11,7 @@ use partywall_shm::{
 use partywall_wire as wire;
 
 use crate::{
-    registry::effect::{Info, RowOwner},
+    registry::effect::RowOwner,
     server::{
         control::{Control, SlotTable},
         translate::member,
@@ -36,23 +36,25 @@ pub(super) fn usage(table: &SlotTable) -> Option<wire::Usage> {
     }
 }
 
-pub(super) fn info(table: &SlotTable, info: &Info, control: &Control) -> Option<wire::ControlInfo> {
+pub(super) fn info(
+    table: &SlotTable,
+    attached: Vec<wire::AttachedInfo>,
+    rows: &BTreeMap<u16, RowOwner>,
+    control: &Control,
+) -> Option<wire::ControlInfo> {
     match table {
         SlotTable::Semaphore(_) => None,
         SlotTable::Pool(pool) => Some(wire::ControlInfo { blocks: blocks(&pool.audit()), topic: None, queue: None }),
         SlotTable::Topic(topic, pool) => {
-            let topic_info = topic_info(topic, &info.rows, control);
+            let topic_info = topic_info(topic, rows, control);
             Some(wire::ControlInfo { blocks: topic.audit(pool), topic: Some(topic_info), queue: None })
         }
         SlotTable::Queue(mapped) => {
             let uses = mapped.queue.all_uses();
             let audit = mapped.queue.audit();
-            let attached = info.attached.iter().map(|held| wire::AttachedInfo {
-                attachment: held.attachment,
-                name: held.name.to_string(),
-                version: held.version,
-                bytes: held.bytes,
-                tasks: uses.get(&held.attachment).copied().unwrap_or(0),
+            let attached = attached.into_iter().map(|held| {
+                let tasks = uses.get(&held.attachment).copied().unwrap_or(0);
+                wire::AttachedInfo { tasks, ..held }
             });
             let queue = wire::QueueInfo {
                 usage: queue_usage(&mapped.queue, &audit),

@@ -8,8 +8,8 @@ use partywall_wire::{self as wire, MemberState};
 use crate::{
     registry::{
         FdId, Registry,
-        effect::{Departed, MemberRow, RowOwner},
-        types::LeaseId,
+        effect::{MemberRow, Row, RowOwner},
+        types::{LeaseId, MemberId},
     },
     server::control::Control,
 };
@@ -20,52 +20,34 @@ const LATE: u64 = 2000;
 /// Maximum number of slots that one listing reads, which takes a few milliseconds.
 const COUNTED: u32 = 1 << 20;
 
-pub(super) fn rows(rows: &[MemberRow], control: &Control, registry: &Registry) -> Vec<wire::MemberInfo> {
+pub(super) fn infos(rows: Vec<MemberRow>, control: &Control, registry: &Registry) -> Vec<wire::MemberInfo> {
     let now = members::now();
     let mut slots = Slots { control, left: COUNTED, counted: BTreeMap::new() };
-    rows.iter().map(|row| self::row(row, now, &mut slots, registry)).collect()
+    rows.into_iter().map(|row| info(row, now, &mut slots, registry)).collect()
 }
 
-fn row(row: &MemberRow, now: u64, slots: &mut Slots<'_>, registry: &Registry) -> wire::MemberInfo {
-    let is_connected = matches!(row.state, MemberState::Alive | MemberState::LostContext | MemberState::Evicted);
-    let number = row.row.filter(|_| is_connected);
-    let quiet = number.and_then(|number| slots.control.heartbeat(row.uid, number)).map(|beat| now.saturating_sub(beat));
-    let names = row.waits.iter().map(|wait| wire::WaitInfo {
-        on: wait.on,
-        name: wait.name.to_string(),
-        target: wait.version,
-        by: wait.by,
-        ms: None,
-    });
-    let timeline = number.and_then(|number| slots.control.wait(row.uid, number)).and_then(|wait| {
-        let (name, by) = registry.timeline_of(row.member, LeaseId(wait.lease))?;
-        Some(wire::WaitInfo {
-            on: wire::Awaited::Timeline,
-            name: name.to_string(),
-            target: Some(wait.value),
-            by,
-            ms: Some(now.saturating_sub(wait.since)),
-        })
-    });
-    wire::MemberInfo {
-        member: row.member.0,
-        pid: row.pid,
-        uid: row.uid,
-        command: row.command.to_string(),
-        state: state_by(row.state, quiet),
-        doubt: row.doubt,
-        mps: row.mps.as_deref().map(str::to_owned),
-        quiet,
-        leases: row.leases,
-        timelines: row.timelines,
-        permits: slots.of(row, &row.semaphores, |counts| &counts.held),
-        blocks: slots.of(row, &row.pools, |counts| &counts.held),
-        tasks: slots.of(row, &row.pools, |counts| &counts.tasks),
-        bytes: row.bytes,
-        since: row.since,
-        waits: names.chain(timeline).collect(),
-        simulated: row.simulated,
+fn info(Row { mut info, at }: MemberRow, now: u64, slots: &mut Slots<'_>, registry: &Registry) -> wire::MemberInfo {
+    let Some(row) = at.row else { return info };
+    let uid = info.uid;
+    let is_connected = matches!(info.state, MemberState::Alive | MemberState::LostContext | MemberState::Evicted);
+    if is_connected {
+        info.quiet = slots.control.heartbeat(uid, row).map(|beat| now.saturating_sub(beat));
+        info.state = state_by(info.state, info.quiet);
+        info.waits.extend(slots.control.wait(uid, row).and_then(|wait| {
+            let (name, by) = registry.timeline_of(MemberId(info.member), LeaseId(wait.lease))?;
+            Some(wire::WaitInfo {
+                on: wire::Awaited::Timeline,
+                name: name.to_string(),
+                target: Some(wait.value),
+                by,
+                ms: Some(now.saturating_sub(wait.since)),
+            })
+        }));
     }
+    info.permits = slots.of(row, &at.semaphores, |counts| &counts.held);
+    info.blocks = slots.of(row, &at.pools, |counts| &counts.held);
+    info.tasks = slots.of(row, &at.pools, |counts| &counts.tasks);
+    info
 }
 
 /// Returns the state of a member, taking its heartbeat into account.
@@ -97,24 +79,13 @@ struct Counts {
 }
 
 impl Slots<'_> {
-    fn of(&mut self, row: &MemberRow, tables: &[FdId], what: fn(&Counts) -> &BTreeMap<u16, u32>) -> Option<u32> {
-        let Some(holder) = row.row else { return Some(0) };
+    fn of(&mut self, row: u16, tables: &[FdId], what: fn(&Counts) -> &BTreeMap<u16, u32>) -> Option<u32> {
         tables.iter().try_fold(0_u32, |sum, table| {
             let counted = self.counted.entry(*table).or_insert_with(|| {
                 self.left = self.left.checked_sub(self.control.slots(*table))?;
                 Some(Counts { held: self.control.holders(*table), tasks: self.control.workers(*table) })
             });
-            Some(sum.saturating_add(what(counted.as_ref()?).get(&holder).copied().unwrap_or(0)))
+            Some(sum.saturating_add(what(counted.as_ref()?).get(&row).copied().unwrap_or(0)))
         })
     }
-}
-
-pub(super) fn evicted(departed: &Departed, kill: wire::Kill) -> wire::Evicted {
-    let Departed { member, pid, command, leases, bytes } = departed;
-    wire::Evicted { member: member.0, pid: *pid, command: command.to_string(), leases: *leases, bytes: *bytes, kill }
-}
-
-pub(super) fn freed(departed: &Departed) -> wire::Freed {
-    let Departed { member, pid, command, leases, bytes } = departed;
-    wire::Freed { member: member.0, pid: *pid, command: command.to_string(), leases: *leases, bytes: *bytes }
 }

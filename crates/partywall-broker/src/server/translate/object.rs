@@ -3,60 +3,40 @@
 use partywall_wire as wire;
 
 use crate::{
-    registry::effect::{Holder, ObjectRow, OpenedTimeline},
-    server::{
-        control::{Control, SlotTable},
-        translate::holder,
-    },
+    registry::effect::{Holder, ObjectRow, Row},
+    server::control::{Control, SlotTable},
 };
 
-pub(super) fn opened(opened: OpenedTimeline) -> wire::OpenedTimeline {
-    let OpenedTimeline { lease, slab, cell, incarnation, writer } = opened;
-    wire::OpenedTimeline { lease, slab, cell, incarnation, writer }
-}
-
-pub(super) fn row(row: &ObjectRow, control: &Control) -> wire::ObjectInfo {
+pub(super) fn info(row: ObjectRow, control: &Control) -> wire::ObjectInfo {
     match row {
-        ObjectRow::Timeline(row) => {
-            let standing = row.at.and_then(|at| control.standing(at));
+        ObjectRow::Timeline(Row { info, at }) => {
+            let standing = at.and_then(|at| control.standing(at));
             wire::ObjectInfo::Timeline(wire::TimelineInfo {
-                name: row.name.to_string(),
-                incarnation: row.incarnation,
-                writer: row.writer,
                 value: standing.map_or(0, |standing| standing.value),
                 announced: standing.map_or(0, |standing| standing.announced),
                 ending: standing.and_then(|standing| standing.ending),
-                leases: row.leases,
-                uid: row.uid,
-                shared: row.shared,
+                ..info
             })
         }
-        ObjectRow::Semaphore(row) => {
-            let permits = control.permits(row.memory);
-            wire::ObjectInfo::Semaphore(wire::SemaphoreInfo {
-                name: row.name.to_string(),
-                maximum: row.maximum,
-                // Permits that were handed to a waiter count as held.
-                held: permits.held + permits.handed,
-                waiting: permits.waiting,
-                leases: row.leases,
-                uid: row.uid,
-                shared: row.shared,
-            })
+        ObjectRow::Semaphore(Row { info, at }) => {
+            let permits = control.permits(at);
+            // Permits that were handed to a waiter count as held.
+            let held = permits.held + permits.handed;
+            wire::ObjectInfo::Semaphore(wire::SemaphoreInfo { held, waiting: permits.waiting, ..info })
         }
     }
 }
 
-pub(super) fn detail(row: &ObjectRow, holders: &[Holder], control: &Control) -> wire::ObjectDetail {
-    let slots = match row {
-        ObjectRow::Semaphore(row) => control.slot_table(row.memory),
+pub(super) fn detail(row: ObjectRow, holders: Vec<Holder>, control: &Control) -> wire::ObjectDetail {
+    let slots = match &row {
+        ObjectRow::Semaphore(semaphore) => control.slot_table(semaphore.at),
         ObjectRow::Timeline(_) => None,
     };
     let permits = slots.map(SlotTable::holders).unwrap_or_default();
     let waiters = slots.map(SlotTable::waiters).unwrap_or_default();
-    let holders = holders.iter().map(|held| wire::ObjectHolder {
-        holder: wire::HolderInfo { waiting: waiters.get(&held.row).copied().unwrap_or(0), ..holder(held) },
-        permits: permits.get(&held.row).copied().unwrap_or(0),
+    let holders = holders.into_iter().map(|Row { info, at: row }| wire::ObjectHolder {
+        holder: wire::HolderInfo { waiting: waiters.get(&row).copied().unwrap_or(0), ..info },
+        permits: permits.get(&row).copied().unwrap_or(0),
     });
-    wire::ObjectDetail { info: self::row(row, control), holders: holders.collect() }
+    wire::ObjectDetail { holders: holders.collect(), info: info(row, control) }
 }

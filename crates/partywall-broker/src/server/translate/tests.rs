@@ -17,7 +17,7 @@ use crate::{
     registry::{
         Asked, Bounds, Commit, Event, Received, Registry,
         event::Identity,
-        types::{Chunk, Kind, Lifetime, ObjectKind, Place, Quota},
+        types::{Chunk, Kind, Lifetime, Memory, ObjectKind, Place, Quota, Table},
     },
     server::{fds::FdStore, reclaimer::Reclaimer, runner::Runner},
 };
