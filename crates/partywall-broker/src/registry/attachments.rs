@@ -15,8 +15,8 @@ use partywall_wire::{AttachedInfo, QueueHolder};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Decision, Registry, STALE_LEASE,
-    effect::{Answer, Effect, Effects},
+    Answer, Decision, Registry, STALE_LEASE,
+    effect::{Effect, Effects},
     event::Call,
     segments::limit,
     types::{Access, FdId, LeaseId, Limit, MemberId, Name, Refusal, RequestId},

@@ -1,8 +1,8 @@
 //! Claims: one member at a time builds a name that does not exist. If it gives up, the longest waiting request builds.
 
 use super::{
-    Decision, Registry, STALE_CLAIM,
-    effect::{Answer, Effects},
+    Answer, Decision, Registry, STALE_CLAIM,
+    effect::Effects,
     segments::limit,
     state::{Claim, Want},
     types::{Access, ClaimId, Limit, MemberId, Name, RequestId},

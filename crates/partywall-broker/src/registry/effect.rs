@@ -1,23 +1,19 @@
 //! Effects: the output of the registry.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::collections::BTreeMap;
 
-use partywall_wire::{
-    AttachedInfo, Freed, Happened, HolderInfo, MemberInfo, NameInfo, OpenedTimeline, QueueHolder, Refusal, SegmentInfo,
-    SemaphoreInfo, StatusInfo, TimelineInfo,
-};
-use serde::{Deserialize, Serialize};
+use partywall_wire::{Answer, AttachedInfo, Refusal};
 
 use super::types::{
-    CellAt, ClaimId, CloseId, FdId, LeaseId, Limit, MemberId, MemberState, Memory, Millis, Name, Notice, OtherUsers,
-    RequestId, Staleness, TimelineEnding, WithdrawalId,
+    CellAt, CloseId, FdId, LeaseId, Limit, MemberId, MemberState, Millis, OtherUsers, RequestId, Staleness,
+    TimelineEnding, WithdrawalId,
 };
 
 /// An action for the server. Effects are carried out in the order in which the registry returns them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Effect {
     /// Answer a request, sending `fds` along.
-    Reply { member: MemberId, request: RequestId, outcome: Outcome, fds: Vec<FdId> },
+    Reply { member: MemberId, request: RequestId, outcome: Outcome, fds: Vec<FdId>, unread: Unread },
     /// Complete a request that was answered with [`Answer::Pending`].
     Notify { member: MemberId, ticket: RequestId, outcome: Outcome, fds: Vec<FdId> },
     /// Close these descriptors: nothing in the registry refers to them any more. Held back while a row is being
@@ -79,113 +75,33 @@ pub(crate) type Effects = Vec<Effect>;
 /// The result of a request. A refused request changes nothing.
 pub(crate) type Outcome = Result<Answer, Refusal>;
 
-/// A request that was granted.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Answer {
-    Done,
-    Pending,
-    Committed {
-        version: u64,
-        lease: LeaseId,
+/// What the server reads from control memory and adds to an answer before it sends it. Until then those numbers are 0.
+///
+/// Lists are in the order of the answer's rows.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) enum Unread {
+    #[default]
+    Nothing,
+    /// Of each name the slot table of its latest version, if that has one.
+    Names(Vec<Option<FdId>>),
+    Members(Vec<MemberAt>),
+    /// Of an inspected version, if it has a slot table.
+    Version {
+        slots: FdId,
+        /// The rows of its holders.
+        holders: Vec<u16>,
+        /// The members whose rows may appear in its control memory.
+        rows: BTreeMap<u16, RowOwner>,
+        /// The segments that a queue holds; empty for other objects.
+        attached: Vec<AttachedInfo>,
     },
-    Opened(Opened),
-    Build {
-        claim: ClaimId,
-    },
-    /// The present state of a version, for a member that has its first `chunks` chunks.
-    Grown {
-        growths: u64,
-        chunks: usize,
-        memory: Arc<Memory>,
-    },
-    Withdrawn {
-        notice: Option<Notice>,
-    },
-    Removed {
-        version: u64,
-        bytes_kept: u64,
-        holders: Vec<HolderInfo>,
-        queues: Vec<QueueHolder>,
-        notice: Option<Notice>,
-    },
-    Info(Box<Info>),
-    Names {
-        names: Vec<NameRow>,
-        more: bool,
-    },
-    Members {
-        members: Vec<MemberRow>,
-        more: bool,
-    },
-    Happened(Happened),
-    /// `killed` says whether their processes were sent SIGKILL, or were to be.
-    Evicted {
-        members: Vec<Freed>,
-        killed: bool,
-    },
-    Freed {
-        members: Vec<Freed>,
-        more: bool,
-    },
-    Timeline(OpenedTimeline),
-    Semaphore {
-        lease: LeaseId,
-        maximum: u32,
-    },
-    Attached {
-        attachment: u32,
-    },
-    Objects {
-        objects: Vec<ObjectRow>,
-        more: bool,
-    },
-    Object(Box<(ObjectRow, Vec<Holder>)>),
-    /// Without what the server knows of itself.
-    Status(Box<StatusInfo>),
+    Objects(Vec<ObjectAt>),
+    /// Of an inspected object, with the rows of its holders.
+    Object(ObjectAt, Vec<u16>),
 }
-
-impl Answer {
-    /// Returns whether the answer to a repeated request cannot be found again in the registry's state. Answers that
-    /// carry leases and claims can, and the others describe the present state.
-    pub(super) fn is_found_only_here(&self) -> bool {
-        matches!(
-            self,
-            Self::Done | Self::Removed { .. } | Self::Evicted { .. } | Self::Freed { .. } | Self::Attached { .. }
-        )
-    }
-}
-
-/// A version with the lease that was given on it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Opened {
-    pub(crate) lease: LeaseId,
-    pub(crate) name: Name,
-    pub(crate) version: u64,
-    pub(crate) growths: u64,
-    pub(crate) memory: Arc<Memory>,
-    pub(crate) uid: u32,
-    pub(crate) shared: bool,
-}
-
-/// A row of a listing as the wire has it, and where the server reads what the registry does not know. Until then those
-/// numbers are 0.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Row<T, P> {
-    pub(crate) info: T,
-    pub(crate) at: P,
-}
-
-/// A name, with the slot table of its latest version if that has one.
-pub(crate) type NameRow = Row<NameInfo, Option<FdId>>;
-
-/// A member that holds leases on something, with the row that identifies it in control memory.
-pub(crate) type Holder = Row<HolderInfo, u16>;
-
-/// A member, with what it has in control memory.
-pub(crate) type MemberRow = Row<MemberInfo, MemberAt>;
 
 /// What a member has in control memory.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct MemberAt {
     /// Its row, which locates its heartbeat and identifies its permits. Absent for a dead member.
     pub(crate) row: Option<u16>,
@@ -195,38 +111,15 @@ pub(crate) struct MemberAt {
     pub(crate) pools: Vec<FdId>,
 }
 
-/// A timeline with its cell, or a semaphore with its memory.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum ObjectRow {
-    Timeline(Row<TimelineInfo, Option<CellAt>>),
-    Semaphore(Row<SemaphoreInfo, FdId>),
-}
-
-impl ObjectRow {
-    pub(crate) fn name(&self) -> &str {
-        match self {
-            Self::Timeline(timeline) => &timeline.info.name,
-            Self::Semaphore(semaphore) => &semaphore.info.name,
-        }
-    }
-}
-
-/// Everything about one name.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Info {
-    /// Without its holders.
-    pub(crate) info: SegmentInfo,
-    pub(crate) holders: Vec<Holder>,
-    /// The slot table of the version, if it has one.
-    pub(crate) slots: Option<FdId>,
-    /// The segments that a queue holds; empty for other objects.
-    pub(crate) attached: Vec<AttachedInfo>,
-    /// The members whose rows may appear in its control memory, if it has any.
-    pub(crate) rows: BTreeMap<u16, RowOwner>,
+/// The cell of a timeline, or the memory of a semaphore.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ObjectAt {
+    Timeline(Option<CellAt>),
+    Semaphore(FdId),
 }
 
 /// The member of a row.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RowOwner {
     pub(crate) uid: u32,
     pub(crate) pid: u32,

@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use partywall_wire::Grow;
+use partywall_wire::{Grow, Grown};
 
 use super::{
-    Decision, Granted, Registry, STALE_LEASE,
-    effect::{Answer, Effect, Effects},
+    Answer, Decision, Granted, Registry, STALE_LEASE,
+    effect::{Effect, Effects, Unread},
     event::Received,
     segments::limit,
     state::{Version, VersionLease, Want},
@@ -81,11 +81,16 @@ impl Registry {
             return Ok(Answer::Done.into());
         }
         version.check_stale(&held.name, held.version)?;
-        let memory = Arc::clone(&version.memory);
+        let memory = &version.memory;
         let chunks = usize::try_from(chunks).ok().filter(|chunks| *chunks <= memory.chunks.len());
         let chunks = chunks.ok_or(Refusal::invalid("the version never had so many chunks"))?;
         let fds = memory.fds_from(chunks);
-        Ok(Granted(Answer::Grown { growths: version.growths, chunks, memory }, fds))
+        let grown = Grown {
+            growths: version.growths,
+            chunks: memory.chunk_bytes().split_off(chunks),
+            table: memory.table.sent(),
+        };
+        Ok(Granted(Answer::Grown(grown), fds, Unread::Nothing))
     }
 
     /// Answers as soon as a version has grown more than `growths` times.

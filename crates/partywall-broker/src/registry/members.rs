@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use partywall_wire::Freed;
+use partywall_wire::{Evicted, Freed, Kill};
 
 use super::{
-    Call, Decision, Registry,
-    effect::{Answer, Effect, Effects},
+    Answer, Call, Decision, Registry,
+    effect::{Effect, Effects},
     near::near_numbers,
     reclaim::Departure,
     report::count,
@@ -83,7 +83,13 @@ impl Registry {
         if kill {
             before.extend(evicted.iter().map(|departed| Effect::Kill(MemberId(departed.member))));
         }
-        Ok(Answer::Evicted { members: evicted, killed: kill }.into())
+        // The server replaces what was asked for by the result.
+        let kill = if kill { Kill::Sent } else { Kill::NotAsked };
+        let evicted = evicted.into_iter().map(|departed| {
+            let Freed { member, pid, command, leases, bytes } = departed;
+            Evicted { member, pid, command, leases, bytes, kill }
+        });
+        Ok(Answer::Evicted(evicted.collect()).into())
     }
 
     /// Evicts a member, or replaces the reason of its eviction.

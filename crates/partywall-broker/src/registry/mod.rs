@@ -5,6 +5,10 @@
 //! clock, no randomness, no I/O and no file descriptors. Time comes with the events, and descriptors are numbers
 //! ([`FdId`]) that the server keeps and closes by an effect.
 //!
+//! Requests, answers and refusals are those of the wire. The types of `partywall-wire` are checked when a message is
+//! decoded, the server checks the rest ([`event`] says what), and ids may be any member's: the registry looks each up
+//! for the member that sent it.
+//!
 //! The state can be written and read again (serde). Applying the same events at the same times leads to the same state
 //! and the same effects, so a journal of events restores it. Requests that only ask need no record, nor do refused ones
 //! that brought no descriptors. A new event or call needs `Serialize` and a step in `tests::random`, where registries
@@ -14,7 +18,7 @@
 //! |---|---|
 //! | [`types`] | ids, memory, bounds |
 //! | [`event`] | the input: events, and requests with what came with them |
-//! | [`effect`] | the output: effects and answers |
+//! | [`effect`] | the output: effects, and what the server adds to answers |
 //! | `state` | the objects and the sums over them |
 //! | `segments` | commit, open, release, withdrawal, and the one place where memory is released |
 //! | `withdrawals` | withdrawals with a deadline |
@@ -72,10 +76,11 @@ use std::collections::{BTreeMap, VecDeque};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use cells::Guarded;
-pub(crate) use effect::{Answer, Effect, Effects, Outcome};
+pub(crate) use effect::{Effect, Effects, Outcome, Unread};
 pub(crate) use event::{Call, Event, Received};
 pub(crate) use limits::largest;
 pub(crate) use objects::ControlNeeded;
+pub(crate) use partywall_wire::Answer;
 #[cfg(fuzzing)]
 pub(crate) use tests::fuzz;
 #[cfg(test)]
@@ -152,23 +157,32 @@ pub(crate) struct Registry {
     last_withdrawal: u64,
 }
 
-/// A granted request and the file descriptors that go with the answer.
-struct Granted(Answer, Vec<FdId>);
+/// A granted request, the file descriptors that go with the answer, and what the server adds.
+struct Granted(Answer, Vec<FdId>, Unread);
 
 impl From<Answer> for Granted {
     fn from(answer: Answer) -> Self {
-        Self(answer, Vec::new())
+        Self(answer, Vec::new(), Unread::Nothing)
     }
+}
+
+/// Returns whether the answer to a repeated request cannot be found again in the registry's state. Answers that carry
+/// leases and claims can, and the others describe the present state.
+fn is_found_only_here(answer: &Answer) -> bool {
+    matches!(
+        answer,
+        Answer::Done | Answer::Removed { .. } | Answer::Evicted(_) | Answer::Freed { .. } | Answer::Attached { .. }
+    )
 }
 
 /// The decision on a request.
 type Decision = Result<Granted, Refusal>;
 
-/// Separates the outcome of a decision from the file descriptors that travel with it.
-fn split(decision: Decision) -> (Outcome, Vec<FdId>) {
+/// Separates the outcome of a decision from what goes with it.
+fn split(decision: Decision) -> (Outcome, Vec<FdId>, Unread) {
     match decision {
-        Ok(Granted(answer, fds)) => (Ok(answer), fds),
-        Err(refused) => (Err(refused), Vec::new()),
+        Ok(Granted(answer, fds, unread)) => (Ok(answer), fds, unread),
+        Err(refused) => (Err(refused), Vec::new(), Unread::Nothing),
     }
 }
 
@@ -315,19 +329,19 @@ impl Registry {
             }
             None => self.call(member, request, call, received, &mut before, &mut rest),
         };
-        let (outcome, fds) = split(granted);
+        let (outcome, fds, unread) = split(granted);
         if !only_asks
             && let Ok(answer) = &outcome
             && let Some(record) = self.members.get_mut(&member)
         {
             record.last_request = record.last_request.max(request);
-            if answer.is_found_only_here() {
+            if is_found_only_here(answer) {
                 record.answered = Some((request, answer.clone()));
             }
         }
         out.append(&mut before);
         let audited = self.audited(member, &outcome);
-        out.push(Effect::Reply { member, request, outcome, fds });
+        out.push(Effect::Reply { member, request, outcome, fds, unread });
         out.extend(audited);
         out.append(&mut rest);
     }
@@ -361,8 +375,8 @@ impl Registry {
             Call::AwaitGrowth { lease, growths } => self.await_growth(member, request, lease, growths),
             Call::Remove { name, deadline } => self.remove(member, &name, deadline, out),
             Call::Inspect { name, version } => self.inspect(member, &name, version),
-            Call::List { after } => Ok(self.list(member, after.as_deref()).into()),
-            Call::Members { after } => Ok(self.list_members(member, after).into()),
+            Call::List { after } => Ok(self.list(member, after.as_deref())),
+            Call::Members { after } => Ok(self.list_members(member, after)),
             Call::OpenTimeline { name, writer, shared } => {
                 self.open_timeline((member, request), (name, writer, shared), received.created, before, out)
             }
@@ -376,7 +390,7 @@ impl Registry {
                 self.detach_segment(member, queue, attachment, received.in_use)
             }
             Call::OpenAttached { queue, attachment } => self.open_attached(member, request, queue, attachment),
-            Call::Objects { after } => Ok(self.list_objects(member, after).into()),
+            Call::Objects { after } => Ok(self.list_objects(member, after)),
             Call::InspectObject { kind, name } => self.inspect_object(member, kind, &name),
             Call::Status => Ok(self.status(member).into()),
             Call::Stop { force } => self.stop(member, force, before, out),

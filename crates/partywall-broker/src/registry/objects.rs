@@ -5,13 +5,13 @@ use std::{
     ops::Bound::{Excluded, Unbounded},
 };
 
-use partywall_wire::{SemaphoreInfo, TimelineInfo};
+use partywall_wire::{ObjectDetail, ObjectHolder, ObjectInfo, SemaphoreInfo, TimelineInfo};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Decision, Registry, STALE_LEASE,
+    Answer, Decision, Granted, Registry, STALE_LEASE,
     cells::Source,
-    effect::{Answer, Effect, Effects, ObjectRow, Row},
+    effect::{Effect, Effects, ObjectAt, Unread},
     event::Call,
     near::near,
     report::{SLOTS_AS_A_BYTE, count, page},
@@ -120,7 +120,7 @@ impl Registry {
     }
 
     /// Returns a page of timelines, then of semaphores, that a member sees.
-    pub(super) fn list_objects(&self, member: MemberId, after: Option<(ObjectKind, String)>) -> Answer {
+    pub(super) fn list_objects(&self, member: MemberId, after: Option<(ObjectKind, String)>) -> Granted {
         let (timelines, semaphores) = match &after {
             None => (Some(Unbounded), Unbounded),
             Some((ObjectKind::Timeline, name)) => (Some(Excluded(name.as_str())), Unbounded),
@@ -132,13 +132,14 @@ impl Registry {
         let semaphores = semaphores.filter(|(_, semaphore)| self.sees(member, semaphore.owned));
         let timelines = timelines.map(|(name, timeline)| self.timeline_row(name, timeline));
         let rows = timelines.chain(semaphores.map(|(name, semaphore)| semaphore_row(name, semaphore)));
-        let (objects, more) = page(rows, |row| {
+        let (objects, more) = page(rows, |(info, _)| {
             // The server counts the permits of each semaphore in the page, which must not delay other members for long.
             let permits =
-                if let ObjectRow::Semaphore(row) = row { row.info.maximum as usize / SLOTS_AS_A_BYTE } else { 0 };
-            row.name().len() + permits
+                if let ObjectInfo::Semaphore(info) = info { info.maximum as usize / SLOTS_AS_A_BYTE } else { 0 };
+            info.name().len() + permits
         });
-        Answer::Objects { objects, more }
+        let (objects, at) = objects.into_iter().unzip();
+        Granted(Answer::Objects { objects, more }, Vec::new(), Unread::Objects(at))
     }
 
     /// Returns everything about one timeline or semaphore.
@@ -153,7 +154,7 @@ impl Registry {
                 semaphore.map(|semaphore| (semaphore_row(name, semaphore), &semaphore.holders, semaphore.owned))
             }
         };
-        let Some((row, holders, owned)) = found else {
+        let Some(((info, at), holders, owned)) = found else {
             let near = match kind {
                 ObjectKind::Timeline => near(&self.timelines, name, |timeline| self.sees(member, timeline.owned)),
                 _ => near(&self.semaphores, name, |semaphore| self.sees(member, semaphore.owned)),
@@ -161,10 +162,13 @@ impl Registry {
             return Err(Refusal::ObjectNotFound { kind, near, is: self.kinds_of(member, name), name: name.clone() });
         };
         self.check_sight(member, name, owned)?;
-        Ok(Answer::Object(Box::new((row, self.holders_of(holders)))).into())
+        let (holders, rows) = self.holders_of(holders);
+        let holders = holders.into_iter().map(|holder| ObjectHolder { holder, permits: 0 }).collect();
+        let detail = ObjectDetail { info, holders };
+        Ok(Granted(Answer::Object(Box::new(detail)), Vec::new(), Unread::Object(at, rows)))
     }
 
-    fn timeline_row(&self, name: &Name, timeline: &Timeline) -> ObjectRow {
+    fn timeline_row(&self, name: &Name, timeline: &Timeline) -> (ObjectInfo, ObjectAt) {
         let info = TimelineInfo {
             name: name.to_string(),
             incarnation: self.cells.used.get(&timeline.present).map_or(0, |cell| cell.incarnation),
@@ -176,11 +180,11 @@ impl Registry {
             uid: timeline.owned.uid,
             shared: timeline.owned.shared,
         };
-        ObjectRow::Timeline(Row { info, at: self.at(timeline.present) })
+        (ObjectInfo::Timeline(info), ObjectAt::Timeline(self.at(timeline.present)))
     }
 }
 
-fn semaphore_row(name: &Name, semaphore: &Semaphore) -> ObjectRow {
+fn semaphore_row(name: &Name, semaphore: &Semaphore) -> (ObjectInfo, ObjectAt) {
     let info = SemaphoreInfo {
         name: name.to_string(),
         maximum: semaphore.maximum,
@@ -190,7 +194,7 @@ fn semaphore_row(name: &Name, semaphore: &Semaphore) -> ObjectRow {
         uid: semaphore.owned.uid,
         shared: semaphore.owned.shared,
     };
-    ObjectRow::Semaphore(Row { info, at: semaphore.memory.fd })
+    (ObjectInfo::Semaphore(info), ObjectAt::Semaphore(semaphore.memory.fd))
 }
 
 fn leases(holders: &BTreeMap<MemberId, u64>) -> u32 {

@@ -10,12 +10,12 @@ use partywall_wire::{
 };
 
 use super::{
-    Decision, Granted, Registry,
-    effect::{Answer, Holder, Info, MemberAt, MemberRow, NameRow, Row, RowOwner},
+    Answer, Decision, Granted, Registry,
+    effect::{MemberAt, RowOwner, Unread},
     event::Identity,
     objects::LeasedObject,
     state::{Entry, Life, Member, Version, Waiting, Want},
-    types::{Awaited, LeaseId, MemberId, MemberState, Millis, Name, Place, Refusal, UserInfo},
+    types::{Awaited, FdId, LeaseId, MemberId, MemberState, Millis, Name, Place, Refusal, UserInfo},
 };
 
 impl Registry {
@@ -34,6 +34,7 @@ impl Registry {
             return Err(Refusal::VersionNotFound { name: name.clone(), version: wanted, latest: entry.latest });
         };
         self.check_sight(member, name, found.owned())?;
+        let (_, holders, rows) = self.holders(name, Some(wanted));
         let info = SegmentInfo {
             name: name.to_string(),
             version: self.version_info(wanted, found),
@@ -48,40 +49,40 @@ impl Registry {
                 .skip(entry.versions.len().saturating_sub(VERSIONS))
                 .map(|(number, version)| self.version_info(*number, version))
                 .collect(),
-            holders: Vec::new(),
+            holders,
             queues: self.holding_queues(name, Some(wanted)),
             builder: self.builder(entry),
             control: None,
         };
-        let info = Info {
-            info,
-            holders: self.holders(name, Some(wanted)).1,
-            slots: found.memory.control.map(|control| control.slot_table()),
+        let unread = found.memory.control.map_or(Unread::Nothing, |control| Unread::Version {
+            slots: control.slot_table(),
+            holders: rows,
+            rows: self.rows_of(found),
             attached: self.held_segments(&found.attached),
-            rows: found.memory.control.map_or_else(BTreeMap::new, |_| self.rows_of(found)),
-        };
+        });
         let fds = found.memory.table_fd().into_iter().collect();
-        Ok(Granted(Answer::Info(Box::new(info)), fds))
+        Ok(Granted(Answer::Info(Box::new(info)), fds, unread))
     }
 
     /// Returns a page of names that a member sees.
-    pub(super) fn list(&self, member: MemberId, after: Option<&str>) -> Answer {
+    pub(super) fn list(&self, member: MemberId, after: Option<&str>) -> Granted {
         let from = after.map_or(Unbounded, Excluded);
         let seen = |entry: &Entry| {
             entry.versions.last_key_value().is_some_and(|(_, newest)| self.sees(member, newest.owned()))
         };
         let existing = self.entries.range::<str, _>((from, Unbounded)).filter(|(_, entry)| seen(entry));
-        let (names, more) = page(existing.map(|(name, entry)| self.name_row(name, entry)), |row| {
+        let (names, more) = page(existing.map(|(name, entry)| self.name_row(name, entry)), |(info, _)| {
             // The server counts the free blocks of each row, as it counts permits.
-            let control = row.info.latest.as_ref().and_then(|latest| latest.control);
+            let control = info.latest.as_ref().and_then(|latest| latest.control);
             let blocks = control.map_or(0, |control| control.blocks as usize / SLOTS_AS_A_BYTE);
-            row.info.name.len() + blocks
+            info.name.len() + blocks
         });
-        Answer::Names { names, more }
+        let (names, slots) = names.into_iter().unzip();
+        Granted(Answer::Names { names, more }, Vec::new(), Unread::Names(slots))
     }
 
     /// Returns a page of members that a member may act for.
-    pub(super) fn list_members(&self, asker: MemberId, after: Option<MemberId>) -> Answer {
+    pub(super) fn list_members(&self, asker: MemberId, after: Option<MemberId>) -> Granted {
         let from = (after.map_or(Unbounded, Excluded), Unbounded);
         let is_seen = |identity: &Identity| !identity.operator && self.acts_for(asker, identity.uid);
         let living = self.members.range(from).filter(|(_, member)| is_seen(&member.identity));
@@ -89,18 +90,17 @@ impl Registry {
         let dead = self.closing.values().flat_map(|pending_close| pending_close.dead.range(from));
         let dead = dead.filter(|(_, dead)| is_seen(&dead.identity));
         let dead: BTreeMap<_, _> = dead
-            .map(|(id, dead)| {
-                (*id, Row { info: bare_info(*id, &dead.identity, dead.since, dead.bytes), at: MemberAt::default() })
-            })
+            .map(|(id, dead)| (*id, (bare_info(*id, &dead.identity, dead.since, dead.bytes), MemberAt::default())))
             .collect();
         let all = in_order(living, dead.into_iter()).map(|(_, row)| row);
-        let (members, more) = page(all, |row| {
-            let waits: usize = row.info.waits.iter().map(|wait| wait.name.len() + WAIT_BYTES).sum();
+        let (members, more) = page(all, |(info, at)| {
+            let waits: usize = info.waits.iter().map(|wait| wait.name.len() + WAIT_BYTES).sum();
             // The server adds the wait for a timeline, which is in the row.
-            let timeline = row.at.row.map_or(0, |_| MAX_NAME + WAIT_BYTES);
-            row.info.command.len() + waits + timeline
+            let timeline = at.row.map_or(0, |_| MAX_NAME + WAIT_BYTES);
+            info.command.len() + waits + timeline
         });
-        Answer::Members { members, more }
+        let (members, at) = members.into_iter().unzip();
+        Granted(Answer::Members { members, more }, Vec::new(), Unread::Members(at))
     }
 
     /// Returns the name of the timeline of a member's lease, and the pid of its writer if it has one.
@@ -144,7 +144,7 @@ impl Registry {
         waits.take(WAITS).collect()
     }
 
-    fn name_row(&self, name: &Name, entry: &Entry) -> NameRow {
+    fn name_row(&self, name: &Name, entry: &Entry) -> (NameInfo, Option<FdId>) {
         let older = entry.versions.iter().filter(|(number, _)| entry.latest != Some(**number));
         let latest = entry.latest();
         let info = NameInfo {
@@ -156,7 +156,7 @@ impl Registry {
             notice: entry.notice(),
             lost: entry.latest.is_none() && entry.versions.last_key_value().is_some_and(|(_, newest)| newest.is_lost()),
         };
-        Row { info, at: latest.and_then(|(_, version)| Some(version.memory.control?.slot_table())) }
+        (info, latest.and_then(|(_, version)| Some(version.memory.control?.slot_table())))
     }
 
     fn version_info(&self, number: u64, version: &Version) -> VersionInfo {
@@ -185,7 +185,7 @@ impl Registry {
         }
     }
 
-    fn member_row(&self, id: MemberId, member: &Member) -> MemberRow {
+    fn member_row(&self, id: MemberId, member: &Member) -> (MemberInfo, MemberAt) {
         let held =
             || member.object_leases.iter().filter_map(|lease| Some((*lease, &self.object_leases.get(lease)?.object)));
         let written = held().filter(|(lease, object)| match object {
@@ -214,7 +214,7 @@ impl Registry {
             waits: self.waits_of(member),
             ..bare_info(id, &member.identity, member.since, member.bytes)
         };
-        Row { info, at }
+        (info, at)
     }
 
     /// Returns the sums, without the member `asker`.
@@ -305,9 +305,10 @@ impl Registry {
         (members, held.fold(0, |sum: u64, version| sum.saturating_add(version.memory.bytes())))
     }
 
-    /// Returns the bytes that leases hold on one version of a name, or on all, and the holders of these leases.
-    pub(super) fn holders(&self, name: &Name, only: Option<u64>) -> (u64, Vec<Holder>) {
-        let Some(entry) = self.entries.get(name) else { return (0, Vec::new()) };
+    /// Returns the bytes that leases hold on one version of a name, or on all, and the holders of these leases with
+    /// their rows.
+    pub(super) fn holders(&self, name: &Name, only: Option<u64>) -> (u64, Vec<HolderInfo>, Vec<u16>) {
+        let Some(entry) = self.entries.get(name) else { return (0, Vec::new(), Vec::new()) };
         let mut bytes = 0_u64;
         let mut leases = BTreeMap::<MemberId, u64>::new();
         for (number, version) in &entry.versions {
@@ -318,7 +319,8 @@ impl Registry {
                 }
             }
         }
-        (bytes, self.holders_of(&leases))
+        let (holders, rows) = self.holders_of(&leases);
+        (bytes, holders, rows)
     }
 
     /// Returns the members that have a version open, by row.
@@ -329,8 +331,8 @@ impl Registry {
         members.map(|member| (member.row, owner(member))).collect()
     }
 
-    /// Returns the holders of an object, given the leases of each member.
-    pub(super) fn holders_of(&self, leases: &BTreeMap<MemberId, u64>) -> Vec<Holder> {
+    /// Returns the holders of an object with their rows, given the leases of each member.
+    pub(super) fn holders_of(&self, leases: &BTreeMap<MemberId, u64>) -> (Vec<HolderInfo>, Vec<u16>) {
         let known = leases.iter().filter_map(|(id, leases)| {
             let member = self.members.get(id)?;
             let info = HolderInfo {
@@ -342,9 +344,9 @@ impl Registry {
                 waiting: 0,
                 unproven: member.life == Life::Unproven,
             };
-            Some(Row { info, at: member.row })
+            Some((info, member.row))
         });
-        known.take(HOLDERS).collect()
+        known.take(HOLDERS).unzip()
     }
 }
 

@@ -2,12 +2,12 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use partywall_wire::{Commit, Open};
+use partywall_wire::{Commit, Open, Opened};
 
 use super::{
-    Decision, Granted, Registry, STALE_CLAIM, STALE_LEASE,
+    Answer, Decision, Granted, Registry, STALE_CLAIM, STALE_LEASE,
     attachments::{Attached, Attachment},
-    effect::{Answer, Effect, Effects, Opened},
+    effect::{Effect, Effects, Unread},
     event::Received,
     near::near,
     state::{Ender, Entry, Member, PendingVersion, Version, VersionLease, Want},
@@ -90,7 +90,7 @@ impl Registry {
         let held = self.version_leases.get(&lease)?;
         let control = self.version(&held.name, held.version)?.memory.control;
         let fds = control.iter().flat_map(BlockControl::created).map(|created| created.fd).collect();
-        Some(Granted(Answer::Committed { version: held.version, lease }, fds))
+        Some(Granted(Answer::Committed { version: held.version, lease }, fds, Unread::Nothing))
     }
 
     /// Refuses a commit whose name, claim or size does not allow it.
@@ -192,19 +192,25 @@ impl Registry {
     pub(super) fn opened(&self, id: LeaseId) -> Option<Granted> {
         let lease = self.version_leases.get(&id)?;
         let version = self.version(&lease.name, lease.version)?;
-        let memory = Arc::clone(&version.memory);
-        let growths = version.growths;
-        let fds = memory.fds();
+        let memory = &version.memory;
         let opened = Opened {
             lease: id,
             name: lease.name.clone(),
             version: lease.version,
-            growths,
-            memory,
+            kind: memory.kind,
+            place: memory.place,
+            chunks: memory.chunk_bytes(),
+            handles: memory.handles.clone(),
+            table: memory.table.sent(),
+            mutable: memory.mutable,
+            reserved: memory.reserved,
+            growths: version.growths,
+            lifetime: memory.lifetime,
+            control: memory.control.map(|control| control.shape),
             uid: version.uid,
             shared: version.shared,
         };
-        Some(Granted(Answer::Opened(opened), fds))
+        Some(Granted(Answer::Opened(opened), memory.fds(), Unread::Nothing))
     }
 
     /// Drops a lease. Dropping the committer's lease of an owned version withdraws the name, unless `leaves_name` is
@@ -288,8 +294,7 @@ impl Registry {
         }
         let notice = deadline.map(|deadline| self.begin_withdrawal(member, name, deadline, out));
         self.withdraw(name, Ending::Removed, &self.ender(member), notice, out);
-        let (bytes_kept, holders) = self.holders(name, None);
-        let holders = holders.into_iter().map(|holder| holder.info).collect();
+        let (bytes_kept, holders, _) = self.holders(name, None);
         let queues = self.holding_queues(name, None);
         Ok(Answer::Removed { version, bytes_kept, holders, queues, notice: notice.map(|(_, notice)| notice) }.into())
     }

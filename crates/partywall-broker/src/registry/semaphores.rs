@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Decision, Granted, Registry, STALE_LEASE,
-    effect::{Answer, Effect, Effects},
+    Answer, Decision, Granted, Registry, STALE_LEASE,
+    effect::{Effect, Effects, Unread},
     objects::LeasedObject,
     segments::limit,
     types::{Change, ControlMemory, FdId, LeaseId, Limit, MemberId, Name, Named, Refusal, RequestId},
@@ -110,6 +110,10 @@ impl Registry {
     pub(super) fn opened_semaphore(&self, lease: LeaseId) -> Option<Granted> {
         let LeasedObject::Semaphore { name } = &self.object_leases.get(&lease)?.object else { return None };
         let semaphore = self.semaphores.get(name)?;
-        Some(Granted(Answer::Semaphore { lease, maximum: semaphore.maximum }, vec![semaphore.memory.fd]))
+        Some(Granted(
+            Answer::Semaphore { lease, maximum: semaphore.maximum },
+            vec![semaphore.memory.fd],
+            Unread::Nothing,
+        ))
     }
 }

@@ -8,8 +8,8 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{
+    Answer,
     attachments::{Attached, QueueId},
-    effect::Answer,
     event::Identity,
     types::{
         Access, CellId, ClaimId, CloseId, ControlMemory, Doubt, FdId, Kind, LeaseId, Lifetime, MemberId, MemberState,

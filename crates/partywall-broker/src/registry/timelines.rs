@@ -10,9 +10,9 @@ use partywall_wire::OpenedTimeline;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Decision, Granted, Registry, STALE_LEASE,
+    Answer, Decision, Granted, Registry, STALE_LEASE,
     cells::{Cells, Source},
-    effect::{Answer, Effect, Effects},
+    effect::{Effect, Effects, Unread},
     near::near,
     objects::LeasedObject,
     segments::limit,
@@ -234,6 +234,6 @@ impl Registry {
         let writer = self.timelines.get(name)?.writer == Some(lease);
         let (slab, cell) = self.place_in_slab(id);
         let opened = OpenedTimeline { lease, slab, cell, incarnation, writer };
-        Some(Granted(Answer::Timeline(opened), vec![self.slab(slab)?]))
+        Some(Granted(Answer::Timeline(opened), vec![self.slab(slab)?], Unread::Nothing))
     }
 }

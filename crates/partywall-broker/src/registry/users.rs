@@ -14,8 +14,8 @@ use std::ops::Bound::{Included, Unbounded};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Registry,
-    effect::{Answer, Audited, Effect, Outcome},
+    Answer, Registry,
+    effect::{Audited, Effect, Outcome},
     objects::LeasedObject,
     segments::limit,
     state::{Entry, Totals, Version},
@@ -283,7 +283,7 @@ impl Registry {
             }
             Ok(Answer::Timeline(found)) => self.audited_object(found.lease, opened),
             Ok(Answer::Semaphore { lease, .. }) => self.audited_object(*lease, opened),
-            Ok(Answer::Evicted { members: evicted, .. }) => {
+            Ok(Answer::Evicted(evicted)) => {
                 let others = evicted.iter().map(|departed| (departed.pid, self.uid_of(MemberId(departed.member))));
                 let others = others.filter(|(_, owner)| *owner != uid);
                 others.map(|(pid, owner)| line(OtherUsers::Evict { pid }, owner, true)).collect()

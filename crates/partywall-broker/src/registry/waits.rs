@@ -5,8 +5,8 @@
 //! end; it sends its requests again.
 
 use super::{
-    Decision, Registry, STALE_LEASE, STALE_TICKET,
-    effect::{Answer, Effect, Effects},
+    Answer, Decision, Registry, STALE_LEASE, STALE_TICKET,
+    effect::{Effect, Effects},
     segments::limit,
     split,
     state::{Wait, Waiting, Want},
@@ -117,7 +117,8 @@ impl Registry {
         if self.end_wait(member, ticket).is_none() {
             return;
         }
-        let (outcome, fds) = split(granted);
+        // Only requests that ask get answers with something unread, and those never wait.
+        let (outcome, fds, _) = split(granted);
         let audited = self.audited(member, &outcome);
         out.push(Effect::Notify { member, ticket, outcome, fds });
         out.extend(audited);

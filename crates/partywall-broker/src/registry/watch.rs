@@ -14,8 +14,8 @@ use partywall_wire::{Happened, NameEvent, Pattern, Point};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Decision, Registry,
-    effect::{Answer, Effects},
+    Answer, Decision, Registry,
+    effect::Effects,
     report::page,
     state::Waiting,
     types::{Change, Gap, MemberId, Millis, Name, Named, Refusal, RequestId},

@@ -11,8 +11,8 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Registry,
-    effect::{Answer, Effect, Effects},
+    Answer, Registry,
+    effect::{Effect, Effects},
     report::count,
     state::{Ender, Entry, Life, Version},
     types::{

@@ -23,6 +23,7 @@ use crate::{
     registry::{Bounds, Event, Registry},
     server::{
         acceptor::{Acceptor, spare},
+        answers::About,
         audit::Audit,
         connection::{Channel, ConnectionId, Phase},
         control::Control,
@@ -38,7 +39,6 @@ use crate::{
         runner::Runner,
         supervised::{State, Supervised, lack},
         timers::Timer,
-        translate::About,
     },
 };
 

@@ -27,11 +27,12 @@
 //! | `restart` | continues what a former process did |
 //! | `replacement` | hands over to another program |
 //! | `memory_checks` | has a child process check memory that may be lost |
-//! | `translate` | conversion of the registry's answers for the wire |
+//! | `answers` | what only the server knows, for answers of the registry |
 //! | `ids` | tables keyed by the broker's own numbers |
 
 mod acceptor;
 mod admission;
+mod answers;
 mod audit;
 mod check;
 mod connection;
@@ -53,7 +54,6 @@ mod restart;
 mod runner;
 mod supervised;
 mod timers;
-mod translate;
 mod turns;
 
 pub(crate) use supervised::{Supervised, check_state};

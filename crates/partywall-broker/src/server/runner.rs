@@ -8,10 +8,10 @@ use partywall_wire::{self as wire, Refusal, Reply};
 
 use crate::{
     Exit,
-    registry::{Call, Effect, Event, FdId, Guarded, MemberId, Outcome, Received, types::BlockControl},
+    registry::{Call, Effect, Event, FdId, Guarded, MemberId, Outcome, Received, Unread, types::BlockControl},
     server::{
-        acceptor::no_fds, connection::Channel, control::Control, event_loop::Server, fds::FdStore, supervised::Record,
-        timers::Timer, translate,
+        acceptor::no_fds, answers, connection::Channel, control::Control, event_loop::Server, fds::FdStore,
+        supervised::Record, timers::Timer,
     },
 };
 
@@ -78,14 +78,21 @@ impl Server {
         Ok(received)
     }
 
-    /// Converts the result of a member's request for the wire.
-    fn translated(&self, member: MemberId, outcome: Outcome) -> Result<wire::Answer, Refusal> {
+    /// Adds to the result of a member's request what the registry does not know.
+    fn completed(&self, member: MemberId, outcome: Outcome, unread: Unread) -> Outcome {
         let control = &self.runner.control;
         let members = &self.peers.members;
-        let sources = translate::Sources { about: &self.about, control, members, registry: &self.registry };
-        translate::outcome(outcome, sources).map_err(|refusal| {
-            self.registry.row_of(member).map_or(refusal.clone(), |(uid, _)| self.registry.with_holders(refusal, uid))
-        })
+        let sources = answers::Sources { about: &self.about, control, members, registry: &self.registry };
+        match outcome {
+            Ok(mut answer) => {
+                answers::complete(&mut answer, unread, sources);
+                Ok(answer)
+            }
+            Err(refusal) => Err(match self.registry.row_of(member) {
+                Some((uid, _)) => self.registry.with_holders(refusal, uid),
+                None => refusal,
+            }),
+        }
     }
 
     /// Applies an event to the registry and carries out the effects.
@@ -101,8 +108,8 @@ impl Server {
         while let Some(effect) = effects.pop_front() {
             point("broker: effect not carried out");
             match effect {
-                Effect::Reply { member, request, outcome, fds } => {
-                    let outcome = self.translated(member, outcome);
+                Effect::Reply { member, request, outcome, fds, unread } => {
+                    let outcome = self.completed(member, outcome, unread);
                     let reply = Reply { id: request, outcome };
                     effects.extend(self.send(member, Channel::Call, &reply, &fds));
                     if let Some(supervised) = &self.supervised {
@@ -110,7 +117,7 @@ impl Server {
                     }
                 }
                 Effect::Notify { member, ticket, outcome, fds } => {
-                    let outcome = self.translated(member, outcome);
+                    let outcome = self.completed(member, outcome, Unread::Nothing);
                     let completion = wire::Event::Completion { ticket, outcome };
                     effects.extend(self.send(member, Channel::Events, &completion, &fds));
                 }

@@ -48,6 +48,7 @@ fn queue_holds_its_segment_after_the_death_of_its_owner_and_attacher() {
     assert!(matches!(w.open(worker, "weights", None, false), Err(Refusal::NotFound { .. })), "its name is gone");
     match open_attached(&mut w, worker, at_worker, attachment) {
         Ok(Answer::Opened(again)) => {
+            let again = w.seen(again);
             assert_eq!((&again.memory, again.version), (&opened.memory, 1));
             assert_eq!(closed(&w.release(worker, again.lease)), []);
         }
@@ -180,7 +181,9 @@ fn listings_say_which_queue_holds_a_segment() {
         other => panic!("{other:?}"),
     };
     let info = inspect("x");
-    assert_eq!((info.info.queues[0].name.as_str(), info.info.version.leases, info.holders[0].info.leases), ("q", 2, 1));
-    let held = &inspect("q").attached[0];
+    assert_eq!((info.queues[0].name.as_str(), info.version.leases, info.holders[0].leases), ("q", 2, 1));
+    inspect("q");
+    let Unread::Version { attached, .. } = &w.unread else { panic!("{:?}", w.unread) };
+    let held = &attached[0];
     assert_eq!((held.name.as_str(), held.version, held.bytes, held.attachment), ("x", 1, 10, 0));
 }

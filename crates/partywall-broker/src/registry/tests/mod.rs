@@ -23,13 +23,16 @@ mod sample;
 mod users;
 mod watching;
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, ops::Deref, sync::Arc};
 
-use partywall_wire::{self as wire, Control, LegacyHandle, Open, OpenedTimeline, Point, QueueShape, TopicShape};
+use partywall_wire::{
+    self as wire, Control, HolderInfo, LegacyHandle, Open, Opened, OpenedTimeline, Point, QueueShape, TopicShape,
+};
 
 use super::{
-    Answer, Bounds, Call, CloseId, ControlNeeded, Effect, Event, FdId, Guarded, MemberId, Outcome, Registry, RequestId,
-    effect::{Holder, Opened, Row},
+    Answer, Bounds, Call, CloseId, ControlNeeded, Effect, Event, FdId, Granted, Guarded, MemberId, Outcome, Registry,
+    RequestId,
+    effect::Unread,
     event::{Identity, Received},
     types::{
         Access, BlockControl, CellAt, Change, Chunk, ClaimId, ControlMemory, Ending, Gap, Handle, Kind, LeaseId,
@@ -199,9 +202,23 @@ fn apart(chunks: &[Chunk], table: &Table) -> (Vec<u64>, wire::Table, Vec<FdId>) 
 }
 
 /// Returns a member that holds leases on something, and has nothing in control memory.
-fn holder(pid: u32, command: &str, leases: u32, unproven: bool, row: u16) -> Holder {
-    let command = command.to_owned();
-    Row { info: wire::HolderInfo { pid, command, leases, blocks: 0, tasks: 0, waiting: 0, unproven }, at: row }
+fn holder(pid: u32, command: &str, leases: u32, unproven: bool) -> HolderInfo {
+    HolderInfo { pid, command: command.to_owned(), leases, blocks: 0, tasks: 0, waiting: 0, unproven }
+}
+
+/// What a member has opened, and its memory as the registry knows it.
+#[derive(Debug)]
+struct Seen {
+    opened: Opened,
+    memory: Arc<Memory>,
+}
+
+impl Deref for Seen {
+    type Target = Opened;
+
+    fn deref(&self) -> &Opened {
+        &self.opened
+    }
 }
 
 /// A registry that is audited after each event, with the file descriptors and tickets that a server would know.
@@ -221,6 +238,8 @@ struct Watched {
     twin: Option<Registry>,
     /// All events, as a journal records them.
     recorded: Vec<u8>,
+    /// What is unread in the last reply.
+    unread: Unread,
 }
 
 impl Watched {
@@ -237,6 +256,7 @@ impl Watched {
             now: 0,
             twin: None,
             recorded: Vec::new(),
+            unread: Unread::Nothing,
         }
     }
 
@@ -429,7 +449,8 @@ impl Watched {
         };
         let first = effects.iter().position(|effect| !is_reported(effect)).unwrap_or(0);
         match effects.remove(first) {
-            Effect::Reply { member: to, request: of, outcome, .. } if to == member && of == request => {
+            Effect::Reply { member: to, request: of, outcome, unread, .. } if to == member && of == request => {
+                self.unread = unread;
                 (outcome, effects)
             }
             effect => panic!("the reply comes first, but for what it says has happened, not {effect:?}"),
@@ -462,9 +483,15 @@ impl Watched {
         self.ask(member, Call::Open(open)).1
     }
 
-    fn opened(&mut self, member: MemberId, name: &str) -> Opened {
+    /// Returns what an answer has opened, with its memory.
+    fn seen(&self, opened: Opened) -> Seen {
+        let memory = Arc::clone(&self.registry.version(&opened.name, opened.version).unwrap().memory);
+        Seen { opened, memory }
+    }
+
+    fn opened(&mut self, member: MemberId, name: &str) -> Seen {
         match self.open(member, name, None, false) {
-            Ok(Answer::Opened(opened)) => opened,
+            Ok(Answer::Opened(opened)) => self.seen(opened),
             other => panic!("{other:?}"),
         }
     }

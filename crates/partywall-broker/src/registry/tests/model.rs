@@ -14,6 +14,9 @@ use crate::registry::{
 #[derive(Debug, PartialEq, Default)]
 pub(super) struct ModelEffects {
     pub(super) reply: Option<Outcome>,
+    pub(super) unread: Unread,
+    /// The descriptors of a growth.
+    pub(super) grown: Vec<FdId>,
     pub(super) notices: Vec<(MemberId, RequestId, Outcome)>,
     pub(super) closed: Vec<FdId>,
     /// Requests to confirm that released memory is closed.

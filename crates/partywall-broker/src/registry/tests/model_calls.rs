@@ -1,7 +1,7 @@
 //! Requests in the model: what each is answered at once, and which of them wait.
 
 use partywall_shm::queue::{InUse, TaskId};
-use partywall_wire::{MemberInfo, NameInfo, QueueHolder, StatusInfo, WaitInfo};
+use partywall_wire::{Kill, MemberInfo, NameInfo, QueueHolder, StatusInfo, WaitInfo};
 
 use super::{
     model::{Model, ModelEffects, ModelVersion, WaitFor, Waiting, is_meant, over, uid},
@@ -9,7 +9,7 @@ use super::{
     *,
 };
 use crate::registry::{
-    effect::{MemberAt, MemberRow},
+    effect::MemberAt,
     state::Life,
     types::{Awaited, Deadline, Handle, Notice, Refusal, WithdrawalId},
 };
@@ -141,8 +141,12 @@ impl Model {
                     return Err(Refusal::invalid("the version never had so many chunks"));
                 }
                 let chunks = *chunks as usize;
-                let memory = Arc::clone(&version.memory);
-                Ok(Answer::Grown { growths: version.growths, chunks, memory })
+                effects.grown = version.memory.fds_from(chunks);
+                Ok(Answer::Grown(wire::Grown {
+                    growths: version.growths,
+                    chunks: version.memory.chunks[chunks..].iter().map(|chunk| chunk.bytes).collect(),
+                    table: apart(&[], &version.memory.table).1,
+                }))
             }
             Call::AwaitGrowth { lease, growths } => {
                 let version = self.held(member, *lease)?;
@@ -184,7 +188,7 @@ impl Model {
                     let leases = held.iter().filter(|h| h.member == m.id).count() as u32;
                     let command = command(m.id);
                     let unproven = m.life == Life::Unproven;
-                    (leases > 0).then_some(holder(m.pid(), &command, leases, unproven, m.row).info)
+                    (leases > 0).then_some(holder(m.pid(), &command, leases, unproven))
                 });
                 let mut queues: Vec<_> = self.attachments.iter().filter(|a| a.segment.0 == *name).collect();
                 queues.sort_by_key(|a| (a.segment.1, a.queue.clone()));
@@ -213,9 +217,11 @@ impl Model {
                         lost: self.latest(name).is_none()
                             && older.iter().max_by_key(|v| v.number).is_some_and(|v| v.is_lost()),
                     };
-                    Row { info, at: self.latest(name).and_then(|v| Some(v.memory.control?.slot_table())) }
+                    (info, self.latest(name).and_then(|v| Some(v.memory.control?.slot_table())))
                 });
-                Ok(Answer::Names { names: names.collect(), more: false })
+                let (names, slots) = names.unzip();
+                effects.unread = Unread::Names(slots);
+                Ok(Answer::Names { names, more: false })
             }
             Call::Members { after: None } => {
                 let is_seen = |id: MemberId| self.sees(member, uid(id), false);
@@ -230,13 +236,15 @@ impl Model {
                         ..bare(m.id, self.bytes_of(|holder| holder == m.id), m.since, m.simulated)
                     };
                     let (semaphores, pools) = (self.semaphores_open_to(m.id), self.pools_open_to(m.id));
-                    Row { info, at: MemberAt { row: Some(m.row), semaphores, pools } }
+                    (info, MemberAt { row: Some(m.row), semaphores, pools })
                 });
                 let dead = self.dead_members.iter().filter(|dead| is_seen(dead.id));
                 let dead = dead.map(|dead| bare(dead.id, dead.bytes, dead.since, dead.simulated));
-                let dead = dead.map(|info| Row { info, at: MemberAt::default() });
+                let dead = dead.map(|info| (info, MemberAt::default()));
                 let mut members: Vec<_> = rows.chain(dead).collect();
-                members.sort_by_key(|row: &MemberRow| row.info.member);
+                members.sort_by_key(|(info, _)| info.member);
+                let (members, at) = members.into_iter().unzip();
+                effects.unread = Unread::Members(at);
                 Ok(Answer::Members { members, more: false })
             }
             Call::Status => {
@@ -341,7 +349,12 @@ impl Model {
                     let kills = members.iter().map(|departed| Effect::Kill(MemberId(departed.member)));
                     effects.control.extend(kills);
                 }
-                Ok(Answer::Evicted { members, killed: *kill })
+                let kill = if *kill { Kill::Sent } else { Kill::NotAsked };
+                let evicted = members.into_iter().map(|departed| {
+                    let wire::Freed { member, pid, command, leases, bytes } = departed;
+                    wire::Evicted { member, pid, command, leases, bytes, kill }
+                });
+                Ok(Answer::Evicted(evicted.collect()))
             }
             Call::FreeUnproven { pid } => {
                 let meant: Vec<_> =
@@ -396,8 +409,12 @@ impl Model {
                 let (name, number) = self.attached_segment(&queue, *attachment)?;
                 self.grant(member, request, &name, number, Access::Read)
             }
-            Call::Objects { after: None } => Ok(Answer::Objects { objects: self.objects_listed(member), more: false }),
-            Call::InspectObject { kind, name } => self.inspect_object(member, *kind, name),
+            Call::Objects { after: None } => {
+                let (objects, at) = self.objects_listed(member).into_iter().unzip();
+                effects.unread = Unread::Objects(at);
+                Ok(Answer::Objects { objects, more: false })
+            }
+            Call::InspectObject { kind, name } => self.inspect_object(member, *kind, name, effects),
             Call::Ping => Ok(Answer::Done),
             other => panic!("not in the model: {other:?}"),
         }

@@ -1,7 +1,7 @@
 //! Timelines and semaphores of the model. The registry chooses the next cell; the model checks that the choice is
 //! allowed.
 
-use partywall_wire::{SemaphoreInfo, TimelineInfo};
+use partywall_wire::{ObjectDetail, ObjectHolder, ObjectInfo, SemaphoreInfo, TimelineInfo};
 
 use super::{
     model::{Model, ModelEffects, over, uid},
@@ -9,7 +9,7 @@ use super::{
 };
 use std::collections::BTreeMap;
 
-use crate::registry::{effect::ObjectRow, state::Life};
+use crate::registry::{effect::ObjectAt, state::Life};
 
 /// The model's control memory.
 #[derive(Debug, Default)]
@@ -507,7 +507,7 @@ impl Model {
         self.objects.leases.iter().filter(|held| held.member == member).map(|held| held.id).collect()
     }
 
-    pub(super) fn objects_listed(&self, member: MemberId) -> Vec<ObjectRow> {
+    pub(super) fn objects_listed(&self, member: MemberId) -> Vec<(ObjectInfo, ObjectAt)> {
         let mut timelines: Vec<_> =
             self.objects.timelines.iter().filter(|t| self.sees(member, t.uid, t.shared)).collect();
         timelines.sort_by_key(|timeline| timeline.name.clone());
@@ -527,7 +527,7 @@ impl Model {
                 uid: timeline.uid,
                 shared: timeline.shared,
             };
-            ObjectRow::Timeline(Row { info, at: Some(self.at(timeline.present)) })
+            (ObjectInfo::Timeline(info), ObjectAt::Timeline(Some(self.at(timeline.present))))
         });
         let semaphores = semaphores.into_iter().map(|semaphore| {
             let info = SemaphoreInfo {
@@ -539,7 +539,7 @@ impl Model {
                 uid: semaphore.uid,
                 shared: semaphore.shared,
             };
-            ObjectRow::Semaphore(Row { info, at: semaphore.memory.fd })
+            (ObjectInfo::Semaphore(info), ObjectAt::Semaphore(semaphore.memory.fd))
         });
         timelines.chain(semaphores).collect()
     }
@@ -576,26 +576,32 @@ impl Model {
         self.objects.semaphores.iter().filter(|s| s.uid == uid).count() as u64
     }
 
-    pub(super) fn inspect_object(&self, member: MemberId, kind: ObjectKind, name: &Name) -> Outcome {
-        let is_it = |row: &&ObjectRow| {
-            let of_kind = matches!(row, ObjectRow::Timeline(_)) == (kind == ObjectKind::Timeline);
-            of_kind && row.name() == name.as_str()
-        };
+    pub(super) fn inspect_object(
+        &self,
+        member: MemberId,
+        kind: ObjectKind,
+        name: &Name,
+        effects: &mut ModelEffects,
+    ) -> Outcome {
+        let is_it = |(info, _): &&(ObjectInfo, ObjectAt)| info.kind() == kind && info.name() == name.as_str();
         if let Some((owner, _)) = self.owner_of(kind, name)
             && !self.sees_object(member, kind, name)
         {
             self.only(member, owner, OtherUsers::Inspect { name: name.to_string() })?;
         }
         let rows = self.objects_listed(member);
-        let row = rows.iter().find(is_it).ok_or_else(|| self.no_object(member, kind, name))?.clone();
+        let (info, at) = rows.iter().find(is_it).ok_or_else(|| self.no_object(member, kind, name))?.clone();
         let holders = self.members.iter().filter_map(|record| {
             let leases = self.leases_on(kind, name).filter(|held| held.member == record.id).count() as u32;
             let command = command(record.id);
             let pid = pid(record.id);
             let unproven = record.life == Life::Unproven;
-            (leases > 0).then_some(holder(pid, &command, leases, unproven, record.row))
+            let holder = holder(pid, &command, leases, unproven);
+            (leases > 0).then_some((ObjectHolder { holder, permits: 0 }, record.row))
         });
-        Ok(Answer::Object(Box::new((row, holders.collect()))))
+        let (holders, rows) = holders.unzip();
+        effects.unread = Unread::Object(at, rows);
+        Ok(Answer::Object(Box::new(ObjectDetail { info, holders })))
     }
 
     fn leases_on(&self, kind: ObjectKind, name: &Name) -> impl Iterator<Item = &ObjectLease> {

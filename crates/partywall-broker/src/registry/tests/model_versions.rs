@@ -290,12 +290,22 @@ impl Model {
     pub(super) fn opened(&self, lease: LeaseId) -> Answer {
         let held = self.version_leases.iter().find(|h| h.id == lease).unwrap();
         let version = self.version(&held.name, held.number);
+        let memory = &version.memory;
+        let (chunks, table, _) = apart(&memory.chunks, &memory.table);
         Answer::Opened(Opened {
             lease,
             name: held.name.clone(),
             version: held.number,
+            kind: memory.kind,
+            place: memory.place,
+            chunks,
+            handles: memory.handles.clone(),
+            table,
+            mutable: memory.mutable,
+            reserved: memory.reserved,
             growths: version.growths,
-            memory: Arc::clone(&version.memory),
+            lifetime: memory.lifetime,
+            control: memory.control.map(|control| control.shape),
             uid: version.uid,
             shared: version.shared,
         })

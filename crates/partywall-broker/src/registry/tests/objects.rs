@@ -1,8 +1,10 @@
 // Holds 174.
 //! The rules of timelines, semaphores and cells, one by one.
 
+use partywall_wire::ObjectInfo;
+
 use super::*;
-use crate::registry::effect::ObjectRow;
+use crate::registry::effect::ObjectAt;
 
 const STALE: Outcome = Err(Refusal::Stale { what: Handle::Lease });
 
@@ -393,7 +395,7 @@ fn timelines_and_semaphores_count_as_in_use() {
     let Ok(Answer::Status(counts)) = w.ask(a, Call::Status).1 else { panic!("a status") };
     assert_eq!((counts.timelines, counts.semaphores, counts.leases, counts.fds), (1, 1, 2, 2));
     let Ok(Answer::Members { members, .. }) = w.ask(a, Call::Members { after: None }).1 else { panic!("members") };
-    assert_eq!(members.iter().map(|row| row.info.leases).collect::<Vec<_>>(), [0, 2]);
+    assert_eq!(members.iter().map(|row| row.leases).collect::<Vec<_>>(), [0, 2]);
     w.apply(Event::Died { member: b });
     assert_eq!(w.ask(a, Call::Stop { force: false }).2, [Effect::RemoveSocket, Effect::Stop]);
 }
@@ -412,7 +414,7 @@ fn listing_continues_from_timelines_to_semaphores() {
             other => panic!("{other:?}"),
         }
     };
-    let names = |objects: Vec<ObjectRow>| objects.iter().map(|row| row.name().to_string()).collect::<Vec<_>>();
+    let names = |objects: Vec<ObjectInfo>| objects.iter().map(|row| row.name().to_string()).collect::<Vec<_>>();
     assert_eq!(names(list(&mut w, None)), ["t1", "t2", "s"]);
     assert_eq!(names(list(&mut w, Some((ObjectKind::Timeline, "t1")))), ["t2", "s"]);
     assert_eq!(names(list(&mut w, Some((ObjectKind::Timeline, "t2")))), ["s"]);
@@ -420,9 +422,11 @@ fn listing_continues_from_timelines_to_semaphores() {
 
     let inspect = |w: &mut Watched, kind, name| w.ask(b, Call::InspectObject { kind, name: called(name) }).1;
     let Ok(Answer::Object(detail)) = inspect(&mut w, ObjectKind::Timeline, "t2") else { panic!("it is there") };
-    let (ObjectRow::Timeline(Row { info: row, .. }), holders) = *detail else { panic!("a timeline") };
+    let ObjectInfo::Timeline(row) = detail.info else { panic!("a timeline") };
+    let holders: Vec<_> = detail.holders.into_iter().map(|held| held.holder).collect();
     assert_eq!((row.writer, row.leases, row.incarnation), (Some(101), 2, 1));
-    assert_eq!(holders, [holder(101, "member 1", 1, false, 0), holder(102, "member 2", 1, false, 1)]);
+    assert_eq!(holders, [holder(101, "member 1", 1, false), holder(102, "member 2", 1, false)]);
+    assert!(matches!(&w.unread, Unread::Object(ObjectAt::Timeline(Some(_)), rows) if *rows == [0, 1]));
     let missing = inspect(&mut w, ObjectKind::Semaphore, "t2");
     assert!(matches!(missing, Err(Refusal::ObjectNotFound { kind: ObjectKind::Semaphore, .. })));
 }
@@ -443,12 +447,10 @@ fn pages_of_objects_fit_a_message_and_are_complete() {
     let mut after = None;
     let mut seen = Vec::new();
     loop {
-        let Answer::Objects { objects, more } = w.registry.list_objects(a, after.clone()) else { panic!("objects") };
+        let Granted(answer, ..) = w.registry.list_objects(a, after.clone());
+        let Answer::Objects { objects, more } = answer else { panic!("objects") };
         assert!(objects.len() < 150 && !objects.is_empty());
-        after = objects.last().map(|row| match row {
-            ObjectRow::Timeline(row) => (ObjectKind::Timeline, row.info.name.clone()),
-            ObjectRow::Semaphore(row) => (ObjectKind::Semaphore, row.info.name.clone()),
-        });
+        after = objects.last().map(|info| (info.kind(), info.name().to_owned()));
         seen.extend(after.clone().into_iter().map(|(kind, _)| kind));
         seen.resize(seen.len() + objects.len() - 1, ObjectKind::Timeline);
         if !more {

@@ -146,7 +146,7 @@ fn pool_fulfils_a_claim_and_waiters_get_its_control_memory() {
     let [Effect::Notify { member, ticket: completed, outcome: Ok(Answer::Opened(opened)), fds }] = &effects[..] else {
         panic!("{effects:?}")
     };
-    assert_eq!((*member, *completed, fds), (b, ticket, &opened.memory.fds()));
+    assert_eq!((*member, *completed, fds), (b, ticket, &w.seen(opened.clone()).memory.fds()));
     assert_eq!(fds.len(), 3);
 }
 

@@ -211,7 +211,7 @@ fn listings_show_own_and_shared_names_and_everything_to_the_brokers_user() {
     semaphore_as(&mut w, b, "b-private", false).unwrap();
     let names = |w: &mut Watched, member| {
         let Ok(Answer::Names { names, .. }) = w.ask(member, Call::List { after: None }).1 else { panic!("no names") };
-        names.iter().map(|row| row.info.name.clone()).collect::<Vec<_>>()
+        names.iter().map(|row| row.name.clone()).collect::<Vec<_>>()
     };
     assert_eq!(names(&mut w, a), ["a-private", "a-shared", "b-private"]);
     assert_eq!(names(&mut w, b), ["a-shared", "b-private"]);
@@ -222,7 +222,7 @@ fn listings_show_own_and_shared_names_and_everything_to_the_brokers_user() {
     assert_eq!(objects(&mut w, b), ["a-shared", "b-private"]);
     let members = |w: &mut Watched, member| {
         let Ok(Answer::Members { members, .. }) = w.ask(member, Call::Members { after: None }).1 else { panic!() };
-        members.iter().map(|row| row.info.uid).collect::<Vec<_>>()
+        members.iter().map(|row| row.uid).collect::<Vec<_>>()
     };
     assert_eq!(members(&mut w, a), [0, 0, GUEST, GUEST]);
     assert_eq!(members(&mut w, b), [GUEST, GUEST]);

@@ -30,10 +30,11 @@ fn listings_come_in_pages_that_fit_a_message() {
     let mut seen = Vec::new();
     let mut pages = 0;
     loop {
-        let Answer::Names { names, more } = w.registry.list(a, after.as_deref()) else { panic!("names") };
+        let Granted(answer, ..) = w.registry.list(a, after.as_deref());
+        let Answer::Names { names, more } = answer else { panic!("names") };
         assert!(names.len() < 150 && !names.is_empty());
-        after = names.last().map(|row| row.info.name.clone());
-        seen.extend(names.into_iter().map(|row| row.info.name));
+        after = names.last().map(|row| row.name.clone());
+        seen.extend(names.into_iter().map(|row| row.name));
         pages += 1;
         if !more {
             break;
@@ -49,10 +50,7 @@ fn inspect_returns_everything_about_a_name() {
     w.opened(b, "x");
     w.commit(b, "x", false);
     let inspect = |w: &mut Watched, version| match w.ask(a, Call::Inspect { name: name("x"), version }).1 {
-        Ok(Answer::Info(found)) => {
-            let holders = found.holders.into_iter().map(|holder| holder.info).collect();
-            wire::SegmentInfo { holders, ..found.info }
-        }
+        Ok(Answer::Info(info)) => *info,
         other => panic!("{other:?}"),
     };
     let info = inspect(&mut w, None);
@@ -81,7 +79,7 @@ fn members_show_their_state_and_what_they_hold() {
     w.apply(Event::HeldByChild { member: c });
     let (_, outcome, _) = w.ask(a, Call::Members { after: None });
     let Ok(Answer::Members { members, more: false }) = outcome else { panic!("{outcome:?}") };
-    let rows: Vec<_> = members.iter().map(|m| (m.info.state, m.info.leases, m.info.bytes)).collect();
+    let rows: Vec<_> = members.iter().map(|m| (m.state, m.leases, m.bytes)).collect();
     let expected = [(MemberState::Alive, 2, 10), (MemberState::Suspect, 0, 0), (MemberState::HeldByChild, 0, 0)];
     assert_eq!(rows, expected, "a version counts once however many leases there are");
     let (_, outcome, _) = w.ask(a, Call::Members { after: Some(b) });

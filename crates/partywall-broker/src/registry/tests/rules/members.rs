@@ -98,7 +98,7 @@ fn child_that_closes_a_connection_still_holds_its_parents_memory() {
     w.apply(Event::HeldByChild { member: b });
     w.apply(Event::Suspected { member: b });
     let Ok(Answer::Members { members, .. }) = w.ask(a, Call::Members { after: None }).1 else { panic!("members") };
-    let states: Vec<_> = members.iter().map(|member| member.info.state).collect();
+    let states: Vec<_> = members.iter().map(|member| member.state).collect();
     assert_eq!(states, [MemberState::Alive, MemberState::HeldByChild]);
 }
 

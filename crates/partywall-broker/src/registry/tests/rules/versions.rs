@@ -27,6 +27,7 @@ fn held_old_version_stays() {
     assert_eq!(w.opened(b, "x").version, 2);
     assert_eq!(closed(&w.release(a, first)), [], "b holds it");
     let Ok(Answer::Opened(again)) = w.open(b, "x", Some(1), false) else { panic!("x@1 is there") };
+    let again = w.seen(again);
     assert_eq!(closed(&w.release(b, held.lease)), []);
     assert_eq!(closed(&w.release(b, again.lease)), again.memory.fds());
     let gone = Refusal::VersionNotFound { name: name("x"), version: 1, latest: Some(2) };

@@ -13,8 +13,8 @@ use partywall_wire as wire;
 use crate::{
     registry::effect::RowOwner,
     server::{
+        answers::member,
         control::{Control, SlotTable},
-        translate::member,
     },
 };
 

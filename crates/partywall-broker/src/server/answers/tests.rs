@@ -8,7 +8,7 @@ use partywall_shm::{
     topic::{self, Topic},
 };
 use partywall_wire::{
-    Call, MemberId, Name, Open, Reply, RequestId, frame,
+    Call, Name, Open, Refusal, Reply, RequestId, frame,
     limits::{MAX_CHUNKS, MAX_COMMAND, MAX_INLINE_TABLE, MAX_NAME, MIN_MESSAGE},
 };
 
@@ -89,13 +89,16 @@ fn every_answer_fits_the_smallest_message() {
         let request = RequestId(last);
         let effects = registry.apply(Event::Request { member: MemberId(member), request, call, received }, u64::MAX);
         let reply = effects.into_iter().find_map(|effect| match effect {
-            crate::registry::Effect::Reply { outcome, fds, .. } => Some((outcome, fds)),
+            crate::registry::Effect::Reply { outcome, fds, unread, .. } => Some((outcome, fds, unread)),
             _ => None,
         });
-        let (outcome, fds) = reply.unwrap();
+        let (mut outcome, fds, unread) = reply.unwrap();
         let members = &Membership::default();
         let sources = Sources { about: &about(), control, members, registry };
-        let reply = Reply { id: RequestId(u64::MAX), outcome: self::outcome(outcome, sources) };
+        if let Ok(answer) = &mut outcome {
+            complete(answer, unread, sources);
+        }
+        let reply = Reply { id: RequestId(u64::MAX), outcome };
         frame::encode(&reply, fds.len(), MIN_MESSAGE).unwrap();
         reply.outcome
     };

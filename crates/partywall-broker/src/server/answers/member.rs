@@ -8,7 +8,7 @@ use partywall_wire::{self as wire, MemberState};
 use crate::{
     registry::{
         FdId, Registry,
-        effect::{MemberRow, Row, RowOwner},
+        effect::{MemberAt, RowOwner},
         types::{LeaseId, MemberId},
     },
     server::control::Control,
@@ -20,14 +20,15 @@ const LATE: u64 = 2000;
 /// Maximum number of slots that one listing reads, which takes a few milliseconds.
 const COUNTED: u32 = 1 << 20;
 
-pub(super) fn infos(rows: Vec<MemberRow>, control: &Control, registry: &Registry) -> Vec<wire::MemberInfo> {
+/// Adds what is in control memory to a listing of members.
+pub(super) fn read(infos: &mut [wire::MemberInfo], at: Vec<MemberAt>, control: &Control, registry: &Registry) {
     let now = members::now();
     let mut slots = Slots { control, left: COUNTED, counted: BTreeMap::new() };
-    rows.into_iter().map(|row| info(row, now, &mut slots, registry)).collect()
+    infos.iter_mut().zip(at).for_each(|(info, at)| read_one(info, at, now, &mut slots, registry));
 }
 
-fn info(Row { mut info, at }: MemberRow, now: u64, slots: &mut Slots<'_>, registry: &Registry) -> wire::MemberInfo {
-    let Some(row) = at.row else { return info };
+fn read_one(info: &mut wire::MemberInfo, at: MemberAt, now: u64, slots: &mut Slots<'_>, registry: &Registry) {
+    let Some(row) = at.row else { return };
     let uid = info.uid;
     let is_connected = matches!(info.state, MemberState::Alive | MemberState::LostContext | MemberState::Evicted);
     if is_connected {
@@ -47,7 +48,6 @@ fn info(Row { mut info, at }: MemberRow, now: u64, slots: &mut Slots<'_>, regist
     info.permits = slots.of(row, &at.semaphores, |counts| &counts.held);
     info.blocks = slots.of(row, &at.pools, |counts| &counts.held);
     info.tasks = slots.of(row, &at.pools, |counts| &counts.tasks);
-    info
 }
 
 /// Returns the state of a member, taking its heartbeat into account.
