@@ -7,7 +7,7 @@ use std::{fs, io, path::Path};
 use partywall_files::{TensorInfo, safetensors_header};
 use partywall_shm::{DType, TableBuilder};
 use partywall_wire::{
-    Access, Answer, BrokerHello, Call, ClientHello, Event, Open, Refusal, Reply, Request,
+    Access, Answer, BrokerHello, Call, ClientHello, Event, Name, Open, Refusal, Reply, Request, RequestId,
     frame::{self, HEAD},
     handshake::{self, Speaker},
     limits::{MAX_MESSAGE, PROTOCOL},
@@ -29,11 +29,13 @@ fn main() -> io::Result<()> {
 }
 
 fn wire() -> io::Result<()> {
-    let open = Open { name: "weights".into(), version: Some(3), access: Access::Read, wait: true };
-    let request = Request { id: 7, call: Call::Open(open) };
-    let reply = Reply { id: 7, outcome: Ok(Answer::Done) };
-    let refused = Reply { id: 7, outcome: Err(Refusal::BadName { name: String::new(), why: "it is empty".into() }) };
-    let event = Event::Completion { ticket: 7, outcome: Ok(Answer::Done) };
+    let open =
+        Open { name: Name::new("weights").expect("it is a name"), version: Some(3), access: Access::Read, wait: true };
+    let request = Request { id: RequestId(7), call: Call::Open(open) };
+    let reply = Reply { id: RequestId(7), outcome: Ok(Answer::Done) };
+    let refused =
+        Reply { id: RequestId(7), outcome: Err(Refusal::BadName { name: String::new(), why: "it is empty".into() }) };
+    let event = Event::Completion { ticket: RequestId(7), outcome: Ok(Answer::Done) };
     seed("wire", "request", &[&[0], &body(&request)])?;
     seed("wire", "reply", &[&[1], &body(&reply)])?;
     seed("wire", "refusal", &[&[1], &body(&refused)])?;

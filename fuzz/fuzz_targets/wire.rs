@@ -4,7 +4,8 @@
 
 use libfuzzer_sys::fuzz_target;
 use partywall_wire::{
-    BrokerHello, ClientHello, Event, Frame, FrameReader, Pattern, Point, Reply, Request, WireError, frame,
+    BadRequest, BrokerHello, ClientHello, Event, Frame, FrameReader, Name, Pattern, Point, Refusal, Reply, Request,
+    WireError, frame,
     handshake::{self, Speaker},
     limits::{MAX_MESSAGE, PROTOCOL},
 };
@@ -13,7 +14,7 @@ use serde::{Serialize, de::DeserializeOwned};
 fuzz_target!(|input: &[u8]| {
     let Some((decoder, body)) = input.split_first() else { return };
     match decoder % 7 {
-        0 => message::<Request>(body),
+        0 => request(body),
         1 => message::<Reply>(body),
         2 => message::<Event>(body),
         3 => first_message::<ClientHello>(body),
@@ -31,6 +32,21 @@ fn message<T: Serialize + DeserializeOwned>(body: &[u8]) {
         let again = decoded(&encoded[frame::HEAD..]).expect("our own encoding is decoded");
         // Compared as bytes, because a message may contain NaN, which differs from itself.
         assert!(frame::encode(&again, 0, MAX_MESSAGE) == Ok(encoded));
+    }
+}
+
+/// Decodes a request as a broker does, which decodes the same requests as a client would, and refuses some others.
+fn request(body: &[u8]) {
+    message::<Request>(body);
+    let decoded = Frame { body: body.to_vec(), fds: 0 }.decode::<Request>();
+    match Request::decode(body) {
+        Ok(request) => assert_eq!(decoded, Ok(request)),
+        Err(BadRequest::Refused(_, Refusal::BadName { name, .. })) => {
+            assert!(decoded.is_err());
+            assert!(Name::new(&name).is_err());
+        }
+        Err(BadRequest::Refused(_, refusal)) => panic!("{refusal:?}"),
+        Err(BadRequest::Malformed(_)) => assert!(decoded.is_err()),
     }
 }
 

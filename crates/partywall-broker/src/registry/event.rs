@@ -16,6 +16,7 @@ pub(crate) use partywall_wire::Call;
 
 /// Something that happened at the server.
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[expect(clippy::large_enum_variant, reason = "one event exists at a time")]
 pub(crate) enum Event {
     /// A process became a member.
     Joined { member: MemberId, identity: Identity },
