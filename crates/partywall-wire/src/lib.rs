@@ -9,7 +9,8 @@
 //! | [`frame`] | a length and a number of file descriptors in front of each message |
 //! | [`handshake`] | the first message each way, whose head never changes, so that foreign versions can name each other |
 //! | [`request`] | requests, and what a broker answers if one has a bad name |
-//! | [`message`] | calls, answers, events |
+//! | [`call`] | what a member can request, and what each call may do |
+//! | [`message`] | answers, events, versions |
 //! | [`id`], [`name`](mod@name) | by which numbers and names both sides speak of things |
 //! | [`control`] | pools and topics in messages |
 //! | [`object`] | timelines and semaphores in messages |
@@ -42,6 +43,7 @@ macro_rules! names {
 }
 
 mod bytes;
+pub mod call;
 pub mod control;
 pub mod frame;
 pub mod handshake;
@@ -59,6 +61,7 @@ pub mod user;
 pub mod watch;
 pub mod withdrawal;
 
+pub use call::Call;
 pub use control::{
     Ages, AttachedInfo, BLOCK_ALIGNMENT, BlockCounts, Control, ControlInfo, MAX_RANK, Participant, PublisherInfo,
     QueueInfo, QueueShape, QueueUsage, SampleShape, SubscriberInfo, TopicInfo, TopicShape, TopicUsage, Usage,
@@ -68,8 +71,8 @@ pub use handshake::{BrokerHello, ClientHello, Resume, Welcome};
 pub use id::{ClaimId, LeaseId, MemberId, RequestId};
 pub use member::{Awaited, Doubt, Evicted, Freed, Kill, MemberInfo, MemberState, WaitInfo, Whom};
 pub use message::{
-    Access, Answer, Call, ChunkBytes, Commit, Event, Grow, Grown, HolderInfo, Kind, LegacyHandle, Lifetime, NameInfo,
-    Open, Opened, Place, QueueHolder, Reply, SegmentInfo, StatusInfo, Table, Token, VersionInfo,
+    Access, Answer, ChunkBytes, Commit, Event, Grow, Grown, HolderInfo, Kind, LegacyHandle, Lifetime, NameInfo, Open,
+    Opened, Place, QueueHolder, Reply, SegmentInfo, StatusInfo, Table, Token, VersionInfo,
 };
 pub use name::Name;
 pub use object::{

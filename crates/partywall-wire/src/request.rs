@@ -3,7 +3,7 @@
 use postcard::{Deserializer, de_flavors::Flavor};
 use serde::{Deserialize, Serialize};
 
-use crate::{frame::WireError, id::RequestId, message::Call, name::check_name, refusal::Refusal};
+use crate::{call::Call, frame::WireError, id::RequestId, name::check_name, refusal::Refusal};
 
 /// A member's request. Its number grows with each request and names the ticket if the request has to wait.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

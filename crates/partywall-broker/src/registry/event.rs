@@ -1,7 +1,8 @@
 //! Events: the input of the registry.
 //!
-//! A request arrives as the [`Call`] of the wire. All in it is a peer's word: names and patterns are valid by their
-//! types, the server has checked numbers that contradict each other, and ids may be anybody's, which the registry checks.
+//! A request arrives as the [`Call`] of the wire. All in it is a peer's word. Names are valid by their type, and the
+//! server has checked numbers that are out of range or contradict each other. The registry checks ids, which may be
+//! anybody's, and parses patterns.
 
 use std::sync::Arc;
 
@@ -64,9 +65,8 @@ pub(crate) struct Identity {
 /// What came with a request, and what only the server knows about it. The server has checked all of it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Received {
-    /// The descriptors of a commit or growth, in the order of its message: one per chunk unless the memory is legacy
-    /// memory, then the table's if that is in a memfd. None is missing, and each is of the kind and length that the call
-    /// states.
+    /// The descriptors of a commit or growth, in the order of its message: one per chunk unless it is legacy memory, then
+    /// the table's if that is in a memfd. None is missing, and each is of the kind and length that the call states.
     pub(crate) fds: Vec<FdId>,
     /// The control memory of a pool, topic or queue that a commit makes. Its shape depends on the call alone.
     pub(crate) blocks: Option<BlockControl>,
