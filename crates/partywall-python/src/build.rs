@@ -314,7 +314,10 @@ impl Claim {
 #[pymethods]
 impl Claim {
     /// Allocates the version that fulfils the claim when it is committed.
-    #[pyo3(signature = (device, access, tensors, metadata, *, mutable, reserve, kept, shared, owner))]
+    #[pyo3(signature = (
+        device, access, tensors, metadata, *,
+        mutable = false, reserve = None, kept = false, shared = false, owner = None,
+    ))]
     fn create(
         &self,
         py: Python<'_>,

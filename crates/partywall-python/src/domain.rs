@@ -128,7 +128,8 @@ impl Domain {
     /// one tensor, when a tensor of it is first taken.
     #[pyo3(signature = (
         name, device, access, tensors, metadata, *,
-        mutable, reserve, kept, shared, if_absent, chunk_bytes, owner, until_unused = false,
+        mutable = false, reserve = None, kept = false, shared = false, if_absent = false, chunk_bytes = None, owner = None,
+        until_unused = false,
     ))]
     fn create(
         &self,
@@ -213,7 +214,10 @@ impl Domain {
     }
 
     /// Publishes memory on a GPU in place: as kind `live` if it is in heaps, else as kind `legacy`.
-    #[pyo3(signature = (name, tensors, metadata, *, mutable, kept, shared, if_absent, until_unused = false))]
+    #[pyo3(signature = (
+        name, tensors, metadata, *,
+        mutable = false, kept = false, shared = false, if_absent = false, until_unused = false,
+    ))]
     fn publish(
         &self,
         py: Python<'_>,
@@ -240,7 +244,9 @@ impl Domain {
     }
 
     /// Puts a file, or a folder of shards. Ctrl-C ends the call, and leaves nothing behind.
-    #[pyo3(signature = (path, name, device, access, *, mutable, kept, shared, if_absent, owner))]
+    #[pyo3(signature = (
+        path, name, device, access, *, mutable = false, kept = false, shared = false, if_absent = false, owner = None,
+    ))]
     fn put_file(
         &self,
         py: Python<'_>,

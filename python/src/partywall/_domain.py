@@ -4,7 +4,7 @@ import os
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeVar, Unpack
 
 from partywall import _arrays, _native
 from partywall._arrays import Access, Shape
@@ -13,6 +13,7 @@ from partywall._descriptors import Descriptors
 from partywall._errors import BrokerGone, Closed, VersionNotFound, WrongQueue
 from partywall._handle import Handle
 from partywall._members import EvictedMember, Member
+from partywall._options import ClaimOptions, CommitOptions, FileOptions, PublishOptions, converted, spelled_out
 from partywall._pool import Pool, count
 from partywall._program import PROGRAM
 from partywall._queue import Queue
@@ -81,21 +82,14 @@ class Domain(Handle[_native.Domain]):
         """
         return str(self._native.member)
 
+    @spelled_out
     def create(
         self,
         name: str,
         shape: Shape,
         dtype: Any,
         device: Any = "auto",
-        *,
-        access: Access | None = None,
-        metadata: Mapping[str, str] | None = None,
-        mutable: bool = False,
-        reserve: int | None = None,
-        kept: bool = False,
-        shared: bool = False,
-        if_absent: bool = False,
-        owner: str | None = None,
+        **options: Unpack[CommitOptions],
     ) -> Build:
         """Begins the next version of `name` with one tensor of zeroes. Other processes see the version after `commit`.
 
@@ -110,49 +104,22 @@ class Domain(Handle[_native.Domain]):
         one. The commit raises `NoSuchMember` if that process has ended.
         """
         tensors = {_arrays.SINGLE: (shape, dtype)}
-        return self.create_many(
-            name,
-            tensors,
-            device,
-            access=access,
-            metadata=metadata,
-            mutable=mutable,
-            reserve=reserve,
-            kept=kept,
-            shared=shared,
-            if_absent=if_absent,
-            owner=owner,
-        )
+        return self.create_many(name, tensors, device, **options)
 
+    @spelled_out
     def create_many(
         self,
         name: str,
         tensors: Mapping[str, tuple[Shape, Any]],
         device: Any = "auto",
-        *,
-        access: Access | None = None,
-        metadata: Mapping[str, str] | None = None,
-        mutable: bool = False,
-        reserve: int | None = None,
-        kept: bool = False,
-        shared: bool = False,
-        if_absent: bool = False,
-        owner: str | None = None,
+        **options: Unpack[CommitOptions],
     ) -> Build:
         """As `create`, with several tensors: a mapping of names to shapes and dtypes."""
         native = self._native.create(
             name,
             _arrays.device_name(device),
-            access,
-            _arrays.placed(tensors),
-            pairs(metadata),
-            mutable=mutable,
-            reserve=_arrays.optional_count(reserve),
-            kept=kept,
-            shared=shared,
-            if_absent=if_absent,
-            chunk_bytes=None,
-            owner=owner_of(owner),
+            tensors=_arrays.placed(tensors),
+            **converted(options, CommitOptions),
         )
         return Build(self, native)
 
@@ -212,21 +179,15 @@ class Domain(Handle[_native.Domain]):
             raise TypeError(f"build() must return the segment that it has committed as {name!r}, not {built!r}")
         return built
 
+    @spelled_out
     def put(
         self,
         name: str,
         tensors: Any,
         device: Any = None,
         *,
-        access: Access | None = None,
-        metadata: Mapping[str, str] | None = None,
-        mutable: bool = False,
-        reserve: int | None = None,
-        kept: bool = False,
-        shared: bool = False,
-        if_absent: bool = False,
-        owner: str | None = None,
         stream: Any = None,
+        **options: Unpack[CommitOptions],
     ) -> Segment:
         """Copies a tensor, or a mapping of tensors by their names, and commits the copy as the next version of `name`.
 
@@ -237,35 +198,22 @@ class Domain(Handle[_native.Domain]):
 
         `owner` and the other options are as for `create`.
         """
-        taken, names = _arrays.taken(tensors, stream, once=not mutable)
+        taken, names = _arrays.taken(tensors, stream, once=not options.get("mutable", False))
         native = self._native.create(
             name,
             _arrays.common_device(taken) if device is None else _arrays.device_name(device),
-            access,
-            _arrays.plan(taken, names),
-            pairs(metadata),
-            mutable=mutable,
-            reserve=_arrays.optional_count(reserve),
-            kept=kept,
-            shared=shared,
-            if_absent=if_absent,
-            chunk_bytes=None,
-            owner=owner_of(owner),
+            tensors=_arrays.plan(taken, names),
+            **converted(options, CommitOptions),
         )
         return fill(self, native, taken, stream)
 
+    @spelled_out
     def put_file(
         self,
         path: "str | bytes | os.PathLike[Any]",
         name: str,
         device: Any = "auto",
-        *,
-        access: Access | None = None,
-        mutable: bool = False,
-        kept: bool = False,
-        shared: bool = False,
-        if_absent: bool = False,
-        owner: str | None = None,
+        **options: Unpack[FileOptions],
     ) -> Segment:
         """Puts a safetensors or NumPy file, a folder of shards, or the bytes of any other file, as `partywall put`
         does.
@@ -273,28 +221,16 @@ class Domain(Handle[_native.Domain]):
         `access` is as for `open`; the CPU, which reads the file, has access in any case. `owner` is as for `create`.
         """
         native = self._native.put_file(
-            os.fsdecode(path),
-            name,
-            _arrays.device_name(device),
-            access,
-            mutable=mutable,
-            kept=kept,
-            shared=shared,
-            if_absent=if_absent,
-            owner=owner_of(owner),
+            os.fsdecode(path), name, _arrays.device_name(device), **converted(options, FileOptions)
         )
         return Segment(self, native)
 
+    @spelled_out
     def publish(
         self,
         name: str,
         tensors: Any,
-        *,
-        metadata: Mapping[str, str] | None = None,
-        mutable: bool = False,
-        kept: bool = False,
-        shared: bool = False,
-        if_absent: bool = False,
+        **options: Unpack[PublishOptions],
     ) -> Segment:
         """Publishes a tensor on a GPU, or a mapping of such tensors, in place, without a copy.
 
@@ -309,7 +245,7 @@ class Domain(Handle[_native.Domain]):
         """
         taken = [(key, _arrays.source(tensor, None)) for key, tensor in _arrays.named(tensors).items()]
         native = self._native.publish(
-            name, taken, pairs(metadata), mutable=mutable, kept=kept, shared=shared, if_absent=if_absent
+            name, taken, **converted(options, PublishOptions)
         )
         return Segment(self, native)
 
@@ -583,87 +519,48 @@ class Claim:
         """The name to be built."""
         return self._native.name
 
+    @spelled_out
     def create(
         self,
         shape: Shape,
         dtype: Any,
         device: Any = "auto",
-        *,
-        access: Access | None = None,
-        metadata: Mapping[str, str] | None = None,
-        mutable: bool = False,
-        reserve: int | None = None,
-        kept: bool = False,
-        shared: bool = False,
-        owner: str | None = None,
+        **options: Unpack[ClaimOptions],
     ) -> Build:
         """As `Domain.create`."""
         tensors = {_arrays.SINGLE: (shape, dtype)}
-        return self.create_many(
-            tensors,
-            device,
-            access=access,
-            metadata=metadata,
-            mutable=mutable,
-            reserve=reserve,
-            kept=kept,
-            shared=shared,
-            owner=owner,
-        )
+        return self.create_many(tensors, device, **options)
 
+    @spelled_out
     def create_many(
         self,
         tensors: Mapping[str, tuple[Shape, Any]],
         device: Any = "auto",
-        *,
-        access: Access | None = None,
-        metadata: Mapping[str, str] | None = None,
-        mutable: bool = False,
-        reserve: int | None = None,
-        kept: bool = False,
-        shared: bool = False,
-        owner: str | None = None,
+        **options: Unpack[ClaimOptions],
     ) -> Build:
         """As `Domain.create_many`."""
         native = self._native.create(
             _arrays.device_name(device),
-            access,
-            _arrays.placed(tensors),
-            pairs(metadata),
-            mutable=mutable,
-            reserve=_arrays.optional_count(reserve),
-            kept=kept,
-            shared=shared,
-            owner=owner_of(owner),
+            tensors=_arrays.placed(tensors),
+            **converted(options, ClaimOptions),
         )
         return Build(self._domain, native)
 
+    @spelled_out
     def put(
         self,
         tensors: Any,
         device: Any = None,
         *,
-        access: Access | None = None,
-        metadata: Mapping[str, str] | None = None,
-        mutable: bool = False,
-        reserve: int | None = None,
-        kept: bool = False,
-        shared: bool = False,
-        owner: str | None = None,
         stream: Any = None,
+        **options: Unpack[ClaimOptions],
     ) -> Segment:
         """As `Domain.put`."""
-        taken, names = _arrays.taken(tensors, stream, once=not mutable)
+        taken, names = _arrays.taken(tensors, stream, once=not options.get("mutable", False))
         native = self._native.create(
             _arrays.common_device(taken) if device is None else _arrays.device_name(device),
-            access,
-            _arrays.plan(taken, names),
-            pairs(metadata),
-            mutable=mutable,
-            reserve=_arrays.optional_count(reserve),
-            kept=kept,
-            shared=shared,
-            owner=owner_of(owner),
+            tensors=_arrays.plan(taken, names),
+            **converted(options, ClaimOptions),
         )
         return fill(self._domain, native, taken, stream)
 
@@ -727,26 +624,6 @@ def through(socket: str, opened: "Callable[[Domain], _Opened]") -> "_Opened":
 
 
 _Opened = TypeVar("_Opened")
-
-
-def pairs(metadata: Mapping[str, str] | None) -> list[tuple[str, str]]:
-    """Checks metadata, and returns it as the compiled module takes it."""
-    pairs = list(dict(metadata or {}).items())
-    for pair in pairs:
-        if not all(isinstance(text, str) for text in pair):
-            raise TypeError(f"metadata maps strings to strings, but {pair[0]!r} has the value {pair[1]!r}")
-        for text in pair:
-            _arrays.check_text(text, "metadata")
-    return pairs
-
-
-def owner_of(token: str | None) -> int | None:
-    """Checks the owner of a name, and returns its number."""
-    if token is None:
-        return None
-    if not (isinstance(token, str) and token.isascii() and token.isdecimal() and int(token) < 2**64):
-        raise ValueError(f"{token!r} is not a token: pass the Domain.token of the process that is to own the name")
-    return int(token)
 
 
 def connections() -> list[Domain]:

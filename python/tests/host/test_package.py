@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.metadata
+import inspect
 import os
 import shutil
 import subprocess
@@ -115,6 +116,20 @@ def test_everything_public_has_a_docstring():
         for member, value in vars(thing).items() if isinstance(thing, type) else ():
             if not member.startswith("_") and (callable(value) or isinstance(value, property)):
                 assert value.__doc__, f"{name}.{member}"
+
+
+@pytest.mark.parametrize("name", ["create", "create_many", "put", "put_file", "publish"])
+def test_options_are_spelled_out_and_no_others_are_taken(domain, name):
+    method = getattr(domain, name)
+    options = inspect.signature(method).parameters
+    assert all(option.kind is not inspect.Parameter.VAR_KEYWORD for option in options.values())
+    assert [options[name].default for name in ("mutable", "kept", "shared", "if_absent")] == [False] * 4
+    assert ("reserve" in options) == (name in ("create", "create_many", "put"))
+    arguments = {"create": ("x", 1, "uint8"), "create_many": ("x", {}), "put": ("x", b"1")}.get(name, ("/dev/null", "x"))
+    for unknown in ("keep", "chunk_bytes", "until_unused"):
+        with pytest.raises(TypeError, match=f"unexpected keyword argument '{unknown}'"):
+            method(*(arguments if name != "publish" else ("x", {})), **{unknown: 1})
+    assert domain.ls() == []
 
 
 def test_one_wheel_is_for_all_pythons_with_a_gil(monkeypatch):

@@ -14,8 +14,9 @@ import torch
 from partywall import _arrays
 from partywall._arrays import Placed
 from partywall._build import Build
-from partywall._domain import Domain, pairs
+from partywall._domain import Domain
 from partywall._errors import NameExists
+from partywall._options import pairs
 from partywall.torch import _checksum, _tensors
 from partywall.torch._copy import flat
 from partywall.torch._errors import UnsupportedTensor
