@@ -1,6 +1,6 @@
 //! Types, shapes and numbers as Python passes them.
 
-use std::str::FromStr;
+use std::{str::FromStr, time::Duration};
 
 use partywall::{Access, DType};
 use pyo3::{
@@ -159,6 +159,16 @@ impl Connection<'_> {
     /// Returns the connection, unless it is closed.
     pub(crate) fn get(&self, py: Python<'_>) -> PyResult<partywall::Domain> {
         self.0.get().get(py)
+    }
+
+    /// Waits in slices, until the connection is closed.
+    pub(crate) fn in_slices<R: Send>(
+        &self,
+        py: Python<'_>,
+        timeout: Duration,
+        attempt: impl Fn(Duration) -> partywall::Result<R> + Sync,
+    ) -> PyResult<R> {
+        self.0.get().in_slices(py, timeout, attempt)
     }
 }
 

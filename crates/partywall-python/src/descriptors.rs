@@ -9,25 +9,33 @@ use partywall::Place;
 use pyo3::prelude::*;
 
 use crate::{
+    arguments::{Connection, Name},
     handle::Handle,
     value::{Tuple, value},
+    wait,
 };
 
-/// A lease on a version, and the file descriptors of its memory.
-#[pyclass(frozen, module = "partywall._native")]
+/// The compiled part of `partywall.Descriptors`.
+#[pyclass(frozen, subclass, module = "partywall._native")]
 pub(crate) struct Descriptors {
     inner: Handle<partywall::Descriptors>,
+    /// The name.
     #[pyo3(get)]
     name: String,
+    /// The version.
     #[pyo3(get)]
     version: u64,
     place: Place,
+    /// `host`, whose descriptors `mmap` takes, or `vmm` or `pinned`, whose descriptors drivers import.
     #[pyo3(get)]
     kind: &'static str,
+    /// Whether processes may write the memory.
     #[pyo3(get)]
     mutable: bool,
+    /// Whether the version may grow. Its chunks are then mapped one after another, because a tensor may span two.
     #[pyo3(get)]
     may_grow: bool,
+    /// The bytes of all chunks.
     #[pyo3(get)]
     nbytes: u64,
 }
@@ -47,19 +55,6 @@ value! {
 }
 
 impl Descriptors {
-    pub(crate) fn new(descriptors: partywall::Descriptors) -> Self {
-        Self {
-            name: descriptors.name().to_owned(),
-            version: descriptors.version(),
-            place: descriptors.place(),
-            kind: descriptors.kind(),
-            mutable: descriptors.is_mutable(),
-            may_grow: descriptors.may_grow(),
-            nbytes: descriptors.bytes(),
-            inner: Handle::new("list of descriptors", descriptors),
-        }
-    }
-
     fn with<T>(&self, py: Python<'_>, read: impl FnOnce(&partywall::Descriptors) -> T) -> PyResult<T> {
         let found = self.inner.lock().as_ref().map(read);
         self.inner.unless_closed(py, found)
@@ -68,13 +63,31 @@ impl Descriptors {
 
 #[pymethods]
 impl Descriptors {
-    /// Where the memory is.
+    #[new]
+    fn new(py: Python<'_>, domain: Connection<'_>, name: Name, timeout: Option<f64>) -> PyResult<Self> {
+        let connection = domain.get(py)?;
+        let timeout = wait::timeout(timeout)?;
+        let descriptors = domain.in_slices(py, timeout, |slice| connection.descriptors(&name.0, slice))?;
+        Ok(Self {
+            name: descriptors.name().to_owned(),
+            version: descriptors.version(),
+            place: descriptors.place(),
+            kind: descriptors.kind(),
+            mutable: descriptors.is_mutable(),
+            may_grow: descriptors.may_grow(),
+            nbytes: descriptors.bytes(),
+            inner: Handle::new("list of descriptors", descriptors),
+        })
+    }
+
+    /// `host`, the UUID of the GPU on which to import the memory, or `pinned:N`.
     #[getter]
     fn place(&self) -> String {
         self.place.to_string()
     }
 
     /// The chunks, in order.
+    #[getter]
     fn chunks(&self, py: Python<'_>) -> PyResult<Vec<Chunk>> {
         self.with(py, |descriptors| {
             let chunks = descriptors.chunks().iter();
@@ -82,7 +95,14 @@ impl Descriptors {
         })
     }
 
+    /// The chunks' file descriptors, in order.
+    #[getter]
+    fn fds(&self, py: Python<'_>) -> PyResult<Vec<i32>> {
+        self.with(py, |descriptors| descriptors.chunks().iter().map(|chunk| chunk.as_fd().as_raw_fd()).collect())
+    }
+
     /// All tensors, in the order in which they were added.
+    #[pyo3(name = "_tensors")]
     fn tensors(&self, py: Python<'_>) -> PyResult<Vec<(String, TensorPlace)>> {
         self.with(py, |descriptors| {
             let tensors = descriptors.table().in_given_order().into_iter();
@@ -109,7 +129,7 @@ impl Descriptors {
         self.with(py, |descriptors| descriptors.table().metadata().map(pairs).collect())
     }
 
-    /// Whether `close` was called.
+    /// Whether it is closed.
     #[getter]
     fn closed(&self) -> bool {
         self.inner.is_closed()

@@ -25,7 +25,6 @@ use pyo3::{exceptions::PyValueError, prelude::*};
 use crate::{
     arguments::{Name, Needs},
     build::{Build, Claim, Placed, named_place, place},
-    descriptors::Descriptors,
     errors::Raise,
     handle::Closable,
     heap::Heap,
@@ -188,14 +187,6 @@ impl Domain {
         }
         let segment = self.in_slices(py, timeout, |slice| opener.clone().timeout(slice).open())?;
         Ok(Segment::opened(segment))
-    }
-
-    /// A version's memory as file descriptors.
-    fn descriptors(&self, py: Python<'_>, name: Name, timeout: Option<f64>) -> PyResult<Descriptors> {
-        let domain = self.get(py)?;
-        let timeout = wait::timeout(timeout)?;
-        let descriptors = self.in_slices(py, timeout, |slice| domain.descriptors(&name.0, slice))?;
-        Ok(Descriptors::new(descriptors))
     }
 
     /// Opens the latest version of a name, or makes the caller its builder.

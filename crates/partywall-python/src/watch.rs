@@ -9,8 +9,7 @@ use partywall::{
 use pyo3::prelude::*;
 
 use crate::{
-    arguments::Pattern,
-    domain::Domain,
+    arguments::{Connection, Pattern},
     errors::{Raise, parse},
     handle::Handle,
     value::value,
@@ -20,10 +19,11 @@ use crate::{
 /// Pause between two slices of a wait, in which other threads can lock the watch.
 const TURN: Duration = Duration::from_millis(1);
 
-/// The events of names that match a pattern.
-#[pyclass(frozen, module = "partywall._native")]
+/// The compiled part of `partywall.Watch`.
+#[pyclass(frozen, subclass, module = "partywall._native")]
 pub(crate) struct Watch {
     watch: Handle<partywall::Watch>,
+    /// The pattern.
     #[pyo3(get)]
     pattern: String,
 }
@@ -39,9 +39,8 @@ value! {
 
 #[pymethods]
 impl Watch {
-    /// Watches names that match a pattern, from now or from a point on.
     #[new]
-    fn new(py: Python<'_>, domain: &Domain, pattern: Pattern, after: Option<&str>) -> PyResult<Self> {
+    fn new(py: Python<'_>, domain: Connection<'_>, pattern: Pattern, after: Option<&str>) -> PyResult<Self> {
         let domain = domain.get(py)?;
         let after: Option<Point> = after.map(parse).transpose()?;
         let begin = || match after {
@@ -52,7 +51,8 @@ impl Watch {
         Ok(Self { watch: Handle::new("watch", watch), pattern: pattern.0.to_string() })
     }
 
-    /// The next event.
+    /// Returns the next event. Waits for it up to `timeout` seconds, or for ever.
+    #[pyo3(signature = (timeout = None))]
     fn next(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Happening> {
         let next = wait::in_slices(py, wait::timeout(timeout)?, |slice| {
             let mut guard = self.watch.lock();
@@ -69,7 +69,7 @@ impl Watch {
         Ok(Happening::new(event, point))
     }
 
-    /// The point from which another watch can continue.
+    /// The point after the last returned event. A watch in any process can continue from that point.
     #[getter]
     fn point(&self, py: Python<'_>) -> PyResult<String> {
         // Another thread has the lock while it waits.
@@ -77,7 +77,7 @@ impl Watch {
         Ok(self.watch.unless_closed(py, point)?.to_string())
     }
 
-    /// Whether `close` was called.
+    /// Whether it is closed.
     #[getter]
     fn closed(&self, py: Python<'_>) -> bool {
         py.detach(|| self.watch.is_closed())

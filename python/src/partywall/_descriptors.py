@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from partywall import _native
-from partywall._handle import Connected, Handle
+from partywall._handle import Connected
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class TensorPlace:
     """Bytes from its first element to the end of its last."""
 
 
-class Descriptors(Connected, Handle[_native.Descriptors]):
+class Descriptors(Connected, _native.Descriptors):
     """A lease on a version, and its memory as file descriptors; `Domain.descriptors` returns one.
 
         with d.descriptors("weights", timeout=10) as weights:
@@ -55,59 +55,9 @@ class Descriptors(Connected, Handle[_native.Descriptors]):
     """
 
     @property
-    def name(self) -> str:
-        """The name."""
-        return self._native.name
-
-    @property
-    def version(self) -> int:
-        """The version."""
-        return self._native.version
-
-    @property
-    def kind(self) -> str:
-        """`host`, whose descriptors `mmap` takes, or `vmm` or `pinned`, whose descriptors drivers import."""
-        return self._native.kind
-
-    @property
-    def place(self) -> str:
-        """`host`, the UUID of the GPU on which to import the memory, or `pinned:N`."""
-        return self._native.place
-
-    @property
-    def mutable(self) -> bool:
-        """Whether processes may write the memory."""
-        return self._native.mutable
-
-    @property
-    def may_grow(self) -> bool:
-        """Whether the version may grow. Its chunks are then mapped one after another, because a tensor may span two."""
-        return self._native.may_grow
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of all chunks."""
-        return self._native.nbytes
-
-    @property
-    def chunks(self) -> list[Chunk]:
-        """The chunks, in order."""
-        return self._native.chunks()
-
-    @property
-    def fds(self) -> list[int]:
-        """The chunks' file descriptors, in order."""
-        return [chunk.fd for chunk in self._native.chunks()]
-
-    @property
     def tensors(self) -> dict[str, TensorPlace]:
         """Where each tensor is, by name."""
-        return dict(self._native.tensors())
-
-    @property
-    def metadata(self) -> dict[str, str]:
-        """Its metadata."""
-        return self._native.metadata
+        return dict(self._tensors())
 
     def close(self) -> None:
         """Closes the descriptors and gives the lease back. Calling it again does nothing."""

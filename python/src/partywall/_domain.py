@@ -156,7 +156,7 @@ class Domain(Handle[_native.Domain]):
         Maps nothing and loads no driver. Waits as `open` does. Raises `WrongKind` for memory of `publish`, which has
         none.
         """
-        return Descriptors(self, self._native.descriptors(name, timeout))
+        return Descriptors(self, name, timeout)
 
     def open_or_build(
         self, name: str, build: "Callable[[Claim], Segment]", *, timeout: float | None = None
@@ -437,7 +437,7 @@ class Domain(Handle[_native.Domain]):
 
         Begins with the next event, or with the first one after the `point` of another watch or event.
         """
-        return Watch(self, _native.Watch(self._native, pattern, after))
+        return Watch(self, pattern, after)
 
     def ps(self) -> list[Member]:
         """Lists all members of the domain, including this process, in the order in which they joined."""

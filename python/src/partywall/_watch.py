@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from partywall import _native
-from partywall._handle import Connected, Handle
+from partywall._handle import Connected
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Event:
     """The point after this event, for `Domain.watch(after=…)`."""
 
 
-class Watch(Connected, Handle[_native.Watch]):
+class Watch(Connected, _native.Watch):
     """The events of all names that match a pattern, in order; `Domain.watch` returns one.
 
         for event in d.watch("llm/*"):
@@ -55,20 +55,6 @@ class Watch(Connected, Handle[_native.Watch]):
 
     A broker keeps one mebibyte of events. A watch that falls further behind receives `missed`; otherwise none is lost.
     """
-
-    @property
-    def pattern(self) -> str:
-        """The pattern."""
-        return self._native.pattern
-
-    @property
-    def point(self) -> str:
-        """The point after the last returned event. A watch in any process can continue from that point."""
-        return self._native.point
-
-    def next(self, timeout: float | None = None) -> Event:
-        """Returns the next event. Waits for it up to `timeout` seconds, or for ever."""
-        return self._native.next(timeout)
 
     def __iter__(self) -> Iterator[Event]:
         return self

@@ -290,7 +290,7 @@ WAITS = {
     "a value, for a time": ("t.wait(1, 3600)", COMPILED),
     "a permit": ("s.acquire()", COMPILED),
     "a permit, with": ("s.__enter__()", "_semaphore.py"),
-    "an event": ("d.watch().next()", "_watch.py"),
+    "an event": ("d.watch().next()", COMPILED),
     "a task": ("asyncio.run(t.wait_async(1))", "selectors.py"),
 }
 
