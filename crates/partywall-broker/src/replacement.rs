@@ -265,6 +265,7 @@ const MAGIC: [u8; 8] = *b"PWANSWER";
 mod tests {
     use super::*;
 
+    // Holds 367.
     #[test]
     fn state_of_another_format_is_refused() {
         let format = |state: u32, layouts: u64| postcard::to_extend(&Format { state, layouts }, Vec::new()).unwrap();

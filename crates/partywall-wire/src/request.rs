@@ -111,6 +111,7 @@ mod tests {
         ]
     }
 
+    // Holds 366.
     #[test]
     fn text_that_is_no_name_is_refused_with_its_reason() {
         let long = "x".repeat(MAX_NAME + 100);
@@ -129,6 +130,7 @@ mod tests {
         }
     }
 
+    // Holds 366.
     #[test]
     fn bytes_that_are_no_request_are_malformed() {
         let malformed = |body: &[u8]| matches!(Request::decode(body), Err(BadRequest::Malformed(_)));
@@ -143,6 +145,7 @@ mod tests {
     }
 
     /// A shape with too many dimensions follows bytes that are no name either.
+    // Holds 366.
     #[test]
     fn other_values_are_not_taken_for_names() {
         let extents = vec![Some(1_u64); MAX_RANK + 1];

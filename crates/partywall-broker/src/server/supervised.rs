@@ -402,6 +402,7 @@ mod tests {
         }
     }
 
+    // Holds 367.
     #[test]
     fn state_has_the_form_of_its_version() {
         let state = encode(&sample()).unwrap();
@@ -416,6 +417,7 @@ mod tests {
         );
     }
 
+    // Holds 367.
     #[test]
     fn journal_of_an_unknown_format_is_not_replayed() {
         let mut journal = Journal::create().unwrap();

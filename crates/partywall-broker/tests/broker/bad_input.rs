@@ -112,6 +112,7 @@ fn contradictory_commits_are_refused() {
     assert_eq!(client.status().fds, MAX_CHUNKS as u64);
 }
 
+// Holds 366.
 #[test]
 fn invalid_requests_are_refused() {
     let broker = TestBroker::start();
