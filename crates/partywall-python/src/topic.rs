@@ -6,41 +6,47 @@ use partywall::{Gpu, Place, Policy, TopicOptions, near::did_you_mean};
 use pyo3::{exceptions::PyValueError, prelude::*};
 
 use crate::{
-    arguments::{Count, ElementType, Name, Needs},
+    arguments::{Connection, Count, ElementType, Name, Needs},
     build::named_place,
-    domain::Domain,
     errors::Raise,
     handle::Handle,
     members::Withdrawal,
     publisher::Publisher,
     subscriber::Subscriber,
-    value::value,
+    value::{Tuple, value},
     wait,
 };
 
-/// An open topic.
-#[pyclass(frozen, module = "partywall._native")]
+/// The compiled part of `partywall.Topic`.
+#[pyclass(frozen, subclass, module = "partywall._native")]
 pub(crate) struct Topic {
     inner: Handle<Open>,
+    /// The name.
     #[pyo3(get)]
     name: String,
+    /// The version. A topic that is removed and created again has another one.
     #[pyo3(get)]
     version: u64,
+    /// Bytes of the largest sample.
     #[pyo3(get)]
     max_bytes: u64,
+    /// The type of all samples; `None` if samples may have any type.
     #[pyo3(get)]
     dtype: Option<&'static str>,
-    #[pyo3(get)]
     shape: Option<Vec<Option<u64>>>,
     /// Type and shape, for display.
-    #[pyo3(get)]
+    #[pyo3(get, name = "_samples")]
     samples: String,
+    /// How many samples the ring keeps.
     #[pyo3(get)]
     depth: u32,
+    /// How many loans each publisher may have at a time.
     #[pyo3(get)]
     loans: u32,
+    /// How many samples each subscriber may hold at a time.
     #[pyo3(get)]
     held: u32,
+    /// `host`, the UUID of the GPU that has the samples, or `pinned:N`.
     #[pyo3(get)]
     place: String,
 }
@@ -113,14 +119,14 @@ value! {
 #[pymethods]
 impl Topic {
     /// Opens a topic. If the size or shape of samples is given, creates it if it does not exist.
-    #[staticmethod]
+    #[new]
     #[pyo3(signature = (
         domain, name, numbers, device, access, *,
         max_bytes, shape, dtype, kept, shared, allow_peer, stamps, timeout,
     ))]
-    fn open(
+    fn new(
         py: Python<'_>,
-        domain: &Domain,
+        domain: Connection<'_>,
         name: Name,
         numbers: Numbers,
         device: Option<&str>,
@@ -167,7 +173,14 @@ impl Topic {
         })
     }
 
+    /// The shape of all samples; `None` if samples may have any shape. A dimension of `None` may have any length.
+    #[getter]
+    fn shape(&self) -> Option<Tuple<Option<u64>>> {
+        self.shape.clone().map(Tuple)
+    }
+
     /// Adds a publisher.
+    #[pyo3(name = "_publisher")]
     fn publisher(&self, py: Python<'_>) -> PyResult<Publisher> {
         let open = self.inner.get(py)?;
         let publisher = py.detach(|| open.topic.publisher()).or_raise(py)?;
@@ -175,6 +188,7 @@ impl Topic {
     }
 
     /// Adds a subscriber, whose samples hosts or streams wait for.
+    #[pyo3(name = "_subscriber")]
     fn subscriber(
         &self,
         py: Python<'_>,
@@ -202,7 +216,7 @@ impl Topic {
         Ok(Subscriber::new(subscriber, open))
     }
 
-    /// Counts the samples, blocks and members of the topic.
+    /// Returns the state of the topic.
     fn stats(&self, py: Python<'_>) -> PyResult<TopicStats> {
         let open = self.inner.get(py)?;
         let stats = py.detach(|| open.topic.stats());
@@ -219,6 +233,7 @@ impl Topic {
 
     /// The number in this process of the GPU whose streams use the samples; `None` for host memory. Pinned memory has
     /// one only if `streams` asks for it.
+    #[pyo3(name = "_ordinal")]
     fn ordinal(&self, py: Python<'_>, streams: bool) -> PyResult<Option<u32>> {
         let open = self.inner.get(py)?;
         if open.is_pinned() && !streams {
@@ -227,18 +242,23 @@ impl Topic {
         Ok(open.gpu(py)?.map(|gpu| gpu.context().device().ordinal()))
     }
 
-    /// Waits until the topic is removed. Returns the notice as for a segment.
+    /// Waits up to `timeout` seconds, or for ever, until the name is removed or its owner ends.
+    ///
+    /// A newer version does not end the wait. Returns the withdrawal if this process has a deadline to drop the object.
+    #[pyo3(signature = (timeout = None))]
     fn wait_withdrawn(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Withdrawal>> {
         let notice = self.inner.wait(py, timeout, |open, slice| open.topic.wait_withdrawn(slice))?;
         Ok(notice.map(Withdrawal::from))
     }
 
-    /// Raises if the topic is stale.
+    /// Raises `Withdrawn` once the deadline of a withdrawal with `then="stale"` has passed.
+    ///
+    /// Raises `DeviceLost` once the GPU has lost the memory.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         self.inner.get(py)?.topic.check().or_raise(py)
     }
 
-    /// Whether `close` was called.
+    /// Whether it is closed.
     #[getter]
     fn closed(&self) -> bool {
         self.inner.is_closed()

@@ -407,8 +407,8 @@ class Domain(Handle[_native.Domain]):
         `device`, `access`, `kept`, `shared`, `allow_peer` and `timeout` are as for `pool`. With `stamps=False` the
         publishers of this object do not stamp samples with the time: such samples have no `age`.
         """
-        native = _native.Topic.open(
-            self._native,
+        return Topic(
+            self,
             name,
             {
                 "depth": number(depth),
@@ -430,7 +430,6 @@ class Domain(Handle[_native.Domain]):
             stamps=stamps,
             timeout=timeout,
         )
-        return Topic(self, native)
 
     def watch(self, pattern: str = "*", after: str | None = None) -> Watch:
         """Watches names that match `pattern`, in which `*` stands for any characters, also `/`, and `?` for one.

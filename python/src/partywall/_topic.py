@@ -11,7 +11,7 @@ from partywall import _arrays, _native, _streams
 from partywall._arrays import Shape
 from partywall._errors import Closed, TopicIdle
 from partywall._exchange import OneTensor
-from partywall._handle import Handle, Named, readable
+from partywall._handle import Connected, Handle, readable
 from partywall._native import Sample
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class SubscriberStats:
     """The ages of the samples that it has received."""
 
 
-class Topic(Named[_native.Topic]):
+class Topic(Connected, _native.Topic):
     """A named stream of samples from its publishers to its subscribers; `Domain.topic` returns one.
 
         publisher, subscriber = topic.publisher(), topic.subscriber()
@@ -88,54 +88,13 @@ class Topic(Named[_native.Topic]):
     when a process falls behind or dies.
     """
 
-    def __init__(self, domain: "Domain", native: _native.Topic) -> None:
+    def __init__(self, domain: "Domain", *_: Any, **__: Any) -> None:
         self._socket = domain.socket
-        super().__init__(domain, native)
-
-    @property
-    def version(self) -> int:
-        """The version. A topic that is removed and created again has another one."""
-        return self._native.version
-
-    @property
-    def max_bytes(self) -> int:
-        """Bytes of the largest sample."""
-        return self._native.max_bytes
-
-    @property
-    def dtype(self) -> str | None:
-        """The type of all samples; `None` if samples may have any type."""
-        return self._native.dtype
-
-    @property
-    def shape(self) -> tuple[int | None, ...] | None:
-        """The shape of all samples; `None` if samples may have any shape. A dimension of `None` may have any length."""
-        shape = self._native.shape
-        return None if shape is None else tuple(shape)
-
-    @property
-    def depth(self) -> int:
-        """How many samples the ring keeps."""
-        return self._native.depth
-
-    @property
-    def loans(self) -> int:
-        """How many loans each publisher may have at a time."""
-        return self._native.loans
-
-    @property
-    def held(self) -> int:
-        """How many samples each subscriber may hold at a time."""
-        return self._native.held
-
-    @property
-    def place(self) -> str:
-        """`host`, the UUID of the GPU that has the samples, or `pinned:N`."""
-        return self._native.place
+        super().__init__(domain)
 
     def publisher(self) -> "Publisher":
         """Adds a publisher to the topic, and returns it."""
-        return Publisher(self, self._native.publisher())
+        return Publisher(self, self._publisher())
 
     def subscriber(
         self,
@@ -167,15 +126,11 @@ class Topic(Named[_native.Topic]):
             raise ValueError(f"{until!r} is not a value of until: use until='idle', or leave it out")
         if order not in ("host", "stream"):
             raise ValueError(f"{order!r} is not a value of order: use 'host' or 'stream'")
-        ordinal = self._native.ordinal(order == "stream")
+        ordinal = self._ordinal(order == "stream")
         if order == "stream" and ordinal is None:
             raise ValueError("samples in host memory are always ordered by hosts: leave order out")
-        native = self._native.subscriber(policy, number(history), number(queue), until == "idle")
+        native = self._subscriber(policy, number(history), number(queue), until == "idle")
         return Subscriber(native, ordinal if order == "stream" else None)
-
-    def stats(self) -> TopicStats:
-        """Returns the state of the topic."""
-        return self._native.stats()
 
     def close(self) -> None:
         """Closes the handle. Publishers, subscribers and samples stay. Calling it again does nothing."""
@@ -191,7 +146,7 @@ class Topic(Named[_native.Topic]):
             return f"<partywall.Topic {self.name}: closed>"
         stats = self.stats()
         who = f"{stats.publishers} publishers, {stats.subscribers} subscribers"
-        what = f"samples of {self._native.samples}, up to {self.max_bytes} bytes on {self.place}"
+        what = f"samples of {self._samples}, up to {self.max_bytes} bytes on {self.place}"
         return f"<partywall.Topic {self.name}: {what}, {who}>"
 
 
@@ -203,7 +158,7 @@ class Publisher(Handle[_native.Publisher]):
 
     def __init__(self, topic: Topic, native: _native.Publisher) -> None:
         self._dtype = topic.dtype
-        self._ordinal = topic._native.ordinal(False)
+        self._ordinal = topic._ordinal(False)
         """The GPU that has the samples."""
         super().__init__(native)
 
