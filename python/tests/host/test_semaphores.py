@@ -5,6 +5,7 @@ import contextlib
 import gc
 import pickle
 import threading
+import warnings
 
 import pytest
 
@@ -216,3 +217,30 @@ def test_a_loop_that_ends_leaves_no_waiter_and_no_permit(semaphore):
         eventually(lambda: semaphore.waiting == 0)
     with semaphore.acquire(WATCHDOG):
         pass
+
+
+@pytest.mark.parametrize("when", ["before the permit is delivered", "after the permit is delivered"])
+def test_a_permit_of_a_cancelled_task_is_given_back(semaphore, when):
+    async def main() -> None:
+        held = semaphore.acquire()
+        waiting = asyncio.create_task(semaphore.acquire_async())
+        while semaphore.waiting == 0:
+            await asyncio.sleep(0)
+        held.release()
+        # Without a step of the loop, which does not see the permit before.
+        eventually(lambda: all(thread.name != "partywall-acquire" for thread in threading.enumerate()))
+        assert semaphore.available == 0
+        if when.startswith("before"):
+            waiting.cancel()
+        else:
+            asyncio.get_running_loop().call_soon(waiting.cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        while semaphore.available == 0:
+            await asyncio.sleep(0)
+
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        asyncio.run(main())
+        gc.collect()
+    assert not warned
