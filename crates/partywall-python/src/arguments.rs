@@ -133,6 +133,13 @@ number! {
     }
 }
 
+number! {
+    /// The number of blocks of a pool.
+    Blocks(u32), |number: &Bound<'_, PyAny>| {
+        PyValueError::new_err(format!("a pool has 1 to 65,536 blocks, not {number}"))
+    }
+}
+
 impl ElementType {
     /// Returns type and shape of a view of what another process has described: each is that of the description if there
     /// is none. With another type and no shape, of as many elements as fit into its bytes.

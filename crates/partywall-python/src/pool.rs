@@ -9,33 +9,39 @@ use partywall::{
 use pyo3::prelude::*;
 
 use crate::{
-    arguments::{ElementType, Name, Needs, Shape},
+    arguments::{Blocks, Connection, Count, ElementType, Name, Needs, Shape},
     build::named_place,
-    domain::Domain,
     errors::{Raise, still_used},
     handle::Handle,
     members::Withdrawal,
     owner::Owner,
+    queue::Queue,
     stream::Stream,
     tensor::Tensor,
     value::value,
     wait,
 };
 
-/// An open pool.
-#[pyclass(frozen, module = "partywall._native")]
+/// The compiled part of `partywall.Pool`.
+#[pyclass(frozen, subclass, module = "partywall._native")]
 pub(crate) struct Pool {
     inner: Handle<Open>,
+    /// The name.
     #[pyo3(get)]
     name: String,
+    /// The version. A pool that is removed and created again has another one.
     #[pyo3(get)]
     version: u64,
+    /// How many blocks there are.
     #[pyo3(get)]
     blocks: u32,
+    /// Bytes of each block.
     #[pyo3(get)]
     block_bytes: u64,
+    /// Whether a block is all zero when it is taken.
     #[pyo3(get)]
     zeroed: bool,
+    /// `host`, the UUID of the GPU that has the blocks, or `pinned:N`.
     #[pyo3(get)]
     place: String,
 }
@@ -72,8 +78,8 @@ value! {
     }
 }
 
-impl Pool {
-    pub(crate) fn new(pool: Open) -> Self {
+impl From<Open> for Pool {
+    fn from(pool: Open) -> Self {
         let name = pool.name().to_owned();
         let version = pool.version();
         let place = pool.place().to_string();
@@ -86,18 +92,18 @@ impl Pool {
 
 #[pymethods]
 impl Pool {
-    /// Opens a pool. If numbers are given, creates it if it does not exist.
-    #[staticmethod]
+    /// Opens a pool, or the input blocks of a queue. If numbers are given, creates a pool that does not exist.
+    #[new]
     #[pyo3(signature = (
-        domain, name, blocks, block_bytes, device, access, *,
-        zeroed, kept, shared, allow_peer, timeout,
+        domain, name, blocks = None, block_bytes = None, device = None, access = None, *,
+        zeroed = None, kept = false, shared = false, allow_peer = false, timeout = None, queue = None,
     ))]
-    fn open(
+    fn new(
         py: Python<'_>,
-        domain: &Domain,
+        domain: Connection<'_>,
         name: Name,
-        blocks: Option<u32>,
-        block_bytes: Option<u64>,
+        blocks: Option<Blocks>,
+        block_bytes: Option<Count>,
         device: Option<&str>,
         access: Option<Needs>,
         zeroed: Option<bool>,
@@ -105,13 +111,17 @@ impl Pool {
         shared: bool,
         allow_peer: bool,
         timeout: Option<f64>,
+        queue: Option<&Queue>,
     ) -> PyResult<Self> {
+        if let Some(queue) = queue {
+            return Ok(Open::Inputs(queue.get(py)?).into());
+        }
         let connection = domain.get(py)?;
         let makes = blocks.is_some() || block_bytes.is_some();
         let timeout = wait::creation(timeout, makes)?;
         let mut options = connection.pool(&name.0).kept(kept).shared(shared).allow_peer(allow_peer);
-        options = blocks.into_iter().fold(options, PoolOptions::blocks);
-        options = block_bytes.into_iter().fold(options, PoolOptions::block_bytes);
+        options = blocks.into_iter().fold(options, |options, Blocks(blocks)| options.blocks(blocks));
+        options = block_bytes.into_iter().fold(options, |options, Count(bytes)| options.block_bytes(bytes));
         options = zeroed.into_iter().fold(options, PoolOptions::zeroed);
         options = access.into_iter().fold(options, |options, Needs(access)| options.access(access));
         options = match named_place(py, device)? {
@@ -123,10 +133,11 @@ impl Pool {
             let options = options.clone().timeout(slice);
             if makes { options.open_or_create() } else { options.open() }
         })?;
-        Ok(Self::new(Open::Pool(Arc::new(pool))))
+        Ok(Open::Pool(Arc::new(pool)).into())
     }
 
     /// Allocates a block, and waits for a free one.
+    #[pyo3(name = "_alloc")]
     fn alloc(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Block> {
         let pool = self.inner.get(py)?;
         let timeout = wait::timeout(timeout)?;
@@ -135,6 +146,7 @@ impl Pool {
     }
 
     /// Allocates a block if one is free and no thread waits for one.
+    #[pyo3(name = "_try_alloc")]
     fn try_alloc(&self, py: Python<'_>) -> PyResult<Option<Block>> {
         let pool = self.inner.get(py)?;
         // Zeroing a block takes time, so other threads may run. Otherwise the call ends sooner than the GIL could
@@ -145,31 +157,37 @@ impl Pool {
     }
 
     /// Accepts the block that a reference names.
+    #[pyo3(name = "_accept")]
     fn accept(&self, py: Python<'_>, reference: &str) -> PyResult<Block> {
         let pool = self.inner.get(py)?;
         let block = reference.parse().and_then(|reference| pool.accept(&reference)).or_raise(py)?;
         Ok(Block::new(&pool, block))
     }
 
-    /// Counts the pool's blocks.
+    /// Returns the current states of the blocks.
     fn stats(&self, py: Python<'_>) -> PyResult<PoolStats> {
         let pool = self.inner.get(py)?;
         let partywall::PoolStats { blocks, free, held, offered, waiting, .. } = py.detach(|| pool.stats());
         Ok(PoolStats { blocks, free, held, offered, waiting })
     }
 
-    /// Waits until the pool is removed. Returns the notice as for a segment.
+    /// Waits up to `timeout` seconds, or for ever, until the name is removed or its owner ends.
+    ///
+    /// A newer version does not end the wait. Returns the withdrawal if this process has a deadline to drop the object.
+    #[pyo3(signature = (timeout = None))]
     fn wait_withdrawn(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Withdrawal>> {
         let notice = self.inner.wait(py, timeout, |pool, slice| pool.wait_withdrawn(slice))?;
         Ok(notice.map(Withdrawal::from))
     }
 
-    /// Raises if the pool is stale.
+    /// Raises `Withdrawn` once the deadline of a withdrawal with `then="stale"` has passed.
+    ///
+    /// Raises `DeviceLost` once the GPU has lost the memory.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         self.inner.get(py)?.check().or_raise(py)
     }
 
-    /// Whether `close` was called.
+    /// Whether it is closed.
     #[getter]
     fn closed(&self) -> bool {
         self.inner.is_closed()

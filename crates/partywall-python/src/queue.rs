@@ -13,7 +13,7 @@ use crate::{
     errors::{Raise, closed, input_twice},
     handle::{Closing, Handle},
     members::Withdrawal,
-    pool::{self, Block, Pool},
+    pool::Block,
     segment::Segment,
     stream::Stream,
     task::{ClaimedTask, Claims},
@@ -192,6 +192,13 @@ impl<'py> Tasks<'py> {
     }
 }
 
+impl Queue {
+    /// Returns the queue, unless it is closed.
+    pub(crate) fn get(&self, py: Python<'_>) -> PyResult<Arc<partywall::Queue>> {
+        self.inner.get(py)
+    }
+}
+
 #[pymethods]
 impl Queue {
     /// Opens a queue. If numbers are given, creates it if it does not exist.
@@ -240,11 +247,6 @@ impl Queue {
         let inner = Handle::new("queue", Arc::new(queue));
         let closing = Closing::new("queue");
         Ok(Self { inner, closing, name, version, capacity, input_bytes, output_bytes, lease, place })
-    }
-
-    /// The pool of input blocks.
-    fn inputs(&self, py: Python<'_>) -> PyResult<Pool> {
-        Ok(Pool::new(pool::Open::Inputs(self.inner.get(py)?)))
     }
 
     /// Submits a task. With a stream, that stream completes the inputs. Blocks of a refused task stay the caller's.

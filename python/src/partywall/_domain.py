@@ -318,11 +318,11 @@ class Domain(Handle[_native.Domain]):
         Without numbers, waits up to `timeout` seconds for a pool that does not exist, by default not at all. With
         numbers, waits up to `timeout` seconds for another process that is creating the pool, by default 10 s.
         """
-        native = _native.Pool.open(
-            self._native,
+        return Pool(
+            self,
             name,
-            None if blocks is None else count(blocks),
-            _arrays.optional_count(block_bytes),
+            blocks,
+            block_bytes,
             None if device is None else _arrays.device_name(device),
             access,
             zeroed=None if zeroed is None else bool(zeroed),
@@ -331,7 +331,6 @@ class Domain(Handle[_native.Domain]):
             allow_peer=allow_peer,
             timeout=timeout,
         )
-        return Pool(self, native)
 
     def queue(
         self,

@@ -106,7 +106,7 @@ class Handle(Closing, Generic[N]):
 class Connected(Closing):
     """A handle that keeps its domain until it is closed. Stands before the class that releases it."""
 
-    def __init__(self, domain: "Domain | None", *others: Any) -> None:
+    def __init__(self, domain: "Domain | None", *others: Any, **_: Any) -> None:
         self._domain = domain
         super().__init__(*others)
 

@@ -8,7 +8,7 @@ from partywall import _native, _streams
 from partywall._arrays import Shape, dimensions, dtype_name
 from partywall._errors import BadTensor, NoDevice
 from partywall._exchange import Exported
-from partywall._handle import Handle, Named
+from partywall._handle import Connected, Handle
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class PoolStats:
     """The number of threads, in all processes, that wait for a block."""
 
 
-class Pool(Named[_native.Pool]):
+class Pool(Connected, _native.Pool):
     """A named set of equal blocks of memory, which any process can take and give back. `Domain.pool` returns one.
 
         with pool.alloc() as block:             # waits for a block, and gives it back
@@ -58,38 +58,13 @@ class Pool(Named[_native.Pool]):
     the pool. Threads may share a handle.
     """
 
-    @property
-    def version(self) -> int:
-        """The version. A pool that is removed and created again has another one."""
-        return self._native.version
-
-    @property
-    def blocks(self) -> int:
-        """How many blocks there are."""
-        return self._native.blocks
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of each block."""
-        return self._native.block_bytes
-
-    @property
-    def zeroed(self) -> bool:
-        """Whether a block is all zero when it is taken."""
-        return self._native.zeroed
-
-    @property
-    def place(self) -> str:
-        """`host`, the UUID of the GPU that has the blocks, or `pinned:N`."""
-        return self._native.place
-
     def alloc(self, timeout: float | None = None) -> "Block":
         """Takes a block. Waits for one up to `timeout` seconds, or for ever. A block of a zeroed pool is all zero."""
-        return Block(self._native.alloc(timeout))
+        return Block(self._alloc(timeout))
 
     def try_alloc(self) -> "Block | None":
         """Takes a block if one is free and no thread waits for it; else returns `None`."""
-        block = self._native.try_alloc()
+        block = self._try_alloc()
         return None if block is None else Block(block)
 
     def accept(self, block: "BlockRef | str") -> "Block":
@@ -99,11 +74,7 @@ class Pool(Named[_native.Pool]):
         The caller is not ordered after work that the former holder's GPU still does on the block: use a `Timeline` for
         that.
         """
-        return Block(self._native.accept(str(block)))
-
-    def stats(self) -> PoolStats:
-        """Returns the current states of the blocks."""
-        return self._native.stats()
+        return Block(self._accept(str(block)))
 
     def close(self) -> None:
         """Closes the handle, and ends the waits of this process that use it. Blocks stay.

@@ -109,7 +109,7 @@ class Queue(Named[_native.Queue]):
 
     def __init__(self, domain: "Domain", native: _native.Queue) -> None:
         super().__init__(domain, native)
-        self._inputs = Pool(domain, native.inputs())
+        self._inputs = Pool(domain, native.name, queue=native)
 
     def close(self) -> None:
         """Closes the handle, and ends the waits of this process that use it, those of its tickets included.
