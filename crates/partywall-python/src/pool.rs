@@ -9,7 +9,7 @@ use partywall::{
 use pyo3::prelude::*;
 
 use crate::{
-    arguments::{Blocks, Connection, Count, ElementType, Name, Needs, Shape},
+    arguments::{Blocks, Connection, Count, ElementType, Name, Needs, Optional, Shape},
     build::named_place,
     errors::{Raise, still_used},
     handle::Handle,
@@ -395,9 +395,9 @@ impl Block {
 
     /// Releases the block when all work that is on a stream now is done. If arrays of it are in use, the last of them
     /// releases it.
-    fn release_on(&self, py: Python<'_>, device: &str, stream: Option<u64>) -> PyResult<()> {
+    fn release_on(&self, py: Python<'_>, stream: Optional<'_, '_>, device: Optional<'_, '_>) -> PyResult<()> {
         let domain = self.get(py)?.domain;
-        let stream = Stream::find(py, &domain, device, stream)?;
+        let stream = Stream::or_host(py, &domain, stream, device, || "release()".to_owned())?;
         let Held { owner, domain, place } = self.take(py)?;
         let context = owner.context().cloned();
         let Ok(block) = owner.into_block() else { return Ok(()) };

@@ -6,7 +6,7 @@ from typing import Any, SupportsIndex
 
 from partywall import _native, _streams
 from partywall._arrays import Shape, dimensions, dtype_name
-from partywall._errors import BadTensor, NoDevice
+from partywall._errors import BadTensor
 from partywall._exchange import Exported
 from partywall._handle import Connected, Handle
 
@@ -205,10 +205,7 @@ class Block(Handle[_native.Block], Exported):
         `stream` and `device` are as for a `Timeline`. If arrays of the block are still in use, the last of them gives
         it back, as with `release`.
         """
-        try:
-            self._native.release_on(*_streams.place(stream, device))
-        except NoDevice as error:
-            raise _streams.without_gpu(error, "release()") from None
+        self._native.release_on(stream, device)
 
     def _exported(self) -> _native.Tensor:
         return self.tensor()

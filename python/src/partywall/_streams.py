@@ -4,7 +4,6 @@ import sys
 from typing import Any
 
 from partywall import _native
-from partywall._errors import NoDevice
 
 
 def handle(stream: Any, device: int) -> int | None:
@@ -39,12 +38,6 @@ def place(stream: Any, device: Any) -> tuple[str, int | None]:
     if not name.startswith("cuda"):
         raise ValueError(f"the stream of {name} is missing: give a stream, or name the GPU as cuda:N")
     return name, _current(int(name.removeprefix("cuda").removeprefix(":") or 0))
-
-
-def without_gpu(error: NoDevice, call: str) -> NoDevice:
-    """Returns an error of a call for streams, with advice that names the call for hosts."""
-    error.advice = f"without a GPU use {call}; `partywall doctor` says what is missing"
-    return error
 
 
 def _ordinal(stream: Any) -> int:
