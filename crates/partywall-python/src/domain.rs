@@ -127,8 +127,8 @@ impl Domain {
     /// one tensor, when a tensor of it is first taken.
     #[pyo3(signature = (
         name, device, access, tensors, metadata, *,
-        mutable = false, reserve = None, kept = false, shared = false, if_absent = false, chunk_bytes = None, owner = None,
-        until_unused = false,
+        mutable = false, reserve = None, kept = false, shared = false, if_absent = false, chunk_bytes = None,
+        owner = None, until_unused = false,
     ))]
     fn create(
         &self,

@@ -44,7 +44,7 @@ impl Stream {
         Self::find(py, domain, &device, handle)
     }
 
-    /// Returns the stream as [`at`](Self::at) does. Without a GPU, the advice names `call`, which does the same for hosts.
+    /// Returns the stream as [`at`](Self::at) does. Without a GPU the advice names `call`, which does this for hosts.
     pub(crate) fn or_host(
         py: Python<'_>,
         domain: &Domain,

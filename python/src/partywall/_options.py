@@ -62,8 +62,9 @@ def spelled_out(function: F) -> F:
     signature = inspect.signature(function)
     *others, options = signature.parameters.values()
     [kind] = get_args(options.annotation)
+    only = inspect.Parameter.KEYWORD_ONLY
     keywords = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False if hint is bool else None, annotation=hint)
+        inspect.Parameter(name, only, default=False if hint is bool else None, annotation=hint)
         for name, hint in get_type_hints(kind).items()
     ]
     function.__signature__ = signature.replace(parameters=[*others, *keywords])  # type: ignore[attr-defined]

@@ -125,10 +125,10 @@ def test_options_are_spelled_out_and_no_others_are_taken(domain, name):
     assert all(option.kind is not inspect.Parameter.VAR_KEYWORD for option in options.values())
     assert [options[name].default for name in ("mutable", "kept", "shared", "if_absent")] == [False] * 4
     assert ("reserve" in options) == (name in ("create", "create_many", "put"))
-    arguments = {"create": ("x", 1, "uint8"), "create_many": ("x", {}), "put": ("x", b"1")}.get(name, ("/dev/null", "x"))
+    arguments = {"create": ("x", 1, "uint8"), "put": ("x", b"1"), "put_file": ("/dev/null", "x")}.get(name, ("x", {}))
     for unknown in ("keep", "chunk_bytes", "until_unused"):
         with pytest.raises(TypeError, match=f"unexpected keyword argument '{unknown}'"):
-            method(*(arguments if name != "publish" else ("x", {})), **{unknown: 1})
+            method(*arguments, **{unknown: 1})
     assert domain.ls() == []
 
 
