@@ -53,6 +53,7 @@ mod slots;
 mod sync;
 #[cfg(not(loom))]
 pub mod table;
+mod task;
 pub mod timeline;
 pub mod topic;
 #[cfg_attr(loom, allow(dead_code, reason = "a model does what processes do at the same time, and no more"))]

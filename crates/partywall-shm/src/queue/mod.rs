@@ -70,6 +70,7 @@ use crate::{
     sync::{self, AtomicU64, Ordering},
 };
 
+pub use crate::task::{MAX_TASKS, TaskId};
 pub use attachments::{InUse, MAX_ATTACHMENTS, attachment_number};
 pub use audit::{Audit, TaskInfo};
 pub use body::{
@@ -81,9 +82,6 @@ pub use contents::Contents;
 pub use finish::{NotRetried, Output, Taken, TaskState, Views};
 pub use submit::{NotSubmitted, Reserved};
 pub use word::MAX_ATTEMPTS;
-
-/// The most tasks that a queue can have at once.
-pub const MAX_TASKS: u32 = 1 << 17;
 
 /// The interval at which the members that wait, together, check for leases that have ended.
 pub const TEND_EVERY: Duration = Duration::from_millis(50);
@@ -134,27 +132,6 @@ pub struct Pools<'a> {
     pub inputs: &'a Slots,
     /// The blocks of the outputs.
     pub outputs: &'a Slots,
-}
-
-/// A task, among all that the queue ever has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct TaskId {
-    /// The place.
-    pub index: u32,
-    /// How many tasks the place has held.
-    pub generation: u64,
-}
-
-impl TaskId {
-    /// Returns place and generation as one number, which no other task of the queue has.
-    pub fn number(self) -> u64 {
-        self.generation << MAX_TASKS.trailing_zeros() | u64::from(self.index)
-    }
-
-    /// Returns the task of a [number](Self::number).
-    pub fn of_number(number: u64) -> Self {
-        Self { index: number as u32 % MAX_TASKS, generation: number >> MAX_TASKS.trailing_zeros() }
-    }
 }
 
 /// What threads of several processes wait for.

@@ -45,7 +45,7 @@ mod models;
 mod tests;
 
 #[cfg(doc)]
-use crate::queue::TaskId;
+use crate::task::TaskId;
 use crate::{
     crash::point,
     sync::{AtomicU64, Ordering, Part, fence},
