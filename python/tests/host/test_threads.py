@@ -14,8 +14,11 @@ with pw.connect(socket=sys.argv[1]) as d, d.semaphore("s", 1) as semaphore:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
         blocked = []
         for task in os.listdir("/proc/self/task"):
-            with open(f"/proc/self/task/{task}/status") as status:
-                bits = next(line for line in status if line.startswith("SigBlk:")).split()[1]
+            try:
+                with open(f"/proc/self/task/{task}/status") as status:
+                    bits = next(line for line in status if line.startswith("SigBlk:")).split()[1]
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it has ended since it was listed
             blocked.append(bool(int(bits, 16) >> signal.SIGUSR1 - 1 & 1))
         say(len(blocked) >= 4, all(blocked))
         os.kill(os.getpid(), signal.SIGUSR1)

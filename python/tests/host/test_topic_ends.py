@@ -144,7 +144,12 @@ with pw.connect(socket=sys.argv[1], start=False) as d, d.topic("frames") as fram
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**19, resource.RLIM_INFINITY))
     del native, subscriber
     resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    threads = [open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")]
+    threads = []
+    for task in os.listdir("/proc/self/task"):
+        try:
+            threads.append(open(f"/proc/self/task/{task}/comm").read().strip())
+        except (FileNotFoundError, ProcessLookupError):
+            pass  # it has ended since it was listed
     say("partywall-reaper" in threads, frames.stats().subscribers)
     publisher.close()
 """,
