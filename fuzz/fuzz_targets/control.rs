@@ -24,7 +24,9 @@ use partywall_shm::{
         self, Claimed, Contents, NewInput, NewOutput, NewTask, Part, Pools, Queue, Reason, StreamPoint, TaskId, Views,
     },
     timeline::{MAX_VALUE, Slab, TimelineEnding},
-    topic::{self, MAX_HEADER, Message, PublisherPlace, Received, Status, SubscriberPlace, Taken, TimelineCell, Topic},
+    topic::{
+        self, LANES, MAX_HEADER, Message, PublisherPlace, Received, Status, SubscriberPlace, Taken, TimelineCell, Topic,
+    },
     trace,
 };
 
@@ -143,7 +145,7 @@ fn topic(input: &mut Unstructured<'_>) -> Result<()> {
                 {
                     let message = Message {
                         status: if input.arbitrary()? { Status::Timeline } else { Status::Ready },
-                        lane: 0,
+                        lane: input.arbitrary()?,
                         value: input.arbitrary()?,
                         stamp: 1,
                         dtype: input.arbitrary()?,
@@ -183,7 +185,8 @@ fn topic(input: &mut Unstructured<'_>) -> Result<()> {
             9 => {
                 if let Some(publisher) = publishers.last() {
                     let at = TimelineCell { slab: input.arbitrary()?, cell: 1022, incarnation: input.arbitrary()? };
-                    topic.set_timeline(publisher, at);
+                    let lane = input.int_in_range(0..=LANES as u8 - 1)?;
+                    topic.set_timeline(publisher.port(), lane, at);
                     topic.set_blocked(publisher.port(), Some(input.arbitrary()?));
                     topic.published_by(publisher.port());
                 }
