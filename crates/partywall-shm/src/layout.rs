@@ -1,6 +1,6 @@
 //! The layouts of structs, as numbers that the compiler computes.
 //!
-//! [`shared!`] describes a struct that processes share: it lists the fields and the constants that give the bits of its
+//! `shared!` describes a struct that processes share: it lists the fields and the constants that give the bits of its
 //! words a meaning. From this follow
 //!
 //! * [`Described::LAYOUT`], a hash of the size and alignment of the struct, of the name, offset and layout of each

@@ -72,6 +72,7 @@ fn write(loan: &mut Loan, value: u32) {
 /// Returns the value that all elements of a sample have.
 fn value(sample: &Sample) -> u32 {
     let mut bytes = vec![0; sample.len() as usize];
+    sample.wait(TIMEOUT).unwrap();
     sample.read_at(0, &mut bytes).unwrap();
     let value = bytes[..4].try_into().map(u32::from_ne_bytes).unwrap();
     assert_eq!(bytes, value.to_ne_bytes().repeat(bytes.len() / 4));
