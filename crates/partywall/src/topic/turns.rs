@@ -52,6 +52,19 @@ impl Publisher {
     /// More threads may send through one publisher than it may have loans: a thread that finds all of them taken waits
     /// for another that sends, unless all are held by calls of [`loan`](Self::loan).
     ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use partywall::{DType, Publisher, Result};
+    /// # fn publish(publisher: &Publisher, picture: &[u8]) -> Result<()> {
+    /// publisher.send_with(DType::U8, &[480, 640, 3], Duration::from_secs(1), |loan| {
+    ///     loan.header(b"camera 3")?;
+    ///     loan.write(picture)?;
+    ///     Ok(None) // complete: no stream has work to do for it
+    /// })?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// As [`loan`](Self::loan) and [`Filled::publish`](super::Filled::publish), or
     /// [`Filled::publish_on`](super::Filled::publish_on) with a stream; those of `fill`. After an error nothing was
