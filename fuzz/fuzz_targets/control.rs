@@ -19,10 +19,11 @@ use libfuzzer_sys::{
 use partywall_os::map::SharedMap;
 use partywall_shm::{
     members::Members,
-    pool::{Attempt, Held, Pool, Slots},
+    pool::Pool,
     queue::{
         self, Claimed, Contents, NewInput, NewOutput, NewTask, Part, Pools, Queue, Reason, StreamPoint, TaskId, Views,
     },
+    slots::{Attempt, HeldSlot, Slots},
     timeline::{MAX_VALUE, Slab, TimelineEnding},
     topic::{
         self, LANES, MAX_HEADER, Message, PublisherPlace, Received, Status, SubscriberPlace, Taken, TimelineCell, Topic,
@@ -86,7 +87,7 @@ fn pool(input: &mut Unstructured<'_>) -> Result<()> {
     let memory = Pool::create(blocks).expect("a pool can be created");
     let pool = Pool::map(&memory).expect("a pool can be mapped");
     let peer = Peer::of(&[&memory]);
-    let mut held: Vec<Held> = Vec::new();
+    let mut held: Vec<HeldSlot> = Vec::new();
     while !input.is_empty() {
         peer.write(input)?;
         match input.arbitrary::<u8>()? % 9 {
@@ -128,7 +129,7 @@ fn topic(input: &mut Unstructured<'_>) -> Result<()> {
     let peer = Peer::of(&[&memory, &blocks]);
     let mut publishers: Vec<PublisherPlace> = Vec::new();
     let mut subscribers: Vec<SubscriberPlace> = Vec::new();
-    let mut loans: Vec<Held> = Vec::new();
+    let mut loans: Vec<HeldSlot> = Vec::new();
     let mut samples: Vec<Taken> = Vec::new();
     while !input.is_empty() {
         peer.write(input)?;
@@ -215,7 +216,7 @@ fn topic(input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-fn loan(topic: &Topic, pool: &Slots) -> Option<Held> {
+fn loan(topic: &Topic, pool: &Slots) -> Option<HeldSlot> {
     pool.try_take(OURS).or_else(|| {
         topic.sweep(pool);
         pool.try_take(OURS)
@@ -231,7 +232,7 @@ fn queue(input: &mut Unstructured<'_>) -> Result<()> {
     let pools = Pools { inputs: &inputs, outputs: &outputs };
     let peer = Peer::of(&[&memory, &blocks[0], &blocks[1]]);
     let mut tasks: Vec<TaskId> = vec![TaskId { index: 9, generation: 1 }];
-    let mut claims: Vec<(Claimed, Option<Held>)> = Vec::new();
+    let mut claims: Vec<(Claimed, Option<HeldSlot>)> = Vec::new();
     while !input.is_empty() {
         peer.write(input)?;
         let task = tasks[usize::from(input.arbitrary::<u8>()?) % tasks.len()];
@@ -392,6 +393,6 @@ fn traces(input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-fn output_of(held: &Held) -> NewOutput<'_> {
+fn output_of(held: &HeldSlot) -> NewOutput<'_> {
     NewOutput { held, contents: Contents::of_bytes(8) }
 }

@@ -7,6 +7,7 @@
 //! | [`pool`] | blocks of memory: which members hold them, and wait for one |
 //! | [`queue`] | tasks: which are pending, which member has one, and the result of each |
 //! | [`semaphore`] | permits: which members hold them, and wait for one |
+//! | [`slots`] | what a block and a permit have in common: taking, waiting, handing over and freeing |
 //! | [`table`] | the tensor table of a version: name → dtype, shape, strides, place |
 //! | [`timeline`] | a value that only grows: signalling it, sleeping until it does, its end |
 //! | [`trace`] | what members publish, receive, signal and wait for, while an observer asks |
@@ -49,7 +50,7 @@ pub mod members;
 pub mod pool;
 pub mod queue;
 pub mod semaphore;
-mod slots;
+pub mod slots;
 mod sync;
 #[cfg(not(loom))]
 pub mod table;
@@ -61,8 +62,6 @@ pub mod trace;
 
 pub use dtype::DType;
 pub use eventcount::EventKey;
-#[cfg(not(loom))]
-pub use slots::{SlotsOf, Sort};
 #[cfg(not(loom))]
 pub use table::{Layout, Table, TableBuilder, TableError, Tensor};
 

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use partywall_shm::semaphore::{self, Attempt, Held, Polled, Waiter};
+use partywall_shm::slots::{Attempt, HeldSlot, Polled, Slots, Waiter};
 use partywall_wire::Call;
 
 use crate::{
@@ -16,9 +16,9 @@ use crate::{
 };
 
 /// Slots in shared memory that threads take, wait for and give back.
-pub(crate) trait Slots {
+pub(crate) trait SlotSource {
     /// Takes a slot if one is free and no thread waits for one.
-    fn try_take(&self, row: u16) -> Option<Held>;
+    fn try_take(&self, row: u16) -> Option<HeldSlot>;
 
     /// Takes a slot, or queues for one.
     fn take(&self, row: u16) -> Attempt<'_>;
@@ -28,8 +28,8 @@ pub(crate) trait Slots {
 }
 
 /// A semaphore, or a pool.
-impl<T: Deref<Target = semaphore::Slots>> Slots for T {
-    fn try_take(&self, row: u16) -> Option<Held> {
+impl<T: Deref<Target = Slots>> SlotSource for T {
+    fn try_take(&self, row: u16) -> Option<HeldSlot> {
         (**self).try_take(row)
     }
 
@@ -43,7 +43,7 @@ impl<T: Deref<Target = semaphore::Slots>> Slots for T {
 }
 
 /// Takes a slot if one is free and no thread waits for one.
-pub(crate) fn try_take(slots: &impl Slots, domain: &Domain) -> Result<Option<Held>> {
+pub(crate) fn try_take(slots: &impl SlotSource, domain: &Domain) -> Result<Option<HeldSlot>> {
     let link = domain.link();
     link.require_ours()?;
     let held = take_free(slots, domain);
@@ -54,7 +54,7 @@ pub(crate) fn try_take(slots: &impl Slots, domain: &Domain) -> Result<Option<Hel
 }
 
 /// Takes a free slot. If none is free, first polls for slots that streams have just finished with.
-fn take_free(slots: &impl Slots, domain: &Domain) -> Option<Held> {
+fn take_free(slots: &impl SlotSource, domain: &Domain) -> Option<HeldSlot> {
     let row = domain.link().row();
     slots.try_take(row).or_else(|| {
         domain.completions().poll();
@@ -65,13 +65,13 @@ fn take_free(slots: &impl Slots, domain: &Domain) -> Option<Held> {
 /// Takes a slot, and waits if none is free. The waiter keeps its place in the queue until the wait is over. `live`
 /// fails once waiting makes no sense any more; `what` is the message of the timeout.
 pub(crate) fn take(
-    slots: &impl Slots,
+    slots: &impl SlotSource,
     domain: &Domain,
     spin: &AdaptiveSpin,
     wait: Wait<'_>,
     live: impl Fn() -> Result<()>,
     what: impl FnOnce() -> String,
-) -> Result<Held> {
+) -> Result<HeldSlot> {
     let link = domain.link();
     link.require_ours()?;
     if let Some(held) = take_free(slots, domain) {
@@ -100,13 +100,13 @@ pub(crate) fn take(
 
 /// Waits for a turn. Returns `None` if the wait is over or the turn was lost.
 fn await_turn(
-    slots: &impl Slots,
+    slots: &impl SlotSource,
     domain: &Domain,
     spin: &AdaptiveSpin,
     mut waiter: Waiter<'_>,
     waiting: &Waiting<'_>,
     live: impl Fn() -> Result<()>,
-) -> Result<Option<Held>> {
+) -> Result<Option<HeldSlot>> {
     let mut now = spin.spin(waiting.start(), waiting.timeout(), || !waiter.is_waiting());
     loop {
         match waiter.poll() {

@@ -26,7 +26,8 @@ use partywall_shm::{
     members::{self, Members, TimelineWait},
     pool::Pool,
     queue::{self, InUse, Pools, Queue, Reason},
-    semaphore::{Audit, MAX_WAITERS, Semaphore},
+    semaphore::Semaphore,
+    slots::{MAX_WAITERS, SlotAudit},
     timeline::{Cell, LateStore, Slab, TimelineEnding},
     topic::{self, TimelineCell, Topic},
 };
@@ -477,10 +478,10 @@ impl Control {
     }
 
     /// Counts the permits of a semaphore by state.
-    pub(super) fn permits(&self, semaphore: FdId) -> Audit {
+    pub(super) fn permits(&self, semaphore: FdId) -> SlotAudit {
         match self.tables.get(&semaphore) {
             Some(SlotTable::Semaphore(semaphore)) => semaphore.audit(),
-            _ => Audit::default(),
+            _ => SlotAudit::default(),
         }
     }
 

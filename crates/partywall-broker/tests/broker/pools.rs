@@ -4,7 +4,8 @@ use std::os::fd::OwnedFd;
 
 use partywall_os::{map::SharedMap, memfd::Draft};
 use partywall_shm::{
-    pool::{Attempt, Held, Pool},
+    pool::Pool,
+    slots::{Attempt, HeldSlot},
     timeline::TimelineEnding,
     topic::{Message, PublisherPlace, Received, Status, TimelineCell, Topic, Unpublished},
 };
@@ -59,7 +60,7 @@ pub(crate) fn open(client: &mut Client, name: &str) -> Result<(Opened, Vec<Owned
     }
 }
 
-fn hold(pool: &Pool, row: u16) -> Held {
+fn hold(pool: &Pool, row: u16) -> HeldSlot {
     match pool.take(row) {
         Attempt::Held(held) => held,
         other => panic!("{other:?}"),

@@ -4,7 +4,10 @@
 use std::{os::fd::OwnedFd, time::Duration};
 
 use partywall_os::map::SharedMap;
-use partywall_shm::semaphore::{Attempt, Held, Polled, Semaphore};
+use partywall_shm::{
+    semaphore::Semaphore,
+    slots::{Attempt, HeldSlot, Polled},
+};
 use partywall_wire::{
     Answer, Call, Change, LeaseId, Limit, MemberId, MemberState, ObjectDetail, ObjectInfo, ObjectKind, Refusal,
     SemaphoreInfo, limits::MAX_PERMITS,
@@ -35,7 +38,7 @@ impl User {
     }
 
     /// Takes a permit, and waits for it without a limit.
-    pub(crate) fn acquire(&self) -> Held {
+    pub(crate) fn acquire(&self) -> HeldSlot {
         loop {
             match self.semaphore.take(self.row()) {
                 Attempt::Held(held) => return held,

@@ -7,14 +7,17 @@ use partywall_os::map::SharedMap;
 use proptest::{collection::vec, prelude::*};
 
 use super::*;
-use crate::members::NOBODY;
+use crate::{
+    members::NOBODY,
+    slots::{HeldSlot, SlotAudit},
+};
 
 fn pool(blocks: u32) -> Pool {
     Pool::map(Pool::create(blocks).unwrap()).unwrap()
 }
 
-fn idle(blocks: u32) -> Audit {
-    Audit { free: blocks, ..Audit::default() }
+fn idle(blocks: u32) -> SlotAudit {
+    SlotAudit { free: blocks, ..SlotAudit::default() }
 }
 
 #[test]
@@ -43,7 +46,7 @@ fn an_offered_block_is_taken_over_once() {
     assert!(pool.offer(&given));
     assert!(!pool.offer(&given) && !pool.free(&given), "it is not held any more");
     assert!(pool.is_current(index, generation));
-    assert_eq!(pool.audit(), Audit { free: 1, offered: 1, ..Audit::default() });
+    assert_eq!(pool.audit(), SlotAudit { free: 1, offered: 1, ..SlotAudit::default() });
     assert_eq!(pool.holders(), [(1, 1)], "it is its giver's");
     for (index, generation) in [(index, generation + 1), (index + 1, generation), (9, generation), (u32::MAX, 0)] {
         assert_eq!(pool.accept(2, index, generation), None);
@@ -79,7 +82,7 @@ fn a_published_block_survives_its_publisher() {
     assert!(pool.is_current(published.index(), published.generation()));
     assert_eq!(pool.recover(|row| row == 1), 1);
     assert!(!pool.free(&held));
-    assert_eq!((pool.audit(), pool.holders()), (Audit { free: 1, published: 1, ..Audit::default() }, vec![]));
+    assert_eq!((pool.audit(), pool.holders()), (SlotAudit { free: 1, published: 1, ..SlotAudit::default() }, vec![]));
     assert!(pool.free_seen(published.index(), seen));
     assert!(!pool.free_seen(published.index(), seen), "it is free");
     assert_eq!(pool.audit(), idle(2));
@@ -128,8 +131,8 @@ proptest! {
     #[test]
     fn it_is_what_the_model_is(blocks in 1..6_u32, steps in vec(step(), 1..200)) {
         let pool = pool(blocks);
-        let mut held = Vec::<(u16, Held)>::new();
-        let mut offered = Vec::<(u16, Held)>::new();
+        let mut held = Vec::<(u16, HeldSlot)>::new();
+        let mut offered = Vec::<(u16, HeldSlot)>::new();
         let mut published = Vec::new();
         let mut stale = Vec::new();
         let mut generations = std::collections::BTreeSet::new();
@@ -182,10 +185,10 @@ proptest! {
             let in_hands = held.len() as u32;
             let in_transit = offered.len() as u32;
             let in_topic = published.len() as u32;
-            prop_assert_eq!(pool.audit(), Audit {
+            prop_assert_eq!(pool.audit(), SlotAudit {
                 free: blocks - in_hands - in_transit - in_topic,
                 held: in_hands, offered: in_transit, published: in_topic,
-                ..Audit::default()
+                ..SlotAudit::default()
             });
         }
     }

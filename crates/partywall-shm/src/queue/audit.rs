@@ -11,7 +11,7 @@ use crate::slots::Slots;
 
 /// Where the tasks of a queue are.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Audit {
+pub struct QueueAudit {
     /// Places without a task.
     pub free: u32,
     /// Places whose task its submitter describes.
@@ -61,8 +61,8 @@ pub struct TaskInfo {
 
 impl Queue {
     /// Counts the tasks. While others use the queue, the numbers are of no single moment.
-    pub fn audit(&self) -> Audit {
-        let mut audit = Audit { attached: self.attached(), ..Audit::default() };
+    pub fn audit(&self) -> QueueAudit {
+        let mut audit = QueueAudit { attached: self.attached(), ..QueueAudit::default() };
         for (place, body) in self.places.iter().zip(self.bodies.iter()) {
             let seen = place.load();
             *match seen.state() {

@@ -59,7 +59,7 @@ use super::{
     word::Word,
 };
 use crate::{
-    slots::Held,
+    slots::HeldSlot,
     sync::{AtomicU64, Ordering, fence},
     topic::TimelineCell,
 };
@@ -145,7 +145,7 @@ pub struct Part {
 #[derive(Debug, Clone, Copy)]
 pub enum NewInput<'a> {
     /// A part of a block of the pool of inputs: the block, where the part begins, and what it contains.
-    Block(&'a Held, u64, Contents),
+    Block(&'a HeldSlot, u64, Contents),
     /// A part of an attached segment.
     Part(Part),
 }
@@ -160,7 +160,7 @@ enum Source {
 #[derive(Debug, Clone, Copy)]
 pub struct NewOutput<'a> {
     /// The block.
-    pub held: &'a Held,
+    pub held: &'a HeldSlot,
     /// What it contains.
     pub contents: Contents,
 }
@@ -435,7 +435,7 @@ impl NewInput<'_> {
         offset < MAX_PART && contents.bytes() < MAX_PART
     }
 
-    pub(super) fn block(&self) -> Option<&Held> {
+    pub(super) fn block(&self) -> Option<&HeldSlot> {
         if let Self::Block(block, ..) = self { Some(block) } else { None }
     }
 

@@ -35,7 +35,7 @@ use super::{
 use crate::{
     crash::point,
     members::NOBODY,
-    slots::{self, Held, SlotWord, Slots},
+    slots::{self, HeldSlot, SlotWord, Slots},
     sync::{Ordering, fence},
 };
 
@@ -85,7 +85,7 @@ pub struct Output {
 #[derive(Debug, PartialEq, Eq)]
 pub struct Taken {
     /// The output block, which is held; `None` if the task has no output.
-    pub output: Option<Held>,
+    pub output: Option<HeldSlot>,
     /// What the output contains.
     pub contents: Option<Contents>,
     /// The attempt that succeeded.
@@ -156,7 +156,7 @@ impl Queue {
         &self,
         pools: Pools<'_>,
         claimed: &Claimed,
-        output: Option<&Held>,
+        output: Option<&HeldSlot>,
         views: Views,
     ) -> Result<(), Fenced> {
         self.publish_result(pools, claimed, output.map(block), views)
@@ -325,7 +325,7 @@ impl Queue {
 
     /// Gives back the output of a result that was taken while the worker might still use it. The block is freed at once
     /// if the worker no longer uses it, otherwise when the worker has drained. Returns false if the block was not held.
-    pub fn release_output(&self, pools: Pools<'_>, id: TaskId, attempt: u8, held: &Held) -> bool {
+    pub fn release_output(&self, pools: Pools<'_>, id: TaskId, attempt: u8, held: &HeldSlot) -> bool {
         let Some(published) = pools.outputs.publish(held.index(), held.word()) else { return false };
         point("queue: viewed output given back, worker not looked at");
         // Pairs with the fence in `settle`: either we see the worker drained, or it sees the block given back.
@@ -569,7 +569,7 @@ pub(super) fn task_state(seen: Word) -> TaskState {
     }
 }
 
-fn block(held: &Held) -> BlockId {
+fn block(held: &HeldSlot) -> BlockId {
     BlockId { index: held.index(), generation: held.generation() }
 }
 
@@ -605,7 +605,7 @@ fn release_published(slots: &Slots, block: BlockId) {
 }
 
 /// Takes a block of the queue over, also one that its former holder has not given up yet.
-fn adopt(slots: &Slots, row: Row, block: BlockId) -> Option<Held> {
+fn adopt(slots: &Slots, row: Row, block: BlockId) -> Option<HeldSlot> {
     // As above.
     for _ in 0..2 {
         let seen = current(slots, block)?;

@@ -72,7 +72,7 @@ use crate::{
 
 pub use crate::task::{MAX_TASKS, TaskId};
 pub use attachments::{InUse, MAX_ATTACHMENTS, attachment_number};
-pub use audit::{Audit, TaskInfo};
+pub use audit::{QueueAudit, TaskInfo};
 pub use body::{
     BlockId, Description, Input, MAX_ARGUMENTS, MAX_INPUTS, MAX_KIND, MAX_PART, MAX_REASON, NewInput, NewOutput,
     NewTask, Part, RECORDS, Reason, StreamPoint,

@@ -10,7 +10,7 @@ use loom::{
 };
 
 use super::*;
-use crate::{MAX_SLEEP, slots::Held};
+use crate::{MAX_SLEEP, slots::HeldSlot};
 
 fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = Builder::new();
@@ -18,7 +18,7 @@ fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
-fn output_of(held: &Held) -> NewOutput<'_> {
+fn output_of(held: &HeldSlot) -> NewOutput<'_> {
     NewOutput { held, contents: Contents::of_bytes(8) }
 }
 

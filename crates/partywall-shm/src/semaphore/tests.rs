@@ -10,17 +10,18 @@ use partywall_os::map::SharedMap;
 use proptest::{collection::vec, prelude::*};
 
 use super::*;
+use crate::slots::{Attempt, HeldSlot, MAX_WAITERS, OVERDUE, Polled, SlotAudit, Waiter};
 
 fn semaphore(maximum: u32) -> Semaphore {
     Semaphore::map(Semaphore::create(maximum).unwrap()).unwrap()
 }
 
-fn idle(maximum: u32) -> Audit {
-    Audit { free: maximum, ..Audit::default() }
+fn idle(maximum: u32) -> SlotAudit {
+    SlotAudit { free: maximum, ..SlotAudit::default() }
 }
 
 /// Sleeps until it has a permit.
-fn acquire(semaphore: &Semaphore, row: u16) -> Held {
+fn acquire(semaphore: &Semaphore, row: u16) -> HeldSlot {
     loop {
         match semaphore.take(row) {
             Attempt::Held(held) => return held,
@@ -52,7 +53,7 @@ fn permits_are_taken_and_given_back_once() {
     let held: Vec<_> = (0..3).map(|row| semaphore.try_take(row % 2).unwrap()).collect();
     assert_eq!(semaphore.try_take(2), None);
     assert_eq!(semaphore.holders(), [(0, 2), (1, 1)]);
-    assert_eq!(semaphore.audit(), Audit { held: 3, ..Audit::default() });
+    assert_eq!(semaphore.audit(), SlotAudit { held: 3, ..SlotAudit::default() });
     for held in held {
         assert!(semaphore.free(&held));
         assert!(!semaphore.free(&held), "given back before");
@@ -111,13 +112,13 @@ fn dead_processes_hold_nothing_and_wait_for_nothing() {
     let mut granted = waiter(&semaphore, 7);
     let mut next = waiter(&semaphore, 9);
     assert!(semaphore.free(&alive));
-    assert_eq!(semaphore.audit(), Audit { held: 1, handed: 1, granted: 1, waiting: 2, ..Audit::default() });
+    assert_eq!(semaphore.audit(), SlotAudit { held: 1, handed: 1, granted: 1, waiting: 2, ..SlotAudit::default() });
     assert_eq!(semaphore.recover(|row| row == 7), 2);
     assert_eq!((dead_waiter.poll(), granted.poll()), (Polled::Lost, Polled::Lost));
     assert!(!semaphore.free(&dead));
     assert!(matches!(next.poll(), Polled::Held(_)));
     assert_eq!(semaphore.recover(|row| row == 7), 0);
-    assert_eq!(semaphore.audit(), Audit { held: 1, free: 1, ..Audit::default() });
+    assert_eq!(semaphore.audit(), SlotAudit { held: 1, free: 1, ..SlotAudit::default() });
 }
 
 #[test]
@@ -393,7 +394,7 @@ proptest! {
         let semaphore = semaphore(maximum);
         let mut model = Model { maximum: maximum as usize, ..Model::default() };
         // Each acquisition has a number; here are those that hold and those that wait.
-        let mut holders: Vec<(u64, u16, Held)> = Vec::new();
+        let mut holders: Vec<(u64, u16, HeldSlot)> = Vec::new();
         let mut waiters: Vec<(u64, u16, Waiter<'_>)> = Vec::new();
         for (number, step) in steps.into_iter().enumerate() {
             let number = number as u64;

@@ -8,7 +8,7 @@ use crate::members::NOBODY;
 
 /// Numbers of slots and waiters.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Audit {
+pub struct SlotAudit {
     /// Permits or blocks that any member may take.
     pub free: u32,
     /// Permits or blocks that members hold.
@@ -29,7 +29,7 @@ pub struct Audit {
     pub invalid: u32,
 }
 
-impl Audit {
+impl SlotAudit {
     /// Returns whether everything is free and no member waits.
     pub fn is_idle(&self) -> bool {
         *self == Self { free: self.free, ..Self::default() }
@@ -38,8 +38,8 @@ impl Audit {
 
 impl Slots {
     /// Counts the slots and waiters. While members use them, the numbers do not belong to a single moment.
-    pub fn audit(&self) -> Audit {
-        let mut audit = Audit::default();
+    pub fn audit(&self) -> SlotAudit {
+        let mut audit = SlotAudit::default();
         for (index, slot) in self.slots.iter().enumerate() {
             *match slot.load().state() {
                 State::Free => &mut audit.free,

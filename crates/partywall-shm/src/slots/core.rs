@@ -65,12 +65,12 @@ pub(crate) struct Line(pub(super) AtomicU64, pub(super) [AtomicU64; 7]);
 /// A held slot. If it is not freed, it is lost until its holder dies.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
-pub struct Held {
+pub struct HeldSlot {
     slot: u32,
     word: SlotWord,
 }
 
-impl Held {
+impl HeldSlot {
     /// Returns the slot's number.
     pub fn index(&self) -> u32 {
         self.slot
@@ -91,7 +91,7 @@ impl Held {
 #[derive(Debug)]
 pub enum Attempt<'a> {
     /// There was a free slot.
-    Held(Held),
+    Held(HeldSlot),
     /// No slot was free, and the caller waits for one.
     Waiting(Waiter<'a>),
     /// No slot was free, and the ring of waiters is full. Try again.
@@ -132,7 +132,7 @@ impl Slots {
     }
 
     /// Takes a slot for a row if one is free and no member waits.
-    pub fn try_take(&self, row: Row) -> Option<Held> {
+    pub fn try_take(&self, row: Row) -> Option<HeldSlot> {
         if self.has_waiters() { None } else { self.take_for(row) }
     }
 
@@ -147,7 +147,7 @@ impl Slots {
     }
 
     /// Frees a slot. Returns false if it is no longer held because the broker took it back or it was offered.
-    pub fn free(&self, held: &Held) -> bool {
+    pub fn free(&self, held: &HeldSlot) -> bool {
         self.free_seen(held.slot, held.word)
     }
 
@@ -178,7 +178,7 @@ impl Slots {
     }
 
     /// Offers a slot to any member that knows its index and generation. Returns false if it is no longer held.
-    pub fn offer(&self, held: &Held) -> bool {
+    pub fn offer(&self, held: &HeldSlot) -> bool {
         let offered = self.slots.get(held.slot as usize).is_some_and(|slot| slot.offer(held.word));
         point("slots: slot offered, holder not notified");
         offered
@@ -186,7 +186,7 @@ impl Slots {
 
     /// Takes over a slot that is offered with this generation, and gives it a new one. Returns `None` if it is not
     /// offered.
-    pub fn accept(&self, row: Row, index: u32, generation: u64) -> Option<Held> {
+    pub fn accept(&self, row: Row, index: u32, generation: u64) -> Option<HeldSlot> {
         let slot = self.slots.get(index as usize)?;
         let seen = slot.load();
         if !matches!(seen.state(), State::Offered(_)) || seen.ticket() != generation {
@@ -195,16 +195,16 @@ impl Slots {
         let word = SlotWord::held(row, self.ticket());
         let accepted = slot.accept(seen, word);
         point("slots: slot accepted, holder not notified");
-        accepted.then_some(Held { slot: index, word })
+        accepted.then_some(HeldSlot { slot: index, word })
     }
 
     /// Takes over a slot that was seen held, for another row, with a new generation. Returns `None` if its word has
     /// changed.
-    pub(crate) fn take_over(&self, row: Row, index: u32, seen: SlotWord) -> Option<Held> {
+    pub(crate) fn take_over(&self, row: Row, index: u32, seen: SlotWord) -> Option<HeldSlot> {
         let word = SlotWord::held(row, self.ticket());
         let taken = self.slots.get(index as usize)?.take_over(seen, word);
         point("slots: slot taken over, holder not notified");
-        taken.then_some(Held { slot: index, word })
+        taken.then_some(HeldSlot { slot: index, word })
     }
 
     /// Returns whether a slot is held, offered or published with this generation.
@@ -348,11 +348,11 @@ impl Slots {
         self.header().tickets.fetch_add(1, Ordering::Relaxed)
     }
 
-    fn take_for(&self, row: Row) -> Option<Held> {
+    fn take_for(&self, row: Row) -> Option<HeldSlot> {
         let word = SlotWord::held(row, self.ticket());
         let slot = self.take_as(word)?;
         point("slots: slot held, holder not notified");
-        Some(Held { slot, word })
+        Some(HeldSlot { slot, word })
     }
 
     /// Changes the word of a slot without a holder to `taken`.
@@ -514,7 +514,7 @@ pub enum Polled {
     /// Its turn has not come.
     Waiting,
     /// It has a slot.
-    Held(Held),
+    Held(HeldSlot),
     /// It has lost its turn, because it was stopped for too long or the broker took it for dead. Try again.
     Lost,
 }
@@ -538,7 +538,7 @@ impl Waiter<'_> {
         let kept = self.slots.slots.get(usize::from(slot)).is_some_and(|slot| slot.keep(handed, word));
         point("slots: slot held, entry not left");
         entry.finish(seen);
-        if kept { Polled::Held(Held { slot: slot.into(), word }) } else { Polled::Lost }
+        if kept { Polled::Held(HeldSlot { slot: slot.into(), word }) } else { Polled::Lost }
     }
 
     /// Returns whether its turn has not come. Cheaper than [`Waiter::poll`], which must be called once it returns
@@ -557,11 +557,11 @@ impl Waiter<'_> {
     }
 
     /// Leaves the queue. Returns the slot if its turn has come meanwhile.
-    pub fn cancel(mut self) -> Option<Held> {
+    pub fn cancel(mut self) -> Option<HeldSlot> {
         self.stop()
     }
 
-    fn stop(&mut self) -> Option<Held> {
+    fn stop(&mut self) -> Option<HeldSlot> {
         if !self.over && self.slots.ring[self.position.index].finish(self.waiting) {
             point("slots: waits no more, nobody notified");
             self.over = true;

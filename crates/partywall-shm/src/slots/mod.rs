@@ -32,8 +32,8 @@ use self::{
 };
 use crate::sync::Part;
 
-pub use self::core::{Attempt, Held, Polled, Waiter};
-pub use audit::Audit;
+pub use self::core::{Attempt, HeldSlot, Polled, Waiter};
+pub use audit::SlotAudit;
 #[cfg(not(loom))]
 pub use mapped::{SlotsOf, Sort};
 pub(crate) use word::{SlotWord, State};

@@ -59,7 +59,7 @@ impl World {
     }
 
     /// Sleeps until it has a permit.
-    fn acquire(&self, row: u16) -> Option<Held> {
+    fn acquire(&self, row: u16) -> Option<HeldSlot> {
         match self.slots.take(row) {
             Attempt::Held(held) => Some(held),
             Attempt::Waiting(mut waiter) => loop {
@@ -74,7 +74,7 @@ impl World {
     }
 
     /// Accesses the protected data, and frees the permit.
-    fn use_alone(&self, held: &Held) {
+    fn use_alone(&self, held: &HeldSlot) {
         let seen = self.data.load(Ordering::Relaxed);
         self.data.store(seen + 1, Ordering::Relaxed);
         assert!(self.slots.free(held));
@@ -208,7 +208,7 @@ fn handed_permit_without_a_grant_is_not_lost() {
         let held = world.acquire(1).unwrap();
         let Attempt::Waiting(mut waiter) = world.slots.take(2) else { panic!("there was one permit") };
         // Row 1 releases and dies in the middle of serving.
-        let killed = |held: Held| {
+        let killed = |held: HeldSlot| {
             assert!(world.slots.slots[0].free(world.slots.slots[0].load()));
             let first = Position::of(0, 2);
             assert!(world.slots.slots[0].take(world.slots.slots[0].load(), SlotWord::handed(2, first.tag(2))));

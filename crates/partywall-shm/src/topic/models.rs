@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     MAX_SLEEP,
-    slots::{Attempt, Held, Polled, Slots},
+    slots::{Attempt, HeldSlot, Polled, Slots},
 };
 
 fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
@@ -71,14 +71,14 @@ impl World {
         Arc::new(Self { pool: Slots::new(blocks, 2), topic, memory })
     }
 
-    fn loan(&self, row: u16) -> Option<Held> {
+    fn loan(&self, row: u16) -> Option<HeldSlot> {
         self.pool.try_take(row).or_else(|| {
             self.topic.sweep(&self.pool);
             self.pool.try_take(row)
         })
     }
 
-    fn write(&self, held: &Held, value: u64) {
+    fn write(&self, held: &HeldSlot, value: u64) {
         #[allow(unsafe_code)]
         self.memory[held.index() as usize].with_mut(|memory| {
             // SAFETY: loom fails if this is not the only access.
@@ -87,7 +87,7 @@ impl World {
     }
 
     /// Writes a block and publishes it.
-    fn publish_block(&self, place: &mut PublisherPlace, held: &Held, value: u64) -> Result<u64, Unpublished> {
+    fn publish_block(&self, place: &mut PublisherPlace, held: &HeldSlot, value: u64) -> Result<u64, Unpublished> {
         self.write(held, value);
         self.topic.publish(&self.pool, place, held, &message(value))
     }

@@ -32,7 +32,7 @@ use super::{
 use crate::{
     EventKey,
     crash::point,
-    slots::{Held, Slots},
+    slots::{HeldSlot, Slots},
     sync::{Ordering, fence},
 };
 
@@ -129,7 +129,7 @@ impl Topic {
         &self,
         slots: &Slots,
         place: &mut PublisherPlace,
-        held: &Held,
+        held: &HeldSlot,
         message: &Message<'_>,
     ) -> Result<u64, Unpublished> {
         self.publish_within(slots, place, held, message, message.status.is_final())
@@ -147,7 +147,7 @@ impl Topic {
         &self,
         slots: &Slots,
         place: &mut PublisherPlace,
-        held: &Held,
+        held: &HeldSlot,
         message: &Message<'_>,
     ) -> Result<u64, Unpublished> {
         self.publish_within(slots, place, held, message, false)
@@ -157,7 +157,7 @@ impl Topic {
         &self,
         slots: &Slots,
         place: &mut PublisherPlace,
-        held: &Held,
+        held: &HeldSlot,
         message: &Message<'_>,
         lets_go: bool,
     ) -> Result<u64, Unpublished> {
@@ -189,7 +189,7 @@ impl Topic {
     }
 
     /// Describes the sample in its block.
-    pub(super) fn write_descriptor(&self, place: &PublisherPlace, held: &Held, message: &Message<'_>) {
+    pub(super) fn write_descriptor(&self, place: &PublisherPlace, held: &HeldSlot, message: &Message<'_>) {
         self.descriptors[held.index() as usize].write(&Written {
             generation: held.generation(),
             origin: Origin {
@@ -265,7 +265,7 @@ impl Topic {
     }
 
     /// Releases a published block, once no stream writes it any more and the publisher's program has no views of it.
-    pub fn retire(&self, slots: &Slots, held: &Held) {
+    pub fn retire(&self, slots: &Slots, held: &HeldSlot) {
         slots.publish(held.index(), held.word());
         point("topic: retired, nobody notified");
         fence(Ordering::SeqCst);

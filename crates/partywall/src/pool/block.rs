@@ -16,7 +16,7 @@ use std::{
 use bytemuck::PodCastError;
 use partywall_cuda::{AccessError, StreamRef};
 use partywall_os::borrow::BorrowedBlockMut;
-use partywall_shm::{DType, pool::Held, queue::Contents};
+use partywall_shm::{DType, queue::Contents, slots::HeldSlot};
 
 use super::{BlockRef, Blocks};
 use crate::{
@@ -41,7 +41,7 @@ use partywall_wire::Named;
 pub struct Block {
     blocks: Arc<Blocks>,
     /// `None` once the block is given back, offered or handed to a queue.
-    held: Option<Held>,
+    held: Option<HeldSlot>,
     /// The borrowed bytes, after the first call that uses them.
     bytes: OnceLock<Option<BorrowedBlockMut>>,
     /// True if the GPU address was handed out, so that work of this process may use the block.
@@ -59,15 +59,15 @@ pub struct Block {
 }
 
 /// Gives a block back. Returns false if it was not held.
-type Release = Box<dyn FnOnce(&Held) -> bool + Send + Sync>;
+type Release = Box<dyn FnOnce(&HeldSlot) -> bool + Send + Sync>;
 
 impl Block {
-    pub(crate) fn new(blocks: Arc<Blocks>, held: Held) -> Self {
+    pub(crate) fn new(blocks: Arc<Blocks>, held: HeldSlot) -> Self {
         Self::exposed(blocks, held, false)
     }
 
     /// Returns a block whose GPU address may have been handed out.
-    pub(crate) fn exposed(blocks: Arc<Blocks>, held: Held, exposed: bool) -> Self {
+    pub(crate) fn exposed(blocks: Arc<Blocks>, held: HeldSlot, exposed: bool) -> Self {
         let room = blocks.shape().block_bytes;
         let bytes = OnceLock::new();
         let exposed = AtomicBool::new(exposed);
@@ -430,12 +430,12 @@ impl Block {
 
     /// Returns the block's index in the pool, from 0.
     pub fn index(&self) -> u32 {
-        self.held.as_ref().map_or(0, Held::index)
+        self.held.as_ref().map_or(0, HeldSlot::index)
     }
 
     /// Returns the block's generation, which changes each time that the block is taken or accepted.
     pub fn generation(&self) -> u64 {
-        self.held.as_ref().map_or(0, Held::generation)
+        self.held.as_ref().map_or(0, HeldSlot::generation)
     }
 
     /// Returns the length in bytes: that of the block, unless a [range](Self::set_range) or a
@@ -516,13 +516,13 @@ impl Block {
     }
 
     /// Returns the hold, for a queue to take over.
-    pub(crate) fn held(&self) -> Result<&Held> {
-        let is_current = |held: &&Held| self.blocks.control().is_current(held.index(), held.generation());
+    pub(crate) fn held(&self) -> Result<&HeldSlot> {
+        let is_current = |held: &&HeldSlot| self.blocks.control().is_current(held.index(), held.generation());
         self.held.as_ref().filter(is_current).ok_or_else(|| self.not_held())
     }
 
     /// Ends the borrow of the bytes and returns the hold, which stays this process's.
-    pub(crate) fn into_held(mut self) -> Option<Held> {
+    pub(crate) fn into_held(mut self) -> Option<HeldSlot> {
         self.let_go()
     }
 
@@ -541,13 +541,13 @@ impl Block {
         self.blocks.give_back_mut(self.bytes.take().flatten());
     }
 
-    fn let_go(&mut self) -> Option<Held> {
+    fn let_go(&mut self) -> Option<HeldSlot> {
         self.end_use();
         self.held.take()
     }
 
     /// Returns the call that gives the block back.
-    fn freeing(&mut self) -> impl FnOnce(&Held) -> bool + Send + use<> {
+    fn freeing(&mut self) -> impl FnOnce(&HeldSlot) -> bool + Send + use<> {
         let control = self.blocks.control().clone();
         let release = self.release.take();
         move |held| release.map_or_else(|| control.free(held), |release| release(held))

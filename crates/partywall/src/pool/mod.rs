@@ -10,7 +10,7 @@ mod wanted;
 use std::sync::Arc;
 
 use partywall_cuda::StreamRef;
-use partywall_shm::pool::{Held, MAX_BLOCKS as MOST};
+use partywall_shm::{pool::MAX_BLOCKS as MOST, slots::HeldSlot};
 use partywall_wire::{Named, Notice};
 
 pub(crate) use self::block::tensor;
@@ -281,7 +281,7 @@ impl Pool {
         if self.is_zeroed() { block.zeroed() } else { Ok(block) }
     }
 
-    fn block(&self, held: Held) -> Block {
+    fn block(&self, held: HeldSlot) -> Block {
         Block::new(self.blocks.clone(), held)
     }
 }

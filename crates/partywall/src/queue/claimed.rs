@@ -14,8 +14,8 @@ use partywall_cuda::StreamRef;
 use partywall_os::borrow::BorrowedBlock;
 use partywall_shm::{
     DType, members,
-    pool::Held,
     queue::{BlockId, Claimed, Contents, Description, Input, NewOutput, Part, Reason, StreamPoint, Views},
+    slots::HeldSlot,
     timeline::Progress,
 };
 
@@ -405,7 +405,7 @@ impl ClaimedTask {
 
     /// Ends the use of the inputs, and returns the output block, which the caller must free or hand on, and what the
     /// views of the task share, if there are any.
-    fn end(&mut self) -> (Claimed, Option<Held>, Option<Kept>) {
+    fn end(&mut self) -> (Claimed, Option<HeldSlot>, Option<Kept>) {
         self.inputs.iter_mut().for_each(TaskInput::end);
         let held = self.output.take().and_then(Block::into_held);
         let kept = self.kept.take().filter(Kept::is_viewed);
@@ -432,7 +432,7 @@ impl ClaimedTask {
 impl ControlMemory {
     /// Gives back what an attempt has left, or leaves it to the views. The output of a task that is done belongs to the
     /// queue.
-    fn after(&self, is_done: bool, claimed: Claimed, held: Option<Held>, kept: Option<(Kept, bool)>) {
+    fn after(&self, is_done: bool, claimed: Claimed, held: Option<HeldSlot>, kept: Option<(Kept, bool)>) {
         let held = held.filter(|_| !is_done);
         match (kept, held) {
             (Some((kept, is_exposed)), held) => kept.leave(claimed, held, is_exposed),

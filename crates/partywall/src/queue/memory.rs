@@ -10,8 +10,8 @@ use std::{
 
 use partywall_os::{lock::IgnorePoison, process::fork_generation};
 use partywall_shm::{
-    pool::Held,
     queue::{Claimed, TaskId, Views},
+    slots::HeldSlot,
 };
 
 use super::{ControlMemory, Open};
@@ -92,7 +92,7 @@ struct KeptInputs {
 #[derive(Debug)]
 struct KeptOutput {
     /// The block of an attempt that is over, unless it was delivered.
-    held: Mutex<Option<Held>>,
+    held: Mutex<Option<HeldSlot>>,
     /// Whether the task has an output.
     has_block: bool,
     inputs: Arc<KeptInputs>,
@@ -142,7 +142,7 @@ impl Kept {
 
     /// Leaves the blocks of an attempt that was recorded as open to the last view. `output` is `None` if it was
     /// delivered.
-    pub(super) fn leave(self, claimed: Claimed, output: Option<Held>, is_exposed: bool) {
+    pub(super) fn leave(self, claimed: Claimed, output: Option<HeldSlot>, is_exposed: bool) {
         let kept = &self.inputs.control.kept;
         kept.add(claimed.id(), self.inputs.blocks);
         kept.outputs.fetch_add(self.output.has_block.into(), Ordering::Relaxed);

@@ -4,7 +4,7 @@ mod permit;
 
 use std::sync::Arc;
 
-use partywall_shm::semaphore::{self as shm, Held};
+use partywall_shm::{semaphore as shm, slots::HeldSlot};
 
 pub use self::permit::Permit;
 use crate::{
@@ -193,7 +193,7 @@ impl Semaphore {
         &self.open.domain
     }
 
-    fn permit(&self, held: Held) -> Permit {
+    fn permit(&self, held: HeldSlot) -> Permit {
         Permit::new(self.open.clone(), held)
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use partywall_cuda::StreamRef;
-use partywall_shm::semaphore::Held;
+use partywall_shm::slots::HeldSlot;
 
 use super::Open;
 use crate::{
@@ -18,11 +18,11 @@ use crate::{
 pub struct Permit {
     open: Arc<Open>,
     /// `None` once the permit is released, or belongs to a stream.
-    held: Option<Held>,
+    held: Option<HeldSlot>,
 }
 
 impl Permit {
-    pub(super) fn new(open: Arc<Open>, held: Held) -> Self {
+    pub(super) fn new(open: Arc<Open>, held: HeldSlot) -> Self {
         Self { open, held: Some(held) }
     }
 

@@ -11,7 +11,7 @@ use std::sync::{
 };
 
 use partywall_shm::{
-    semaphore::Held,
+    slots::HeldSlot,
     timeline::Progress,
     topic::{PortId, Status},
 };
@@ -50,7 +50,7 @@ pub(super) struct InFlight {
 /// The part of an in-flight sample that a stream still writes.
 pub(super) struct Written {
     /// The block, which is retired once the stream is done; `None` if views keep it.
-    pub(super) held: Option<Held>,
+    pub(super) held: Option<HeldSlot>,
     /// What the stream gives after its work.
     pub(super) signal: StreamSignal,
     /// Values that the stream's work needs.
@@ -83,12 +83,12 @@ impl PublisherPort {
     }
 
     /// Releases a published block, which then belongs to the topic.
-    pub(super) fn retire(&self, held: &Held) {
+    pub(super) fn retire(&self, held: &HeldSlot) {
         self.control.topic.retire(&self.control.pool, held);
     }
 
     /// Frees a block that was not published. Returns false if it was not held.
-    pub(super) fn free(&self, held: &Held) -> bool {
+    pub(super) fn free(&self, held: &HeldSlot) -> bool {
         self.control.pool.free(held)
     }
 }
@@ -102,7 +102,7 @@ impl Drop for PublisherPort {
 }
 
 impl InFlight {
-    pub(super) fn new(port: Arc<PublisherPort>, held: &Held, inputs: Vec<Arc<Reading>>) -> Self {
+    pub(super) fn new(port: Arc<PublisherPort>, held: &HeldSlot, inputs: Vec<Arc<Reading>>) -> Self {
         Self { port, block: held.index(), generation: held.generation(), inputs }
     }
 

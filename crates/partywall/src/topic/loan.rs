@@ -17,7 +17,7 @@ use partywall_os::borrow::BorrowedBlockMut;
 use partywall_shm::{
     DType, members,
     pool::Pool,
-    semaphore::Held,
+    slots::HeldSlot,
     topic::{MAX_RANK, Message, NO_STAMP, Status, Unpublished},
 };
 
@@ -55,7 +55,7 @@ struct Lent {
     /// The borrowed bytes, after the first call that uses them. Given back before the block.
     borrowed: Option<BorrowedBlockMut>,
     /// The block; `None` once it is given back, or published.
-    held: Option<Held>,
+    held: Option<HeldSlot>,
     /// True if the GPU address was handed out, so that work of this process may use the block.
     exposed: AtomicBool,
     dtype: DType,
@@ -93,7 +93,7 @@ pub struct Published {
 }
 
 impl Loan {
-    pub(super) fn new(joined: Arc<Joined>, held: Held) -> Self {
+    pub(super) fn new(joined: Arc<Joined>, held: HeldSlot) -> Self {
         let lent = Lent {
             joined,
             borrowed: None,
@@ -281,7 +281,7 @@ impl Loan {
         self.held().index()
     }
 
-    fn held(&self) -> &Held {
+    fn held(&self) -> &HeldSlot {
         // Only publishing and giving back take it, and nothing can be called afterwards.
         self.lent.held.as_ref().expect("a loan is held until it is published")
     }
@@ -308,12 +308,12 @@ impl Loan {
     }
 
     /// Leaves the block to its views. The last of them has `release` give it back.
-    fn leave_to_views(&mut self, held: Held, release: impl FnOnce(&Held) -> bool + Send + Sync + 'static) {
+    fn leave_to_views(&mut self, held: HeldSlot, release: impl FnOnce(&HeldSlot) -> bool + Send + Sync + 'static) {
         let block = self.block(held).released_by(Box::new(release));
         self.lent.views.leave(block, self.lent.joined.port.view());
     }
 
-    fn block(&self, held: Held) -> Block {
+    fn block(&self, held: HeldSlot) -> Block {
         Block::exposed(self.lent.joined.open.blocks.clone(), held, self.lent.exposed.load(Ordering::Relaxed))
     }
 }
@@ -480,7 +480,7 @@ impl Filled {
         status: Status,
         signal: Option<&StreamSignal>,
         wait: Wait<'_>,
-    ) -> Result<(Published, Held, bool)> {
+    ) -> Result<(Published, HeldSlot, bool)> {
         self.0.end_writing();
         let is_viewed = self.0.lent.views.exist();
         // The sample keeps its block until it is published: if the caller's cancel function panics, the block is freed.
@@ -490,7 +490,7 @@ impl Filled {
     }
 
     /// Leaves the block of the published sample to its views.
-    fn leave_published(&mut self, held: Held) {
+    fn leave_published(&mut self, held: HeldSlot) {
         let port = self.0.lent.joined.port.clone();
         self.0.leave_to_views(held, move |held| {
             port.retire(held);
@@ -501,7 +501,7 @@ impl Filled {
     /// Puts the sample into the ring.
     fn put(
         &self,
-        held: &Held,
+        held: &HeldSlot,
         is_viewed: bool,
         status: Status,
         signal: Option<&StreamSignal>,
@@ -589,7 +589,7 @@ impl fmt::Debug for Filled {
 fn borrow<'a>(
     borrowed: &'a mut Option<BorrowedBlockMut>,
     joined: &'a Joined,
-    held: &Option<Held>,
+    held: &Option<HeldSlot>,
     exposed: bool,
     bytes: u64,
 ) -> Result<&'a mut [u8]> {

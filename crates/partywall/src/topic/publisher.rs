@@ -10,7 +10,7 @@ use partywall_cuda::StreamRef;
 use partywall_os::lock::IgnorePoison;
 use partywall_shm::{
     DType,
-    semaphore::{Attempt, Held},
+    slots::{Attempt, HeldSlot},
     topic::{MAX_RANK, PublisherPlace},
 };
 use partywall_wire::{Named, Participant};
@@ -20,7 +20,7 @@ use crate::{
     adaptive_spin::AdaptiveSpin,
     backoff::Backoff,
     error::{Busy, Error, Gone, InvalidArgument, Mismatch, NotFound, Result, TopicLimit},
-    slots::{self, Slots},
+    slots::{self, SlotSource},
     timeline::{Lanes, Order, StreamSignal},
     wait::{Wait, Waiting},
 };
@@ -316,7 +316,7 @@ impl Joined {
 
     /// Takes a block for the reserve, if one is free and the publisher is not ahead of its GPU. The reserve takes the
     /// place of the caller's loan; it and the blocks that views keep are no more than the loans of the publisher.
-    pub(super) fn take_ahead(self: &Arc<Self>) -> Option<Held> {
+    pub(super) fn take_ahead(self: &Arc<Self>) -> Option<HeldSlot> {
         let viewed = self.port.viewed();
         if self.port.in_flight() > viewed || viewed > 0 && viewed + self.loans() > self.open.shape.loans as usize {
             return None;
@@ -406,8 +406,8 @@ impl Joined {
 }
 
 /// Sweeps find free blocks.
-impl Slots for Joined {
-    fn try_take(&self, row: u16) -> Option<Held> {
+impl SlotSource for Joined {
+    fn try_take(&self, row: u16) -> Option<HeldSlot> {
         let ControlMemory { topic, pool, .. } = &*self.open.control;
         pool.try_take(row).or_else(|| {
             topic.sweep(pool);

@@ -9,7 +9,10 @@ use partywall_harness::{
     crash::{self, at_each_point},
     eventually,
 };
-use partywall_shm::pool::{Attempt, Audit, OVERDUE, Pool};
+use partywall_shm::{
+    pool::Pool,
+    slots::{Attempt, OVERDUE, SlotAudit},
+};
 
 use super::{
     points::{SLOT_ACCEPTED, SLOT_OFFERED, SLOT_REVOKED, SLOTS_RECOVERED, assert_passed},
@@ -82,8 +85,8 @@ fn next_generation(pool: &Pool) -> u64 {
     held.generation() + 1
 }
 
-fn idle(pool: &Pool) -> Audit {
-    Audit { free: pool.count(), ..Audit::default() }
+fn idle(pool: &Pool) -> SlotAudit {
+    SlotAudit { free: pool.count(), ..SlotAudit::default() }
 }
 
 #[test]

@@ -18,11 +18,12 @@ use partywall_harness::{
 };
 use partywall_shm::{
     crash as points,
-    pool::{Held, Pool},
+    pool::Pool,
     queue::{
-        Audit, Claimed, Contents, Event, NewInput, NewOutput, NewTask, Part, Pools, Queue, Reason, Shape, StreamPoint,
-        TaskId, TaskState, Views,
+        Claimed, Contents, Event, NewInput, NewOutput, NewTask, Part, Pools, Queue, QueueAudit, Reason, Shape,
+        StreamPoint, TaskId, TaskState, Views,
     },
+    slots::HeldSlot,
     topic::TimelineCell,
 };
 
@@ -46,7 +47,7 @@ const PART: Part = Part { attachment: 0, offset: 0, contents: Contents::of_bytes
 /// Tasks that the test submits before a crash.
 const TASKS: u64 = 3;
 
-fn output_of(held: &Held) -> NewOutput<'_> {
+fn output_of(held: &HeldSlot) -> NewOutput<'_> {
     NewOutput { held, contents: Contents::of_bytes(8) }
 }
 
@@ -82,7 +83,7 @@ impl World {
         Some(id)
     }
 
-    fn claim(&self, row: u16) -> Option<(Claimed, Held)> {
+    fn claim(&self, row: u16) -> Option<(Claimed, HeldSlot)> {
         loop {
             let candidate = self.queue.next()?;
             if let Some(claimed) = self.queue.claim(row, &candidate) {
@@ -328,7 +329,7 @@ impl Others {
             *results.entry(self.world.take(OURS, id).unwrap()).or_insert(0) += 1;
         }
         assert_eq!(queue.begin_detach(PART.attachment), None, "{what}: no task names it");
-        let idle = Audit { free: queue.shape().tasks, ..Audit::default() };
+        let idle = QueueAudit { free: queue.shape().tasks, ..QueueAudit::default() };
         assert_eq!(queue.audit(), idle, "{what}: no place is lost");
         assert_eq!(
             (inputs.audit().free, outputs.audit().free),

@@ -6,7 +6,10 @@ use partywall_harness::{
     crash::{self, Crashed, at_each_point},
     eventually,
 };
-use partywall_shm::semaphore::{Attempt, Audit, Semaphore};
+use partywall_shm::{
+    semaphore::Semaphore,
+    slots::{Attempt, SlotAudit},
+};
 
 use super::{
     points::{SLOT_GIVEN_UP, SLOT_HANDED, SLOT_TAKEN, SLOT_WAITED_FOR, SLOTS_RECOVERED, assert_passed},
@@ -84,7 +87,7 @@ fn others_go_on(memory: &OwnedFd, semaphore: &Semaphore, crashed: Crashed, other
         others.finish();
     }
     let end = semaphore.audit();
-    assert_eq!(end, Audit { free: semaphore.count(), ..Audit::default() }, "{what}");
+    assert_eq!(end, SlotAudit { free: semaphore.count(), ..SlotAudit::default() }, "{what}");
 }
 
 fn start(what: &str, maximum: u32) -> (std::process::Command, OwnedFd, Semaphore) {
@@ -191,7 +194,7 @@ fn crash_in_reclaim_of_a_dead_member_loses_no_permit() {
             others.finish();
             assert!(!semaphore.free(&dead), "it was taken back");
             assert!(semaphore.free(&held));
-            assert_eq!(semaphore.audit(), Audit { free: 2, ..Audit::default() });
+            assert_eq!(semaphore.audit(), SlotAudit { free: 2, ..SlotAudit::default() });
         },
     );
     assert_passed(&points, &[SLOTS_RECOVERED]);

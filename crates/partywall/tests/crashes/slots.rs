@@ -8,10 +8,10 @@ use std::{
 };
 
 use partywall_harness::WATCHDOG;
-use partywall_shm::pool::{Attempt, Held, Polled, Slots};
+use partywall_shm::slots::{Attempt, HeldSlot, Polled, Slots};
 
 /// Sleeps until it holds a slot. With `tends`, also revokes slots that were handed to stopped processes.
-pub(crate) fn take(slots: &Slots, row: u16, tends: bool) -> Held {
+pub(crate) fn take(slots: &Slots, row: u16, tends: bool) -> HeldSlot {
     loop {
         let mut waiter = match slots.take(row) {
             Attempt::Held(held) => return held,

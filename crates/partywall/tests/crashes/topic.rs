@@ -24,7 +24,8 @@ use partywall_harness::{
 use partywall_os::{map::SharedMap, memfd};
 use partywall_shm::{
     crash as points, members,
-    pool::{Held, Pool},
+    pool::Pool,
+    slots::HeldSlot,
     timeline::TimelineEnding,
     topic::{Message, PublisherPlace, Received, Shape, Status, SubscriberPlace, Taken, Topic, Unpublished},
 };
@@ -58,7 +59,7 @@ struct World {
 
 impl World {
     /// Takes a block, which must be available soon: that many are promised.
-    fn loan(&self, row: u16) -> Held {
+    fn loan(&self, row: u16) -> HeldSlot {
         let started = Instant::now();
         loop {
             let found = self.pool.try_take(row).or_else(|| {
@@ -73,7 +74,7 @@ impl World {
         }
     }
 
-    fn publish(&self, place: &mut PublisherPlace, row: u16, value: u64, status: Status) -> Option<Held> {
+    fn publish(&self, place: &mut PublisherPlace, row: u16, value: u64, status: Status) -> Option<HeldSlot> {
         self.publish_viewed(place, row, value, status, false)
     }
 
@@ -84,7 +85,7 @@ impl World {
         value: u64,
         status: Status,
         is_viewed: bool,
-    ) -> Option<Held> {
+    ) -> Option<HeldSlot> {
         let held = self.loan(row);
         let started = Instant::now();
         self.word(held.index()).store(value, Ordering::Relaxed);

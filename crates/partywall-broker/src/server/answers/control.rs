@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use partywall_shm::{
     members,
-    pool::{self, Pool},
-    queue::{self, Queue},
+    pool::Pool,
+    queue::{Queue, QueueAudit},
+    slots::SlotAudit,
     topic::Topic,
 };
 use partywall_wire as wire;
@@ -106,7 +107,7 @@ fn topic_usage(topic: &Topic, publishers: usize, subscribers: usize) -> wire::To
     wire::TopicUsage { publishers: publishers as u32, subscribers: subscribers as u32, published: topic.published() }
 }
 
-fn queue_usage(queue: &Queue, audit: &queue::Audit) -> wire::QueueUsage {
+fn queue_usage(queue: &Queue, audit: &QueueAudit) -> wire::QueueUsage {
     let (completed, returned) = queue.totals();
     wire::QueueUsage {
         pending: audit.pending,
@@ -127,7 +128,7 @@ fn queue_blocks(pool: &Pool) -> wire::BlockCounts {
     wire::BlockCounts { in_ring: audit.published, invalid: audit.invalid, ..blocks(&audit) }
 }
 
-fn blocks(audit: &pool::Audit) -> wire::BlockCounts {
+fn blocks(audit: &SlotAudit) -> wire::BlockCounts {
     wire::BlockCounts {
         free: free(audit),
         held: audit.held,
@@ -141,6 +142,6 @@ fn blocks(audit: &pool::Audit) -> wire::BlockCounts {
 }
 
 /// Counts the blocks of a pool. A block that was handed to a waiter that is gone counts as free.
-fn free(audit: &pool::Audit) -> u32 {
+fn free(audit: &SlotAudit) -> u32 {
     audit.free + audit.stale
 }

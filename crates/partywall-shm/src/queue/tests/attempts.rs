@@ -13,7 +13,7 @@ fn fenced_attempt_keeps_the_inputs_and_completes_nothing() {
     world.complete(&again).unwrap();
     assert_eq!(world.take(SUBMITTER, id), Ok(2));
     // The old worker may still read the inputs, and its place cannot be another's.
-    world.assert_left(Audit { ending: 1, open: 1, ..NOTHING }, 1, 0);
+    world.assert_left(QueueAudit { ending: 1, open: 1, ..NOTHING }, 1, 0);
     assert_eq!(world.complete(&lost), Err(Fenced));
     world.assert_left(NOTHING, 0, 0);
     assert_eq!(world.complete(&lost), Err(Fenced));
@@ -27,7 +27,7 @@ fn death_of_a_worker_gives_its_task_and_blocks_back() {
     let _output = world.outputs.try_take(WORKER).unwrap();
     let recover = || world.queue.recover(world.pools(), |row| row == WORKER);
     assert_eq!((recover(), recover()), (1, 0));
-    world.assert_left(Audit { pending: 1, ..NOTHING }, 1, 0);
+    world.assert_left(QueueAudit { pending: 1, ..NOTHING }, 1, 0);
     assert_eq!(world.queue.failures(id).0, [(1, Reason::Died)]);
     let again = world.claim(OTHER).unwrap();
     assert_eq!((again.id(), again.attempt(), lost.id()), (id, 2, id));
@@ -50,7 +50,7 @@ fn last_attempt_makes_a_dead_letter_that_can_be_late() {
     assert_eq!((world.queue.state(id), world.claim(WORKER)), (TaskState::Dead, None));
     let reasons = vec![(1, Reason::Failed), (2, Reason::Failed), (3, Reason::Dropped)];
     assert_eq!(world.queue.failures(id).0, reasons);
-    world.assert_left(Audit { dead: 1, open: 1, ..NOTHING }, 1, 0);
+    world.assert_left(QueueAudit { dead: 1, open: 1, ..NOTHING }, 1, 0);
     world.queue.retry(id).unwrap();
     assert_eq!(world.queue.retry(id), Err(NotRetried::State(TaskState::Pending)));
     let claimed_again = world.claim(WORKER).unwrap();
@@ -100,7 +100,7 @@ fn fenced_attempt_after_a_retry_keeps_the_inputs() {
     let hung = world.claim(WORKER).unwrap();
     assert!(take_back(&world, &hung));
     world.queue.dispose(world.pools(), OTHER, id, |state| state == TaskState::Dead).unwrap();
-    world.assert_left(Audit { ending: 1, open: 1, ..NOTHING }, 1, 0);
+    world.assert_left(QueueAudit { ending: 1, open: 1, ..NOTHING }, 1, 0);
     world.queue.drain(world.pools(), &hung);
     world.assert_left(NOTHING, 0, 0);
 }
@@ -202,9 +202,9 @@ fn slow_record_does_not_replace_a_later_one() {
     let fenced = world.claim(OTHER).unwrap();
     world.queue.detach(world.pools(), |row| row == OTHER, Reason::Detached, |_| None);
     assert!(!world.queue.take_back(world.pools(), seen.index, seen.word, Reason::Lease));
-    world.assert_left(Audit { pending: 1, open: 1, ..NOTHING }, 1, 0);
+    world.assert_left(QueueAudit { pending: 1, open: 1, ..NOTHING }, 1, 0);
     world.queue.drain(world.pools(), &fenced);
-    world.assert_left(Audit { pending: 1, ..NOTHING }, 1, 0);
+    world.assert_left(QueueAudit { pending: 1, ..NOTHING }, 1, 0);
 }
 
 /// A reader dies before it has the block of a result, and the worker is stopped before it gives the block up.

@@ -38,7 +38,7 @@ fn lost_inputs_of_open_attempts_are_counted_although_the_task_is_done() {
     assert!(take_back(&world, &hung));
     let other = world.claim(OTHER).unwrap();
     world.complete(&other).unwrap();
-    world.assert_left(Audit { done: 1, open: 1, ..NOTHING }, 1, 1);
+    world.assert_left(QueueAudit { done: 1, open: 1, ..NOTHING }, 1, 1);
     assert_eq!(lost(&world), 0);
     assert!(steal(&world, id));
     assert_eq!(lost(&world), 1);

@@ -13,7 +13,7 @@ fn pending_task_can_be_cancelled_and_a_running_one_not() {
     assert_eq!(world.claim(WORKER), None);
     world.complete(&claimed).unwrap();
     assert_eq!(cancel(first), Err(TaskState::Done));
-    world.assert_left(Audit { done: 1, ..NOTHING }, 0, 1);
+    world.assert_left(QueueAudit { done: 1, ..NOTHING }, 0, 1);
     world.queue.dispose(world.pools(), OTHER, first, |state| state == TaskState::Done).unwrap();
     world.assert_left(NOTHING, 0, 0);
 }
@@ -36,10 +36,10 @@ fn tasks_end_with_their_submitter_if_they_are_to() {
         [kept, done, pending].map(|id| world.queue.state(id)),
         [TaskState::Done, TaskState::Gone, TaskState::Gone]
     );
-    world.assert_left(Audit { done: 1, claimed: 1, ..NOTHING }, 1, 1);
+    world.assert_left(QueueAudit { done: 1, claimed: 1, ..NOTHING }, 1, 1);
     // Nobody wants its result.
     world.complete(&claims[2]).unwrap();
-    world.assert_left(Audit { done: 1, ..NOTHING }, 0, 1);
+    world.assert_left(QueueAudit { done: 1, ..NOTHING }, 0, 1);
     world.queue.recover(world.pools(), |row| row == SUBMITTER);
     assert_eq!(world.take(OTHER, kept), Ok(1));
     world.assert_left(NOTHING, 0, 0);
@@ -51,7 +51,7 @@ fn unwanted_task_of_a_dead_worker_is_over() {
     world.submit_with(1, &NewTask { cancel: true, ..TASK }).unwrap();
     world.claim(WORKER).unwrap();
     world.queue.recover(world.pools(), |row| row == SUBMITTER);
-    world.assert_left(Audit { claimed: 1, ..NOTHING }, 1, 0);
+    world.assert_left(QueueAudit { claimed: 1, ..NOTHING }, 1, 0);
     world.queue.recover(world.pools(), |row| row == WORKER);
     world.assert_left(NOTHING, 0, 0);
 }
@@ -123,7 +123,7 @@ fn submitter_that_dies_leaves_no_place_and_no_block() {
     let _reserved = world.queue.reserve(SUBMITTER).unwrap();
     let _block = world.inputs.try_take(SUBMITTER).unwrap();
     assert_eq!(world.queue.recover(world.pools(), |row| row == SUBMITTER), 1);
-    world.assert_left(Audit { pending: 1, ..NOTHING }, 1, 0);
+    world.assert_left(QueueAudit { pending: 1, ..NOTHING }, 1, 0);
     assert_eq!(world.claim(WORKER).unwrap().id(), id);
 }
 

@@ -138,10 +138,10 @@ fn task_without_inputs_keeps_them_for_a_fenced_attempt_and_cannot_be_retried() {
     let fenced = world.claim(OTHER).unwrap();
     world.queue.detach(world.pools(), |row| row == OTHER, Reason::Detached, |_| None);
     world.queue.detach(world.pools(), |row| row == SUBMITTER, Reason::Died, |_| Some(9));
-    world.assert_left(Audit { dead: 1, open: 1, ..NOTHING }, 1, 0);
+    world.assert_left(QueueAudit { dead: 1, open: 1, ..NOTHING }, 1, 0);
     assert_eq!(world.queue.retry(id), Err(NotRetried::InputsLost));
     world.queue.dispose(world.pools(), OTHER, id, |_| true).unwrap();
-    world.assert_left(Audit { ending: 1, open: 1, ..NOTHING }, 1, 0);
+    world.assert_left(QueueAudit { ending: 1, open: 1, ..NOTHING }, 1, 0);
     world.queue.drain(world.pools(), &fenced);
     world.assert_left(NOTHING, 0, 0);
 }

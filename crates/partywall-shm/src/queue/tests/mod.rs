@@ -17,7 +17,7 @@ use std::{
 };
 
 use super::*;
-use crate::{DType, MAX_SLEEP, members::now, pool::Pool, slots::Held, topic::TimelineCell};
+use crate::{DType, MAX_SLEEP, members::now, pool::Pool, slots::HeldSlot, topic::TimelineCell};
 
 const SHAPE: Shape = Shape { tasks: 4, inputs: 8, outputs: 8, lease: 0 };
 const SUBMITTER: Row = 1;
@@ -74,10 +74,10 @@ impl World {
     }
 
     /// Fails the test unless nothing is left but these tasks, and the blocks that they have.
-    fn assert_left(&self, audit: Audit, inputs: u32, outputs: u32) {
+    fn assert_left(&self, audit: QueueAudit, inputs: u32, outputs: u32) {
         let shape = self.queue.shape();
         let used = audit.pending + audit.claimed + audit.enqueued + audit.done + audit.dead + audit.ending;
-        assert_eq!(self.queue.audit(), Audit { free: shape.tasks - used, ..audit });
+        assert_eq!(self.queue.audit(), QueueAudit { free: shape.tasks - used, ..audit });
         let free = |pool: &Pool| pool.audit().free;
         assert_eq!((shape.inputs - free(&self.inputs), shape.outputs - free(&self.outputs)), (inputs, outputs));
     }
@@ -96,11 +96,11 @@ const TASK: NewTask<'_> = NewTask {
 /// A part with the largest numbers.
 const PART: Part = Part { attachment: 0xfedc_ba98, offset: MAX_PART - 1, contents: Contents::of_bytes(MAX_PART - 2) };
 
-fn output_of(held: &Held) -> NewOutput<'_> {
+fn output_of(held: &HeldSlot) -> NewOutput<'_> {
     NewOutput { held, contents: Contents::of_bytes(8) }
 }
 
-const NOTHING: Audit = Audit {
+const NOTHING: QueueAudit = QueueAudit {
     free: 0,
     writing: 0,
     pending: 0,
@@ -130,9 +130,9 @@ fn task_goes_to_a_worker_and_its_result_to_one_reader() {
     assert_eq!((claimed.id(), claimed.attempt()), (id, 1));
     assert_eq!(world.queue.state(id), TaskState::Claimed { row: WORKER, attempt: 1 });
     assert_eq!(world.take(OTHER, id), Err(TaskState::Claimed { row: WORKER, attempt: 1 }));
-    world.assert_left(Audit { claimed: 1, ..NOTHING }, 2, 0);
+    world.assert_left(QueueAudit { claimed: 1, ..NOTHING }, 2, 0);
     world.complete(&claimed).unwrap();
-    world.assert_left(Audit { done: 1, ..NOTHING }, 0, 1);
+    world.assert_left(QueueAudit { done: 1, ..NOTHING }, 0, 1);
     assert_eq!(world.complete(&claimed), Err(Fenced), "a second time");
     assert_eq!(world.take(OTHER, id), Ok(1));
     assert_eq!(world.take(OTHER, id), Err(TaskState::Gone));

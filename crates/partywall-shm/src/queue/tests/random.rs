@@ -6,7 +6,7 @@ use partywall_os::map::SharedMap;
 use proptest::{collection::vec, prelude::*};
 
 use super::*;
-use crate::pool::Held;
+use crate::slots::HeldSlot;
 
 #[derive(Debug, Clone)]
 enum Step {
@@ -297,7 +297,7 @@ proptest! {
             world.queue.describe(id);
             world.queue.failures(id);
             if let Some(reserved) = world.queue.reserve(SUBMITTER) {
-                let blocks: Vec<Held> = world.inputs.try_take(SUBMITTER).into_iter().collect();
+                let blocks: Vec<HeldSlot> = world.inputs.try_take(SUBMITTER).into_iter().collect();
                 let mut inputs: Vec<_> = blocks.iter().map(|block| NewInput::Block(block, 0, Contents::of_bytes(1))).collect();
                 inputs.push(NewInput::Part(PART));
                 let _ = world.queue.submit(&world.inputs, reserved, &TASK, &inputs);

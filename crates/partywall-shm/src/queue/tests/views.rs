@@ -24,7 +24,7 @@ fn viewed_inputs_keep_no_output() {
             world.queue.leave_output(world.pools(), &claimed);
         }
         assert_eq!(world.take(OTHER, id), Ok(1));
-        world.assert_left(Audit { ending: 1, open: 1, ..NOTHING }, 1, 0);
+        world.assert_left(QueueAudit { ending: 1, open: 1, ..NOTHING }, 1, 0);
         world.queue.drain(world.pools(), &claimed);
         world.assert_left(NOTHING, 0, 0);
         // Left after the result was given back, or purged.
@@ -36,22 +36,22 @@ fn viewed_inputs_keep_no_output() {
                 let held = take(&world, id);
                 assert!(release(&world, id, &held));
             }
-            world.assert_left(Audit { ending: 1, open: 1, ..NOTHING }, 1, 1);
+            world.assert_left(QueueAudit { ending: 1, open: 1, ..NOTHING }, 1, 1);
             world.queue.leave_output(world.pools(), &claimed);
-            world.assert_left(Audit { ending: 1, open: 1, ..NOTHING }, 1, 0);
+            world.assert_left(QueueAudit { ending: 1, open: 1, ..NOTHING }, 1, 0);
             world.queue.drain(world.pools(), &claimed);
             world.assert_left(NOTHING, 0, 0);
         }
     }
 }
 
-fn take(world: &World, id: TaskId) -> Held {
+fn take(world: &World, id: TaskId) -> HeldSlot {
     let taken = world.queue.take(world.pools(), OTHER, id).unwrap();
     assert!(taken.viewed);
     taken.output.unwrap()
 }
 
-fn release(world: &World, id: TaskId, held: &Held) -> bool {
+fn release(world: &World, id: TaskId, held: &HeldSlot) -> bool {
     world.queue.release_output(world.pools(), id, 1, held)
 }
 
@@ -61,9 +61,9 @@ fn viewed_blocks_are_free_once_the_result_is_given_back_and_the_worker_drained()
     for worker_first in [false, true] {
         let world = World::new(SHAPE);
         let (id, claimed) = complete_viewed(&world);
-        world.assert_left(Audit { done: 1, open: 1, ..NOTHING }, 1, 1);
+        world.assert_left(QueueAudit { done: 1, open: 1, ..NOTHING }, 1, 1);
         let held = take(&world, id);
-        world.assert_left(Audit { ending: 1, open: 1, ..NOTHING }, 1, 1);
+        world.assert_left(QueueAudit { ending: 1, open: 1, ..NOTHING }, 1, 1);
         if worker_first {
             world.queue.drain(world.pools(), &claimed);
             world.assert_left(NOTHING, 0, 1);
@@ -71,7 +71,7 @@ fn viewed_blocks_are_free_once_the_result_is_given_back_and_the_worker_drained()
         } else {
             assert!(release(&world, id, &held));
             assert!(!release(&world, id, &held), "it is given back once");
-            world.assert_left(Audit { ending: 1, open: 1, ..NOTHING }, 1, 1);
+            world.assert_left(QueueAudit { ending: 1, open: 1, ..NOTHING }, 1, 1);
             world.queue.drain(world.pools(), &claimed);
         }
         world.assert_left(NOTHING, 0, 0);
@@ -83,13 +83,13 @@ fn viewed_result_that_is_not_taken_keeps_its_block() {
     let world = World::new(SHAPE);
     let (id, claimed) = complete_viewed(&world);
     world.queue.dispose(world.pools(), OTHER, id, |_| true).unwrap();
-    world.assert_left(Audit { ending: 1, open: 1, ..NOTHING }, 1, 1);
+    world.assert_left(QueueAudit { ending: 1, open: 1, ..NOTHING }, 1, 1);
     world.queue.drain(world.pools(), &claimed);
     world.assert_left(NOTHING, 0, 0);
     // Drained before.
     let (id, claimed) = complete_viewed(&world);
     world.queue.drain(world.pools(), &claimed);
-    world.assert_left(Audit { done: 1, ..NOTHING }, 0, 1);
+    world.assert_left(QueueAudit { done: 1, ..NOTHING }, 0, 1);
     assert_eq!(world.take(OTHER, id), Ok(1));
     world.assert_left(NOTHING, 0, 0);
 }
@@ -103,7 +103,7 @@ fn viewed_result_that_nobody_wants_keeps_its_block() {
     let output = world.outputs.try_take(WORKER).unwrap();
     world.queue.complete(world.pools(), &claimed, Some(output_of(&output)), Views::Output).unwrap();
     assert_eq!(world.queue.state(id), TaskState::Gone);
-    world.assert_left(Audit { ending: 1, open: 1, ..NOTHING }, 1, 1);
+    world.assert_left(QueueAudit { ending: 1, open: 1, ..NOTHING }, 1, 1);
     world.queue.drain(world.pools(), &claimed);
     world.assert_left(NOTHING, 0, 0);
 }
@@ -116,7 +116,7 @@ fn recovery_keeps_viewed_blocks_until_the_worker_is_dead() {
     let (id, claimed) = complete_viewed(&world);
     let _taken = take(&world, id);
     recover(OTHER);
-    world.assert_left(Audit { ending: 1, open: 1, ..NOTHING }, 1, 1);
+    world.assert_left(QueueAudit { ending: 1, open: 1, ..NOTHING }, 1, 1);
     world.queue.drain(world.pools(), &claimed);
     world.assert_left(NOTHING, 0, 0);
     // The worker dies while the reader has the result, and after the reader gave it back.
@@ -143,7 +143,7 @@ fn block_of_a_viewed_result_is_no_other_tasks_after_its_place_is() {
     let (other, again) = complete_viewed(&world);
     assert_eq!((other.index, again.attempt()), (id.index, claimed.attempt()));
     assert!(release(&world, id, &held));
-    world.assert_left(Audit { done: 1, open: 1, ..NOTHING }, 1, 1);
+    world.assert_left(QueueAudit { done: 1, open: 1, ..NOTHING }, 1, 1);
     let held = take(&world, other);
     assert!(release(&world, other, &held));
     world.queue.drain(world.pools(), &again);

@@ -15,7 +15,8 @@ use partywall_wire::BlockCounts;
 
 use super::*;
 use crate::{
-    pool::{Attempt, Held, Polled, Pool},
+    pool::Pool,
+    slots::{Attempt, HeldSlot, Polled},
     timeline::TimelineEnding,
 };
 
@@ -43,14 +44,19 @@ impl World {
         self.topic.join_as_subscriber(row, queue, 0).unwrap()
     }
 
-    fn loan(&self, row: u16) -> Option<Held> {
+    fn loan(&self, row: u16) -> Option<HeldSlot> {
         self.pool.try_take(row).or_else(|| {
             self.topic.sweep(&self.pool);
             self.pool.try_take(row)
         })
     }
 
-    fn publish_as(&self, place: &mut PublisherPlace, value: u64, status: Status) -> Result<(u64, Held), Unpublished> {
+    fn publish_as(
+        &self,
+        place: &mut PublisherPlace,
+        value: u64,
+        status: Status,
+    ) -> Result<(u64, HeldSlot), Unpublished> {
         self.publish_on(place, 0, value, status)
     }
 
@@ -60,7 +66,7 @@ impl World {
         lane: u8,
         value: u64,
         status: Status,
-    ) -> Result<(u64, Held), Unpublished> {
+    ) -> Result<(u64, HeldSlot), Unpublished> {
         let held = self.loan(place.port.row()).expect("enough blocks are free");
         self.memory[held.index() as usize].store(value, Ordering::Relaxed);
         let message = Message {

@@ -84,7 +84,7 @@ proptest! {
         let mut model = Model::default();
         let mut publishers = [0, 1].map(|row| Some(world.publisher(row)));
         let mut readers: [Option<(SubscriberPlace, Vec<Taken>)>; 3] = Default::default();
-        let mut written: Vec<(u16, Held)> = Vec::new();
+        let mut written: Vec<(u16, HeldSlot)> = Vec::new();
         for step in steps {
             match step {
                 Step::Publish(who) | Step::Enqueue(who) => {
