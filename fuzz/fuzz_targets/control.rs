@@ -26,7 +26,8 @@ use partywall_shm::{
     slots::{Attempt, HeldSlot, Slots},
     timeline::{MAX_VALUE, Slab, TimelineEnding},
     topic::{
-        self, LANES, MAX_HEADER, Message, PublisherPlace, Received, Status, SubscriberPlace, Taken, TimelineCell, Topic,
+        self, HeldSample, LANES, MAX_HEADER, Message, PublisherHandle, Received, Status, SubscriberHandle,
+        TimelineCell, Topic,
     },
     trace,
 };
@@ -121,16 +122,16 @@ fn pool(input: &mut Unstructured<'_>) -> Result<()> {
 }
 
 fn topic(input: &mut Unstructured<'_>) -> Result<()> {
-    let shape = topic::Shape { blocks: 24, depth: 4, publishers: 2, loans: 2, subscribers: 3, held: 4 };
+    let shape = topic::TopicLimits { blocks: 24, depth: 4, publishers: 2, loans: 2, subscribers: 3, held: 4 };
     let memory = Topic::create(shape).expect("a topic can be created");
     let blocks = Pool::create(shape.blocks).expect("a pool can be created");
     let topic = Topic::map(&memory).expect("a topic can be mapped");
     let pool = Pool::map(&blocks).expect("a pool can be mapped");
     let peer = Peer::of(&[&memory, &blocks]);
-    let mut publishers: Vec<PublisherPlace> = Vec::new();
-    let mut subscribers: Vec<SubscriberPlace> = Vec::new();
+    let mut publishers: Vec<PublisherHandle> = Vec::new();
+    let mut subscribers: Vec<SubscriberHandle> = Vec::new();
     let mut loans: Vec<HeldSlot> = Vec::new();
-    let mut samples: Vec<Taken> = Vec::new();
+    let mut samples: Vec<HeldSample> = Vec::new();
     while !input.is_empty() {
         peer.write(input)?;
         match input.arbitrary::<u8>()? % 12 {

@@ -278,7 +278,7 @@ mod tests {
     #[test]
     fn foreign_memory_is_refused_as_each_object() {
         let all = [u64::from(u32::MAX); 6];
-        let shape = topic::Shape { blocks: 40, depth: 8, publishers: 3, loans: 2, subscribers: 4, held: 4 };
+        let shape = topic::TopicLimits { blocks: 40, depth: 8, publishers: 3, loans: 2, subscribers: 4, held: 4 };
         refuses_foreign_memory::<Topic>(shape, Some(all));
         let [tasks, inputs, outputs, lease, ..] = all;
         let shape = queue::Shape { tasks: 30, inputs: 8, outputs: 4, lease: 5 };

@@ -510,9 +510,9 @@ impl Control {
 }
 
 /// Returns the shape of a topic's control memory.
-pub(super) fn topic_shape(control: &wire::Control) -> Option<topic::Shape> {
+pub(super) fn topic_shape(control: &wire::Control) -> Option<topic::TopicLimits> {
     let wire::TopicShape { depth, publishers, loans, subscribers, held, .. } = control.topic?;
-    Some(topic::Shape { blocks: control.blocks, depth, publishers, loans, subscribers, held })
+    Some(topic::TopicLimits { blocks: control.blocks, depth, publishers, loans, subscribers, held })
 }
 
 /// Returns the shape of a queue's control memory.

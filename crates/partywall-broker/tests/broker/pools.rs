@@ -7,7 +7,7 @@ use partywall_shm::{
     pool::Pool,
     slots::{Attempt, HeldSlot},
     timeline::TimelineEnding,
-    topic::{Message, PublisherPlace, Received, Status, TimelineCell, Topic, Unpublished},
+    topic::{Message, PublisherHandle, Received, Status, TimelineCell, Topic, Unpublished},
 };
 use partywall_wire::{
     Access, Answer, BlockCounts, Call, ClaimId, Commit, Control, ControlInfo, LeaseId, Lifetime, Limit, MemberId,
@@ -83,7 +83,7 @@ fn pool_comes_with_its_control_memory() {
     let (_, words) = create(&mut one, "t", TOPIC).unwrap();
     let (opened, again) = open(&mut two, "t").unwrap();
     assert_eq!((opened.control, words.len(), again.len()), (Some(TOPIC), 2, 2));
-    assert_eq!((Pool::map(&again[0]).unwrap().count(), Topic::map(&again[1]).unwrap().shape().depth), (6, 2));
+    assert_eq!((Pool::map(&again[0]).unwrap().count(), Topic::map(&again[1]).unwrap().limits().depth), (6, 2));
     assert_eq!(one.status().fds, 5, "two chunks, the control memory of two pools and of a topic");
 }
 
@@ -208,7 +208,7 @@ fn process_that_blocks_others_is_listed_and_stops_when_evicted() {
     let subscriber = topic.join_as_subscriber(reader.welcome.row, None, 0).unwrap();
     let mut publisher = topic.join_as_publisher(watcher.welcome.row).unwrap();
     let row = watcher.welcome.row;
-    let publish = |publisher: &mut PublisherPlace| {
+    let publish = |publisher: &mut PublisherHandle| {
         let held = pool.try_take(row).unwrap();
         let message = Message {
             status: Status::Ready,

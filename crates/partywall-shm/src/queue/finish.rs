@@ -35,7 +35,7 @@ use super::{
 use crate::{
     crash::point,
     members::NOBODY,
-    slots::{self, HeldSlot, SlotWord, Slots},
+    slots::{HeldSlot, SlotState, SlotWord, Slots},
     sync::{Ordering, fence},
 };
 
@@ -576,7 +576,7 @@ fn block(held: &HeldSlot) -> BlockId {
 /// Returns the word of a block that is held, or published, with this generation.
 pub(super) fn current(slots: &Slots, block: BlockId) -> Option<SlotWord> {
     let seen = slots.seen(block.index)?;
-    (matches!(seen.state(), slots::State::Held(_)) && seen.ticket() == block.generation).then_some(seen)
+    (matches!(seen.state(), SlotState::Held(_)) && seen.ticket() == block.generation).then_some(seen)
 }
 
 /// Gives a block to the queue, unless it is the queue's, or has been taken over or freed.
@@ -599,7 +599,7 @@ fn release(slots: &Slots, block: BlockId) {
 
 /// Frees a block if no member holds it. An attempt that had no result, or an earlier task, may have named it.
 fn release_published(slots: &Slots, block: BlockId) {
-    if let Some(seen) = current(slots, block).filter(|seen| seen.state() == slots::State::Held(NOBODY)) {
+    if let Some(seen) = current(slots, block).filter(|seen| seen.state() == SlotState::Held(NOBODY)) {
         slots.free_seen(block.index, seen);
     }
 }

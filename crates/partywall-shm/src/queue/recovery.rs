@@ -11,7 +11,7 @@ use super::{
 use crate::{
     crash::point,
     members::{NOBODY, now},
-    slots::{self, SlotWord, Slots},
+    slots::{SlotState, SlotWord, Slots},
     sync::{Ordering, fence},
     topic::TimelineCell,
 };
@@ -96,7 +96,7 @@ impl Queue {
         // Whether a task has their blocks does not matter: they become the queue's, and those that no task has are
         // freed.
         let publish = |_, seen: SlotWord| {
-            taken.set(taken.get() + u32::from(seen.state() != slots::State::Held(NOBODY)));
+            taken.set(taken.get() + u32::from(seen.state() != SlotState::Held(NOBODY)));
             true
         };
         let is_lost = |row| row == NOBODY || dead(row);
@@ -187,7 +187,7 @@ impl Queue {
     /// of the blocks are read first; a block that no task has afterwards, and whose word has not changed, is lost.
     fn free_unused(&self, slots: &Slots, each: impl Fn(&Self, usize, Word, &mut dyn FnMut(BlockId))) {
         let all = (0..slots.count()).filter_map(|block| Some((block, slots.seen(block)?)));
-        let published: Vec<_> = all.filter(|(_, seen)| seen.state() == slots::State::Held(NOBODY)).collect();
+        let published: Vec<_> = all.filter(|(_, seen)| seen.state() == SlotState::Held(NOBODY)).collect();
         if published.is_empty() {
             return;
         }

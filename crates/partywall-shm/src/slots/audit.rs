@@ -2,7 +2,7 @@
 
 use super::{
     Slots,
-    word::{Position, Row, State, Turn},
+    word::{Row, SlotState, WaiterPosition, WaiterState},
 };
 use crate::members::NOBODY;
 
@@ -42,16 +42,18 @@ impl Slots {
         let mut audit = SlotAudit::default();
         for (index, slot) in self.slots.iter().enumerate() {
             *match slot.load().state() {
-                State::Free => &mut audit.free,
-                State::Held(NOBODY) => &mut audit.published,
-                State::Held(_) => &mut audit.held,
-                State::Offered(_) => &mut audit.offered,
-                State::Invalid => &mut audit.invalid,
-                State::Handed(row, tag) => {
-                    let position = Position::of_tag(tag, self.ring.len());
-                    match self.ring[position.index].load().place(position.lap) {
-                        Turn::Waiting(waiter) if waiter == row => &mut audit.handed,
-                        Turn::Granted(waiter, slot) if (waiter, usize::from(slot)) == (row, index) => &mut audit.handed,
+                SlotState::Free => &mut audit.free,
+                SlotState::Held(NOBODY) => &mut audit.published,
+                SlotState::Held(_) => &mut audit.held,
+                SlotState::Offered(_) => &mut audit.offered,
+                SlotState::Invalid => &mut audit.invalid,
+                SlotState::Handed(row, tag) => {
+                    let position = WaiterPosition::of_tag(tag, self.ring.len());
+                    match self.ring[position.index].load().state(position.lap) {
+                        WaiterState::Waiting(waiter) if waiter == row => &mut audit.handed,
+                        WaiterState::Granted(waiter, slot) if (waiter, usize::from(slot)) == (row, index) => {
+                            &mut audit.handed
+                        }
                         _ => &mut audit.stale,
                     }
                 }
@@ -59,11 +61,11 @@ impl Slots {
         }
         for entry in self.ring.iter() {
             let seen = entry.load();
-            match seen.place(seen.lap()) {
-                Turn::Waiting(_) => audit.waiting += 1,
-                Turn::Granted(..) => audit.granted += 1,
-                Turn::Invalid => audit.invalid += 1,
-                Turn::Occupied | Turn::Open | Turn::Done => {}
+            match seen.state(seen.lap()) {
+                WaiterState::Waiting(_) => audit.waiting += 1,
+                WaiterState::Granted(..) => audit.granted += 1,
+                WaiterState::Invalid => audit.invalid += 1,
+                WaiterState::Occupied | WaiterState::Open | WaiterState::Done => {}
             }
         }
         audit
@@ -74,7 +76,7 @@ impl Slots {
         let mut counts = std::collections::BTreeMap::new();
         for entry in self.ring.iter() {
             let seen = entry.load();
-            if let Turn::Waiting(row) = seen.place(seen.lap()) {
+            if let WaiterState::Waiting(row) = seen.state(seen.lap()) {
                 *counts.entry(row).or_insert(0) += 1;
             }
         }
@@ -85,7 +87,7 @@ impl Slots {
     pub fn holders(&self) -> Vec<(Row, u32)> {
         let mut counts = std::collections::BTreeMap::new();
         for slot in self.slots.iter() {
-            if let State::Held(row) | State::Offered(row) | State::Handed(row, _) = slot.load().state()
+            if let SlotState::Held(row) | SlotState::Offered(row) | SlotState::Handed(row, _) = slot.load().state()
                 && row != NOBODY
             {
                 *counts.entry(row).or_insert(0) += 1;

@@ -37,7 +37,7 @@ use partywall_os::lock::IgnorePoison;
 
 use super::{
     OVERDUE, Slots,
-    word::{Position, QueueEntry, QueueWord, Row, Slot, SlotWord, State, Turn},
+    word::{Row, Slot, SlotState, SlotWord, WaiterEntry, WaiterPosition, WaiterState, WaiterWord},
 };
 use crate::{
     MAX_SLEEP,
@@ -48,7 +48,7 @@ use crate::{
 /// What comes before the slots; see the module's documentation.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub(crate) struct Header {
+pub(crate) struct SlotsHeader {
     pub(super) tickets: AtomicU64,
     pub(super) look: AtomicU32,
     pub(super) zero_32: AtomicU32,
@@ -112,7 +112,7 @@ enum Handing {
 
 /// Operations of the broker.
 impl Slots {
-    /// Frees the slots that `dead` rows hold or offer, and their places in the queue, and slots in an invalid state.
+    /// Frees the slots that `dead` rows hold or offer, and their positions in the queue, and slots in an invalid state.
     /// Returns the number of slots.
     ///
     /// Published blocks belong to the row [`NOBODY`](crate::members::NOBODY). Without a topic no member may publish, so
@@ -189,7 +189,7 @@ impl Slots {
     pub fn accept(&self, row: Row, index: u32, generation: u64) -> Option<HeldSlot> {
         let slot = self.slots.get(index as usize)?;
         let seen = slot.load();
-        if !matches!(seen.state(), State::Offered(_)) || seen.ticket() != generation {
+        if !matches!(seen.state(), SlotState::Offered(_)) || seen.ticket() != generation {
             return None;
         }
         let word = SlotWord::held(row, self.ticket());
@@ -209,7 +209,7 @@ impl Slots {
 
     /// Returns whether a slot is held, offered or published with this generation.
     pub fn is_current(&self, index: u32, generation: u64) -> bool {
-        let in_use = |state| matches!(state, State::Held(_) | State::Offered(_));
+        let in_use = |state| matches!(state, SlotState::Held(_) | SlotState::Offered(_));
         self.seen(index).is_some_and(|seen| in_use(seen.state()) && seen.ticket() == generation)
     }
 
@@ -244,10 +244,10 @@ impl Slots {
         for entry in self.ring.iter() {
             for _ in 0..MOST_ATTEMPTS {
                 let seen = entry.load();
-                let lost = match seen.place(seen.lap()) {
-                    Turn::Waiting(row) | Turn::Granted(row, _) => dead(row),
-                    Turn::Invalid => true,
-                    Turn::Occupied | Turn::Open | Turn::Done => false,
+                let lost = match seen.state(seen.lap()) {
+                    WaiterState::Waiting(row) | WaiterState::Granted(row, _) => dead(row),
+                    WaiterState::Invalid => true,
+                    WaiterState::Occupied | WaiterState::Open | WaiterState::Done => false,
                 };
                 if !lost || entry.finish(seen) {
                     break;
@@ -261,14 +261,14 @@ impl Slots {
                 let seen = slot.load();
                 let state = seen.state();
                 let lost = match state {
-                    State::Held(row) | State::Offered(row) | State::Handed(row, _) => dead(row),
-                    State::Invalid => true,
-                    State::Free => false,
+                    SlotState::Held(row) | SlotState::Offered(row) | SlotState::Handed(row, _) => dead(row),
+                    SlotState::Invalid => true,
+                    SlotState::Free => false,
                 };
                 if !lost {
                     break;
                 }
-                if matches!(state, State::Held(_)) && publish(index, seen) {
+                if matches!(state, SlotState::Held(_)) && publish(index, seen) {
                     if slot.publish(seen).is_some() {
                         break;
                     }
@@ -302,10 +302,10 @@ impl Slots {
     pub(crate) fn first_granted(&self) -> Option<(usize, SlotWord)> {
         self.slots.iter().enumerate().find_map(|(index, slot)| {
             let seen = slot.load();
-            let State::Handed(row, tag) = seen.state() else { return None };
-            let position = Position::of_tag(tag, self.ring.len());
-            let place = self.ring[position.index].load().place(position.lap);
-            (place == Turn::Granted(row, index as u16)).then_some((index, seen))
+            let SlotState::Handed(row, tag) = seen.state() else { return None };
+            let position = WaiterPosition::of_tag(tag, self.ring.len());
+            let state = self.ring[position.index].load().state(position.lap);
+            (state == WaiterState::Granted(row, index as u16)).then_some((index, seen))
         })
     }
 
@@ -318,8 +318,8 @@ impl Slots {
     }
 
     /// Returns a position and its entry.
-    fn at(&self, count: u64) -> (Position, &QueueEntry) {
-        let position = Position::of(count, self.ring.len());
+    fn at(&self, count: u64) -> (WaiterPosition, &WaiterEntry) {
+        let position = WaiterPosition::of(count, self.ring.len());
         (position, &self.ring[position.index])
     }
 
@@ -335,7 +335,7 @@ impl Slots {
         let start = self.search_start();
         let slots = || self.slots.iter().enumerate();
         let mut all = slots().skip(start).chain(slots().take(start));
-        all.find(|(_, slot)| slot.load().state() == State::Free).map(|(index, _)| index as u32)
+        all.find(|(_, slot)| slot.load().state() == SlotState::Free).map(|(index, _)| index as u32)
     }
 
     fn set_search_start(&self, slot: u32) {
@@ -363,10 +363,10 @@ impl Slots {
             for _ in 0..MOST_ATTEMPTS {
                 let seen = slot.load();
                 let usable = match seen.state() {
-                    State::Free => true,
-                    State::Held(_) | State::Offered(_) | State::Invalid => false,
-                    State::Handed(row, tag) => {
-                        match self.complete(index, row, Position::of_tag(tag, self.ring.len())) {
+                    SlotState::Free => true,
+                    SlotState::Held(_) | SlotState::Offered(_) | SlotState::Invalid => false,
+                    SlotState::Handed(row, tag) => {
+                        match self.complete(index, row, WaiterPosition::of_tag(tag, self.ring.len())) {
                             Handing::Complete => false,
                             Handing::Void => true,
                             Handing::Changed => continue,
@@ -388,35 +388,35 @@ impl Slots {
     }
 
     /// Notifies the waiter at `position` that the slot was handed to it, unless another member has done so.
-    fn complete(&self, slot: usize, row: Row, position: Position) -> Handing {
+    fn complete(&self, slot: usize, row: Row, position: WaiterPosition) -> Handing {
         let entry = &self.ring[position.index];
         let seen = entry.load();
-        match seen.place(position.lap) {
-            Turn::Waiting(waiter) if waiter == row => {
+        match seen.state(position.lap) {
+            WaiterState::Waiting(waiter) if waiter == row => {
                 if entry.grant(seen, slot as u16) {
                     Handing::Complete
                 } else {
                     Handing::Changed
                 }
             }
-            Turn::Granted(waiter, granted) if (waiter, usize::from(granted)) == (row, slot) => Handing::Complete,
+            WaiterState::Granted(waiter, granted) if (waiter, usize::from(granted)) == (row, slot) => Handing::Complete,
             _ => Handing::Void,
         }
     }
 
     /// Takes the next entry. Returns `None` if all are taken.
-    fn begin_to_wait(&self, row: Row) -> Option<(Position, QueueWord)> {
+    fn begin_to_wait(&self, row: Row) -> Option<(WaiterPosition, WaiterWord)> {
         let mut tail = self.header().tail.0.load(Ordering::Acquire);
         for _ in 0..2 * self.ring.len() + MOST_ATTEMPTS {
             let (position, entry) = self.at(tail);
             let seen = entry.load();
-            let waiting = QueueWord::waiting(row, position.lap);
-            let place = seen.place(position.lap);
+            let waiting = WaiterWord::waiting(row, position.lap);
+            let state = seen.state(position.lap);
             // Only the entry of a waiter that was granted a slot and is stopped before it leaves the entry is skipped.
-            if place == Turn::Occupied && self.is_crowded(tail) {
+            if state == WaiterState::Occupied && self.is_crowded(tail) {
                 return None;
             }
-            let begun = place == Turn::Open && entry.wait(seen, waiting);
+            let begun = state == WaiterState::Open && entry.wait(seen, waiting);
             if begun {
                 point("slots: entry waiting, tail not advanced");
             }
@@ -443,7 +443,7 @@ impl Slots {
     }
 
     /// Returns the first waiter according to the hints, which it advances.
-    fn first_waiting(&self) -> Option<(Position, QueueWord)> {
+    fn first_waiting(&self) -> Option<(WaiterPosition, WaiterWord)> {
         let tail = self.header().tail.0.load(Ordering::Acquire);
         let mut head = self.header().head.0.load(Ordering::Acquire);
         for _ in 0..self.ring.len() {
@@ -452,10 +452,10 @@ impl Slots {
             }
             let (position, entry) = self.at(head);
             let seen = entry.load();
-            match seen.place(position.lap) {
-                Turn::Waiting(_) => return Some((position, seen)),
-                Turn::Open => return None,
-                Turn::Occupied | Turn::Granted(..) | Turn::Done | Turn::Invalid => {
+            match seen.state(position.lap) {
+                WaiterState::Waiting(_) => return Some((position, seen)),
+                WaiterState::Open => return None,
+                WaiterState::Occupied | WaiterState::Granted(..) | WaiterState::Done | WaiterState::Invalid => {
                     head = self.advance(&self.header().head, head);
                 }
             }
@@ -464,27 +464,27 @@ impl Slots {
     }
 
     /// Returns the waiter that has waited longest, according to the entries alone.
-    fn oldest_waiting(&self) -> Option<(Position, QueueWord)> {
-        let mut oldest: Option<(Position, QueueWord)> = None;
+    fn oldest_waiting(&self) -> Option<(WaiterPosition, WaiterWord)> {
+        let mut oldest: Option<(WaiterPosition, WaiterWord)> = None;
         for (index, entry) in self.ring.iter().enumerate() {
             let seen = entry.load();
-            let waits = matches!(seen.place(seen.lap()), Turn::Waiting(_));
+            let waits = matches!(seen.state(seen.lap()), WaiterState::Waiting(_));
             // Within one lap, the first entry in the ring came first.
             if waits && oldest.is_none_or(|(_, oldest)| seen.is_before(oldest)) {
-                oldest = Some((Position { index, lap: seen.lap() }, seen));
+                oldest = Some((WaiterPosition { index, lap: seen.lap() }, seen));
             }
         }
         oldest
     }
 
-    fn serve_as(&self, first: impl Fn(&Self) -> Option<(Position, QueueWord)>) {
+    fn serve_as(&self, first: impl Fn(&Self) -> Option<(WaiterPosition, WaiterWord)>) {
         // More rounds than possible waiters happen only if a member breaks the rules.
         for _ in 0..2 * self.ring.len() {
             // Pairs with itself. Before it a member has freed a slot or begun to wait; behind it, the member searches
             // for a waiter and a slot. If two members do so at the same time, one of them sees the other's change.
             fence(Ordering::SeqCst);
             let Some((position, waiting)) = first(self) else { return };
-            let Turn::Waiting(row) = waiting.place(position.lap) else { return };
+            let WaiterState::Waiting(row) = waiting.state(position.lap) else { return };
             let handed = SlotWord::handed(row, position.tag(self.ring.len()));
             let Some(slot) = self.take_as(handed) else { return };
             point("slots: slot handed, waiter not notified");
@@ -498,13 +498,13 @@ impl Slots {
     }
 }
 
-/// A place in the queue for a slot. Dropping it leaves the queue; a granted slot goes to the next waiter.
+/// A waiting member's position in the queue for a slot. Dropping it leaves the queue; a granted slot goes to the next waiter.
 #[derive(Debug)]
 pub struct Waiter<'a> {
     slots: &'a Slots,
     row: Row,
-    position: Position,
-    waiting: QueueWord,
+    position: WaiterPosition,
+    waiting: WaiterWord,
     over: bool,
 }
 
@@ -531,7 +531,7 @@ impl Waiter<'_> {
         self.over = true;
         let entry = &self.slots.ring[self.position.index];
         let seen = entry.load();
-        let Turn::Granted(_, slot) = seen.place(self.position.lap) else { return Polled::Lost };
+        let WaiterState::Granted(_, slot) = seen.state(self.position.lap) else { return Polled::Lost };
         let handed = SlotWord::handed(self.row, self.position.tag(self.slots.ring.len()));
         let word = SlotWord::held(self.row, self.slots.ticket());
         point("slots: turn has come, slot not taken");
@@ -585,5 +585,5 @@ impl Drop for Waiter<'_> {
 /// only a member that changes the word without pause can exhaust them. The caller then continues without the change.
 const MOST_ATTEMPTS: usize = 64;
 
-shared!(Header { tickets, look, zero_32, zero_64, head, tail });
+shared!(SlotsHeader { tickets, look, zero_32, zero_64, head, tail });
 shared!(Line { 0, 1 });

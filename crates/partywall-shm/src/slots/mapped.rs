@@ -14,8 +14,8 @@ use partywall_os::map::SharedMap;
 
 use super::{
     MAX_SLOTS, MAX_WAITERS, Slots,
-    core::Header,
-    word::{QueueEntry, Slot},
+    core::SlotsHeader,
+    word::{Slot, WaiterEntry},
 };
 use crate::control::{self, ControlMemory, Numbers, parts};
 
@@ -77,9 +77,9 @@ impl<S: Sort> ControlMemory for SlotsOf<S> {
     }
 
     parts!(|maximum| {
-        header: Header = 1,
+        header: SlotsHeader = 1,
         slots: Slot = maximum,
-        ring: QueueEntry = MAX_WAITERS,
+        ring: WaiterEntry = MAX_WAITERS,
     } => Self { slots: Slots { header, slots, ring, granted: Mutex::default() }, sort: PhantomData });
 }
 

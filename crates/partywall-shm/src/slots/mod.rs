@@ -27,8 +27,8 @@ use std::{
 };
 
 use self::{
-    core::Header,
-    word::{QueueEntry, Slot},
+    core::SlotsHeader,
+    word::{Slot, WaiterEntry},
 };
 use crate::sync::Part;
 
@@ -36,7 +36,7 @@ pub use self::core::{Attempt, HeldSlot, Polled, Waiter};
 pub use audit::SlotAudit;
 #[cfg(not(loom))]
 pub use mapped::{SlotsOf, Sort};
-pub(crate) use word::{SlotWord, State};
+pub(crate) use word::{SlotState, SlotWord};
 
 /// The maximum number of slots: each has a 16-bit number.
 pub(crate) const MAX_SLOTS: u32 = 1 << 16;
@@ -53,16 +53,16 @@ pub const MAX_WAITERS: u32 = 1024;
 pub struct Slots {
     /// The lengths of these parts were fixed at the time of mapping, because other processes may overwrite the stored
     /// numbers.
-    header: Part<Header>,
+    header: Part<SlotsHeader>,
     slots: Part<Slot>,
-    ring: Part<QueueEntry>,
+    ring: Part<WaiterEntry>,
     /// A slot that was granted and not taken, and when that was first seen.
     granted: Mutex<Option<(Instant, (usize, SlotWord))>>,
 }
 
 impl Slots {
     #[inline]
-    fn header(&self) -> &Header {
+    fn header(&self) -> &SlotsHeader {
         &self.header[0]
     }
 }

@@ -12,8 +12,8 @@ use loom::{
 };
 
 use super::{
-    core::{Header, Line},
-    word::{Position, QueueEntry, Slot, SlotWord},
+    core::{Line, SlotsHeader},
+    word::{Slot, SlotWord, WaiterEntry, WaiterPosition},
     *,
 };
 
@@ -28,7 +28,7 @@ impl Slots {
     pub(crate) fn new(slots: usize, waiters: usize) -> Self {
         let zero = || AtomicU64::new(0);
         let line = || Line(zero(), std::array::from_fn(|_| zero()));
-        let header = Header {
+        let header = SlotsHeader {
             tickets: zero(),
             look: AtomicU32::new(0),
             zero_32: AtomicU32::new(0),
@@ -39,7 +39,7 @@ impl Slots {
         Self {
             header: vec![header],
             slots: (0..slots).map(|_| Slot::new()).collect(),
-            ring: (0..waiters).map(|_| QueueEntry::new()).collect(),
+            ring: (0..waiters).map(|_| WaiterEntry::new()).collect(),
             granted: Mutex::default(),
         }
     }
@@ -180,7 +180,7 @@ fn blocks_of_the_dead_go_to_waiters() {
     });
 }
 
-/// A waiter died. The slot that it was handed, and its place, are passed on, whatever other members were about to do.
+/// A waiter died. The slot that it was handed, and its position, are passed on, whatever other members were about to do.
 #[test]
 fn dead_waiter_does_not_block_others() {
     check(2, || {
@@ -210,7 +210,7 @@ fn handed_permit_without_a_grant_is_not_lost() {
         // Row 1 releases and dies in the middle of serving.
         let killed = |held: HeldSlot| {
             assert!(world.slots.slots[0].free(world.slots.slots[0].load()));
-            let first = Position::of(0, 2);
+            let first = WaiterPosition::of(0, 2);
             assert!(world.slots.slots[0].take(world.slots.slots[0].load(), SlotWord::handed(2, first.tag(2))));
             std::mem::forget(held);
         };

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | state | 0–1 | 0 free, 1 held, 2 handed, 3 offered |
 //! | row | 2–17 | the member that holds the slot, was handed it, or offers it; held by [`NOBODY`] means published |
-//! | tag | 18–63 | held, offered: the ticket, which differs each time the slot is taken; handed: the waiter's [`Position`] |
+//! | tag | 18–63 | held, offered: the ticket, which differs each time the slot is taken; handed: the waiter's [`WaiterPosition`] |
 //!
 //! | entry | bits | |
 //! |---|---|---|
@@ -28,9 +28,9 @@
 //! | [`Slot::take_over`] | the reader of a result in a queue | held → held by another row, with another ticket |
 //! | [`Slot::publish`] | the holder; a member that completes that; the broker for the dead | held → held by no member |
 //! | [`Slot::free`] | the holder; a member that handed in vain, or proves a published one unused; the broker for the dead | held, handed, offered → free |
-//! | [`QueueEntry::wait`] | a member that begins to wait | empty → waiting |
-//! | [`QueueEntry::grant`] | any member that meets the slot handed | waiting → granted |
-//! | [`QueueEntry::finish`] | the waiter; the broker for the dead | waiting, granted → empty, in the next lap |
+//! | [`WaiterEntry::wait`] | a member that begins to wait | empty → waiting |
+//! | [`WaiterEntry::grant`] | any member that meets the slot handed | waiting → granted |
+//! | [`WaiterEntry::finish`] | the waiter; the broker for the dead | waiting, granted → empty, in the next lap |
 
 use crate::{
     members::NOBODY,
@@ -40,9 +40,9 @@ use crate::{
 /// A member's row.
 pub(crate) type Row = u16;
 
-/// A place in the queue of waiters.
+/// A position in the queue of waiters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Position {
+pub(super) struct WaiterPosition {
     /// The entry's index.
     pub(super) index: usize,
     pub(super) lap: u64,
@@ -52,7 +52,7 @@ pub(super) struct Position {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Tag(u64);
 
-impl Position {
+impl WaiterPosition {
     /// Returns the position of the `count`-th wait in a ring of `len` entries, which is a power of two.
     pub(super) fn of(count: u64, len: usize) -> Self {
         // Shift and mask, because a division would take as long as the rest of taking a slot.
@@ -75,7 +75,7 @@ pub(crate) struct Slot(AtomicU64);
 
 /// The meaning of a slot word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum SlotState {
     Free,
     Held(Row),
     /// Offered by its holder to any member that knows the ticket.
@@ -91,14 +91,14 @@ pub(crate) enum State {
 pub(crate) struct SlotWord(u64);
 
 impl SlotWord {
-    pub(crate) fn state(self) -> State {
+    pub(crate) fn state(self) -> SlotState {
         let row = (self.0 >> ROW) as Row;
         match self.0 & STATE {
-            _ if self == FREE => State::Free,
-            HELD => State::Held(row),
-            HANDED => State::Handed(row, Tag(self.0 >> TAG)),
-            OFFERED => State::Offered(row),
-            _ => State::Invalid,
+            _ if self == FREE => SlotState::Free,
+            HELD => SlotState::Held(row),
+            HANDED => SlotState::Handed(row, Tag(self.0 >> TAG)),
+            OFFERED => SlotState::Offered(row),
+            _ => SlotState::Invalid,
         }
     }
 
@@ -171,17 +171,17 @@ impl Slot {
     }
 }
 
-/// A waiter's place in the ring, in its own cache line.
+/// A waiter's entry of the ring, in its own cache line.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub(crate) struct QueueEntry {
+pub(crate) struct WaiterEntry {
     word: FutexWord<AtomicU64>,
     _zero: [AtomicU64; 7],
 }
 
 /// The meaning of an entry's word for a position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Turn {
+pub(super) enum WaiterState {
     /// The entry belongs to a position a lap or more earlier, which is not finished.
     Occupied,
     /// The position has not been taken yet.
@@ -196,19 +196,19 @@ pub(super) enum Turn {
 
 /// An entry's word as it was seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct QueueWord(u64);
+pub(super) struct WaiterWord(u64);
 
-impl QueueWord {
+impl WaiterWord {
     /// Returns its meaning for a position in `lap`.
-    pub(super) fn place(self, lap: u64) -> Turn {
+    pub(super) fn state(self, lap: u64) -> WaiterState {
         let row = (self.0 >> ENTRY_ROW) as Row;
         match (self.lap().wrapping_sub(lap) & LAPS, self.0 & STATE) {
-            (0, EMPTY) => Turn::Open,
-            (0, WAITING) => Turn::Waiting(row),
-            (0, GRANTED) => Turn::Granted(row, (self.0 >> ENTRY_SLOT) as u16),
-            (0, _) => Turn::Invalid,
-            (1..=HALF, _) => Turn::Done,
-            _ => Turn::Occupied,
+            (0, EMPTY) => WaiterState::Open,
+            (0, WAITING) => WaiterState::Waiting(row),
+            (0, GRANTED) => WaiterState::Granted(row, (self.0 >> ENTRY_SLOT) as u16),
+            (0, _) => WaiterState::Invalid,
+            (1..=HALF, _) => WaiterState::Done,
+            _ => WaiterState::Occupied,
         }
     }
 
@@ -235,25 +235,25 @@ impl QueueWord {
     }
 }
 
-impl QueueEntry {
+impl WaiterEntry {
     #[cfg(all(test, loom))]
     pub(super) fn new() -> Self {
         let zero = || AtomicU64::new(0);
         Self { word: FutexWord::new(zero()), _zero: std::array::from_fn(|_| zero()) }
     }
 
-    pub(super) fn load(&self) -> QueueWord {
+    pub(super) fn load(&self) -> WaiterWord {
         // Pairs with the changes below.
-        QueueWord(self.word.load(Ordering::Acquire))
+        WaiterWord(self.word.load(Ordering::Acquire))
     }
 
     /// Starts a wait at a position that was seen open.
-    pub(super) fn wait(&self, open: QueueWord, waiting: QueueWord) -> bool {
+    pub(super) fn wait(&self, open: WaiterWord, waiting: WaiterWord) -> bool {
         self.change(open, waiting)
     }
 
     /// Notifies the waiter of `waiting` that a slot was handed to it, and wakes it.
-    pub(super) fn grant(&self, waiting: QueueWord, slot: u16) -> bool {
+    pub(super) fn grant(&self, waiting: WaiterWord, slot: u16) -> bool {
         let granted = self.change(waiting, waiting.granted(slot));
         if granted {
             crate::crash::point("slots: entry granted, waiter not woken");
@@ -263,16 +263,16 @@ impl QueueEntry {
     }
 
     /// Frees the entry for the next lap. Returns false if its word has changed.
-    pub(super) fn finish(&self, seen: QueueWord) -> bool {
+    pub(super) fn finish(&self, seen: WaiterWord) -> bool {
         self.change(seen, seen.finished())
     }
 
     /// Sleeps while its word is unchanged. Returns false if the time ran out.
-    pub(super) fn sleep(&self, seen: QueueWord, limit: std::time::Duration) -> bool {
+    pub(super) fn sleep(&self, seen: WaiterWord, limit: std::time::Duration) -> bool {
         self.word.sleep(seen.0 as u32, limit)
     }
 
-    fn change(&self, from: QueueWord, to: QueueWord) -> bool {
+    fn change(&self, from: WaiterWord, to: WaiterWord) -> bool {
         self.word.compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 }
@@ -285,7 +285,7 @@ impl Slot {
 }
 
 shared!(Slot { 0 } bits { FREE.0, HELD, HANDED, OFFERED, ROW, TAG, NOBODY });
-shared!(QueueEntry { word, _zero } bits { EMPTY, WAITING, GRANTED, ENTRY_SLOT, ENTRY_ROW, LAP, super::MAX_WAITERS });
+shared!(WaiterEntry { word, _zero } bits { EMPTY, WAITING, GRANTED, ENTRY_SLOT, ENTRY_ROW, LAP, super::MAX_WAITERS });
 
 const FREE: SlotWord = SlotWord(0);
 /// The bits of the state, in both words.

@@ -31,7 +31,7 @@
 
 use partywall_wire::Ages;
 
-use super::{SubscriberPlace, Taken, Topic};
+use super::{HeldSample, SubscriberHandle, Topic};
 use crate::{
     crash::point,
     sync::{AtomicU64, Ordering},
@@ -113,12 +113,12 @@ impl Topic {
         self.control().ages_until.load(Ordering::Relaxed) != 0
     }
 
-    /// Adds the age of a stamped sample that `place` received at `now` ([`now_ns`](crate::members::now_ns)). Ends an
+    /// Adds the age of a stamped sample that `handle` received at `now` ([`now_ns`](crate::members::now_ns)). Ends an
     /// observer's question that has expired.
-    pub fn add_age(&self, place: &SubscriberPlace, taken: &Taken, now: u64) {
+    pub fn add_age(&self, handle: &SubscriberHandle, taken: &HeldSample, now: u64) {
         let stamp = self.descriptors[taken.block() as usize].stamp();
         if stamp != NO_STAMP {
-            self.ages[place.index].add(now.saturating_sub(stamp));
+            self.ages[handle.index].add(now.saturating_sub(stamp));
         }
         let until = &self.control().ages_until;
         let seen = until.load(Ordering::Relaxed);

@@ -2,10 +2,10 @@
 
 use partywall_wire::BlockCounts;
 
-use super::{PublisherState, SubscriberState, Topic, port::Occupancy, sweep::Blocks};
+use super::{PublisherState, SubscriberState, Topic, port::Occupancy, sweep::BlockSet};
 use crate::{
     members::NOBODY,
-    slots::{Slots, State},
+    slots::{SlotState, Slots},
     sync::Ordering,
 };
 
@@ -19,7 +19,7 @@ impl Topic {
         let invalid = of_slots.invalid + self.ports().filter(|port| *port == Occupancy::Invalid).count() as u32;
         let mut audit = BlockCounts { waiting: of_slots.waiting, invalid, ..BlockCounts::default() };
         let blocks = self.descriptors.len() as u32;
-        let mut in_ring = Blocks::none(blocks);
+        let mut in_ring = BlockSet::none(blocks);
         let tail = self.tail();
         for (index, entry) in self.ring.iter().enumerate() {
             let seen = entry.load();
@@ -29,11 +29,11 @@ impl Topic {
             audit.invalid += u32::from(seen.laps() < laps);
             let Some(block) = seen.block().map(u32::from) else { continue };
             let state = slots.seen(block).map(|seen| seen.state());
-            let wrong = !matches!(state, Some(State::Held(_))) || in_ring.insert(block);
+            let wrong = !matches!(state, Some(SlotState::Held(_))) || in_ring.insert(block);
             // If the entry has changed, the block has just left the ring.
             audit.invalid += u32::from(wrong && entry.load() == seen);
         }
-        let mut read = Blocks::none(blocks);
+        let mut read = BlockSet::none(blocks);
         self.each_hold(|block| {
             audit.invalid += u32::from(
                 block >= blocks || {
@@ -45,13 +45,13 @@ impl Topic {
         for block in 0..blocks {
             let Some(seen) = slots.seen(block) else { continue };
             *match seen.state() {
-                State::Free => &mut audit.free,
+                SlotState::Free => &mut audit.free,
                 _ if in_ring.contains(block) => &mut audit.in_ring,
-                State::Held(NOBODY) if read.contains(block) => &mut audit.read,
-                State::Held(NOBODY) => &mut audit.unused,
-                State::Held(_) | State::Offered(_) => &mut audit.held,
-                State::Handed(..) => &mut audit.handed,
-                State::Invalid => continue,
+                SlotState::Held(NOBODY) if read.contains(block) => &mut audit.read,
+                SlotState::Held(NOBODY) => &mut audit.unused,
+                SlotState::Held(_) | SlotState::Offered(_) => &mut audit.held,
+                SlotState::Handed(..) => &mut audit.handed,
+                SlotState::Invalid => continue,
             } += 1;
         }
         audit

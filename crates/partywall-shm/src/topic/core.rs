@@ -1,15 +1,15 @@
 //! The common parts of a topic's protocols: positions, the end of the ring, and the holds.
 
 use super::{
-    Header, TimelineCell, Topic,
-    entry::{Filling, RingEntry, RingPlace, RingWord},
+    TimelineCell, Topic, TopicHeader,
+    entry::{Filling, RingEntry, RingPosition, RingWord},
     members::HOLDS,
 };
 use crate::sync::{AtomicU64, Ordering};
 
 impl Topic {
     #[inline]
-    pub(super) fn control(&self) -> &Header {
+    pub(super) fn control(&self) -> &TopicHeader {
         &self.header[0]
     }
 
@@ -17,8 +17,8 @@ impl Topic {
     pub(super) fn tail(&self) -> u64 {
         let mut tail = self.control().tail.load(Ordering::Acquire);
         for _ in 0..=self.ring.len() {
-            let (place, _, seen) = self.at(tail);
-            tail = match seen.filling(place) {
+            let (at, _, seen) = self.at(tail);
+            tail = match seen.filling(at) {
                 Filling::Next if tail <= MAX_POSITION => return tail,
                 Filling::Filled(_) | Filling::Overwritten if tail < MAX_POSITION => self.advance(tail, tail + 1),
                 _ => break,
@@ -32,11 +32,11 @@ impl Topic {
         found
     }
 
-    /// Returns a position's place, its entry, and the entry's word.
-    pub(super) fn at(&self, position: u64) -> (RingPlace, &RingEntry, RingWord) {
-        let place = RingPlace::of(position, self.ring.len());
-        let entry = &self.ring[place.index];
-        (place, entry, entry.load())
+    /// Returns where a position is, its entry, and the entry's word.
+    pub(super) fn at(&self, position: u64) -> (RingPosition, &RingEntry, RingWord) {
+        let at = RingPosition::of(position, self.ring.len());
+        let entry = &self.ring[at.index];
+        (at, entry, entry.load())
     }
 
     /// Moves the hint, unless another member has. Returns its new value.
@@ -51,19 +51,19 @@ impl Topic {
     pub(super) fn timeline_of_block(&self, block: usize) -> Option<TimelineCell> {
         let descriptor = &self.descriptors[block];
         let origin = descriptor.origin();
-        let publisher = self.publishers.get(usize::from(origin.place))?;
+        let publisher = self.publishers.get(usize::from(origin.port))?;
         let lane = publisher.lanes.get(usize::from(origin.lane))?;
         (publisher.port.load().id() == descriptor.publisher()).then(|| lane.timeline())?
     }
 
     /// Returns the holds of a subscriber.
     pub(super) fn holds_of(&self, subscriber: usize) -> impl Iterator<Item = &AtomicU64> {
-        (0..self.shape.held as usize).map(move |index| self.hold(subscriber, index))
+        (0..self.limits.held as usize).map(move |index| self.hold(subscriber, index))
     }
 
     /// Returns one hold of a subscriber.
     pub(super) fn hold(&self, subscriber: usize, index: usize) -> &AtomicU64 {
-        let each = (self.shape.held as usize).div_ceil(HOLDS);
+        let each = (self.limits.held as usize).div_ceil(HOLDS);
         &self.holds[subscriber * each + index / HOLDS].0[index % HOLDS]
     }
 }

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | 0 | `generation` | of the block: its slot's ticket |
 //! | 8 | `status` | see below; the only word that changes later |
-//! | 16 | `origin` | publisher's place, its member's row, dtype, rank, length of the header, lane: 16, 16, 8, 4, 12 and 8 bits |
+//! | 16 | `origin` | publisher's port, its member's row, dtype, rank, length of the header, lane: 16, 16, 8, 4, 12 and 8 bits |
 //! | 24 | `publisher` | its id |
 //! | 32 | `sequence` | the publisher's own count |
 //! | 40 | `bytes` | of the tensor |
@@ -35,7 +35,7 @@
 //! If the publisher is killed or stopped while it writes these words, no process reads them. If the publisher ends
 //! before a status is final, [`Topic::detach`](super::Topic::detach) makes the status final.
 
-use super::{Description, Message};
+use super::{Message, SampleDescription};
 use crate::{
     sync::{AtomicU64, Ordering, prefetch, prefetch_to_write},
     timeline::{TimelineEnding, ending_of},
@@ -91,7 +91,7 @@ pub(super) struct StatusWord(u64);
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Written<'a> {
     pub(super) generation: u64,
-    pub(super) origin: Origin,
+    pub(super) origin: SampleOrigin,
     pub(super) publisher: u64,
     pub(super) sequence: u64,
     pub(super) message: &'a Message<'a>,
@@ -99,9 +99,9 @@ pub(super) struct Written<'a> {
 
 /// The origin of a sample, and the meaning of its other words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Origin {
+pub(super) struct SampleOrigin {
     /// The index of the publisher's port.
-    pub(super) place: u16,
+    pub(super) port: u16,
     pub(super) row: u16,
     pub(super) dtype: u8,
     pub(super) rank: u8,
@@ -111,9 +111,9 @@ pub(super) struct Origin {
     pub(super) lane: u8,
 }
 
-impl Origin {
+impl SampleOrigin {
     fn word(self) -> u64 {
-        u64::from(self.place)
+        u64::from(self.port)
             | u64::from(self.row) << ROW
             | u64::from(self.dtype) << DTYPE
             | u64::from(self.rank) << RANK
@@ -123,7 +123,7 @@ impl Origin {
 
     fn of(word: u64) -> Self {
         Self {
-            place: word as u16,
+            port: word as u16,
             row: (word >> ROW) as u16,
             dtype: (word >> DTYPE) as u8,
             rank: (word >> RANK) as u8 & 15,
@@ -210,8 +210,8 @@ impl Descriptor {
         prefetch_to_write(&self.shape);
     }
 
-    pub(super) fn origin(&self) -> Origin {
-        Origin::of(self.origin.load(Ordering::Relaxed))
+    pub(super) fn origin(&self) -> SampleOrigin {
+        SampleOrigin::of(self.origin.load(Ordering::Relaxed))
     }
 
     pub(super) fn publisher(&self) -> u64 {
@@ -226,13 +226,13 @@ impl Descriptor {
         self.stamp.load(Ordering::Relaxed)
     }
 
-    pub(super) fn describe(&self) -> Description {
+    pub(super) fn describe(&self) -> SampleDescription {
         let origin = self.origin();
         let mut shape = [0; MAX_RANK];
         for (extent, word) in shape.iter_mut().zip(&self.shape).take(origin.rank.into()) {
             *extent = word.load(Ordering::Relaxed);
         }
-        Description {
+        SampleDescription {
             generation: self.generation.load(Ordering::Relaxed),
             publisher: self.publisher(),
             sequence: self.sequence.load(Ordering::Relaxed),

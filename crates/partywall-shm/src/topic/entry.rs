@@ -26,13 +26,13 @@ pub(crate) struct RingEntry {
 
 /// The entry and the lap of a position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct RingPlace {
+pub(super) struct RingPosition {
     pub(super) index: usize,
     lap: u64,
 }
 
-impl RingPlace {
-    /// Returns the place of `position` in a ring of `depth` entries, a power of two.
+impl RingPosition {
+    /// Returns where `position` is in a ring of `depth` entries, a power of two.
     pub(super) fn of(position: u64, depth: usize) -> Self {
         // Shift and mask, because a division would take half as long as the rest of a message.
         let index = position as usize & depth.wrapping_sub(1);
@@ -58,17 +58,17 @@ pub(super) enum Filling {
 }
 
 impl RingWord {
-    pub(super) fn filled(place: RingPlace, block: u16) -> Self {
-        Self((place.lap + 1) << LAP | u64::from(block))
+    pub(super) fn filled(at: RingPosition, block: u16) -> Self {
+        Self((at.lap + 1) << LAP | u64::from(block))
     }
 
-    pub(super) fn filling(self, place: RingPlace) -> Filling {
+    pub(super) fn filling(self, at: RingPosition) -> Filling {
         let laps = self.laps();
-        if laps > place.lap + 1 {
+        if laps > at.lap + 1 {
             Filling::Overwritten
-        } else if laps == place.lap + 1 {
+        } else if laps == at.lap + 1 {
             Filling::Filled(self.0 as u16)
-        } else if laps == place.lap {
+        } else if laps == at.lap {
             Filling::Next
         } else {
             Filling::Later

@@ -8,7 +8,7 @@
 //! A member that leaves detaches first. It frees the port when it holds nothing any more.
 
 use super::{
-    PublisherPlace, SubscriberPlace, TimelineCell, Topic,
+    PublisherHandle, SubscriberHandle, TimelineCell, Topic,
     members::Lane,
     port::{Occupancy, PortId, PortSlot, PortWord},
 };
@@ -20,7 +20,7 @@ use crate::{
 impl Topic {
     /// Makes a member's row a publisher. Returns `None` if all publishers' ports are taken, or the broker has detached
     /// the row meanwhile.
-    pub fn join_as_publisher(&self, row: u16) -> Option<PublisherPlace> {
+    pub fn join_as_publisher(&self, row: u16) -> Option<PublisherHandle> {
         let (index, taken) = self.take(self.publishers.iter().map(|publisher| &publisher.port), row)?;
         // Counted before the port opens, and so before it can become free again: pairs with `is_idle`.
         self.control().publishers_joined.fetch_add(1, Ordering::Release);
@@ -31,13 +31,13 @@ impl Topic {
         us.lanes.iter().for_each(Lane::clear);
         point("topic: publisher's words set, port not open");
         let port = self.open(&us.port, taken)?;
-        Some(PublisherPlace::new(index, port))
+        Some(PublisherHandle::new(index, port))
     }
 
     /// Makes a member's row a subscriber. It may fall `queue` samples behind; with `None`, publishers wait for it. It
     /// starts with the last `history` samples, or with as many as the ring keeps. Returns `None` if all subscribers'
     /// ports are taken, or the broker has detached the row meanwhile.
-    pub fn join_as_subscriber(&self, row: u16, queue: Option<u32>, history: u32) -> Option<SubscriberPlace> {
+    pub fn join_as_subscriber(&self, row: u16, queue: Option<u32>, history: u32) -> Option<SubscriberHandle> {
         let (index, taken) = self.take(self.subscribers.iter().map(|subscriber| &subscriber.port), row)?;
         let us = &self.subscribers[index];
         // The former owner left no holds, unless a process that breaks the rules has written there.
@@ -68,32 +68,32 @@ impl Topic {
         point("topic: subscriber joined, not notified");
         // A publisher may be waiting for subscribers, or for the initial cursor of one that it must not overtake.
         self.control().space.notify();
-        Some(SubscriberPlace { index, port, cursor, queue, missed: 0 })
+        Some(SubscriberHandle { index, port, cursor, queue, missed: 0 })
     }
 
     /// Detaches a publisher, which cannot publish any more.
-    pub fn detach_publisher(&self, place: PortId) {
-        self.publishers[place.index].port.detach(place.port);
+    pub fn detach_publisher(&self, port: PortId) {
+        self.publishers[port.index].port.detach(port.word);
         point("topic: publisher detached, nobody notified");
         // A subscriber may be waiting for the last publisher to leave.
         self.control().samples.notify();
     }
 
     /// Frees a publisher's port, once the status of all its samples is final.
-    pub fn leave_as_publisher(&self, place: PortId) {
-        leave(&self.publishers[place.index].port, place.port);
+    pub fn leave_as_publisher(&self, port: PortId) {
+        leave(&self.publishers[port.index].port, port.word);
     }
 
     /// Detaches a subscriber: no publisher waits for it any more. It keeps its samples.
-    pub fn detach_subscriber(&self, place: PortId) {
-        self.subscribers[place.index].port.detach(place.port);
+    pub fn detach_subscriber(&self, port: PortId) {
+        self.subscribers[port.index].port.detach(port.word);
         point("topic: subscriber detached, nobody notified");
         self.control().space.notify();
     }
 
     /// Frees a subscriber's port, once it holds nothing.
-    pub fn leave_as_subscriber(&self, place: PortId) {
-        leave(&self.subscribers[place.index].port, place.port);
+    pub fn leave_as_subscriber(&self, port: PortId) {
+        leave(&self.subscribers[port.index].port, port.word);
         point("topic: subscriber's port free, nobody notified");
         self.control().space.notify();
     }
@@ -103,13 +103,13 @@ impl Topic {
     ///
     /// # Panics
     /// If there are not as many [`LANES`](super::LANES).
-    pub fn set_timeline(&self, place: PortId, lane: u8, cell: TimelineCell) {
-        self.publishers[place.index].lanes[usize::from(lane)].set_timeline(cell);
+    pub fn set_timeline(&self, port: PortId, lane: u8, cell: TimelineCell) {
+        self.publishers[port.index].lanes[usize::from(lane)].set_timeline(cell);
     }
 
     /// Records for observers which subscriber a publisher waits for, and since when.
-    pub fn set_blocked(&self, place: PortId, blocked: Option<(u64, u64)>) {
-        let us = &self.publishers[place.index];
+    pub fn set_blocked(&self, port: PortId, blocked: Option<(u64, u64)>) {
+        let us = &self.publishers[port.index];
         let (by, since) = blocked.unwrap_or_default();
         us.blocked_by.store(by, Ordering::Relaxed);
         us.blocked_since.store(since, Ordering::Relaxed);

@@ -9,7 +9,7 @@ use std::{
 use partywall_os::map::SharedMap;
 
 use super::{
-    Header, Shape, Topic,
+    Topic, TopicHeader, TopicLimits,
     ages::Histogram,
     descriptor::Descriptor,
     entry::RingEntry,
@@ -21,9 +21,9 @@ impl Topic {
     /// Creates a memfd with an empty topic.
     ///
     /// # Errors
-    /// `InvalidInput` unless the shape [is possible](Shape::is_possible); otherwise as memfd_create(2) and mmap(2).
-    pub fn create(shape: Shape) -> io::Result<OwnedFd> {
-        control::create::<Self>(shape)
+    /// `InvalidInput` unless the limits [is possible](TopicLimits::is_possible); otherwise as memfd_create(2) and mmap(2).
+    pub fn create(limits: TopicLimits) -> io::Result<OwnedFd> {
+        control::create::<Self>(limits)
     }
 
     /// Maps a topic that a broker has created.
@@ -38,53 +38,53 @@ impl Topic {
 impl ControlMemory for Topic {
     const MAGIC: [u8; 8] = *b"PWTOPIC1";
     const NAME: &'static str = "topic";
-    type Shape = Shape;
+    type Shape = TopicLimits;
 
-    fn check(shape: Shape) -> Result<(), String> {
-        shape.is_possible().then_some(()).ok_or_else(|| format!("a topic cannot have {shape:?}"))
+    fn check(limits: TopicLimits) -> Result<(), String> {
+        limits.is_possible().then_some(()).ok_or_else(|| format!("a topic cannot have {limits:?}"))
     }
 
-    numbers!(Shape { blocks, depth, publishers, loans, subscribers, held });
+    numbers!(TopicLimits { blocks, depth, publishers, loans, subscribers, held });
 
-    parts!(|shape| {
-        header: Header = 1,
-        ring: RingEntry = shape.depth,
-        publishers: Publishing = shape.publishers,
-        subscribers: Subscribing = shape.subscribers,
+    parts!(|limits| {
+        header: TopicHeader = 1,
+        ring: RingEntry = limits.depth,
+        publishers: Publishing = limits.publishers,
+        subscribers: Subscribing = limits.subscribers,
         // Each subscriber's begin with a struct of their own.
-        holds: Holds = shape.subscribers * shape.held.div_ceil(HOLDS as u32),
-        ages: Histogram = shape.subscribers,
-        descriptors: Descriptor = shape.blocks,
-    } => Self { shape, header, ring, publishers, subscribers, holds, ages, descriptors });
+        holds: Holds = limits.subscribers * limits.held.div_ceil(HOLDS as u32),
+        ages: Histogram = limits.subscribers,
+        descriptors: Descriptor = limits.blocks,
+    } => Self { limits, header, ring, publishers, subscribers, holds, ages, descriptors });
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const SHAPE: Shape = Shape { blocks: 30, depth: 8, publishers: 3, loans: 2, subscribers: 4, held: 4 };
+    const LIMITS: TopicLimits = TopicLimits { blocks: 30, depth: 8, publishers: 3, loans: 2, subscribers: 4, held: 4 };
 
     #[test]
     fn mapped_topic_has_its_shape() {
-        let topic = Topic::map(Topic::create(SHAPE).unwrap()).unwrap();
-        assert_eq!((topic.shape(), topic.published()), (SHAPE, 0));
+        let topic = Topic::map(Topic::create(LIMITS).unwrap()).unwrap();
+        assert_eq!((topic.limits(), topic.published()), (LIMITS, 0));
         assert!(topic.publishers().is_empty() && topic.subscribers().is_empty());
     }
 
     #[test]
     fn impossible_shapes_are_refused() {
         let impossible = [
-            Shape { depth: 6, ..SHAPE },
-            Shape { depth: 0, ..SHAPE },
-            Shape { blocks: 29, ..SHAPE },
-            Shape { publishers: 0, ..SHAPE },
-            Shape { loans: 0, ..SHAPE },
-            Shape { loans: 3, ..SHAPE },
-            Shape { subscribers: crate::topic::MAX_SUBSCRIBERS + 1, held: 1, blocks: 1000, ..SHAPE },
-            Shape { blocks: u32::MAX, ..SHAPE },
+            TopicLimits { depth: 6, ..LIMITS },
+            TopicLimits { depth: 0, ..LIMITS },
+            TopicLimits { blocks: 29, ..LIMITS },
+            TopicLimits { publishers: 0, ..LIMITS },
+            TopicLimits { loans: 0, ..LIMITS },
+            TopicLimits { loans: 3, ..LIMITS },
+            TopicLimits { subscribers: crate::topic::MAX_SUBSCRIBERS + 1, held: 1, blocks: 1000, ..LIMITS },
+            TopicLimits { blocks: u32::MAX, ..LIMITS },
         ];
-        for shape in impossible {
-            assert_eq!(Topic::create(shape).unwrap_err().kind(), io::ErrorKind::InvalidInput, "{shape:?}");
+        for limits in impossible {
+            assert_eq!(Topic::create(limits).unwrap_err().kind(), io::ErrorKind::InvalidInput, "{limits:?}");
         }
     }
 }

@@ -5,7 +5,7 @@
 //!
 //! | offset | part | bytes | written by |
 //! |---|---|---|---|
-//! | 0 | magic, layout hash, and the [shape](Shape) | 64 | the broker; see `control` |
+//! | 0 | magic, layout hash, and the [limits](TopicLimits) | 64 | the broker; see `control` |
 //! | 64 | `tail: u64` a hint: every position before it is filled | 8 | publishers |
 //! | 72 | `samples` the eventcount of subscribers that wait for samples | 8 | all; see `eventcount` |
 //! | 128 | `space` the eventcount of publishers that wait for subscribers | 8 | all |
@@ -79,8 +79,8 @@ pub use ages::{AGES_LEASE, NO_STAMP};
 pub use descriptor::{MAX_HEADER, MAX_RANK, Status};
 pub use members::{LANES, TimelineCell};
 pub use port::PortId;
-pub use publish::{Message, PublisherPlace, Unpublished};
-pub use receive::{Ahead, Received, SubscriberPlace, Taken};
+pub use publish::{Message, PublisherHandle, Unpublished};
+pub use receive::{Ahead, HeldSample, Received, SubscriberHandle};
 
 /// The maximum number of samples in the ring of a topic.
 pub const MAX_DEPTH: u32 = 1 << 12;
@@ -106,8 +106,8 @@ const LINES: usize = 128;
 #[derive(Debug)]
 pub struct Topic {
     /// Fixed at the time of mapping, because other processes may overwrite the stored numbers.
-    shape: Shape,
-    header: Part<Header>,
+    limits: TopicLimits,
+    header: Part<TopicHeader>,
     ring: Part<RingEntry>,
     publishers: Part<Publishing>,
     subscribers: Part<Subscribing>,
@@ -119,7 +119,7 @@ pub struct Topic {
 
 /// The limits of a topic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shape {
+pub struct TopicLimits {
     /// Blocks of its pool.
     pub blocks: u32,
     /// Entries of the ring, a power of two.
@@ -136,8 +136,8 @@ pub struct Shape {
 
 impl Topic {
     /// Returns the limits of the topic.
-    pub fn shape(&self) -> Shape {
-        self.shape
+    pub fn limits(&self) -> TopicLimits {
+        self.limits
     }
 
     /// Returns how many samples have been published.
@@ -146,7 +146,7 @@ impl Topic {
     }
 }
 
-impl Shape {
+impl TopicLimits {
     /// Returns the smallest number of blocks with which no member has to wait for another that keeps its limits.
     pub fn needed_blocks(&self) -> u64 {
         u64::from(self.depth)
@@ -180,7 +180,7 @@ impl Shape {
 /// What comes before the ring.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub(crate) struct Header {
+pub(crate) struct TopicHeader {
     tail: AtomicU64,
     samples: EventCount,
     zero_80: [AtomicU64; 6],
@@ -193,11 +193,11 @@ pub(crate) struct Header {
     zero_224: [AtomicU64; 4],
 }
 
-shared!(Header { tail, samples, zero_80, space, zero_136, joins, ids, publishers_joined, ages_until, zero_224 });
+shared!(TopicHeader { tail, samples, zero_80, space, zero_136, joins, ids, publishers_joined, ages_until, zero_224 });
 
 /// The description of a sample, as its publisher wrote it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Description {
+pub struct SampleDescription {
     /// The generation of its block.
     pub generation: u64,
     /// The id of its publisher.
@@ -221,7 +221,7 @@ pub struct Description {
     pub status: Status,
 }
 
-impl Description {
+impl SampleDescription {
     /// Returns the tensor's shape.
     pub fn shape(&self) -> &[u64] {
         &self.shape[..self.rank]

@@ -43,7 +43,7 @@ struct World {
 impl World {
     fn new(depth: usize, blocks: usize) -> Arc<Self> {
         let zero = || AtomicU64::new(0);
-        let header = Header {
+        let header = TopicHeader {
             tail: zero(),
             samples: EventCount::new(),
             zero_80: std::array::from_fn(|_| zero()),
@@ -55,10 +55,16 @@ impl World {
             ages_until: zero(),
             zero_224: std::array::from_fn(|_| zero()),
         };
-        let shape =
-            Shape { blocks: blocks as u32, depth: depth as u32, publishers: 2, loans: 1, subscribers: 2, held: 1 };
+        let limits = TopicLimits {
+            blocks: blocks as u32,
+            depth: depth as u32,
+            publishers: 2,
+            loans: 1,
+            subscribers: 2,
+            held: 1,
+        };
         let topic = Topic {
-            shape,
+            limits,
             header: vec![header],
             ring: (0..depth).map(|_| RingEntry::new()).collect(),
             publishers: (0..2).map(|_| Publishing::new()).collect(),
@@ -87,22 +93,22 @@ impl World {
     }
 
     /// Writes a block and publishes it.
-    fn publish_block(&self, place: &mut PublisherPlace, held: &HeldSlot, value: u64) -> Result<u64, Unpublished> {
+    fn publish_block(&self, handle: &mut PublisherHandle, held: &HeldSlot, value: u64) -> Result<u64, Unpublished> {
         self.write(held, value);
-        self.topic.publish(&self.pool, place, held, &message(value))
+        self.topic.publish(&self.pool, handle, held, &message(value))
     }
 
-    fn publish(&self, place: &mut PublisherPlace, value: u64) -> Result<u64, Unpublished> {
+    fn publish(&self, handle: &mut PublisherHandle, value: u64) -> Result<u64, Unpublished> {
         let held = self.loan(1).unwrap();
-        self.publish_block(place, &held, value)
+        self.publish_block(handle, &held, value)
     }
 
     /// Sleeps until there is room.
-    fn publish_waiting(&self, place: &mut PublisherPlace, value: u64) -> u64 {
+    fn publish_waiting(&self, handle: &mut PublisherHandle, value: u64) -> u64 {
         let held = self.loan(1).unwrap();
         loop {
             let seen = self.topic.control().space.prepare();
-            match self.publish_block(place, &held, value) {
+            match self.publish_block(handle, &held, value) {
                 Ok(position) => return position,
                 Err(Unpublished::Blocked { .. }) => self.topic.control().space.sleep(seen, MAX_SLEEP),
                 Err(other) => panic!("{other:?}"),
@@ -110,7 +116,7 @@ impl World {
         }
     }
 
-    fn read(&self, taken: &Taken) -> u64 {
+    fn read(&self, taken: &HeldSample) -> u64 {
         #[allow(unsafe_code)]
         let read = |memory: *const u64| {
             // SAFETY: loom fails if another thread writes meanwhile.
@@ -122,8 +128,8 @@ impl World {
         value
     }
 
-    fn receive(&self, place: &mut SubscriberPlace) -> Option<(u64, u64)> {
-        let Received::Sample(taken) = self.topic.receive(&self.pool, place) else { return None };
+    fn receive(&self, handle: &mut SubscriberHandle) -> Option<(u64, u64)> {
+        let Received::Sample(taken) = self.topic.receive(&self.pool, handle) else { return None };
         let value = self.read(&taken);
         assert_eq!(self.read(&taken), value);
         self.topic.release(&self.pool, &taken);
@@ -131,10 +137,10 @@ impl World {
     }
 
     /// Sleeps until there is a sample.
-    fn receive_waiting(&self, place: &mut SubscriberPlace) -> (u64, u64) {
+    fn receive_waiting(&self, handle: &mut SubscriberHandle) -> (u64, u64) {
         loop {
             let seen = self.topic.control().samples.prepare();
-            match self.receive(place) {
+            match self.receive(handle) {
                 Some(received) => return received,
                 None => self.topic.control().samples.sleep(seen, MAX_SLEEP),
             }
@@ -143,10 +149,10 @@ impl World {
 
     /// Receives as a subscriber of the library does: it polls before it receives, and again before it announces another
     /// sleep.
-    fn poll_and_sleep(&self, place: &mut SubscriberPlace) -> u64 {
-        let mut receive = || match self.topic.peek(place.port(), place.next()) {
+    fn poll_and_sleep(&self, handle: &mut SubscriberHandle) -> u64 {
+        let mut receive = || match self.topic.peek(handle.port(), handle.next()) {
             Ahead::Nothing => None,
-            Ahead::Sample(_) | Ahead::Other => self.receive(place),
+            Ahead::Sample(_) | Ahead::Other => self.receive(handle),
         };
         loop {
             let seen = self.topic.control().samples.prepare();
@@ -161,18 +167,18 @@ impl World {
     }
 
     /// Publishes, and is killed before it notifies.
-    fn publish_and_die(&self, place: &mut PublisherPlace, value: u64) {
+    fn publish_and_die(&self, handle: &mut PublisherHandle, value: u64) {
         let held = self.loan(1).unwrap();
         self.write(&held, value);
-        self.topic.write_descriptor(place, &held, &message(value));
-        self.topic.fill(place, held.index() as u16).unwrap();
+        self.topic.write_descriptor(handle, &held, &message(value));
+        self.topic.fill(handle, held.index() as u16).unwrap();
     }
 
-    fn publisher(&self, row: u16) -> PublisherPlace {
+    fn publisher(&self, row: u16) -> PublisherHandle {
         self.topic.join_as_publisher(row).unwrap()
     }
 
-    fn subscriber(&self, row: u16, queue: Option<u32>, history: u32) -> SubscriberPlace {
+    fn subscriber(&self, row: u16, queue: Option<u32>, history: u32) -> SubscriberHandle {
         self.topic.join_as_subscriber(row, queue, history).unwrap()
     }
 
@@ -278,7 +284,7 @@ fn subscriber_joining_between_publishers_misses_nothing() {
         let mut first = world.publisher(1);
         let mut second = world.publisher(2);
         world.publish(&mut first, 0).unwrap();
-        let publish = |world: &World, place: &mut PublisherPlace, value| match world.publish(place, value) {
+        let publish = |world: &World, handle: &mut PublisherHandle, value| match world.publish(handle, value) {
             Ok(_) | Err(Unpublished::Blocked { .. }) => {}
             Err(other) => panic!("{other:?}"),
         };

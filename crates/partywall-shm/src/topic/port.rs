@@ -34,13 +34,13 @@ pub(super) struct PortWord(u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PortId {
     pub(super) index: usize,
-    pub(super) port: PortWord,
+    pub(super) word: PortWord,
 }
 
 impl PortId {
     /// Returns its number, which is never used for another publisher or subscriber of the topic.
     pub fn id(&self) -> u64 {
-        self.port.id()
+        self.word.id()
     }
 }
 

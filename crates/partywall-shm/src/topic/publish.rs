@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use super::{
     MAX_HEADER, MAX_RANK, Status, Topic,
-    descriptor::{Origin, Written},
+    descriptor::{SampleOrigin, Written},
     entry::{Filling, RingWord},
     port::{Occupancy, PortId, PortWord},
 };
@@ -38,7 +38,7 @@ use crate::{
 
 /// A publisher's port, and its private state.
 #[derive(Debug)]
-pub struct PublisherPlace {
+pub struct PublisherHandle {
     pub(super) index: usize,
     pub(super) port: PortWord,
     /// Samples published.
@@ -88,7 +88,7 @@ pub enum Unpublished {
     Detached,
 }
 
-impl PublisherPlace {
+impl PublisherHandle {
     pub(super) fn new(index: usize, port: PortWord) -> Self {
         Self { index, port, sequence: 0, floor: 0, joins: None, fenced: 0 }
     }
@@ -100,7 +100,7 @@ impl PublisherPlace {
 
     /// Returns its port.
     pub fn port(&self) -> PortId {
-        PortId { index: self.index, port: self.port }
+        PortId { index: self.index, word: self.port }
     }
 
     /// Returns the number of samples that it has published.
@@ -128,11 +128,11 @@ impl Topic {
     pub fn publish(
         &self,
         slots: &Slots,
-        place: &mut PublisherPlace,
+        handle: &mut PublisherHandle,
         held: &HeldSlot,
         message: &Message<'_>,
     ) -> Result<u64, Unpublished> {
-        self.publish_within(slots, place, held, message, message.status.is_final())
+        self.publish_within(slots, handle, held, message, message.status.is_final())
     }
 
     /// As [`publish`](Self::publish), but the block stays held in any case until it is [retired](Topic::retire),
@@ -146,33 +146,33 @@ impl Topic {
     pub fn publish_viewed(
         &self,
         slots: &Slots,
-        place: &mut PublisherPlace,
+        handle: &mut PublisherHandle,
         held: &HeldSlot,
         message: &Message<'_>,
     ) -> Result<u64, Unpublished> {
-        self.publish_within(slots, place, held, message, false)
+        self.publish_within(slots, handle, held, message, false)
     }
 
     fn publish_within(
         &self,
         slots: &Slots,
-        place: &mut PublisherPlace,
+        handle: &mut PublisherHandle,
         held: &HeldSlot,
         message: &Message<'_>,
         lets_go: bool,
     ) -> Result<u64, Unpublished> {
         assert!(message.shape.len() <= MAX_RANK && message.header.len() <= MAX_HEADER, "the caller has checked");
-        let us = &self.publishers[place.index];
-        if us.port.load() != place.port {
+        let us = &self.publishers[handle.index];
+        if us.port.load() != handle.port {
             return Err(Unpublished::Detached);
         }
-        self.write_descriptor(place, held, message);
+        self.write_descriptor(handle, held, message);
         point("topic: described, not in the ring");
-        let position = self.fill(place, held.index() as u16)?;
+        let position = self.fill(handle, held.index() as u16)?;
         point("topic: in the ring, tail not moved");
         self.advance(position, position + 1);
-        place.sequence += 1;
-        us.published.store(place.sequence, Ordering::Relaxed);
+        handle.sequence += 1;
+        us.published.store(handle.sequence, Ordering::Relaxed);
         point("topic: in the ring, block still held");
         if lets_go {
             slots.publish(held.index(), held.word());
@@ -180,34 +180,34 @@ impl Topic {
         point("topic: published, nobody notified");
         self.control().samples.notify();
         // The notification has a fence.
-        place.fenced = position + 1;
+        handle.fenced = position + 1;
         self.collect(slots);
         // Reads the cursors for the next sample now, while readers are busy with this one, because they come from the
         // readers' caches.
-        let _ = self.check_space(place, position + 1);
+        let _ = self.check_space(handle, position + 1);
         Ok(position)
     }
 
     /// Describes the sample in its block.
-    pub(super) fn write_descriptor(&self, place: &PublisherPlace, held: &HeldSlot, message: &Message<'_>) {
+    pub(super) fn write_descriptor(&self, handle: &PublisherHandle, held: &HeldSlot, message: &Message<'_>) {
         self.descriptors[held.index() as usize].write(&Written {
             generation: held.generation(),
-            origin: Origin {
-                place: place.index as u16,
-                row: place.port.row(),
+            origin: SampleOrigin {
+                port: handle.index as u16,
+                row: handle.port.row(),
                 dtype: message.dtype,
                 rank: message.shape.len() as u8,
                 header: message.header.len() as u16,
                 lane: message.lane,
             },
-            publisher: place.port.id(),
-            sequence: place.sequence,
+            publisher: handle.port.id(),
+            sequence: handle.sequence,
             message,
         });
     }
 
     /// Fills the first position that is not filled with the block.
-    pub(super) fn fill(&self, place: &mut PublisherPlace, block: u16) -> Result<u64, Unpublished> {
+    pub(super) fn fill(&self, handle: &mut PublisherHandle, block: u16) -> Result<u64, Unpublished> {
         let mut position = self.tail();
         for _ in 0..MOST_ATTEMPTS {
             let (at, entry, seen) = self.at(position);
@@ -219,10 +219,10 @@ impl Topic {
                 }
             }
             // Pairs with the fence in `join_as_subscriber`: see the head of this file.
-            if position != place.fenced {
+            if position != handle.fenced {
                 fence(Ordering::SeqCst);
             }
-            self.check_space(place, position)?;
+            self.check_space(handle, position)?;
             point("topic: space found, entry not filled");
             if entry.fill(seen, RingWord::filled(at, block)) {
                 return Ok(position);
@@ -232,16 +232,16 @@ impl Topic {
     }
 
     /// Checks that no `Block` subscriber needs the sample that `position` overwrites.
-    fn check_space(&self, place: &mut PublisherPlace, position: u64) -> Result<(), Unpublished> {
+    fn check_space(&self, handle: &mut PublisherHandle, position: u64) -> Result<(), Unpublished> {
         let depth = self.ring.len() as u64;
         // Pairs with the addition in `join_as_subscriber`: a publisher that sees it sees the subscriber's port and
         // cursor.
         let joins = self.control().joins.load(Ordering::Acquire);
-        if place.joins == Some(joins) && position < place.floor.saturating_add(depth) {
+        if handle.joins == Some(joins) && position < handle.floor.saturating_add(depth) {
             return Ok(());
         }
         let mut slowest = None;
-        place.floor = u64::MAX;
+        handle.floor = u64::MAX;
         for subscriber in self.subscribers.iter() {
             let port = subscriber.port.load();
             if port.occupancy() != Occupancy::Active || subscriber.queue.load(Ordering::Relaxed) != 0 {
@@ -250,14 +250,14 @@ impl Topic {
             // Pairs with the store in `receive`: a publisher that sees the cursor sees the hold when it searches for
             // holds.
             let cursor = subscriber.cursor.load(Ordering::Acquire);
-            if cursor < place.floor {
+            if cursor < handle.floor {
                 slowest = Some(port);
-                place.floor = cursor;
+                handle.floor = cursor;
             }
         }
-        place.joins = Some(joins);
+        handle.joins = Some(joins);
         match slowest {
-            Some(port) if position >= place.floor.saturating_add(depth) => {
+            Some(port) if position >= handle.floor.saturating_add(depth) => {
                 Err(Unpublished::Blocked { id: port.id(), row: port.row() })
             }
             _ => Ok(()),
@@ -274,10 +274,10 @@ impl Topic {
 
     /// Returns whether a publisher may publish: it has neither left nor been detached.
     pub fn is_publisher(&self, port: PortId) -> bool {
-        self.publishers[port.index].port.load() == port.port
+        self.publishers[port.index].port.load() == port.word
     }
 
-    /// Returns the number of samples that a publisher has published, for callers without its place.
+    /// Returns the number of samples that a publisher has published, for callers without its handle.
     pub fn published_by(&self, port: PortId) -> u64 {
         self.publishers[port.index].published.load(Ordering::Relaxed)
     }

@@ -28,7 +28,7 @@
 use std::time::Duration;
 
 use super::{
-    Description, Status, TimelineCell, Topic,
+    SampleDescription, Status, TimelineCell, Topic,
     entry::Filling,
     port::{Occupancy, PortId, PortSlot, PortWord},
 };
@@ -41,7 +41,7 @@ use crate::{
 
 /// A subscriber's port, and its private state.
 #[derive(Debug)]
-pub struct SubscriberPlace {
+pub struct SubscriberHandle {
     pub(super) index: usize,
     pub(super) port: PortWord,
     /// The cursor, as the subscriber has written it.
@@ -56,7 +56,7 @@ pub struct SubscriberPlace {
 #[derive(Debug, PartialEq, Eq)]
 pub enum Received {
     /// A sample.
-    Sample(Taken),
+    Sample(HeldSample),
     /// There is no sample.
     Empty,
     /// The subscriber holds as many samples as it may.
@@ -81,7 +81,7 @@ pub enum Ahead {
 /// A held sample. If it is not [released](super::Topic::release), its block is lost until its reader dies.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
-pub struct Taken {
+pub struct HeldSample {
     /// The index of the subscriber's port.
     subscriber: usize,
     hold: usize,
@@ -90,7 +90,7 @@ pub struct Taken {
     missed: u64,
 }
 
-impl Taken {
+impl HeldSample {
     /// Returns the block's index in its pool.
     pub fn block(&self) -> u32 {
         self.block
@@ -112,7 +112,7 @@ impl Taken {
     }
 }
 
-impl SubscriberPlace {
+impl SubscriberHandle {
     /// Returns its number, which is never used for another publisher or subscriber of the topic.
     pub fn id(&self) -> u64 {
         self.port.id()
@@ -125,48 +125,48 @@ impl SubscriberPlace {
 
     /// Returns its port.
     pub fn port(&self) -> PortId {
-        PortId { index: self.index, port: self.port }
+        PortId { index: self.index, word: self.port }
     }
 }
 
 impl Topic {
     /// Takes the next sample.
-    pub fn receive(&self, slots: &Slots, place: &mut SubscriberPlace) -> Received {
-        let us = &self.subscribers[place.index];
-        if us.port.load() != place.port {
+    pub fn receive(&self, slots: &Slots, handle: &mut SubscriberHandle) -> Received {
+        let us = &self.subscribers[handle.index];
+        if us.port.load() != handle.port {
             return Received::Detached;
         }
         for attempt in 0..MOST_ATTEMPTS {
-            self.keep_up(place);
-            let (at, entry, seen) = self.at(place.cursor);
+            self.keep_up(handle);
+            let (at, entry, seen) = self.at(handle.cursor);
             let block = match seen.filling(at) {
                 Filling::Next | Filling::Later => return Received::Empty,
                 Filling::Overwritten => {
                     // The oldest sample of the ring is overwritten next: if publishers are faster, then the next
                     // attempts leave them more and more time.
                     let kept = (self.ring.len() as u64).saturating_sub(attempt).max(1);
-                    self.skip_to(place, self.tail().saturating_sub(kept));
+                    self.skip_to(handle, self.tail().saturating_sub(kept));
                     continue;
                 }
                 Filling::Filled(block) => u32::from(block),
             };
             if block as usize >= self.descriptors.len() {
                 // Only a process that breaks the rules writes such a block number.
-                self.skip_to(place, place.cursor + 1);
+                self.skip_to(handle, handle.cursor + 1);
                 continue;
             }
-            let Some((hold, word)) = self.free_hold(place.index) else { return Received::Full };
+            let Some((hold, word)) = self.free_hold(handle.index) else { return Received::Full };
             word.store(u64::from(block) + 1, Ordering::Relaxed);
             point("topic: hold written, not known to be seen");
-            let waited_for = place.queue == 0;
+            let waited_for = handle.queue == 0;
             if waited_for {
                 // Pairs with the load in `check_space`.
-                us.cursor.store(place.cursor + 1, Ordering::Release);
+                us.cursor.store(handle.cursor + 1, Ordering::Release);
                 point("topic: cursor moved, hold not known to be seen");
             }
             // Pairs with the fence in `unused`, and with that of publishers that prepare to sleep for room.
             fence(Ordering::SeqCst);
-            let safe = if waited_for { us.port.load() == place.port } else { entry.load() == seen };
+            let safe = if waited_for { us.port.load() == handle.port } else { entry.load() == seen };
             if !safe {
                 word.store(0, Ordering::Release);
                 point("topic: hold given up, nobody notified");
@@ -179,14 +179,15 @@ impl Topic {
                 continue;
             }
             point("topic: sample held, nobody notified");
-            let taken = Taken { subscriber: place.index, hold, block, position: place.cursor, missed: place.missed };
-            place.cursor += 1;
-            place.missed = 0;
+            let taken =
+                HeldSample { subscriber: handle.index, hold, block, position: handle.cursor, missed: handle.missed };
+            handle.cursor += 1;
+            handle.missed = 0;
             us.received.store(us.received.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
             if waited_for {
                 self.control().space.notify_after_fence();
             } else {
-                us.cursor.store(place.cursor, Ordering::Relaxed);
+                us.cursor.store(handle.cursor, Ordering::Relaxed);
             }
             return Received::Sample(taken);
         }
@@ -194,32 +195,32 @@ impl Topic {
     }
 
     /// Returns whether a subscriber can hold another sample.
-    pub fn has_room(&self, place: PortId) -> bool {
-        self.free_hold(place.index).is_some()
+    pub fn has_room(&self, port: PortId) -> bool {
+        self.free_hold(port.index).is_some()
     }
 
-    /// Returns what [`receive`](Self::receive) would find for a subscriber whose [`SubscriberPlace::next`] is `next`,
+    /// Returns what [`receive`](Self::receive) would find for a subscriber whose [`SubscriberHandle::next`] is `next`,
     /// for callers that poll. Prefetches the sample's description.
     #[inline]
-    pub fn peek(&self, place: PortId, next: u64) -> Ahead {
+    pub fn peek(&self, port: PortId, next: u64) -> Ahead {
         let (at, _, seen) = self.at(next);
         match seen.filling(at) {
             Filling::Filled(block) => {
                 // Fetched early, because fetching takes longer than the work before these words are needed: the
                 // sample's description, and this subscriber's words, which publishers have read.
-                prefetch_to_write(&self.subscribers[place.index]);
-                prefetch_to_write(self.hold(place.index, 0));
+                prefetch_to_write(&self.subscribers[port.index]);
+                prefetch_to_write(self.hold(port.index, 0));
                 if let Some(descriptor) = self.descriptors.get(usize::from(block)) {
                     descriptor.prefetch();
                 }
                 Ahead::Sample(block.into())
             }
-            Filling::Next | Filling::Later if self.subscribers[place.index].port.load() == place.port => Ahead::Nothing,
+            Filling::Next | Filling::Later if self.subscribers[port.index].port.load() == port.word => Ahead::Nothing,
             Filling::Next | Filling::Later | Filling::Overwritten => Ahead::Other,
         }
     }
 
-    /// Returns whether all publishers have left and the subscriber whose [`SubscriberPlace::next`] is `next` has
+    /// Returns whether all publishers have left and the subscriber whose [`SubscriberHandle::next`] is `next` has
     /// received everything. Returns false if the topic has never had a publisher.
     ///
     /// A publisher that is killed or stopped while it joins or leaves keeps the topic busy until the broker detaches
@@ -239,7 +240,7 @@ impl Topic {
     }
 
     /// Releases a sample.
-    pub fn release(&self, slots: &Slots, taken: &Taken) {
+    pub fn release(&self, slots: &Slots, taken: &HeldSample) {
         // Pairs with the load in `each_hold`: our reads come before the block is written again.
         self.hold(taken.subscriber, taken.hold).store(0, Ordering::Release);
         point("topic: sample released, nobody notified");
@@ -248,24 +249,24 @@ impl Topic {
     }
 
     /// Skips the samples beyond the `queue` of a subscriber that may fall behind.
-    fn keep_up(&self, place: &mut SubscriberPlace) {
-        if place.queue == 0 || place.queue >= self.ring.len() as u64 {
+    fn keep_up(&self, handle: &mut SubscriberHandle) {
+        if handle.queue == 0 || handle.queue >= self.ring.len() as u64 {
             return;
         }
-        let (at, _, seen) = self.at(place.cursor.saturating_add(place.queue));
+        let (at, _, seen) = self.at(handle.cursor.saturating_add(handle.queue));
         if matches!(seen.filling(at), Filling::Filled(_) | Filling::Overwritten) {
-            self.skip_to(place, self.tail().saturating_sub(place.queue));
+            self.skip_to(handle, self.tail().saturating_sub(handle.queue));
         }
     }
 
     /// Moves the cursor without receiving.
-    fn skip_to(&self, place: &mut SubscriberPlace, position: u64) {
-        let us = &self.subscribers[place.index];
-        let skipped = position.saturating_sub(place.cursor);
-        place.cursor += skipped;
-        place.missed += skipped;
+    fn skip_to(&self, handle: &mut SubscriberHandle, position: u64) {
+        let us = &self.subscribers[handle.index];
+        let skipped = position.saturating_sub(handle.cursor);
+        handle.cursor += skipped;
+        handle.missed += skipped;
         us.dropped.store(us.dropped.load(Ordering::Relaxed).wrapping_add(skipped), Ordering::Relaxed);
-        us.cursor.store(place.cursor, Ordering::Release);
+        us.cursor.store(handle.cursor, Ordering::Release);
     }
 
     /// Returns a free hold of this subscriber. No other process writes its holds.
@@ -274,23 +275,23 @@ impl Topic {
     }
 
     /// Returns the description of a sample. It does not change while the sample is held.
-    pub fn describe(&self, taken: &Taken) -> Description {
+    pub fn describe(&self, taken: &HeldSample) -> SampleDescription {
         self.descriptors[taken.block as usize].describe()
     }
 
     /// Returns the user's header of a sample.
-    pub fn header(&self, taken: &Taken) -> Vec<u8> {
+    pub fn header(&self, taken: &HeldSample) -> Vec<u8> {
         self.descriptors[taken.block as usize].header()
     }
 
     /// Returns whether a sample is known to be valid now.
-    pub fn status(&self, taken: &Taken) -> Status {
+    pub fn status(&self, taken: &HeldSample) -> Status {
         self.descriptors[taken.block as usize].status().status()
     }
 
     /// Returns the timeline that completes a sample, until its publisher has left the topic. A publisher stays while
     /// the status of any of its samples is not final.
-    pub fn timeline_of(&self, taken: &Taken) -> Option<TimelineCell> {
+    pub fn timeline_of(&self, taken: &HeldSample) -> Option<TimelineCell> {
         self.timeline_of_block(taken.block as usize)
     }
 

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     crash::point,
     members::NOBODY,
-    slots::{SlotWord, Slots, State},
+    slots::{SlotState, SlotWord, Slots},
     sync::Ordering,
     timeline::TimelineEnding,
 };
@@ -52,7 +52,7 @@ impl Topic {
         detached
     }
 
-    /// Frees everything of the `dead` rows: ports, holds, blocks, and their places in the queue for a block. Returns
+    /// Frees everything of the `dead` rows: ports, holds, blocks, and their positions in the queue for a block. Returns
     /// the number of blocks that they held. Call this instead of [`Slots::recover`], once the rows' processes are
     /// proved dead.
     ///
@@ -81,7 +81,7 @@ impl Topic {
         // unused.
         let taken = Cell::new(0);
         let publish = |_, seen: SlotWord| {
-            taken.set(taken.get() + u32::from(seen.state() != State::Held(NOBODY)));
+            taken.set(taken.get() + u32::from(seen.state() != SlotState::Held(NOBODY)));
             true
         };
         // Published blocks stay published. Nothing else belongs to `NOBODY`.

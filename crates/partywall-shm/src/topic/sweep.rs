@@ -23,7 +23,7 @@ use super::{Topic, port::Occupancy};
 use crate::{
     crash::point,
     members::NOBODY,
-    slots::{SlotWord, Slots, State},
+    slots::{SlotState, SlotWord, Slots},
     sync::{Ordering, fence},
 };
 
@@ -48,8 +48,8 @@ impl Topic {
         let blocks = self.descriptors.len() as u32;
         let mut published = Vec::with_capacity(blocks as usize);
         let seen = (0..blocks).filter_map(|block| Some((block, slots.seen(block)?)));
-        published.extend(seen.filter(|(_, seen)| seen.state() == State::Held(NOBODY)));
-        let mut used = Blocks::none(blocks);
+        published.extend(seen.filter(|(_, seen)| seen.state() == SlotState::Held(NOBODY)));
+        let mut used = BlockSet::none(blocks);
         for entry in self.ring.iter() {
             if let Some(block) = entry.load().block() {
                 used.insert(block.into());
@@ -81,12 +81,12 @@ impl Topic {
 }
 
 /// A set of blocks. A small set needs no allocation.
-pub(super) enum Blocks {
+pub(super) enum BlockSet {
     Few([u64; FEW]),
     Many(Vec<u64>),
 }
 
-impl Blocks {
+impl BlockSet {
     pub(super) fn none(blocks: u32) -> Self {
         match blocks.div_ceil(64) as usize {
             ..=FEW => Self::Few([0; FEW]),

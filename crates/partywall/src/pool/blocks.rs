@@ -33,11 +33,11 @@ pub(crate) struct Blocks {
     /// The bytes of blocks that the CPU reaches. Unset on a GPU, and in pinned memory until the CPU uses it.
     bytes: OnceLock<Option<BlockBorrows>>,
     /// Last, because the other fields use this memory until they are dropped.
-    memory: Arc<Memory>,
+    memory: Arc<BlockMemory>,
 }
 
 /// The memory of blocks.
-struct Memory {
+struct BlockMemory {
     /// The segment, whose lease is in `keep`. `None` only while this is dropped.
     segment: Option<Segment>,
     /// `None` for a segment without a lease, and while this is dropped.
@@ -73,10 +73,10 @@ impl Blocks {
         let system = |source| Error::io(format!("mapping the control memory of {name:?}"), source);
         let pool = shm::Pool::map(fd()?).map_err(system)?;
         let wrong = || foreign("with control memory for another number of blocks");
-        let memory = Arc::new(Memory { keep: segment.take_lease(), segment: Some(segment) });
+        let memory = Arc::new(BlockMemory { keep: segment.take_lease(), segment: Some(segment) });
         let object = if shape.topic.is_some() {
             let topic = topic::Topic::map(fd()?).map_err(system)?;
-            if topic.shape().blocks != shape.blocks {
+            if topic.limits().blocks != shape.blocks {
                 return Err(wrong());
             }
             Object::Topic(Arc::new(topic))
@@ -98,7 +98,7 @@ impl Blocks {
     }
 
     /// Returns `None` if the control memory is for another number of blocks.
-    fn part(memory: &Arc<Memory>, pool: shm::Pool, object: Object, shape: Control, base: u64) -> Option<Self> {
+    fn part(memory: &Arc<BlockMemory>, pool: shm::Pool, object: Object, shape: Control, base: u64) -> Option<Self> {
         let stride = shape.stride().filter(|_| pool.count() == shape.blocks)?;
         let bytes = OnceLock::new();
         let blocks = Self { control: Arc::new(pool), object, shape, base, stride, bytes, memory: memory.clone() };
@@ -315,14 +315,14 @@ impl GpuMemory for Blocks {
     }
 }
 
-impl Memory {
+impl BlockMemory {
     fn segment(&self) -> &Segment {
         // Only `drop` takes it.
         self.segment.as_ref().expect("the blocks are mapped until they are dropped")
     }
 }
 
-impl Drop for Memory {
+impl Drop for BlockMemory {
     fn drop(&mut self) {
         // Memory that other processes open must stay until the broker no longer hands it out.
         let published = self.segment.take_if(|segment| segment.is_published());

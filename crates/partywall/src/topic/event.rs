@@ -14,7 +14,7 @@ use std::{
 use partywall_os::lock::IgnorePoison;
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::subscriber::Joined;
+use super::subscriber::SubscriberShared;
 use crate::{
     backoff::Backoff,
     domain::PollReason,
@@ -45,38 +45,38 @@ pub(super) struct Signal {
 }
 
 impl SubscriberEvent {
-    pub(super) fn new(joined: &Arc<Joined>) -> Result<Self> {
-        let open = &joined.open;
+    pub(super) fn new(shared: &Arc<SubscriberShared>) -> Result<Self> {
+        let open = &shared.open;
         let failed = |errno| Error::system(format!("an event of topic {:?}", open.name()), errno);
         open.domain().link().require_ours()?;
-        let mut known = joined.port.signal().lock().ignore_poison();
+        let mut known = shared.port.signal().lock().ignore_poison();
         let signal = match known.upgrade() {
             Some(signal) => signal,
             None => {
                 let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed)?;
                 let signal = Arc::new(Signal { fd, is_readable: Mutex::default() });
                 *known = Arc::downgrade(&signal);
-                poll(joined, &signal);
+                poll(shared, &signal);
                 signal
             }
         };
         // Duplicates are registered separately in an epoll instance, so each waiter may have one of its own.
         let fd = rustix::io::fcntl_dupfd_cloexec(&signal.fd, 3).map_err(failed)?;
         drop(known);
-        joined.port.update_signal(joined.is_full());
+        shared.port.update_signal(shared.is_full());
         Ok(Self { fd, _signal: signal })
     }
 }
 
 /// Has the service thread set the signal until no event uses it.
-fn poll(joined: &Arc<Joined>, signal: &Arc<Signal>) {
+fn poll(shared: &Arc<SubscriberShared>, signal: &Arc<Signal>) {
     let signal = Arc::downgrade(signal);
-    let port = joined.port.clone();
+    let port = shared.port.clone();
     // The connection may end with the subscriber, and not on the service thread.
-    let weak = Arc::downgrade(joined);
-    let held = joined.open.shape.held as usize;
+    let weak = Arc::downgrade(shared);
+    let held = shared.open.shape.held as usize;
     let mut backoff = Backoff::new();
-    joined.open.domain().poll_tasks().add(Duration::ZERO, move |reason| {
+    shared.open.domain().poll_tasks().add(Duration::ZERO, move |reason| {
         let signal = signal.upgrade()?;
         let is_full = Weak::strong_count(&weak) > held;
         if signal.set(|| port.is_ready(is_full) || reason == PollReason::Closing) {

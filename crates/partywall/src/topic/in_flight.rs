@@ -17,8 +17,8 @@ use partywall_shm::{
 };
 
 use super::{
-    ControlMemory,
-    loan::Kept,
+    TopicControl,
+    loan::UserValues,
     sample::{Reading, Validity},
 };
 use crate::{
@@ -30,7 +30,7 @@ use crate::{
 /// A publisher's port. It is free for others once neither the publisher nor an in-flight sample uses it. It contains no
 /// reference to a connection.
 pub(super) struct PublisherPort {
-    control: Arc<ControlMemory>,
+    control: Arc<TopicControl>,
     id: PortId,
     /// A sample was not settled. The port stays until the broker takes it back.
     lost: AtomicBool,
@@ -54,11 +54,11 @@ pub(super) struct Written {
     /// What the stream gives after its work.
     pub(super) signal: StreamSignal,
     /// Values that the stream's work needs.
-    pub(super) used: Kept,
+    pub(super) used: UserValues,
 }
 
 impl PublisherPort {
-    pub(super) fn new(control: Arc<ControlMemory>, id: PortId) -> Arc<Self> {
+    pub(super) fn new(control: Arc<TopicControl>, id: PortId) -> Arc<Self> {
         Arc::new(Self { control, id, lost: AtomicBool::new(false), views: Arc::default() })
     }
 

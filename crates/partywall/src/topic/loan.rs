@@ -22,10 +22,10 @@ use partywall_shm::{
 };
 
 use super::{
-    ControlMemory, MAX_HEADER,
+    MAX_HEADER, TopicControl,
     in_flight::{InFlight, Written},
     memory::{LoanMemory, Views},
-    publisher::Joined,
+    publisher::PublisherShared,
     sample::{Reading, Sample, Validity},
 };
 use crate::{
@@ -51,7 +51,7 @@ pub struct Loan {
 /// What a loan consists of. It is moved as one address, and the publisher's [reserve](super::reserve) uses the same
 /// allocation for the next loan: moving 224 bytes from call to call took a fifth of the time of a sample.
 struct Lent {
-    joined: Arc<Joined>,
+    publisher: Arc<PublisherShared>,
     /// The borrowed bytes, after the first call that uses them. Given back before the block.
     borrowed: Option<BorrowedBlockMut>,
     /// The block; `None` once it is given back, or published.
@@ -64,17 +64,17 @@ struct Lent {
     bytes: u64,
     header: Vec<u8>,
     inputs: Vec<Arc<Reading>>,
-    used: Kept,
+    used: UserValues,
     views: Views,
 }
 
 /// Values of the user. If dropping one of them panics, the others are still dropped.
 #[derive(Default)]
-pub(super) struct Kept(Vec<Box<dyn Any + Send + Sync>>);
+pub(super) struct UserValues(Vec<Box<dyn Any + Send + Sync>>);
 
 /// Shows other processes that a publisher waits for a subscriber. A guard, because a panic may end the wait, too.
 struct Blocked<'a> {
-    joined: &'a Joined,
+    publisher: &'a PublisherShared,
     since: u64,
 }
 
@@ -93,9 +93,9 @@ pub struct Published {
 }
 
 impl Loan {
-    pub(super) fn new(joined: Arc<Joined>, held: HeldSlot) -> Self {
+    pub(super) fn new(publisher: Arc<PublisherShared>, held: HeldSlot) -> Self {
         let lent = Lent {
-            joined,
+            publisher,
             borrowed: None,
             held: Some(held),
             exposed: AtomicBool::new(false),
@@ -105,7 +105,7 @@ impl Loan {
             bytes: 0,
             header: Vec::new(),
             inputs: Vec::new(),
-            used: Kept::default(),
+            used: UserValues::default(),
             views: Views::default(),
         };
         Self { lent: Box::new(lent) }
@@ -132,9 +132,9 @@ impl Loan {
 
     /// Turns the loan into its publisher's reserve, with another block; its former block is published.
     fn refill(mut self) {
-        let reserve = self.lent.joined.reserve.clone();
-        let Some(held) = self.lent.joined.take_ahead() else { return };
-        self.lent.borrowed = self.lent.joined.open.blocks.borrow_mut(held.index());
+        let reserve = self.lent.publisher.reserve.clone();
+        let Some(held) = self.lent.publisher.take_ahead() else { return };
+        self.lent.borrowed = self.lent.publisher.open.blocks.borrow_mut(held.index());
         self.lent.held = Some(held);
         *self.lent.exposed.get_mut() = false;
         self.lent.header.clear();
@@ -153,7 +153,7 @@ impl Loan {
     pub fn bytes_mut(&mut self) -> Result<&mut [u8]> {
         borrow(
             &mut self.lent.borrowed,
-            &self.lent.joined,
+            &self.lent.publisher,
             &self.lent.held,
             *self.lent.exposed.get_mut(),
             self.lent.bytes,
@@ -168,16 +168,16 @@ impl Loan {
     /// [`InvalidArgument::Range`] unless the sample has as many bytes; otherwise as [`bytes_mut`](Self::bytes_mut) in
     /// main memory, and [`DeviceFault`](crate::error::DeviceFault) on a GPU.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        let Lent { joined, bytes: has, exposed, .. } = &*self.lent;
+        let Lent { publisher, bytes: has, exposed, .. } = &*self.lent;
         if bytes.len() as u64 != *has {
             let why = format!("it has {has} bytes, and {} were given", bytes.len());
-            return Err(InvalidArgument::range(format!("a sample of {:?}", joined.open.name()), why));
+            return Err(InvalidArgument::range(format!("a sample of {:?}", publisher.open.name()), why));
         }
         if bytes.is_empty() {
             return Ok(());
         }
         let is_exposed = exposed.load(Ordering::Relaxed);
-        let Some(range) = joined.open.blocks.on_gpu(self.held().index(), 0, bytes.len(), is_exposed)? else {
+        let Some(range) = publisher.open.blocks.on_gpu(self.held().index(), 0, bytes.len(), is_exposed)? else {
             self.bytes_mut()?.copy_from_slice(bytes);
             return Ok(());
         };
@@ -190,10 +190,10 @@ impl Loan {
     /// # Errors
     /// As [`bytes_mut`](Self::bytes_mut); [`Mismatch::DType`].
     pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
-        let topic = || self.lent.joined.open.name();
+        let topic = || self.lent.publisher.open.name();
         check_dtype::<T>(topic, self.lent.dtype)?;
         let exposed = *self.lent.exposed.get_mut();
-        let bytes = borrow(&mut self.lent.borrowed, &self.lent.joined, &self.lent.held, exposed, self.lent.bytes)?;
+        let bytes = borrow(&mut self.lent.borrowed, &self.lent.publisher, &self.lent.held, exposed, self.lent.bytes)?;
         elements_mut(bytes).map_err(|error| not_elements(topic(), error))
     }
 
@@ -203,7 +203,7 @@ impl Loan {
     /// # Errors
     /// [`Mismatch::Kind`] for host memory.
     pub fn device(&self) -> Result<DeviceRange<'_>> {
-        let range = self.lent.joined.open.blocks.device(self.held().index())?;
+        let range = self.lent.publisher.open.blocks.device(self.held().index())?;
         self.lent.exposed.store(true, Ordering::Relaxed);
         range.slice(0, self.lent.bytes)
     }
@@ -214,7 +214,7 @@ impl Loan {
     /// [`InvalidArgument::Header`] for a longer header.
     pub fn header(&mut self, header: &[u8]) -> Result<()> {
         if header.len() > MAX_HEADER {
-            let topic = self.lent.joined.open.name().to_owned();
+            let topic = self.lent.publisher.open.name().to_owned();
             return Err(InvalidArgument::Header { topic, bytes: header.len() }.into());
         }
         self.lent.header = header.to_vec();
@@ -274,7 +274,7 @@ impl Loan {
     }
 
     pub(crate) fn memory(&self) -> &Arc<Blocks> {
-        &self.lent.joined.open.blocks
+        &self.lent.publisher.open.blocks
     }
 
     pub(crate) fn index(&self) -> u32 {
@@ -286,13 +286,13 @@ impl Loan {
         self.lent.held.as_ref().expect("a loan is held until it is published")
     }
 
-    fn take_used(&mut self) -> Kept {
+    fn take_used(&mut self) -> UserValues {
         std::mem::take(&mut self.lent.used)
     }
 
     /// Ends the borrow of the bytes, so that the next holder can borrow them.
     fn end_writing(&mut self) {
-        self.lent.joined.open.blocks.give_back_mut(self.lent.borrowed.take());
+        self.lent.publisher.open.blocks.give_back_mut(self.lent.borrowed.take());
     }
 
     /// Returns the block as one that is not to be published; `None` if views keep it.
@@ -302,7 +302,7 @@ impl Loan {
         if !self.lent.views.exist() {
             return Some(self.block(held));
         }
-        let port = self.lent.joined.port.clone();
+        let port = self.lent.publisher.port.clone();
         self.leave_to_views(held, move |held| port.free(held));
         None
     }
@@ -310,11 +310,11 @@ impl Loan {
     /// Leaves the block to its views. The last of them has `release` give it back.
     fn leave_to_views(&mut self, held: HeldSlot, release: impl FnOnce(&HeldSlot) -> bool + Send + Sync + 'static) {
         let block = self.block(held).released_by(Box::new(release));
-        self.lent.views.leave(block, self.lent.joined.port.view());
+        self.lent.views.leave(block, self.lent.publisher.port.view());
     }
 
     fn block(&self, held: HeldSlot) -> Block {
-        Block::exposed(self.lent.joined.open.blocks.clone(), held, self.lent.exposed.load(Ordering::Relaxed))
+        Block::exposed(self.lent.publisher.open.blocks.clone(), held, self.lent.exposed.load(Ordering::Relaxed))
     }
 }
 
@@ -326,9 +326,9 @@ impl Drop for Loan {
             return;
         }
         // Streams that were to fill the sample may still use these.
-        let domain = self.lent.joined.open.domain();
+        let domain = self.lent.publisher.open.domain();
         let user = domain.workers().user.clone();
-        domain.completions().on(Fence::DeviceIdle(self.lent.joined.open.blocks.clone()), move |completion| {
+        domain.completions().on(Fence::DeviceIdle(self.lent.publisher.open.blocks.clone()), move |completion| {
             match completion {
                 Completion::Done => user.run(move || drop(used)),
                 Completion::Unknown => std::mem::forget(used),
@@ -337,13 +337,13 @@ impl Drop for Loan {
     }
 }
 
-impl Kept {
+impl UserValues {
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-impl Drop for Kept {
+impl Drop for UserValues {
     fn drop(&mut self) {
         self.0.drain(..).for_each(|thing| contained(|| drop(thing)));
     }
@@ -351,7 +351,7 @@ impl Drop for Kept {
 
 impl Drop for Blocked<'_> {
     fn drop(&mut self) {
-        self.joined.open.control.topic.set_blocked(self.joined.port.id(), None);
+        self.publisher.open.control.topic.set_blocked(self.publisher.port.id(), None);
     }
 }
 
@@ -385,14 +385,14 @@ impl Filled {
     ///
     /// # Errors
     /// The error contains the sample.
-    /// - [`Busy::TopicFull`](crate::error::Busy::TopicFull); [`Error::Timeout`] if other publishers took every place;
+    /// - [`Busy::TopicFull`](crate::error::Busy::TopicFull); [`Error::Timeout`] if other publishers took every position;
     ///   [`Error::Cancelled`];
     /// - [`Unreachable::Gone`](crate::error::Unreachable::Gone) if it has to wait;
     ///   [`Unreachable::Forked`](crate::error::Unreachable::Forked);
     /// - [`Gone::HeldBlock`] if the broker took this process for dead and freed the block;
     /// - [`Gone::Evicted`], [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost), [`Gone::Detached`].
     pub fn publish<'w>(self, wait: impl Into<Wait<'w>>) -> Result<Published, Failed<Self>> {
-        let _span = tracing::trace_span!("publish", topic = self.0.lent.joined.open.name()).entered();
+        let _span = tracing::trace_span!("publish", topic = self.0.lent.publisher.open.name()).entered();
         self.publish_within(wait.into())
     }
 
@@ -409,7 +409,7 @@ impl Filled {
         drop(self.0.take_used());
         if status == Status::Unverified {
             let inputs = std::mem::take(&mut self.0.lent.inputs);
-            let Joined { open, port, .. } = &*self.0.lent.joined;
+            let PublisherShared { open, port, .. } = &*self.0.lent.publisher;
             if !is_viewed {
                 port.retire(&held);
             }
@@ -443,12 +443,13 @@ impl Filled {
     /// As [`publish`](Self::publish) and [`TimelineWriter::signal_on`](crate::TimelineWriter::signal_on). The error
     /// contains the sample.
     pub fn publish_on<'w>(self, stream: StreamRef<'_>, wait: impl Into<Wait<'w>>) -> Result<Published, Failed<Self>> {
-        let _span = tracing::trace_span!("publish", topic = self.0.lent.joined.open.name(), on_stream = true).entered();
+        let _span =
+            tracing::trace_span!("publish", topic = self.0.lent.publisher.open.name(), on_stream = true).entered();
         self.publish_on_within(stream, wait.into())
     }
 
     fn publish_on_within(mut self, stream: StreamRef<'_>, wait: Wait<'_>) -> Result<Published, Failed<Self>> {
-        let signal = match self.0.lent.joined.signal_on(stream) {
+        let signal = match self.0.lent.publisher.signal_on(stream) {
             Ok(signal) => signal,
             Err(error) => return Err(Failed::new(error, self)),
         };
@@ -460,7 +461,7 @@ impl Filled {
         };
         let inputs = std::mem::take(&mut self.0.lent.inputs);
         let used = self.0.take_used();
-        let Joined { open, port, .. } = &*self.0.lent.joined;
+        let PublisherShared { open, port, .. } = &*self.0.lent.publisher;
         let sample = InFlight::new(port.clone(), &held, inputs);
         let (held, viewed) = if is_viewed { (None, Some(held)) } else { (Some(held), None) };
         sample.settle_after(Written { held, signal, used }, open.domain());
@@ -469,7 +470,7 @@ impl Filled {
             *self.0.lent.exposed.get_mut() = true;
             self.leave_published(held);
         }
-        self.0.lent.joined.prefetch_next();
+        self.0.lent.publisher.prefetch_next();
         Ok(published)
     }
 
@@ -491,7 +492,7 @@ impl Filled {
 
     /// Leaves the block of the published sample to its views.
     fn leave_published(&mut self, held: HeldSlot) {
-        let port = self.0.lent.joined.port.clone();
+        let port = self.0.lent.publisher.port.clone();
         self.0.leave_to_views(held, move |held| {
             port.retire(held);
             true
@@ -507,27 +508,27 @@ impl Filled {
         signal: Option<&StreamSignal>,
         wait: Wait<'_>,
     ) -> Result<Published> {
-        let Lent { joined, dtype, bytes, header, .. } = &*self.0.lent;
-        let control = &*joined.open.control;
-        let ControlMemory { topic, pool, .. } = control;
-        joined.open.require_ours()?;
+        let Lent { publisher, dtype, bytes, header, .. } = &*self.0.lent;
+        let control = &*publisher.open.control;
+        let TopicControl { topic, pool, .. } = control;
+        publisher.open.require_ours()?;
         if !pool.is_current(held.index(), held.generation()) {
-            return Err(Gone::HeldBlock { pool: joined.open.name().to_owned() }.into());
+            return Err(Gone::HeldBlock { pool: publisher.open.name().to_owned() }.into());
         }
         let dtype = dtype.code();
         let shape = self.0.shape();
         let (lane, value) = signal.map_or((0, 0), |signal| (signal.lane, signal.value));
         let try_it = || {
             // The lock is taken for one attempt at a time: another thread may have a shorter timeout, or none.
-            let mut place = joined.place();
+            let mut handle = publisher.handle();
             let since = control.recorder.begin();
-            let sequence = place.published();
+            let sequence = handle.published();
             // Stamped again at each attempt: the time in which the publisher waits is not the sample's age.
-            let stamp = if joined.open.stamps { members::now_ns() } else { NO_STAMP };
+            let stamp = if publisher.open.stamps { members::now_ns() } else { NO_STAMP };
             let message = Message { status, lane, value, stamp, dtype, shape, bytes: *bytes, header };
             let position = match is_viewed {
-                true => topic.publish_viewed(pool, &mut place, held, &message)?,
-                false => topic.publish(pool, &mut place, held, &message)?,
+                true => topic.publish_viewed(pool, &mut handle, held, &message)?,
+                false => topic.publish(pool, &mut handle, held, &message)?,
             };
             control.recorder.record_since(Action::Publish, || control.object, position, since);
             Ok(Published { sequence, position })
@@ -543,12 +544,12 @@ impl Filled {
                 Ok(published) => return Ok(published),
                 // Bounded: in a ring that a broken process has damaged this would never end.
                 Err(Unpublished::Busy) if waiting.left(Instant::now()).is_none() => {
-                    let name = joined.open.name();
-                    let what = format!("cannot publish in topic {name:?}: other publishers took every place");
+                    let name = publisher.open.name();
+                    let what = format!("cannot publish in topic {name:?}: other publishers took every position");
                     return Err(waiting.error(what));
                 }
                 Err(Unpublished::Busy) => continue,
-                Err(Unpublished::Detached) => return Err(joined.open.detached()),
+                Err(Unpublished::Detached) => return Err(publisher.open.detached()),
                 // Announced before the next attempt.
                 Err(Unpublished::Blocked { .. }) => topic.prepare_for_space(),
             };
@@ -557,10 +558,10 @@ impl Filled {
                 Err(Unpublished::Blocked { id, .. }) => id,
                 Err(Unpublished::Busy | Unpublished::Detached) => continue,
             };
-            let Some(left) = waiting.left(Instant::now()) else { return Err(joined.full(id, &waiting)) };
-            joined.open.blocks.require_live()?;
-            let blocked = blocked.get_or_insert_with(|| Blocked { joined, since: members::now() });
-            topic.set_blocked(joined.port.id(), Some((id, blocked.since)));
+            let Some(left) = waiting.left(Instant::now()) else { return Err(publisher.full(id, &waiting)) };
+            publisher.open.blocks.require_live()?;
+            let blocked = blocked.get_or_insert_with(|| Blocked { publisher, since: members::now() });
+            topic.set_blocked(publisher.port.id(), Some((id, blocked.since)));
             topic.sleep_for_space(seen, left);
         }
     }
@@ -573,8 +574,8 @@ impl Filled {
 
 impl fmt::Debug for Loan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let topic = self.lent.joined.open.name();
-        write!(f, "Loan({topic}: {} {:?}, publisher {})", self.lent.dtype, self.shape(), self.lent.joined.id())
+        let topic = self.lent.publisher.open.name();
+        write!(f, "Loan({topic}: {} {:?}, publisher {})", self.lent.dtype, self.shape(), self.lent.publisher.id())
     }
 }
 
@@ -588,12 +589,12 @@ impl fmt::Debug for Filled {
 /// them if they are `exposed`, and is finished first.
 fn borrow<'a>(
     borrowed: &'a mut Option<BorrowedBlockMut>,
-    joined: &'a Joined,
+    publisher: &'a PublisherShared,
     held: &Option<HeldSlot>,
     exposed: bool,
     bytes: u64,
 ) -> Result<&'a mut [u8]> {
-    let blocks = &joined.open.blocks;
+    let blocks = &publisher.open.blocks;
     let shown = blocks.bytes()?;
     if exposed {
         blocks.wait_idle()?;

@@ -14,16 +14,16 @@ use crate::pool::Block;
 #[derive(Debug)]
 #[must_use = "the block may be used again when its memory is dropped"]
 pub struct LoanMemory {
-    _left: Arc<OnceLock<Left>>,
+    _left: Arc<OnceLock<ViewedBlock>>,
 }
 
 /// The views of a loan.
 #[derive(Default)]
-pub(super) struct Views(Option<Arc<OnceLock<Left>>>);
+pub(super) struct Views(Option<Arc<OnceLock<ViewedBlock>>>);
 
 /// A block that its loan has left to its views.
 #[derive(Debug)]
-struct Left {
+struct ViewedBlock {
     _block: Block,
     /// Counts the block among those that only views keep.
     _view: Arc<()>,
@@ -43,7 +43,7 @@ impl Views {
     pub(super) fn leave(&mut self, block: Block, view: Arc<()>) {
         if let Some(left) = self.0.take() {
             // Each loan leaves its block once. A second one would be given back here.
-            _ = left.set(Left { _block: block, _view: view });
+            _ = left.set(ViewedBlock { _block: block, _view: view });
         }
     }
 }

@@ -78,13 +78,13 @@ pub const MAX_HEADER: usize = shm::MAX_HEADER;
 /// be used from any thread.
 #[derive(Debug, Clone)]
 pub struct Topic {
-    open: Arc<Open>,
+    open: Arc<OpenTopic>,
 }
 
 /// An open topic.
 #[derive(Debug)]
-struct Open {
-    control: Arc<ControlMemory>,
+struct OpenTopic {
+    control: Arc<TopicControl>,
     shape: TopicShape,
     sample_type: SampleType,
     /// Whether publishers stamp samples.
@@ -95,7 +95,7 @@ struct Open {
 
 /// The control memory of a topic. It may be used after the connection has ended, and by the library's own threads.
 #[derive(Debug)]
-struct ControlMemory {
+struct TopicControl {
     topic: Arc<shm::Topic>,
     pool: Arc<shm_pool::Pool>,
     recorder: Recorder,
@@ -200,7 +200,7 @@ impl Topic {
     /// [measure ages](SubscriberOptions::measure_ages) for the next minute.
     pub fn stats(&self) -> TopicStats {
         self.open.control.ask_for_ages();
-        let ControlMemory { topic, pool, .. } = &*self.open.control;
+        let TopicControl { topic, pool, .. } = &*self.open.control;
         let audit = topic.audit(pool);
         TopicStats {
             published: topic.published(),
@@ -279,7 +279,7 @@ impl Topic {
     }
 }
 
-impl Open {
+impl OpenTopic {
     fn new(blocks: Arc<Blocks>, stamps: bool) -> Result<Self> {
         let name = blocks.name();
         let foreign = || Unreachable::protocol(format!("it gave {name:?} without the control memory of a topic"));
@@ -291,7 +291,7 @@ impl Open {
         let recorder = blocks.domain().recorder().clone();
         let object = version_object(blocks.name(), blocks.version());
         let generation = fork_generation();
-        let control = ControlMemory { topic, pool, recorder, object, _keep: blocks.keep(), generation };
+        let control = TopicControl { topic, pool, recorder, object, _keep: blocks.keep(), generation };
         Ok(Self { control: Arc::new(control), sample_type: SampleType::of(&shape), shape, stamps, blocks })
     }
 
@@ -328,14 +328,14 @@ impl Open {
             TopicLimit::Publishers => self.shape.publishers,
             TopicLimit::Subscribers => self.shape.subscribers,
             TopicLimit::Loans => self.shape.loans,
-            TopicLimit::Viewed => self.control.topic.shape().most_in_use(),
+            TopicLimit::Viewed => self.control.topic.limits().most_in_use(),
             TopicLimit::Held => self.shape.held,
         };
         LimitReached::Topic { topic: self.name().to_owned(), limit, most }.into()
     }
 }
 
-impl ControlMemory {
+impl TopicControl {
     /// Records what this process does with the sample at a position, while a tracer reads.
     #[inline]
     fn record(&self, action: Action, position: u64) {

@@ -6,11 +6,11 @@ use partywall_cuda::{DeviceUuid, ForeignMemory};
 use partywall_shm::{
     DType,
     pool::MAX_BLOCKS,
-    topic::{MAX_DEPTH, MAX_HELD, MAX_LOANS, MAX_PUBLISHERS, MAX_SUBSCRIBERS, Shape},
+    topic::{MAX_DEPTH, MAX_HELD, MAX_LOANS, MAX_PUBLISHERS, MAX_SUBSCRIBERS, TopicLimits},
 };
 use partywall_wire::{Control, MAX_RANK, Named, SampleShape, TopicShape};
 
-use super::{Open, SampleType, Topic};
+use super::{OpenTopic, SampleType, Topic};
 use crate::{
     domain::Domain,
     error::{InvalidArgument, Result},
@@ -227,8 +227,8 @@ impl TopicOptions {
             }
         }
         let depth = depth.max(history + 1).next_power_of_two();
-        let mut room = Shape { blocks: 0, depth, publishers, loans, subscribers, held };
-        let needed = room.needed_blocks();
+        let mut limits = TopicLimits { blocks: 0, depth, publishers, loans, subscribers, held };
+        let needed = limits.needed_blocks();
         if needed > MAX_BLOCKS.into() {
             return Err(bad(format!("it would need {needed} blocks, and has at most {MAX_BLOCKS}")));
         }
@@ -239,8 +239,8 @@ impl TopicOptions {
                 InvalidArgument::TooFewBlocks { name, blocks, needed, depth, publishers, loans, subscribers, held };
             return Err(few.into());
         }
-        room.blocks = blocks;
-        if !room.is_possible() {
+        limits.blocks = blocks;
+        if !limits.is_possible() {
             return Err(bad(format!("it has at most {MAX_BLOCKS} blocks, not {blocks}")));
         }
         let SampleType { dtype, shape } = sample_type;
@@ -309,7 +309,7 @@ impl TopicOptions {
 
 impl Topic {
     fn new(blocks: Arc<crate::pool::Blocks>, stamps: bool) -> Result<Self> {
-        Open::new(blocks, stamps).map(|open| Self { open: Arc::new(open) })
+        OpenTopic::new(blocks, stamps).map(|open| Self { open: Arc::new(open) })
     }
 }
 

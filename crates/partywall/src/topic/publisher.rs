@@ -11,11 +11,11 @@ use partywall_os::lock::IgnorePoison;
 use partywall_shm::{
     DType,
     slots::{Attempt, HeldSlot},
-    topic::{MAX_RANK, PublisherPlace},
+    topic::{MAX_RANK, PublisherHandle},
 };
 use partywall_wire::{Named, Participant};
 
-use super::{ControlMemory, Loan, Open, in_flight::PublisherPort, reserve::Reserve, timelines, turns::Turns};
+use super::{Loan, OpenTopic, TopicControl, in_flight::PublisherPort, reserve::Reserve, timelines, turns::SendTurns};
 use crate::{
     adaptive_spin::AdaptiveSpin,
     backoff::Backoff,
@@ -35,37 +35,37 @@ use crate::{
 #[derive(Debug)]
 #[must_use = "a publisher that is dropped leaves the topic"]
 pub struct Publisher {
-    joined: Arc<Joined>,
+    shared: Arc<PublisherShared>,
     spin: AdaptiveSpin,
-    pub(super) turns: Turns,
+    pub(super) turns: SendTurns,
 }
 
 /// The state that a publisher and its loans share.
-pub(super) struct Joined {
+pub(super) struct PublisherShared {
     pub(super) port: Arc<PublisherPort>,
-    place: Mutex<PublisherPlace>,
+    handle: Mutex<PublisherHandle>,
     /// The timelines on which streams complete samples.
     lanes: Lanes,
     pub(super) reserve: Arc<Reserve>,
     /// Last: the connection may end with it.
-    pub(super) open: Arc<Open>,
+    pub(super) open: Arc<OpenTopic>,
 }
 
 impl Publisher {
-    pub(super) fn join(open: Arc<Open>) -> Result<Self> {
+    pub(super) fn join(open: Arc<OpenTopic>) -> Result<Self> {
         let link = open.domain().link();
         link.require_ours()?;
         open.blocks.check()?;
-        let ControlMemory { topic, .. } = &*open.control;
-        let Some(place) = topic.join_as_publisher(link.row()) else {
-            // An evicted process finds no place either.
+        let TopicControl { topic, .. } = &*open.control;
+        let Some(handle) = topic.join_as_publisher(link.row()) else {
+            // An evicted process finds no free port either.
             open.domain().ping()?;
             return Err(open.at_limit(TopicLimit::Publishers));
         };
-        let port = PublisherPort::new(open.control.clone(), place.port());
-        let place = Mutex::new(place);
-        let joined = Joined { open, port, place, lanes: Lanes::default(), reserve: Arc::default() };
-        Ok(Self { joined: Arc::new(joined), spin: AdaptiveSpin::on_memory(), turns: Turns::default() })
+        let port = PublisherPort::new(open.control.clone(), handle.port());
+        let handle = Mutex::new(handle);
+        let shared = PublisherShared { open, port, handle, lanes: Lanes::default(), reserve: Arc::default() };
+        Ok(Self { shared: Arc::new(shared), spin: AdaptiveSpin::on_memory(), turns: SendTurns::default() })
     }
 
     /// Borrows a block for a tensor, and waits if none is free. The block contains what its last user left in it.
@@ -99,15 +99,15 @@ impl Publisher {
     }
 
     pub(super) fn loan_now(&self, dtype: DType, shape: &[u64], wait: Wait<'_>) -> Result<Loan> {
-        let bytes = self.joined.bytes(dtype, shape)?;
-        if let Some(loan) = self.joined.take_reserve() {
+        let bytes = self.shared.bytes(dtype, shape)?;
+        if let Some(loan) = self.shared.take_reserve() {
             return Ok(loan.of(dtype, shape, bytes));
         }
-        let joined = self.joined.one_more()?;
-        let wait = joined.await_in_flight(wait)?;
-        let live = || joined.open.blocks.require_live();
-        let held = slots::take(&*joined, joined.open.domain(), &self.spin, wait, live, || joined.no_block())?;
-        Ok(Loan::new(joined, held).of(dtype, shape, bytes))
+        let shared = self.shared.one_more()?;
+        let wait = shared.await_in_flight(wait)?;
+        let live = || shared.open.blocks.require_live();
+        let held = slots::take(&*shared, shared.open.domain(), &self.spin, wait, live, || shared.no_block())?;
+        Ok(Loan::new(shared, held).of(dtype, shape, bytes))
     }
 
     /// Borrows a block if one is free.
@@ -115,16 +115,16 @@ impl Publisher {
     /// # Errors
     /// As [`loan`](Self::loan), except the errors of waiting.
     pub fn try_loan(&self, dtype: DType, shape: &[u64]) -> Result<Option<Loan>> {
-        let bytes = self.joined.bytes(dtype, shape)?;
-        if let Some(loan) = self.joined.take_reserve() {
+        let bytes = self.shared.bytes(dtype, shape)?;
+        if let Some(loan) = self.shared.take_reserve() {
             return Ok(Some(loan.of(dtype, shape, bytes)));
         }
-        let joined = self.joined.one_more()?;
-        if !joined.is_close()? {
+        let shared = self.shared.one_more()?;
+        if !shared.is_close()? {
             return Ok(None);
         }
-        let held = slots::try_take(&*joined, joined.open.domain())?;
-        Ok(held.map(|held| Loan::new(joined, held).of(dtype, shape, bytes)))
+        let held = slots::try_take(&*shared, shared.open.domain())?;
+        Ok(held.map(|held| Loan::new(shared, held).of(dtype, shape, bytes)))
     }
 
     /// Waits until the topic has at least `least` subscribers, so that each of them receives what is published next.
@@ -147,7 +147,7 @@ impl Publisher {
     /// [`Unreachable::Gone`](crate::error::Unreachable::Gone) when it has to wait;
     /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn wait_for_subscribers<'w>(&self, least: u32, wait: impl Into<Wait<'w>>) -> Result<()> {
-        let open = &self.joined.open;
+        let open = &self.shared.open;
         open.domain().link().require_ours()?;
         if least > open.shape.subscribers {
             return Err(open.at_limit(TopicLimit::Subscribers));
@@ -177,7 +177,7 @@ impl Publisher {
     /// # Errors
     /// As [`Timeline::wait`](crate::Timeline::wait).
     pub fn drain<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<()> {
-        self.joined.lanes.wait(wait.into())
+        self.shared.lanes.wait(wait.into())
     }
 
     /// Checks that other processes can find the topic by its name, and that this publisher can publish. Asks the
@@ -191,7 +191,7 @@ impl Publisher {
     /// if the name was used again since; [`Gone::Detached`], [`Gone::Evicted`];
     /// [`DeviceFault::DeviceLost`](crate::error::DeviceFault::DeviceLost); those of every call.
     pub fn check(&self) -> Result<()> {
-        let Joined { open, port, .. } = &*self.joined;
+        let PublisherShared { open, port, .. } = &*self.shared;
         open.domain().link().require_ours()?;
         open.blocks.check()?;
         if !open.control.topic.is_publisher(port.id()) {
@@ -213,29 +213,29 @@ impl Publisher {
 
     /// Returns the publisher's number, which no other publisher or subscriber of the topic ever has.
     pub fn id(&self) -> u64 {
-        self.joined.id()
+        self.shared.id()
     }
 
     /// Returns how many samples the publisher has published.
     pub fn published(&self) -> u64 {
-        // In a forked child the lock on the place may be held by a thread that does not exist there.
-        self.joined.open.control.topic.published_by(self.joined.port.id())
+        // In a forked child the lock on the handle may be held by a thread that does not exist there.
+        self.shared.open.control.topic.published_by(self.shared.port.id())
     }
 
     /// Returns the topic's name.
     pub fn topic(&self) -> &str {
-        self.joined.open.name()
+        self.shared.open.name()
     }
 }
 
-impl Joined {
+impl PublisherShared {
     pub(super) fn id(&self) -> u64 {
         self.port.id().id()
     }
 
     /// Its lock makes threads publish one after another.
-    pub(super) fn place(&self) -> MutexGuard<'_, PublisherPlace> {
-        self.place.lock().ignore_poison()
+    pub(super) fn handle(&self) -> MutexGuard<'_, PublisherHandle> {
+        self.handle.lock().ignore_poison()
     }
 
     /// Makes `stream` signal once all work that is on it now is done.
@@ -258,7 +258,7 @@ impl Joined {
         if self.port.in_flight() == 0 {
             return Ok(true);
         }
-        let most = self.open.control.topic.shape().most_in_use() as usize;
+        let most = self.open.control.topic.limits().most_in_use() as usize;
         let is_close = || self.port.in_flight() + self.loans() <= most;
         if is_close() {
             return Ok(true);
@@ -293,7 +293,7 @@ impl Joined {
 
     /// Prepares a block for the next loan, while receivers read the sample that was just published.
     pub(super) fn prefetch_next(&self) {
-        let ControlMemory { topic, pool, .. } = &*self.open.control;
+        let TopicControl { topic, pool, .. } = &*self.open.control;
         let next = pool.next_free().or_else(|| {
             topic.sweep(pool);
             pool.next_free()
@@ -306,7 +306,7 @@ impl Joined {
 
     /// Takes the loan in reserve, unless the broker has freed its block.
     fn take_reserve(&self) -> Option<Loan> {
-        let ControlMemory { pool, .. } = &*self.open.control;
+        let TopicControl { pool, .. } = &*self.open.control;
         // In a forked child the lock may be held by a thread that does not exist there.
         if !self.open.control.are_ours() {
             return None;
@@ -332,11 +332,11 @@ impl Joined {
     fn one_more(self: &Arc<Self>) -> Result<Arc<Self>> {
         let most = self.open.shape.loans as usize;
         loop {
-            let joined = self.clone();
-            if joined.loans() <= most {
-                return Ok(joined);
+            let shared = self.clone();
+            if shared.loans() <= most {
+                return Ok(shared);
             }
-            drop(joined);
+            drop(shared);
             // Threads that try at the same time may exceed the limit together. The last one to drop its clone finds the
             // others gone.
             if self.loans() >= most {
@@ -406,9 +406,9 @@ impl Joined {
 }
 
 /// Sweeps find free blocks.
-impl SlotSource for Joined {
+impl SlotSource for PublisherShared {
     fn try_take(&self, row: u16) -> Option<HeldSlot> {
-        let ControlMemory { topic, pool, .. } = &*self.open.control;
+        let TopicControl { topic, pool, .. } = &*self.open.control;
         pool.try_take(row).or_else(|| {
             topic.sweep(pool);
             pool.try_take(row)
@@ -416,7 +416,7 @@ impl SlotSource for Joined {
     }
 
     fn take(&self, row: u16) -> Attempt<'_> {
-        let ControlMemory { topic, pool, .. } = &*self.open.control;
+        let TopicControl { topic, pool, .. } = &*self.open.control;
         let attempt = pool.take(row);
         if matches!(attempt, Attempt::Waiting(_)) {
             topic.sweep(pool);
@@ -425,7 +425,7 @@ impl SlotSource for Joined {
     }
 
     fn rescue(&self) {
-        let ControlMemory { topic, pool, .. } = &*self.open.control;
+        let TopicControl { topic, pool, .. } = &*self.open.control;
         pool.revoke_overdue();
         topic.sweep(pool);
     }
@@ -433,13 +433,13 @@ impl SlotSource for Joined {
 
 impl Drop for Publisher {
     fn drop(&mut self) {
-        if self.joined.open.control.are_ours() {
-            self.joined.reserve.close();
+        if self.shared.open.control.are_ours() {
+            self.shared.reserve.close();
         }
     }
 }
 
-impl Drop for Joined {
+impl Drop for PublisherShared {
     fn drop(&mut self) {
         if self.open.control.are_ours() {
             self.open.control.topic.detach_publisher(self.port.id());
@@ -449,8 +449,11 @@ impl Drop for Joined {
     }
 }
 
-impl fmt::Debug for Joined {
+impl fmt::Debug for PublisherShared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Joined").field("topic", &self.open.name()).field("id", &self.id()).finish_non_exhaustive()
+        f.debug_struct("PublisherShared")
+            .field("topic", &self.open.name())
+            .field("id", &self.id())
+            .finish_non_exhaustive()
     }
 }

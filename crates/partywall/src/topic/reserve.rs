@@ -13,10 +13,10 @@ use super::Loan;
 /// The reserve. A loan in it has a reference to the publisher, as every loan does, so the reserve is closed when the
 /// publisher is dropped.
 #[derive(Default)]
-pub(super) struct Reserve(Mutex<State>);
+pub(super) struct Reserve(Mutex<ReserveState>);
 
 #[derive(Default)]
-struct State {
+struct ReserveState {
     loan: Option<Loan>,
     is_closed: bool,
 }

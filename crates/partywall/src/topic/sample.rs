@@ -14,13 +14,13 @@ use partywall_os::borrow::BorrowedBlock;
 use partywall_shm::{
     DType, members,
     timeline::Progress,
-    topic::{Description, NO_STAMP, Status, Taken},
+    topic::{HeldSample, NO_STAMP, SampleDescription, Status},
 };
 
 use super::{
-    Open,
+    OpenTopic,
     loan::{check_dtype, not_elements},
-    subscriber::{Joined, Port},
+    subscriber::{SubscriberPort, SubscriberShared},
     timelines::{self, await_settled},
 };
 use crate::{
@@ -50,10 +50,10 @@ pub struct Sample {
 /// What a sample consists of. It is moved as one address.
 struct Got {
     /// `None` once it is released.
-    taken: Option<Taken>,
+    taken: Option<HeldSample>,
     /// The hold, once it is shared: the last owner releases it.
     shared: OnceLock<Arc<Reading>>,
-    description: Description,
+    description: SampleDescription,
     /// The bytes, if the CPU had access when the sample was received.
     bytes: Option<BorrowedBlock>,
     /// The bytes, once the CPU has access. `None` if this process writes them, which it must not.
@@ -63,14 +63,14 @@ struct Got {
     /// True if the GPU address was handed out, so that work of this process may read the sample.
     exposed: AtomicBool,
     /// Last: the connection may end with it.
-    joined: Arc<Joined>,
+    subscriber: Arc<SubscriberShared>,
 }
 
 /// A hold on a block, which its last owner releases. Nothing here has a connection.
 pub(super) struct Reading {
     /// The subscriber's port, to which the hold belongs.
-    port: Arc<Port>,
-    taken: Taken,
+    port: Arc<SubscriberPort>,
+    taken: HeldSample,
     /// The value that completes the sample on the publisher's timeline.
     value: u64,
     /// The timeline of the publisher, once it was asked for.
@@ -98,8 +98,8 @@ impl Validity {
 }
 
 impl Sample {
-    pub(super) fn new(joined: Arc<Joined>, taken: Taken) -> Self {
-        let Open { control, blocks, .. } = &*joined.open;
+    pub(super) fn new(subscriber: Arc<SubscriberShared>, taken: HeldSample) -> Self {
+        let OpenTopic { control, blocks, .. } = &*subscriber.open;
         let description = control.topic.describe(&taken).checked(blocks.shape().block_bytes);
         // Borrows the bytes now, because most callers use them; doing that at the first use would cost as much again.
         let bytes = blocks.borrow(taken.block());
@@ -111,7 +111,7 @@ impl Sample {
             late_bytes: OnceLock::new(),
             timeline: OnceLock::new(),
             exposed: AtomicBool::new(false),
-            joined,
+            subscriber,
         };
         Self { got: Box::new(got) }
     }
@@ -412,7 +412,7 @@ impl Sample {
             return Ok(Some(known));
         }
         let lane = (self.publisher(), self.got.description.lane);
-        let found = timelines::find(&self.got.joined.timelines, self.open(), self.taken(), lane)?;
+        let found = timelines::find(&self.got.subscriber.timelines, self.open(), self.taken(), lane)?;
         let Some(found) = found else { return Ok(None) };
         let known = self.got.timeline.get_or_init(|| found);
         if let Some(shared) = self.got.shared.get() {
@@ -457,11 +457,11 @@ impl Sample {
         self.taken().block()
     }
 
-    fn open(&self) -> &Open {
-        &self.got.joined.open
+    fn open(&self) -> &OpenTopic {
+        &self.got.subscriber.open
     }
 
-    fn taken(&self) -> &Taken {
+    fn taken(&self) -> &HeldSample {
         // Only `let_go` takes the hold, and nothing can be called afterwards.
         self.got.taken.as_ref().expect("a sample is held until it is released")
     }
@@ -488,9 +488,9 @@ impl Sample {
         });
     }
 
-    fn share(&self, taken: Taken) -> Arc<Reading> {
+    fn share(&self, taken: HeldSample) -> Arc<Reading> {
         let order = self.got.timeline.get().map_or_else(OnceLock::new, |known| OnceLock::from(Order::of(known)));
-        let port = self.got.joined.port.clone();
+        let port = self.got.subscriber.port.clone();
         let value = self.got.description.value;
         let lost = AtomicBool::new(false);
         Arc::new(Reading { port, taken, value, order, lost })
@@ -503,7 +503,7 @@ impl Drop for Sample {
             // The hold is not shared.
             self.end_reading();
             if let Some(taken) = self.got.taken.take() {
-                self.got.joined.port.release(&taken);
+                self.got.subscriber.port.release(&taken);
             }
         } else if self.is_exposed() {
             self.let_go_after(Fence::DeviceIdle(self.open().blocks.clone()));

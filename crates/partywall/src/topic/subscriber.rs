@@ -12,12 +12,12 @@ use std::{
 use partywall_os::lock::IgnorePoison;
 use partywall_shm::{
     members,
-    topic::{Ahead, PortId, Received, SubscriberPlace, Taken},
+    topic::{Ahead, HeldSample, PortId, Received, SubscriberHandle},
 };
 use partywall_wire::Ages;
 
 use super::{
-    ControlMemory, Open, Sample,
+    OpenTopic, Sample, TopicControl,
     event::{Signal, SubscriberEvent},
 };
 use crate::{
@@ -48,23 +48,23 @@ pub enum Policy {
 #[derive(Debug)]
 #[must_use = "a subscriber that is dropped leaves the topic"]
 pub struct Subscriber {
-    joined: Arc<Joined>,
+    shared: Arc<SubscriberShared>,
     spin: AdaptiveSpin,
 }
 
 /// The state that a subscriber and its samples share.
-pub(super) struct Joined {
-    pub(super) port: Arc<Port>,
+pub(super) struct SubscriberShared {
+    pub(super) port: Arc<SubscriberPort>,
     pub(super) timelines: OpenLanes<u64>,
     /// Last: the connection may end with it.
-    pub(super) open: Arc<Open>,
+    pub(super) open: Arc<OpenTopic>,
 }
 
 /// A subscriber's port. It is free for others once none of its samples is held. Nothing here has a connection.
-pub(super) struct Port {
-    pub(super) control: Arc<ControlMemory>,
+pub(super) struct SubscriberPort {
+    pub(super) control: Arc<TopicControl>,
     id: PortId,
-    place: Mutex<SubscriberPlace>,
+    handle: Mutex<SubscriberHandle>,
     /// A position before which all samples were received, for polls without the lock.
     next: AtomicU64,
     /// One of its holds stays until the broker takes it back.
@@ -85,7 +85,7 @@ pub(super) struct Port {
 #[derive(Debug, Clone)]
 #[must_use = "options do nothing until join()"]
 pub struct SubscriberOptions {
-    open: Arc<Open>,
+    open: Arc<OpenTopic>,
     policy: Policy,
     history: Option<u32>,
     queue: Option<u32>,
@@ -110,7 +110,7 @@ pub struct SubscriberStats {
 }
 
 impl SubscriberOptions {
-    pub(super) fn new(open: Arc<Open>, policy: Policy) -> Self {
+    pub(super) fn new(open: Arc<OpenTopic>, policy: Policy) -> Self {
         Self { open, policy, history: None, queue: None, until_idle: false, measure_ages: false }
     }
 
@@ -191,25 +191,36 @@ impl SubscriberOptions {
             Policy::Latest => Some(1),
         };
         let history = self.history.unwrap_or(open.shape.history);
-        let Some(place) = open.control.topic.join_as_subscriber(link.row(), queue, history) else {
-            // An evicted process finds no place either.
+        let Some(handle) = open.control.topic.join_as_subscriber(link.row(), queue, history) else {
+            // An evicted process finds no free port either.
             open.domain().ping()?;
             return Err(open.at_limit(TopicLimit::Subscribers));
         };
         let control = open.control.clone();
-        let id = place.port();
-        let next = AtomicU64::new(place.next());
+        let id = handle.port();
+        let next = AtomicU64::new(handle.next());
         let lost = AtomicBool::new(false);
         let until_idle = self.until_idle;
         let measures_ages = self.measure_ages;
-        let place = Mutex::new(place);
+        let handle = Mutex::new(handle);
         let signal = Mutex::default();
         let was_watched = AtomicBool::new(false);
         let is_pending = AtomicBool::new(false);
-        let port = Port { control, id, place, next, lost, signal, was_watched, is_pending, until_idle, measures_ages };
+        let port = SubscriberPort {
+            control,
+            id,
+            handle,
+            next,
+            lost,
+            signal,
+            was_watched,
+            is_pending,
+            until_idle,
+            measures_ages,
+        };
         let port = Arc::new(port);
-        let joined = Joined { open: open.clone(), port, timelines: OpenLanes::default() };
-        Ok(Subscriber { joined: Arc::new(joined), spin: AdaptiveSpin::on_memory() })
+        let shared = SubscriberShared { open: open.clone(), port, timelines: OpenLanes::default() };
+        Ok(Subscriber { shared: Arc::new(shared), spin: AdaptiveSpin::on_memory() })
     }
 }
 
@@ -243,7 +254,7 @@ impl Subscriber {
             return Ok(sample);
         }
         let topic = &self.open().control.topic;
-        let port = &self.joined.port;
+        let port = &self.shared.port;
         let waiting = wait.begin();
         let mut now = self.spin.spin(waiting.start(), waiting.timeout(), || port.has_sample());
         // The spin found something: an announcement of sleep would cost the next publisher a system call.
@@ -283,7 +294,7 @@ impl Subscriber {
     /// As [`recv`](Self::recv), except the errors of waiting.
     pub fn try_recv(&self) -> Result<Option<Sample>> {
         match self.take()? {
-            None if self.joined.port.is_over() => Err(Gone::TopicIdle { topic: self.topic().to_owned() }.into()),
+            None if self.shared.port.is_over() => Err(Gone::TopicIdle { topic: self.topic().to_owned() }.into()),
             taken => Ok(taken),
         }
     }
@@ -292,15 +303,15 @@ impl Subscriber {
     fn take(&self) -> Result<Option<Sample>> {
         let taken = self.take_next();
         if !matches!(taken, Ok(None)) {
-            self.joined.port.update_signal(self.joined.is_full());
+            self.shared.port.update_signal(self.shared.is_full());
         }
         taken
     }
 
     fn take_next(&self) -> Result<Option<Sample>> {
         let open = self.open();
-        let port = &self.joined.port;
-        let ControlMemory { topic, pool, .. } = &*open.control;
+        let port = &self.shared.port;
+        let TopicControl { topic, pool, .. } = &*open.control;
         open.require_ours()?;
         // A polling loop should not take the lock each time.
         match port.peek() {
@@ -309,14 +320,14 @@ impl Subscriber {
             Ahead::Other => {}
         }
         // Checked before receiving: a sample that is dropped meanwhile makes room.
-        let is_full = self.joined.is_full();
+        let is_full = self.shared.is_full();
         let receive = || {
-            let mut place = port.place();
-            let received = topic.receive(pool, &mut place);
-            port.next.store(place.next(), Ordering::Relaxed);
+            let mut handle = port.handle();
+            let received = topic.receive(pool, &mut handle);
+            port.next.store(handle.next(), Ordering::Relaxed);
             if let Received::Sample(taken) = &received {
                 if port.measures_ages || topic.ages_are_wanted() {
-                    topic.add_age(&place, taken, members::now_ns());
+                    topic.add_age(&handle, taken, members::now_ns());
                 }
                 open.control.record(Action::Receive, taken.position());
             }
@@ -330,7 +341,7 @@ impl Subscriber {
             received = receive();
         }
         match received {
-            Received::Sample(taken) => Ok(Some(Sample::new(self.joined.clone(), taken))),
+            Received::Sample(taken) => Ok(Some(Sample::new(self.shared.clone(), taken))),
             // In a ring that a broken process has damaged, more attempts would not help.
             Received::Empty | Received::Busy => Ok(None),
             Received::Full if is_full => Err(open.at_limit(TopicLimit::Held)),
@@ -343,7 +354,7 @@ impl Subscriber {
     /// Detaches the subscriber from the topic now, as dropping it does: no publisher waits for it any longer. Receiving
     /// then returns [`Gone::Detached`].
     pub fn detach(&self) {
-        let port = &self.joined.port;
+        let port = &self.shared.port;
         if port.control.are_ours() {
             port.control.topic.detach_subscriber(port.id);
         }
@@ -362,15 +373,15 @@ impl Subscriber {
     /// [`LimitReached::FileDescriptors`](crate::error::LimitReached::FileDescriptors),
     /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn event(&self) -> Result<SubscriberEvent> {
-        SubscriberEvent::new(&self.joined)
+        SubscriberEvent::new(&self.shared)
     }
 
     /// Sets whether the subscriber's owner has received samples that it has not handed out. The descriptors of
     /// [`event`](Self::event) are readable meanwhile.
     pub fn set_pending(&self, is_pending: bool) {
-        let port = &self.joined.port;
+        let port = &self.shared.port;
         port.is_pending.store(is_pending, Ordering::Relaxed);
-        port.update_signal(self.joined.is_full());
+        port.update_signal(self.shared.is_full());
     }
 
     /// Returns counts of the subscriber's samples, and their ages. Makes the topic's subscribers
@@ -390,7 +401,7 @@ impl Subscriber {
 
     /// Returns the subscriber's number, which no other publisher or subscriber of the topic ever has.
     pub fn id(&self) -> u64 {
-        self.joined.port.id.id()
+        self.shared.port.id.id()
     }
 
     /// Returns the topic's name.
@@ -398,12 +409,12 @@ impl Subscriber {
         self.open().name()
     }
 
-    fn open(&self) -> &Open {
-        &self.joined.open
+    fn open(&self) -> &OpenTopic {
+        &self.shared.open
     }
 }
 
-impl Joined {
+impl SubscriberShared {
     /// Returns whether the subscriber holds its maximum of samples. Each sample shares this with it. There may be more
     /// holds than samples: a GPU may still read one, or another sample may rest on it.
     pub(super) fn is_full(self: &Arc<Self>) -> bool {
@@ -417,15 +428,15 @@ impl Drop for Subscriber {
     }
 }
 
-impl Port {
+impl SubscriberPort {
     /// Leaves the port to the broker, which frees it after this process.
     pub(super) fn lose(&self) {
         self.lost.store(true, Ordering::Release);
     }
 
     /// Releases a sample's hold. Does nothing in a forked child.
-    pub(super) fn release(&self, taken: &Taken) {
-        let ControlMemory { topic, pool, .. } = &*self.control;
+    pub(super) fn release(&self, taken: &HeldSample) {
+        let TopicControl { topic, pool, .. } = &*self.control;
         if self.control.are_ours() {
             topic.release(pool, taken);
             self.control.record(Action::Release, taken.position());
@@ -476,12 +487,12 @@ impl Port {
         self.control.topic.peek(self.id, self.next.load(Ordering::Relaxed))
     }
 
-    fn place(&self) -> MutexGuard<'_, SubscriberPlace> {
-        self.place.lock().ignore_poison()
+    fn handle(&self) -> MutexGuard<'_, SubscriberHandle> {
+        self.handle.lock().ignore_poison()
     }
 }
 
-impl Drop for Port {
+impl Drop for SubscriberPort {
     fn drop(&mut self) {
         if self.control.are_ours() && !self.lost.load(Ordering::Acquire) {
             self.control.topic.leave_as_subscriber(self.id);
@@ -513,8 +524,8 @@ impl<'a> IntoIterator for &'a Subscriber {
     }
 }
 
-impl fmt::Debug for Joined {
+impl fmt::Debug for SubscriberShared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Joined").field("topic", &self.open.name()).finish_non_exhaustive()
+        f.debug_struct("SubscriberShared").field("topic", &self.open.name()).finish_non_exhaustive()
     }
 }

@@ -8,9 +8,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use partywall_shm::topic::Taken;
+use partywall_shm::topic::HeldSample;
 
-use super::Open;
+use super::OpenTopic;
 use crate::{
     backoff::Backoff,
     error::{Error, Result},
@@ -21,8 +21,8 @@ use crate::{
 /// `known` are the timelines of publishers that the subscriber has received from.
 pub(super) fn find(
     known: &OpenLanes<u64>,
-    open: &Open,
-    taken: &Taken,
+    open: &OpenTopic,
+    taken: &HeldSample,
     (publisher, lane): (u64, u8),
 ) -> Result<Option<Arc<Timeline>>> {
     let topic = &open.control.topic;
@@ -58,7 +58,7 @@ pub(super) fn await_settled<T>(
 
 /// Begins to open the timeline of a publisher's lane, which other users may open if they may open the topic. Its name
 /// contains the topic's version, because a removed topic that is still in use may have a publisher of the same number.
-pub(super) fn options(open: &Open, publisher: u64, lane: u8) -> TimelineOptions {
+pub(super) fn options(open: &OpenTopic, publisher: u64, lane: u8) -> TimelineOptions {
     let name = format!("{}/{}/publisher-{publisher}-{lane}", open.name(), open.blocks.version());
     open.domain().timeline_options(&name).shared(open.blocks.segment().is_shared())
 }

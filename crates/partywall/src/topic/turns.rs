@@ -18,11 +18,11 @@ use crate::{
 };
 
 /// A thread's turn to send. It ends when it is dropped.
-struct Turn<'a>(&'a Turns);
+struct SendTurn<'a>(&'a SendTurns);
 
 /// The turns that have begun and ended. An open turn has one of the publisher's loans, or asks for one.
 #[derive(Debug, Default)]
-pub(super) struct Turns {
+pub(super) struct SendTurns {
     begun: AtomicU64,
     ended: AtomicU64,
 }
@@ -80,7 +80,7 @@ impl Publisher {
         let wait = waiting.resume();
         let (_turn, mut loan) = self.await_turns(wait, 1, |wait| {
             self.turns.begun.fetch_add(1, Ordering::SeqCst);
-            let turn = Turn(&self.turns);
+            let turn = SendTurn(&self.turns);
             // A refused thread ends its turn before it waits: otherwise two of them would wait for each other.
             self.loan_now(dtype, shape, wait).map(|loan| (turn, loan))
         })?;
@@ -117,7 +117,7 @@ impl Publisher {
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for SendTurn<'_> {
     fn drop(&mut self) {
         self.0.ended.fetch_add(1, Ordering::SeqCst);
     }

@@ -27,7 +27,9 @@ use partywall_shm::{
     pool::Pool,
     slots::HeldSlot,
     timeline::TimelineEnding,
-    topic::{Message, PublisherPlace, Received, Shape, Status, SubscriberPlace, Taken, Topic, Unpublished},
+    topic::{
+        HeldSample, Message, PublisherHandle, Received, Status, SubscriberHandle, Topic, TopicLimits, Unpublished,
+    },
 };
 use partywall_wire::{Ages, BlockCounts};
 
@@ -45,7 +47,8 @@ const OURS: u16 = 20;
 const READER: u16 = 21;
 
 /// As few blocks as the documentation promises to be enough.
-const SHAPE: Shape = Shape { blocks: 2 + 2 * 3 + 3 * 2, depth: 2, publishers: 3, loans: 2, subscribers: 3, held: 2 };
+const SHAPE: TopicLimits =
+    TopicLimits { blocks: 2 + 2 * 3 + 3 * 2, depth: 2, publishers: 3, loans: 2, subscribers: 3, held: 2 };
 
 /// Samples that a process publishes or receives until its role is complete.
 const SAMPLES: u64 = 4;
@@ -74,13 +77,13 @@ impl World {
         }
     }
 
-    fn publish(&self, place: &mut PublisherPlace, row: u16, value: u64, status: Status) -> Option<HeldSlot> {
-        self.publish_viewed(place, row, value, status, false)
+    fn publish(&self, handle: &mut PublisherHandle, row: u16, value: u64, status: Status) -> Option<HeldSlot> {
+        self.publish_viewed(handle, row, value, status, false)
     }
 
     fn publish_viewed(
         &self,
-        place: &mut PublisherPlace,
+        handle: &mut PublisherHandle,
         row: u16,
         value: u64,
         status: Status,
@@ -102,14 +105,14 @@ impl World {
         loop {
             let seen = self.topic.prepare_for_space();
             let published = match is_viewed {
-                true => self.topic.publish_viewed(&self.pool, place, &held, &message),
-                false => self.topic.publish(&self.pool, place, &held, &message),
+                true => self.topic.publish_viewed(&self.pool, handle, &held, &message),
+                false => self.topic.publish(&self.pool, handle, &held, &message),
             };
             match published {
                 Ok(_) => break,
                 Err(Unpublished::Busy) => {}
                 Err(Unpublished::Blocked { id, .. }) => {
-                    self.topic.set_blocked(place.port(), Some((id, members::now())));
+                    self.topic.set_blocked(handle.port(), Some((id, members::now())));
                     self.topic.sleep_for_space(seen, Duration::from_millis(20));
                 }
                 Err(Unpublished::Detached) => {
@@ -119,16 +122,16 @@ impl World {
             }
             assert!(started.elapsed() < WATCHDOG, "watchdog: the wait does not end");
         }
-        self.topic.set_blocked(place.port(), None);
+        self.topic.set_blocked(handle.port(), None);
         Some(held)
     }
 
     /// Waits for a sample. Returns `None` if the subscriber was detached, or no further sample will come.
-    fn receive(&self, place: &mut SubscriberPlace, is_over: impl Fn() -> bool) -> Option<Taken> {
+    fn receive(&self, handle: &mut SubscriberHandle, is_over: impl Fn() -> bool) -> Option<HeldSample> {
         loop {
             let was_over = is_over();
             let seen = self.topic.prepare_for_sample();
-            match self.topic.receive(&self.pool, place) {
+            match self.topic.receive(&self.pool, handle) {
                 Received::Sample(taken) => return Some(taken),
                 Received::Detached => return None,
                 Received::Empty if was_over => return None,
@@ -140,7 +143,7 @@ impl World {
     }
 
     /// Reads a sample, which must be whole.
-    fn read(&self, taken: &Taken) -> u64 {
+    fn read(&self, taken: &HeldSample) -> u64 {
         let value = self.word(taken.block()).load(Ordering::Relaxed);
         assert_eq!(self.topic.header(taken), value.to_le_bytes());
         value
@@ -167,12 +170,12 @@ fn overwrite(point: &'static str) {
         return points::arm(0, overwrite);
     }
     let world = WORLD.get().unwrap();
-    let mut place = world.topic.join_as_publisher(CRASHING).unwrap();
+    let mut handle = world.topic.join_as_publisher(CRASHING).unwrap();
     for value in 0..SAMPLES {
-        world.publish(&mut place, CRASHING, value, Status::Ready);
+        world.publish(&mut handle, CRASHING, value, Status::Ready);
     }
-    world.topic.detach_publisher(place.port());
-    world.topic.leave_as_publisher(place.port());
+    world.topic.detach_publisher(handle.port());
+    world.topic.leave_as_publisher(handle.port());
     crash::arm();
 }
 
@@ -186,11 +189,11 @@ fn publish_meanwhile(point: &'static str) {
         return points::arm(0, publish_meanwhile);
     }
     let world = WORLD.get().unwrap();
-    let mut place = world.topic.join_as_publisher(CRASHING).unwrap();
+    let mut handle = world.topic.join_as_publisher(CRASHING).unwrap();
     let _in_hand = world.loan(CRASHING);
     crash::arm();
     for value in 0..2 {
-        world.publish(&mut place, CRASHING, value, Status::Ready);
+        world.publish(&mut handle, CRASHING, value, Status::Ready);
     }
 }
 
@@ -205,35 +208,35 @@ pub(crate) fn play(role: &str, topic: File) {
     let publisher = || topic.join_as_publisher(CRASHING).unwrap();
     if let Some(point) = role.strip_prefix(PUBLISHES_TWICE) {
         FIRST.set(point.to_owned()).unwrap();
-        let mut place = publisher();
+        let mut handle = publisher();
         points::arm(0, publish_meanwhile);
         let _in_hand = world.loan(CRASHING);
-        world.publish(&mut place, CRASHING, 0, Status::Ready);
+        world.publish(&mut handle, CRASHING, 0, Status::Ready);
         return crash::disarm();
     }
     match role {
         "publishes" => {
-            let mut place = publisher();
+            let mut handle = publisher();
             crash::arm();
             for value in 0..SAMPLES {
-                world.publish(&mut place, CRASHING, value, Status::Ready);
+                world.publish(&mut handle, CRASHING, value, Status::Ready);
             }
         }
         "publishes what a stream writes" => {
-            let mut place = publisher();
+            let mut handle = publisher();
             crash::arm();
             for value in 0..SAMPLES {
-                let held = world.publish(&mut place, CRASHING, value, Status::Timeline).unwrap();
+                let held = world.publish(&mut handle, CRASHING, value, Status::Timeline).unwrap();
                 topic.settle(held.index(), held.generation(), Status::Done);
                 topic.retire(pool, &held);
             }
         }
         "publishes what it views" => {
-            let mut place = publisher();
+            let mut handle = publisher();
             crash::arm();
             let mut viewed = None;
             for value in 0..SAMPLES {
-                let held = world.publish_viewed(&mut place, CRASHING, value, Status::Ready, true);
+                let held = world.publish_viewed(&mut handle, CRASHING, value, Status::Ready, true);
                 if let Some(former) = viewed.replace(held.unwrap()) {
                     topic.retire(pool, &former);
                 }
@@ -241,27 +244,27 @@ pub(crate) fn play(role: &str, topic: File) {
         }
         "joins as a publisher and leaves" => {
             crash::arm();
-            let mut place = publisher();
-            world.publish(&mut place, CRASHING, 0, Status::Ready);
-            topic.detach_publisher(place.port());
-            topic.leave_as_publisher(place.port());
+            let mut handle = publisher();
+            world.publish(&mut handle, CRASHING, 0, Status::Ready);
+            topic.detach_publisher(handle.port());
+            topic.leave_as_publisher(handle.port());
         }
         "joins as a subscriber and leaves" => {
             crash::arm();
             // The process may have been detached before it had joined.
-            if let Some(place) = topic.join_as_subscriber(CRASHING, None, 1) {
-                topic.detach_subscriber(place.port());
-                topic.leave_as_subscriber(place.port());
+            if let Some(handle) = topic.join_as_subscriber(CRASHING, None, 1) {
+                topic.detach_subscriber(handle.port());
+                topic.leave_as_subscriber(handle.port());
             }
         }
         "receives" | "receives the latest" => {
             let queue = (role == "receives the latest").then_some(1);
-            let mut place = topic.join_as_subscriber(CRASHING, queue, 0).unwrap();
+            let mut handle = topic.join_as_subscriber(CRASHING, queue, 0).unwrap();
             crash::arm();
             let mut before = None;
             for _ in 0..SAMPLES {
-                let Some(taken) = world.receive(&mut place, || false) else { break };
-                topic.add_age(&place, &taken, 100);
+                let Some(taken) = world.receive(&mut handle, || false) else { break };
+                topic.add_age(&handle, &taken, 100);
                 world.read(&taken);
                 if let Some(before) = before.replace(taken) {
                     topic.release(pool, &before);
@@ -270,13 +273,13 @@ pub(crate) fn play(role: &str, topic: File) {
             if let Some(last) = before {
                 topic.release(pool, &last);
             }
-            topic.detach_subscriber(place.port());
-            topic.leave_as_subscriber(place.port());
+            topic.detach_subscriber(handle.port());
+            topic.leave_as_subscriber(handle.port());
         }
         "receives what is overwritten" => {
-            let mut place = topic.join_as_subscriber(CRASHING, Some(1), 0).unwrap();
+            let mut handle = topic.join_as_subscriber(CRASHING, Some(1), 0).unwrap();
             points::arm(0, overwrite);
-            if let Some(taken) = world.receive(&mut place, || false) {
+            if let Some(taken) = world.receive(&mut handle, || false) {
                 world.read(&taken);
                 topic.release(pool, &taken);
             }
@@ -294,7 +297,7 @@ pub(crate) fn play(role: &str, topic: File) {
 /// The processes around the crashing one: a publisher, and a reader that must miss nothing.
 struct Others {
     world: Arc<World>,
-    publisher: PublisherPlace,
+    publisher: PublisherHandle,
     /// The crashing process opens these file descriptors by their numbers in this process.
     _memory: [OwnedFd; 3],
     over: Arc<AtomicBool>,
@@ -317,11 +320,11 @@ impl Others {
         let world = Arc::new(world);
         let over = Arc::new(AtomicBool::new(false));
         let publisher = world.topic.join_as_publisher(OURS).unwrap();
-        let place = world.topic.join_as_subscriber(READER, None, 0).unwrap();
+        let handle = world.topic.join_as_subscriber(READER, None, 0).unwrap();
         let reader = std::thread::spawn({
             let world = world.clone();
             let over = over.clone();
-            move || read_all(&world, place, &over)
+            move || read_all(&world, handle, &over)
         });
         (command, Self { world, publisher, _memory: [topic, pool, data], over, reader })
     }
@@ -369,9 +372,9 @@ impl Others {
 }
 
 /// Receives until it is over: publisher, sequence and value of each.
-fn read_all(world: &World, mut place: SubscriberPlace, over: &AtomicBool) -> Vec<(u64, u64, u64)> {
+fn read_all(world: &World, mut handle: SubscriberHandle, over: &AtomicBool) -> Vec<(u64, u64, u64)> {
     let mut all = Vec::new();
-    while let Some(taken) = world.receive(&mut place, || over.load(Ordering::Acquire)) {
+    while let Some(taken) = world.receive(&mut handle, || over.load(Ordering::Acquire)) {
         let value = world.read(&taken);
         let description = world.topic.describe(&taken);
         assert_eq!((taken.missed(), taken.position()), (0, all.len() as u64), "nothing is lost");

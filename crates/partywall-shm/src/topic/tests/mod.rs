@@ -20,7 +20,7 @@ use crate::{
     timeline::TimelineEnding,
 };
 
-const SHAPE: Shape = Shape { blocks: 24, depth: 4, publishers: 2, loans: 2, subscribers: 4, held: 4 };
+const SHAPE: TopicLimits = TopicLimits { blocks: 24, depth: 4, publishers: 2, loans: 2, subscribers: 4, held: 4 };
 
 /// A topic, its pool, and the contents of the blocks.
 struct World {
@@ -30,17 +30,17 @@ struct World {
 }
 
 impl World {
-    fn new(shape: Shape) -> Self {
-        let topic = Topic::map(Topic::create(shape).unwrap()).unwrap();
-        let pool = Pool::map(Pool::create(shape.blocks).unwrap()).unwrap();
-        Self { topic, pool, memory: (0..shape.blocks).map(|_| AtomicU64::new(0)).collect() }
+    fn new(limits: TopicLimits) -> Self {
+        let topic = Topic::map(Topic::create(limits).unwrap()).unwrap();
+        let pool = Pool::map(Pool::create(limits.blocks).unwrap()).unwrap();
+        Self { topic, pool, memory: (0..limits.blocks).map(|_| AtomicU64::new(0)).collect() }
     }
 
-    fn publisher(&self, row: u16) -> PublisherPlace {
+    fn publisher(&self, row: u16) -> PublisherHandle {
         self.topic.join_as_publisher(row).unwrap()
     }
 
-    fn subscriber(&self, row: u16, queue: Option<u32>) -> SubscriberPlace {
+    fn subscriber(&self, row: u16, queue: Option<u32>) -> SubscriberHandle {
         self.topic.join_as_subscriber(row, queue, 0).unwrap()
     }
 
@@ -53,21 +53,21 @@ impl World {
 
     fn publish_as(
         &self,
-        place: &mut PublisherPlace,
+        handle: &mut PublisherHandle,
         value: u64,
         status: Status,
     ) -> Result<(u64, HeldSlot), Unpublished> {
-        self.publish_on(place, 0, value, status)
+        self.publish_on(handle, 0, value, status)
     }
 
     fn publish_on(
         &self,
-        place: &mut PublisherPlace,
+        handle: &mut PublisherHandle,
         lane: u8,
         value: u64,
         status: Status,
     ) -> Result<(u64, HeldSlot), Unpublished> {
-        let held = self.loan(place.port.row()).expect("enough blocks are free");
+        let held = self.loan(handle.port.row()).expect("enough blocks are free");
         self.memory[held.index() as usize].store(value, Ordering::Relaxed);
         let message = Message {
             status,
@@ -79,7 +79,7 @@ impl World {
             bytes: 8,
             header: &value.to_le_bytes(),
         };
-        match self.topic.publish(&self.pool, place, &held, &message) {
+        match self.topic.publish(&self.pool, handle, &held, &message) {
             Ok(position) => Ok((position, held)),
             Err(error) => {
                 assert!(self.pool.free(&held));
@@ -89,26 +89,26 @@ impl World {
     }
 
     /// Publishes an empty sample with a stamp.
-    fn publish_at(&self, place: &mut PublisherPlace, stamp: u64) -> Result<u64, Unpublished> {
-        let held = self.loan(place.port.row()).expect("enough blocks are free");
+    fn publish_at(&self, handle: &mut PublisherHandle, stamp: u64) -> Result<u64, Unpublished> {
+        let held = self.loan(handle.port.row()).expect("enough blocks are free");
         let message =
             Message { status: Status::Ready, lane: 0, value: 0, stamp, dtype: 1, shape: &[0], bytes: 0, header: &[] };
-        self.topic.publish(&self.pool, place, &held, &message)
+        self.topic.publish(&self.pool, handle, &held, &message)
     }
 
-    fn publish(&self, place: &mut PublisherPlace, value: u64) -> Result<u64, Unpublished> {
-        self.publish_as(place, value, Status::Ready).map(|(position, _)| position)
+    fn publish(&self, handle: &mut PublisherHandle, value: u64) -> Result<u64, Unpublished> {
+        self.publish_as(handle, value, Status::Ready).map(|(position, _)| position)
     }
 
-    fn take(&self, place: &mut SubscriberPlace) -> Option<Taken> {
-        match self.topic.receive(&self.pool, place) {
+    fn take(&self, handle: &mut SubscriberHandle) -> Option<HeldSample> {
+        match self.topic.receive(&self.pool, handle) {
             Received::Sample(taken) => Some(taken),
             Received::Empty => None,
             other => panic!("{other:?}"),
         }
     }
 
-    fn read(&self, taken: &Taken) -> u64 {
+    fn read(&self, taken: &HeldSample) -> u64 {
         let value = self.memory[taken.block() as usize].load(Ordering::Relaxed);
         let description = self.topic.describe(taken);
         assert_eq!((description.shape(), description.dtype, description.bytes), (&[2, value][..], 12, 8));
@@ -117,8 +117,8 @@ impl World {
     }
 
     /// Receives, reads and releases.
-    fn receive(&self, place: &mut SubscriberPlace) -> Option<u64> {
-        let taken = self.take(place)?;
+    fn receive(&self, handle: &mut SubscriberHandle) -> Option<u64> {
+        let taken = self.take(handle)?;
         let value = self.read(&taken);
         self.topic.release(&self.pool, &taken);
         Some(value)
@@ -162,11 +162,11 @@ fn sample_identifies_its_publisher_and_position() {
     let mut subscriber = world.subscriber(3, None);
     assert_ne!(publishers[0].id(), publishers[1].id());
     for (publisher, sequence) in [(0, 0), (1, 0), (1, 1), (0, 1)] {
-        let place = &mut publishers[publisher];
-        world.publish(place, 5).unwrap();
+        let handle = &mut publishers[publisher];
+        world.publish(handle, 5).unwrap();
         let taken = world.take(&mut subscriber).unwrap();
         let description = world.topic.describe(&taken);
-        assert_eq!((description.publisher, description.sequence), (place.id(), sequence));
+        assert_eq!((description.publisher, description.sequence), (handle.id(), sequence));
         assert_eq!((world.topic.status(&taken), taken.missed()), (Status::Ready, 0));
         world.topic.release(&world.pool, &taken);
     }
@@ -174,14 +174,14 @@ fn sample_identifies_its_publisher_and_position() {
 }
 
 /// Receives a sample at a time, and releases it.
-fn receive_at(world: &World, place: &mut SubscriberPlace, now: u64) {
-    let taken = world.take(place).unwrap();
-    world.topic.add_age(place, &taken, now);
+fn receive_at(world: &World, handle: &mut SubscriberHandle, now: u64) {
+    let taken = world.take(handle).unwrap();
+    world.topic.add_age(handle, &taken, now);
     world.topic.release(&world.pool, &taken);
 }
 
-fn ages_of(world: &World, place: &SubscriberPlace) -> Ages {
-    world.topic.subscribers().into_iter().find(|state| state.id == place.id()).unwrap().ages
+fn ages_of(world: &World, handle: &SubscriberHandle) -> Ages {
+    world.topic.subscribers().into_iter().find(|state| state.id == handle.id()).unwrap().ages
 }
 
 #[test]
@@ -252,7 +252,7 @@ fn question_about_ages_ends_with_its_lease() {
 fn topic_is_idle_once_publishers_left_and_all_is_received() {
     let world = World::new(SHAPE);
     let mut subscriber = world.subscriber(3, None);
-    let is_idle = |subscriber: &SubscriberPlace| world.topic.is_idle(subscriber.next());
+    let is_idle = |subscriber: &SubscriberHandle| world.topic.is_idle(subscriber.next());
     assert!(!is_idle(&subscriber), "no publisher has come yet");
     let mut first = world.publisher(1);
     assert!(!is_idle(&subscriber), "there is one");
@@ -332,7 +332,7 @@ fn publishers_do_not_wait_for_lossy_subscribers() {
 
 #[test]
 fn ring_of_one_entry_holds_the_last_sample() {
-    let world = World::new(Shape { depth: 1, ..SHAPE });
+    let world = World::new(TopicLimits { depth: 1, ..SHAPE });
     let mut publisher = world.publisher(1);
     let mut latest = world.subscriber(2, Some(1));
     let mut strict = world.subscriber(3, None);
@@ -598,8 +598,8 @@ fn blocks_of_the_dead_come_back_and_their_samples_stay() {
 
 #[test]
 fn waiter_gets_a_released_or_overwritten_block() {
-    let shape = Shape { blocks: 4, depth: 1, publishers: 1, loans: 2, subscribers: 1, held: 1 };
-    let world = World::new(shape);
+    let limits = TopicLimits { blocks: 4, depth: 1, publishers: 1, loans: 2, subscribers: 1, held: 1 };
+    let world = World::new(limits);
     let mut publisher = world.publisher(1);
     let mut reader = world.subscriber(2, Some(1));
     world.publish(&mut publisher, 0).unwrap();
@@ -609,7 +609,7 @@ fn waiter_gets_a_released_or_overwritten_block() {
         Attempt::Waiting(waiter) => waiter,
         other => panic!("{other:?}"),
     };
-    let publish = |publisher: &mut PublisherPlace, held| {
+    let publish = |publisher: &mut PublisherHandle, held| {
         let message =
             Message { status: Status::Ready, lane: 0, value: 0, stamp: 1, dtype: 1, shape: &[], bytes: 1, header: &[] };
         world.topic.publish(&world.pool, publisher, &held, &message).unwrap();
@@ -633,12 +633,12 @@ fn waiter_gets_a_released_or_overwritten_block() {
 #[test]
 fn many_publish_and_receive_at_once() {
     const EACH: u64 = 5_000;
-    let world = World::new(Shape { blocks: 24, depth: 4, publishers: 2, loans: 2, subscribers: 4, held: 4 });
+    let world = World::new(TopicLimits { blocks: 24, depth: 4, publishers: 2, loans: 2, subscribers: 4, held: 4 });
     let over = AtomicBool::new(false);
     let subscribers = [None, None, Some(4), Some(1)].map(|queue| (queue, world.subscriber(10, queue)));
     std::thread::scope(|scope| {
         let publishers = [1, 2].map(|row| {
-            let mut place = world.publisher(row);
+            let mut handle = world.publisher(row);
             let world = &world;
             scope.spawn(move || {
                 for count in 0..EACH {
@@ -648,7 +648,7 @@ fn many_publish_and_receive_at_once() {
                         }
                         std::thread::yield_now();
                     };
-                    let value = place.id() << 32 | count;
+                    let value = handle.id() << 32 | count;
                     world.memory[held.index() as usize].store(value, Ordering::Relaxed);
                     let header = value.to_le_bytes();
                     let message = Message {
@@ -663,7 +663,7 @@ fn many_publish_and_receive_at_once() {
                     };
                     loop {
                         let seen = world.topic.prepare_for_space();
-                        match world.topic.publish(&world.pool, &mut place, &held, &message) {
+                        match world.topic.publish(&world.pool, &mut handle, &held, &message) {
                             Ok(_) => break,
                             Err(Unpublished::Busy) => {}
                             Err(Unpublished::Blocked { .. }) => {
@@ -675,7 +675,7 @@ fn many_publish_and_receive_at_once() {
                 }
             })
         });
-        for (queue, mut place) in subscribers {
+        for (queue, mut handle) in subscribers {
             let world = &world;
             let over = &over;
             scope.spawn(move || {
@@ -685,7 +685,7 @@ fn many_publish_and_receive_at_once() {
                 loop {
                     let was_over = over.load(Ordering::Acquire);
                     let seen = world.topic.prepare_for_sample();
-                    let taken = match world.topic.receive(&world.pool, &mut place) {
+                    let taken = match world.topic.receive(&world.pool, &mut handle) {
                         Received::Sample(taken) => taken,
                         Received::Empty if was_over => break,
                         Received::Empty => {

@@ -80,26 +80,26 @@ proptest! {
     // Holds 203.
     #[test]
     fn topic_agrees_with_its_model(steps in vec(step(), 1..100)) {
-        let world = World::new(Shape { blocks: 24, depth: 4, publishers: 2, loans: 2, subscribers: 3, held: 4 });
+        let world = World::new(TopicLimits { blocks: 24, depth: 4, publishers: 2, loans: 2, subscribers: 3, held: 4 });
         let mut model = Model::default();
         let mut publishers = [0, 1].map(|row| Some(world.publisher(row)));
-        let mut readers: [Option<(SubscriberPlace, Vec<Taken>)>; 3] = Default::default();
+        let mut readers: [Option<(SubscriberHandle, Vec<HeldSample>)>; 3] = Default::default();
         let mut written: Vec<(u16, HeldSlot)> = Vec::new();
         for step in steps {
             match step {
                 Step::Publish(who) | Step::Enqueue(who) => {
-                    let Some(place) = &mut publishers[who] else { continue };
+                    let Some(handle) = &mut publishers[who] else { continue };
                     if written.len() >= 4 && matches!(step, Step::Enqueue(_)) {
                         continue;
                     }
                     let value = model.samples.len() as u64 * 7;
                     let result = if matches!(step, Step::Enqueue(_)) {
-                        world.publish_as(place, value, Status::Timeline).map(|(position, held)| {
+                        world.publish_as(handle, value, Status::Timeline).map(|(position, held)| {
                             written.push((who as u16, held));
                             position
                         })
                     } else {
-                        world.publish(place, value)
+                        world.publish(handle, value)
                     };
                     match result {
                         Ok(position) => {
@@ -115,9 +115,9 @@ proptest! {
                     world.topic.retire(&world.pool, &held);
                 },
                 Step::Receive(who) => {
-                    let Some((place, held)) = &mut readers[who] else { continue };
+                    let Some((handle, held)) = &mut readers[who] else { continue };
                     let next = model.next(who);
-                    match world.topic.receive(&world.pool, place) {
+                    match world.topic.receive(&world.pool, handle) {
                         Received::Sample(taken) => {
                             let value = model.samples[next.unwrap() as usize];
                             prop_assert_eq!(Some(taken.position()), next);
@@ -145,17 +145,17 @@ proptest! {
                 }
                 Step::Join(who, queue, history) => {
                     if readers[who].is_none() {
-                        let place = world.topic.join_as_subscriber(who as u16 + 2, queue, history).unwrap();
-                        readers[who] = Some((place, Vec::new()));
+                        let handle = world.topic.join_as_subscriber(who as u16 + 2, queue, history).unwrap();
+                        readers[who] = Some((handle, Vec::new()));
                         let first = (model.samples.len() as u64).saturating_sub(history.into()).max(model.oldest());
                         model.readers[who] = Some(Reader { next: first, queue, held: Vec::new() });
                     }
                 }
-                Step::Leave(who) => if let Some((place, held)) = readers[who].take() {
+                Step::Leave(who) => if let Some((handle, held)) = readers[who].take() {
                     model.readers[who] = None;
-                    world.topic.detach_subscriber(place.port());
+                    world.topic.detach_subscriber(handle.port());
                     held.iter().for_each(|taken| world.topic.release(&world.pool, taken));
-                    world.topic.leave_as_subscriber(place.port());
+                    world.topic.leave_as_subscriber(handle.port());
                 },
                 Step::Die(row) => {
                     world.topic.recover(&world.pool, |dead| dead == row);
@@ -168,7 +168,7 @@ proptest! {
                     }
                 }
             }
-            let held: BTreeSet<_> = readers.iter().flatten().flat_map(|(_, held)| held).map(Taken::block).collect();
+            let held: BTreeSet<_> = readers.iter().flatten().flat_map(|(_, held)| held).map(HeldSample::block).collect();
             let audit = world.audit();
             prop_assert_eq!(u64::from(audit.in_ring), (model.samples.len() as u64).min(Model::DEPTH));
             prop_assert!(audit.read <= held.len() as u32 && audit.held <= written.len() as u32);
@@ -186,7 +186,7 @@ proptest! {
     // Holds 158.
     #[test]
     fn arbitrary_bytes_are_not_trusted(words in vec((any::<prop::sample::Index>(), any::<u64>(), 0..5_u8), 0..200), ring in any::<bool>()) {
-        let shape = Shape { blocks: 24, depth: 4, publishers: 2, loans: 2, subscribers: 3, held: 4 };
+        let shape = TopicLimits { blocks: 24, depth: 4, publishers: 2, loans: 2, subscribers: 3, held: 4 };
         let topic = Topic::create(shape).unwrap();
         let pool = Pool::create(shape.blocks).unwrap();
         let maps = [&topic, &pool].map(|fd| SharedMap::writable(fd).unwrap());
@@ -211,7 +211,7 @@ proptest! {
             all[index.index(all.len())].store(word, Ordering::Relaxed);
         }
         let message = Message { status: Status::Timeline, lane: 0, value: 1, stamp: 1, dtype: 1, shape: &[1; 8], bytes: 8, header: &[1; 256] };
-        let use_all = |publisher: &mut PublisherPlace, reader: &mut SubscriberPlace| {
+        let use_all = |publisher: &mut PublisherHandle, reader: &mut SubscriberHandle| {
             if let Some(held) = world.loan(1)
                 && world.topic.publish(&world.pool, publisher, &held, &message).is_ok()
             {
