@@ -30,9 +30,10 @@ use super::{
 };
 use crate::{
     completion::{Completion, Fence, contained},
+    domain::Domain,
     element::{Element, elements_mut},
     error::{Error, Failed, Gone, InvalidArgument, Mismatch, Result},
-    gpu::DeviceRange,
+    gpu::{DeviceRange, Gpu},
     pool::{Block, Blocks},
     recorder::Action,
     timeline::StreamSignal,
@@ -273,6 +274,16 @@ impl Loan {
         self.lent.bytes == 0
     }
 
+    /// Returns the GPU on which this process uses the sample; `None` for host memory.
+    pub fn gpu(&self) -> Option<&Gpu> {
+        self.lent.joined.open.blocks.gpu()
+    }
+
+    /// Returns the domain.
+    pub fn domain(&self) -> &Domain {
+        self.lent.joined.open.domain()
+    }
+
     pub(crate) fn memory(&self) -> &Arc<Blocks> {
         &self.lent.publisher.open.blocks
     }
@@ -356,6 +367,16 @@ impl Drop for Blocked<'_> {
 }
 
 impl Filled {
+    /// Returns the GPU on which this process uses the sample; `None` for host memory.
+    pub fn gpu(&self) -> Option<&Gpu> {
+        self.0.gpu()
+    }
+
+    /// Returns the domain.
+    pub fn domain(&self) -> &Domain {
+        self.0.domain()
+    }
+
     /// Gives the block back without publishing it. If its GPU address was handed out, first waits until all work of
     /// this process on that GPU is done; dropping the sample does not wait. If there is a
     /// [memory](Loan::keep_memory) of it, that gives the block back.

@@ -1,0 +1,235 @@
+//! Arguments as C passes them: texts, arrays, times, places to store results, structs of another release.
+
+use std::{
+    ffi::{c_char, c_void},
+    slice,
+    str::FromStr,
+    sync::Arc,
+    time::Duration,
+};
+
+use partywall::{
+    DType, DeviceChoice, Domain, Gpu, Place,
+    cuda::{RawStream, StreamRef},
+    gpu,
+};
+
+use crate::error::Failure;
+
+/// A timeout that never ends, as every negative number does.
+pub const PW_FOREVER: i64 = -1;
+
+/// The longest text that is read, without its end: names have up to 255 bytes, paths up to 4,095.
+const MAX_TEXT: usize = 4095;
+/// The bytes that a struct may be larger than this library knows.
+const MAX_STRUCT: usize = 4096;
+
+/// Returns a text, which ends with a zero byte.
+///
+/// # Safety
+/// `text` is null, or its bytes up to the first zero byte, at most 4,096, may be read and do not change during `'a`.
+pub(crate) unsafe fn text<'a>(text: *const c_char, what: &str) -> Result<&'a str, Failure> {
+    // SAFETY: the caller's promise.
+    unsafe { optional_text(text, what) }?.ok_or_else(|| Failure::null(what))
+}
+
+/// Returns a text, or `None` for null.
+///
+/// # Safety
+/// As [`text`].
+pub(crate) unsafe fn optional_text<'a>(text: *const c_char, what: &str) -> Result<Option<&'a str>, Failure> {
+    if text.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: by the caller's promise each byte up to the first zero byte may be read.
+    let length = (0..=MAX_TEXT).find(|n| unsafe { *text.add(*n) } == 0).ok_or_else(|| {
+        Failure::argument(format!("{what} has no zero byte within {} bytes", MAX_TEXT + 1), "end the text with '\\0'")
+    })?;
+    // SAFETY: these bytes were read just now.
+    let bytes = unsafe { slice::from_raw_parts(text.cast::<u8>(), length) };
+    let not_utf8 =
+        |_| Failure::argument(format!("{what} is not UTF-8: {}", bytes.escape_ascii()), "encode it as UTF-8");
+    str::from_utf8(bytes).map(Some).map_err(not_utf8)
+}
+
+/// Returns an array.
+///
+/// # Safety
+/// `data` is null, or `length` elements there may be read and do not change during `'a`.
+pub(crate) unsafe fn array<'a, T>(data: *const T, length: usize, what: &str) -> Result<&'a [T], Failure> {
+    if length == 0 {
+        return Ok(&[]);
+    }
+    check_array(data, length, what)?;
+    // SAFETY: the address is not null and aligned, the length does not overflow, and the rest is the caller's promise.
+    Ok(unsafe { slice::from_raw_parts(data, length) })
+}
+
+/// Returns an array to store into.
+///
+/// # Safety
+/// `data` is null, or `length` elements there are used by nobody else during `'a`, and are initialised.
+pub(crate) unsafe fn array_mut<'a, T>(data: *mut T, length: usize, what: &str) -> Result<&'a mut [T], Failure> {
+    if length == 0 {
+        return Ok(&mut []);
+    }
+    check_array(data, length, what)?;
+    // SAFETY: as in `array`.
+    Ok(unsafe { slice::from_raw_parts_mut(data, length) })
+}
+
+fn check_array<T>(data: *const T, length: usize, what: &str) -> Result<(), Failure> {
+    if data.is_null() {
+        return Err(Failure::null(what));
+    }
+    let end = length.checked_mul(size_of::<T>()).filter(|bytes| *bytes <= isize::MAX as usize);
+    if !data.is_aligned() || end.is_none_or(|bytes| data.addr().checked_add(bytes).is_none()) {
+        let why = format!("{what} is not an array of {length} elements: it is not aligned or ends beyond all memory");
+        return Err(Failure::argument(why, "check the address and the length"));
+    }
+    Ok(())
+}
+
+/// Stores a result.
+///
+/// # Safety
+/// `out` is null or may be written.
+pub(crate) unsafe fn store<T>(out: *mut T, value: T, what: &str) -> Result<(), Failure> {
+    if out.is_null() {
+        return Err(Failure::null(what));
+    }
+    // SAFETY: the caller's promise.
+    unsafe { out.write(value) };
+    Ok(())
+}
+
+/// Stores a result that the caller may not want.
+///
+/// # Safety
+/// As [`store`].
+pub(crate) unsafe fn store_optional<T>(out: *mut T, value: T) {
+    if !out.is_null() {
+        // SAFETY: the caller's promise.
+        unsafe { out.write(value) };
+    }
+}
+
+/// Fails for a place to store a result that is null, before anything is done that would then be lost.
+pub(crate) fn check_out<T>(out: *mut T, what: &str) -> Result<(), Failure> {
+    if out.is_null() { Err(Failure::null(what)) } else { Ok(()) }
+}
+
+/// A struct of options or information, whose first member is its size as the caller knows it. All zero bytes are valid.
+///
+/// # Safety
+/// `repr(C)`; the first member is a `usize`; every pattern of bytes that C can store is a value of it.
+pub(crate) unsafe trait Struct: Copy {
+    const NAME: &'static str;
+}
+
+/// Returns the options of a caller, with zero for what an older caller does not know; null means all defaults.
+///
+/// # Safety
+/// `options` is null or points to a struct of as many bytes as its first member says, or fewer bytes than 8.
+pub(crate) unsafe fn options<T: Struct>(options: *const T) -> Result<T, Failure> {
+    // SAFETY: all zero bytes are a value of it.
+    let mut known = unsafe { std::mem::zeroed::<T>() };
+    if options.is_null() {
+        return Ok(known);
+    }
+    // SAFETY: its first member is its size.
+    let size = unsafe { struct_size(options)? };
+    let copied = size.min(size_of::<T>());
+    // SAFETY: the caller has `size` bytes there, and `known` has at least `copied`.
+    unsafe { (&raw mut known).cast::<u8>().copy_from_nonoverlapping(options.cast::<u8>(), copied) };
+    // SAFETY: the caller has `size` bytes there.
+    let rest = unsafe { slice::from_raw_parts(options.cast::<u8>().add(copied), size - copied) };
+    if rest.iter().any(|byte| *byte != 0) {
+        let why = format!("{} is of a later release of Partywall, and sets options that this one lacks", T::NAME);
+        return Err(Failure::argument(why, "install the release of libpartywall that the program was compiled with"));
+    }
+    Ok(known)
+}
+
+/// Stores information into a caller's struct, as much as it has room for.
+///
+/// # Safety
+/// `out` is null or points to a struct of as many bytes as its first member says, which may be written.
+pub(crate) unsafe fn store_info<T: Struct>(out: *mut T, info: T) -> Result<(), Failure> {
+    if out.is_null() {
+        return Err(Failure::null(T::NAME));
+    }
+    // SAFETY: its first member is its size.
+    let size = unsafe { struct_size(out)? };
+    let head = size_of::<usize>();
+    let copied = size.min(size_of::<T>());
+    // SAFETY: the caller has `size` bytes there, which is at least `copied`; the size itself stays. What is behind
+    // `copied` is set to zero.
+    unsafe {
+        let from = (&raw const info).cast::<u8>().add(head);
+        out.cast::<u8>().add(head).copy_from_nonoverlapping(from, copied - head);
+        out.cast::<u8>().add(copied).write_bytes(0, size - copied);
+    }
+    Ok(())
+}
+
+/// Returns the size that a struct says it has.
+///
+/// # Safety
+/// `at` points to a `usize` at least.
+unsafe fn struct_size<T: Struct>(at: *const T) -> Result<usize, Failure> {
+    if !at.is_aligned() {
+        return Err(Failure::argument(format!("{} is not aligned", T::NAME), "pass the address of a variable"));
+    }
+    // SAFETY: the caller's promise.
+    let size = unsafe { *at.cast::<usize>() };
+    if size < size_of::<usize>() || size > MAX_STRUCT {
+        let why = format!("the size in {} is {size}", T::NAME);
+        return Err(Failure::argument(why, "set its first member to its sizeof, as PW_INIT does"));
+    }
+    Ok(size)
+}
+
+/// Returns how long a call waits: negative numbers of nanoseconds mean without end.
+pub(crate) fn timeout(nanoseconds: i64) -> Duration {
+    u64::try_from(nanoseconds).map_or(Duration::MAX, Duration::from_nanos)
+}
+
+/// Returns an element type by its number.
+pub(crate) fn dtype(code: u32) -> Result<DType, Failure> {
+    let known = u8::try_from(code).ok().and_then(DType::from_code);
+    known.ok_or_else(|| Failure::argument(format!("{code} is no element type"), "pass a constant PW_DTYPE_…"))
+}
+
+/// Returns the place that a device's name means; host memory for null.
+///
+/// # Safety
+/// As [`text`].
+pub(crate) unsafe fn place(device: *const c_char) -> Result<Place, Failure> {
+    // SAFETY: the caller's promise.
+    let Some(device) = (unsafe { optional_text(device, "device") })? else { return Ok(Place::Host) };
+    let choice = DeviceChoice::from_str(device)
+        .map_err(|error| Failure::argument(error.to_string(), "`nvidia-smi -L` lists the GPUs of the machine"))?;
+    Ok(gpu::resolve(choice)?.0)
+}
+
+/// Returns the GPU of a caller's stream: the one that has the memory, or, for pinned memory that this process uses with no
+/// GPU so far, the one that "auto" means.
+pub(crate) fn stream_gpu(domain: &Domain, gpu: Option<&Gpu>) -> partywall::Result<Arc<Gpu>> {
+    gpu.map_or_else(|| domain.default_gpu(), |gpu| domain.gpu(gpu.uuid()))
+}
+
+/// Returns a caller's stream; null is the legacy default stream, as in CUDA's run-time API.
+///
+/// # Safety
+/// `stream` is a stream of the primary context of `gpu`, and stays one for `'a`.
+pub(crate) unsafe fn stream(gpu: &Gpu, stream: *mut c_void) -> StreamRef<'_> {
+    let raw = if stream.is_null() { RawStream::LEGACY_DEFAULT } else { RawStream(stream.addr() as u64) };
+    // SAFETY: the caller's promise.
+    unsafe { StreamRef::borrow(gpu.context(), raw) }
+}
+
+/// Returns a device address as C has it.
+pub(crate) fn address(device: u64) -> *mut c_void {
+    std::ptr::without_provenance_mut(device as usize)
+}

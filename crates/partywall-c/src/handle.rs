@@ -1,0 +1,328 @@
+//! What C holds in place of pointers.
+//!
+//! A handle has the type of a pointer, so that the compiler of the caller keeps the kinds of handles apart, but it is a
+//! number: the kind (8 bits), a generation (32 bits) and the index of a cell (24 bits) in a table of that kind. Cells
+//! are never freed, and a cell's generation changes when its object is closed. So a null handle, a closed one, one of
+//! another kind and any other number are found out by reading memory of this library alone.
+//!
+//! Generations begin at a number that differs between copies of the library in one process, so that a handle of
+//! another copy is found out, too.
+
+use std::{
+    cell::{Cell, UnsafeCell},
+    marker::PhantomData,
+    mem::MaybeUninit,
+    ptr,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicPtr, AtomicU32, Ordering},
+    },
+};
+
+use crate::error::Failure;
+
+const INDEX_BITS: u32 = 24;
+const GENERATION_BITS: u32 = 32;
+/// The cells of the first chunk. Each further chunk has twice as many as the one before.
+const FIRST_CHUNK: usize = 32;
+const CHUNKS: usize = (INDEX_BITS - FIRST_CHUNK.trailing_zeros()) as usize;
+
+/// An object that C holds by a handle.
+pub(crate) trait Object: Send + Sized + 'static {
+    /// What messages call it.
+    const NAME: &'static str;
+    /// The kind in the handle; never 0.
+    const KIND: u8;
+    /// The type of the handle in C.
+    type Handle;
+
+    /// Returns the table of its kind.
+    fn table() -> &'static Table<Self>;
+
+    /// Returns the index of a free cell that this thread keeps for its next object, plus one; 0 for none.
+    fn spare() -> &'static std::thread::LocalKey<Spare<Self>>;
+}
+
+/// Makes a type an [`Object`].
+macro_rules! object {
+    ($type:ty, $handle:ty, $kind:literal, $name:literal) => {
+        impl $crate::handle::Object for $type {
+            const NAME: &'static str = $name;
+            const KIND: u8 = $kind;
+            type Handle = $handle;
+
+            #[inline]
+            fn table() -> &'static $crate::handle::Table<Self> {
+                static TABLE: $crate::handle::Table<$type> = $crate::handle::Table::new();
+                &TABLE
+            }
+
+            #[inline]
+            fn spare() -> &'static std::thread::LocalKey<$crate::handle::Spare<Self>> {
+                thread_local! {
+                    static SPARE: $crate::handle::Spare<$type> = const { $crate::handle::Spare::none() };
+                }
+                &SPARE
+            }
+        }
+    };
+}
+pub(crate) use object;
+
+/// The cells of one kind.
+pub(crate) struct Table<T> {
+    chunks: [AtomicPtr<Slot<T>>; CHUNKS],
+    free: Mutex<Free>,
+}
+
+struct Free {
+    cells: Vec<u32>,
+    /// How many cells were ever used.
+    used: u32,
+}
+
+struct Slot<T> {
+    /// Odd while the cell contains an object.
+    generation: AtomicU32,
+    object: UnsafeCell<MaybeUninit<T>>,
+}
+
+/// A free cell that a thread keeps, so that objects that come and go take no lock.
+pub(crate) struct Spare<T: Object> {
+    /// The index plus one.
+    cell: Cell<u32>,
+    of: PhantomData<fn(T)>,
+}
+
+// SAFETY: an object is only reached through its handle, and `T` is `Send`. What several threads may do with one handle
+// at a time is part of the contract of each function in the header.
+unsafe impl<T: Send> Sync for Table<T> {}
+
+impl<T> Table<T> {
+    pub(crate) const fn new() -> Self {
+        Self {
+            chunks: [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS],
+            free: Mutex::new(Free { cells: Vec::new(), used: 0 }),
+        }
+    }
+
+    fn slot(&self, index: u32) -> Option<&Slot<T>> {
+        let (chunk, offset) = position(index);
+        let cells = self.chunks.get(chunk)?.load(Ordering::Acquire);
+        // SAFETY: a chunk that is stored has `FIRST_CHUNK << chunk` initialised cells and is never freed; `position`
+        // returns an offset below that.
+        (!cells.is_null()).then(|| unsafe { &*cells.add(offset) })
+    }
+
+    /// Returns a free cell.
+    fn vacant(&self) -> Result<u32, Failure> {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(index) = free.cells.pop() {
+            return Ok(index);
+        }
+        let index = free.used;
+        let (chunk, _) = position(index);
+        let Some(cells) = self.chunks.get(chunk) else { return Err(Failure::too_many_handles()) };
+        if cells.load(Ordering::Relaxed).is_null() {
+            let first = first_generation();
+            let made: Box<[Slot<T>]> = (0..FIRST_CHUNK << chunk)
+                .map(|_| Slot { generation: AtomicU32::new(first), object: UnsafeCell::new(MaybeUninit::uninit()) })
+                .collect();
+            // Never freed, so that a handle that is not valid any more can be found out.
+            cells.store(Box::leak(made).as_mut_ptr(), Ordering::Release);
+        }
+        free.used += 1;
+        Ok(index)
+    }
+}
+
+/// Returns the chunk of a cell, and its offset in it.
+fn position(index: u32) -> (usize, usize) {
+    let n = index as usize + FIRST_CHUNK;
+    let chunk = (n.ilog2() - FIRST_CHUNK.ilog2()) as usize;
+    (chunk, n - (FIRST_CHUNK << chunk))
+}
+
+/// Returns an even number that differs between copies of the library in one process.
+fn first_generation() -> u32 {
+    static HERE: u8 = 0;
+    ((&raw const HERE as usize >> 4) as u32) & !1
+}
+
+impl<T: Object> Spare<T> {
+    pub(crate) const fn none() -> Self {
+        Self { cell: Cell::new(0), of: PhantomData }
+    }
+}
+
+impl<T: Object> Drop for Spare<T> {
+    fn drop(&mut self) {
+        if let Some(index) = self.cell.get().checked_sub(1) {
+            let mut free = T::table().free.lock().unwrap_or_else(PoisonError::into_inner);
+            free.cells.push(index);
+        }
+    }
+}
+
+/// Stores an object and returns its handle.
+#[inline]
+pub(crate) fn insert<T: Object>(object: T) -> Result<*mut T::Handle, Failure> {
+    // The thread may be ending, after its spare cell was given back.
+    let spare = T::spare().try_with(|spare| spare.cell.replace(0)).unwrap_or(0);
+    let index = match spare.checked_sub(1) {
+        Some(index) => index,
+        None => T::table().vacant()?,
+    };
+    let slot = T::table().slot(index).expect("a vacant cell exists");
+    // SAFETY: the cell is vacant and this thread alone has its index.
+    unsafe { (*slot.object.get()).write(object) };
+    let generation = slot.generation.load(Ordering::Relaxed).wrapping_add(1);
+    slot.generation.store(generation, Ordering::Release);
+    let number =
+        u64::from(T::KIND) << (GENERATION_BITS + INDEX_BITS) | u64::from(generation) << INDEX_BITS | u64::from(index);
+    Ok(ptr::without_provenance_mut(number as usize))
+}
+
+/// Returns the cell of a handle and its generation, if it has the right kind and its object is not closed.
+#[inline]
+fn find<T: Object>(handle: *const T::Handle) -> Result<(&'static Slot<T>, u32, u32), Failure> {
+    let number = handle.addr() as u64;
+    let index = (number & ((1 << INDEX_BITS) - 1)) as u32;
+    let generation = (number >> INDEX_BITS) as u32;
+    if number >> (GENERATION_BITS + INDEX_BITS) == u64::from(T::KIND)
+        && generation % 2 == 1
+        && let Some(slot) = T::table().slot(index)
+        && slot.generation.load(Ordering::Acquire) == generation
+    {
+        return Ok((slot, generation, index));
+    }
+    Err(Failure::handle::<T>(handle.is_null()))
+}
+
+/// Returns the object of a handle.
+///
+/// # Safety
+/// No other thread closes the handle during `'a`, or has the object by [`get_mut`].
+#[inline]
+pub(crate) unsafe fn get<'a, T: Object>(handle: *const T::Handle) -> Result<&'a T, Failure> {
+    let (slot, ..) = find::<T>(handle)?;
+    // SAFETY: the generation says that the cell contains an object; the caller's promise keeps it there.
+    Ok(unsafe { (*slot.object.get()).assume_init_ref() })
+}
+
+/// Returns the object of a handle for a change.
+///
+/// # Safety
+/// No other thread uses the handle during `'a`.
+#[inline]
+pub(crate) unsafe fn get_mut<'a, T: Object>(handle: *mut T::Handle) -> Result<&'a mut T, Failure> {
+    let (slot, ..) = find::<T>(handle)?;
+    // SAFETY: as in `get`, and by the caller's promise nobody else refers to the object.
+    Ok(unsafe { (*slot.object.get()).assume_init_mut() })
+}
+
+/// Takes the object of a handle, which is closed from then on. Of several threads one gets it.
+#[inline]
+pub(crate) fn take<T: Object>(handle: *mut T::Handle) -> Result<T, Failure> {
+    consume(handle, |object| Ok(object))
+}
+
+/// Closes a handle and hands its object to `consumer`. If that returns it with a failure, the handle is open again.
+#[inline]
+pub(crate) fn consume<T: Object, R>(
+    handle: *mut T::Handle,
+    consumer: impl FnOnce(T) -> Result<R, (Failure, T)>,
+) -> Result<R, Failure> {
+    let (slot, generation, index) = find::<T>(handle)?;
+    let closed = generation.wrapping_add(1);
+    if slot.generation.compare_exchange(generation, closed, Ordering::Acquire, Ordering::Relaxed).is_err() {
+        return Err(Failure::handle::<T>(false));
+    }
+    // SAFETY: the generation was odd, so the cell contained an object, and this thread has changed it to even. Nobody
+    // else has the index of the cell until it is free, which it does not become if `consumer` panics.
+    let object = unsafe { (*slot.object.get()).assume_init_read() };
+    match consumer(object) {
+        Ok(result) => {
+            free::<T>(index);
+            Ok(result)
+        }
+        Err((failure, object)) => {
+            // SAFETY: as above; the object was moved out.
+            unsafe { (*slot.object.get()).write(object) };
+            slot.generation.store(generation, Ordering::Release);
+            Err(failure)
+        }
+    }
+}
+
+/// Makes a cell free for the next object.
+#[inline]
+fn free<T: Object>(index: u32) {
+    let is_spare = T::spare().try_with(|spare| {
+        let has_none = spare.cell.get() == 0;
+        if has_none {
+            spare.cell.set(index + 1);
+        }
+        has_none
+    });
+    if !is_spare.unwrap_or(false) {
+        T::table().free.lock().unwrap_or_else(PoisonError::into_inner).cells.push(index);
+    }
+}
+
+/// Drops the object of a handle; null is no handle, and nothing happens.
+pub(crate) fn close<T: Object>(handle: *mut T::Handle) -> Result<(), Failure> {
+    if !handle.is_null() {
+        drop(take::<T>(handle)?);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Thing(u64);
+    struct Other;
+    object!(Thing, u8, 200, "thing");
+    object!(Other, u16, 201, "other");
+
+    #[test]
+    fn closed_and_foreign_handles_are_found_out() {
+        let handle = insert(Thing(7)).unwrap();
+        // SAFETY: no other thread has the handle.
+        unsafe {
+            assert_eq!(get::<Thing>(handle).map(|thing| thing.0).ok(), Some(7));
+            get_mut::<Thing>(handle).ok().unwrap().0 = 8;
+        }
+        assert_eq!(take::<Thing>(handle).ok().map(|thing| thing.0), Some(8));
+        assert!(take::<Thing>(handle).is_err(), "it is closed");
+        let again = insert(Thing(9)).unwrap();
+        assert_ne!(handle, again, "the cell is used again, with another generation");
+        // SAFETY: as above.
+        unsafe { assert!(get::<Thing>(handle).is_err() && get::<Thing>(again).is_ok()) };
+        assert!(take::<Other>(again.cast()).is_err(), "it is of another kind");
+        assert!(take::<Thing>(ptr::without_provenance_mut(1)).is_err());
+        assert!(take::<Thing>(&raw mut *Box::new(1_u8)).is_err());
+        assert!(take::<Thing>(ptr::null_mut()).is_err());
+        assert!(close::<Thing>(ptr::null_mut()).is_ok(), "as free() does");
+        assert!(close::<Thing>(again).is_ok());
+    }
+
+    #[test]
+    fn many_handles_are_distinct() {
+        let all: Vec<_> = (0..1000).map(|n| insert(Thing(n)).unwrap()).collect();
+        for (n, handle) in (0..).zip(all) {
+            assert_eq!(take::<Thing>(handle).ok().map(|thing| thing.0), Some(n));
+        }
+        std::thread::spawn(|| close::<Thing>(insert(Thing(1)).unwrap())).join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn cells_have_one_position_each() {
+        assert_eq!(position(0), (0, 0));
+        assert_eq!(position(31), (0, 31));
+        assert_eq!(position(32), (1, 0));
+        assert_eq!(position((1 << INDEX_BITS) - FIRST_CHUNK as u32 - 1).0, CHUNKS - 1);
+    }
+}
