@@ -1,4 +1,5 @@
 //! Programs in C, compiled against the header and the shared library, and run beside a broker.
+#![allow(clippy::unwrap_used)] // the outermost functions of tests
 
 use std::{
     env,
