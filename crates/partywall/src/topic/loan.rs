@@ -276,12 +276,12 @@ impl Loan {
 
     /// Returns the GPU on which this process uses the sample; `None` for host memory.
     pub fn gpu(&self) -> Option<&Gpu> {
-        self.lent.joined.open.blocks.gpu()
+        self.lent.publisher.open.blocks.gpu()
     }
 
     /// Returns the domain.
     pub fn domain(&self) -> &Domain {
-        self.lent.joined.open.domain()
+        self.lent.publisher.open.domain()
     }
 
     pub(crate) fn memory(&self) -> &Arc<Blocks> {
