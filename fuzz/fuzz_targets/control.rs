@@ -21,7 +21,8 @@ use partywall_shm::{
     members::Members,
     pool::Pool,
     queue::{
-        self, Claimed, Contents, NewInput, NewOutput, NewTask, Part, Pools, Queue, Reason, StreamPoint, TaskId, Views,
+        self, AttachedPart, Claimed, Contents, NewInput, NewOutput, NewTask, Pools, Queue, Reason, StreamPoint, TaskId,
+        Views,
     },
     slots::{Attempt, HeldSlot, Slots},
     timeline::{MAX_VALUE, Slab, TimelineEnding},
@@ -225,7 +226,7 @@ fn loan(topic: &Topic, pool: &Slots) -> Option<HeldSlot> {
 }
 
 fn queue(input: &mut Unstructured<'_>) -> Result<()> {
-    let shape = queue::Shape { tasks: 4, inputs: 8, outputs: 8, lease: input.arbitrary::<u8>()?.into() };
+    let shape = queue::QueueLimits { tasks: 4, inputs: 8, outputs: 8, lease: input.arbitrary::<u8>()?.into() };
     let memory = Queue::create(shape).expect("a queue can be created");
     let blocks = [shape.inputs, shape.outputs].map(|blocks| Pool::create(blocks).expect("a pool can be created"));
     let queue = Queue::map(&memory).expect("a queue can be mapped");
@@ -254,7 +255,7 @@ fn queue(input: &mut Unstructured<'_>) -> Result<()> {
                         cancel: input.arbitrary()?,
                         now: 7,
                     };
-                    let part = Part { attachment: 3, offset: 1, contents: Contents::of_bytes(2) };
+                    let part = AttachedPart { attachment: 3, offset: 1, contents: Contents::of_bytes(2) };
                     let block = inputs.try_take(OURS);
                     let named = block
                         .iter()

@@ -281,7 +281,7 @@ mod tests {
         let shape = topic::TopicLimits { blocks: 40, depth: 8, publishers: 3, loans: 2, subscribers: 4, held: 4 };
         refuses_foreign_memory::<Topic>(shape, Some(all));
         let [tasks, inputs, outputs, lease, ..] = all;
-        let shape = queue::Shape { tasks: 30, inputs: 8, outputs: 4, lease: 5 };
+        let shape = queue::QueueLimits { tasks: 30, inputs: 8, outputs: 4, lease: 5 };
         refuses_foreign_memory::<Queue>(shape, Some([tasks, inputs, outputs, lease << 32, 0, 0]));
         refuses_foreign_memory::<Pool>(8, Some([tasks, 0, 0, 0, 0, 0]));
         refuses_foreign_memory::<Semaphore>(8, Some([tasks, 0, 0, 0, 0, 0]));

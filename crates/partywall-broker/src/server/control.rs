@@ -150,7 +150,7 @@ impl SlotTable {
         match self {
             Self::Semaphore(semaphore) => semaphore.count(),
             Self::Pool(pool) | Self::Topic(_, pool) => pool.count(),
-            Self::Queue(mapped) => mapped.inputs.count() + mapped.outputs.count() + mapped.queue.shape().tasks,
+            Self::Queue(mapped) => mapped.inputs.count() + mapped.outputs.count() + mapped.queue.limits().tasks,
         }
     }
 }
@@ -516,9 +516,9 @@ pub(super) fn topic_shape(control: &wire::Control) -> Option<topic::TopicLimits>
 }
 
 /// Returns the shape of a queue's control memory.
-pub(super) fn queue_shape(control: &wire::Control) -> Option<queue::Shape> {
+pub(super) fn queue_shape(control: &wire::Control) -> Option<queue::QueueLimits> {
     let wire::QueueShape { tasks, outputs, lease, .. } = control.queue?;
-    Some(queue::Shape { tasks, inputs: control.blocks, outputs, lease })
+    Some(queue::QueueLimits { tasks, inputs: control.blocks, outputs, lease })
 }
 
 /// Maps an object that a former process has left; `None` if its memory is damaged. The next worker tries again if there

@@ -5,7 +5,9 @@ use std::os::fd::OwnedFd;
 use partywall_os::map::SealedMap;
 use partywall_shm::{
     pool::Pool,
-    queue::{Contents, MAX_ATTACHMENTS, NewInput, NewTask, NotSubmitted, Part, Pools, Queue, TaskId, TaskState},
+    queue::{
+        AttachedPart, Contents, MAX_ATTACHMENTS, NewInput, NewTask, NotSubmitted, Pools, Queue, TaskId, TaskState,
+    },
 };
 use partywall_wire::{Answer, Call, Control, LeaseId, Limit, QueueHolder, QueueShape, Refusal};
 
@@ -47,7 +49,7 @@ impl Opened {
     fn submit(&self, row: u16, attachment: u32) -> Result<TaskId, NotSubmitted> {
         let task =
             NewTask { kind: b"", arguments: b"", ready: None, output: None, max_attempts: 1, cancel: false, now: 0 };
-        let part = NewInput::Part(Part { attachment, offset: 0, contents: Contents::of_bytes(1) });
+        let part = NewInput::Part(AttachedPart { attachment, offset: 0, contents: Contents::of_bytes(1) });
         self.queue.submit(&self.inputs, self.queue.reserve(row).unwrap(), &task, &[part])
     }
 

@@ -18,10 +18,10 @@
 //! killed has to keep a count.
 //!
 //! The broker may read a body while its submitter writes it. If the submitter then finds *attached* set, the broker has
-//! read the whole body, or the task is over by then; otherwise the submitter gives the place back.
+//! read the whole body, or the task is over by then; otherwise the submitter gives the slot back.
 //!
-//! If a submitter is killed or stopped between any two steps, its place is *writing*, and the attachments in the body
-//! count until the submitter continues or the broker recovers the place. The body may still be that of the place's
+//! If a submitter is killed or stopped between any two steps, its slot is *writing*, and the attachments in the body
+//! count until the submitter continues or the broker recovers the slot. The body may still be that of the slot's
 //! former task; a detach may then be refused that would be granted a moment later. If the broker is killed, no segment
 //! is attached or detached any more, and processes keep what they have open.
 
@@ -30,7 +30,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{
     Queue, TaskId,
     body::Body,
-    word::{State, Word},
+    word::{TaskSlotState, TaskWord},
 };
 use crate::sync::{AtomicU64, Ordering, fence};
 
@@ -54,7 +54,7 @@ pub struct InUse {
 /// An entry of the table.
 #[derive(Debug)]
 #[cfg_attr(not(loom), repr(transparent))]
-pub(super) struct Entry(AtomicU64);
+pub(super) struct AttachmentEntry(AtomicU64);
 
 impl Queue {
     /// Lets tasks name an attachment. Only the broker calls this; any number selects an entry.
@@ -113,41 +113,47 @@ impl Queue {
 
     /// Returns the tasks that may still read their inputs.
     fn readers(&self) -> impl Iterator<Item = (TaskId, &Body)> {
-        self.places.iter().enumerate().filter_map(|(index, place)| {
+        self.tasks.iter().enumerate().filter_map(|(index, slot)| {
             // Before the body, which takes no memory as long as it is not read.
-            let seen = place.load();
+            let seen = slot.load();
             self.may_read_inputs(index, seen).then(|| (Self::id(index, seen), &self.bodies[index]))
         })
     }
 
-    /// Returns whether an attempt of the task that a place was seen with may read the inputs, now or later.
-    fn may_read_inputs(&self, index: usize, seen: Word) -> bool {
+    /// Returns whether an attempt of the task that a slot was seen with may read the inputs, now or later.
+    fn may_read_inputs(&self, index: usize, seen: TaskWord) -> bool {
         match seen.state() {
-            State::Free => false,
+            TaskSlotState::Free => false,
             // It goes to no worker any more.
-            State::Done | State::Ending | State::Draining | State::Invalid => self.has_open_attempt(index, seen),
-            State::Writing | State::Pending | State::Claimed | State::Enqueued | State::Dead => true,
+            TaskSlotState::Done | TaskSlotState::Ending | TaskSlotState::Draining | TaskSlotState::Invalid => {
+                self.has_open_attempt(index, seen)
+            }
+            TaskSlotState::Writing
+            | TaskSlotState::Pending
+            | TaskSlotState::Claimed
+            | TaskSlotState::Enqueued
+            | TaskSlotState::Dead => true,
         }
     }
 
     /// Counts the segments that are attached.
     pub(super) fn attached(&self) -> u32 {
-        let is_attached = |entry: &&Entry| entry.0.load(Ordering::Relaxed) & ATTACHED != 0;
+        let is_attached = |entry: &&AttachmentEntry| entry.0.load(Ordering::Relaxed) & ATTACHED != 0;
         self.control().attachments.iter().filter(is_attached).count() as u32
     }
 
-    fn entry(&self, attachment: u32) -> &Entry {
+    fn entry(&self, attachment: u32) -> &AttachmentEntry {
         &self.control().attachments[(attachment % MAX_ATTACHMENTS) as usize]
     }
 }
 
 #[cfg(all(test, loom))]
-impl Entry {
+impl AttachmentEntry {
     pub(super) fn new() -> Self {
         Self(AtomicU64::new(0))
     }
 }
 
-shared!(Entry { 0 } bits { ATTACHED });
+shared!(AttachmentEntry { 0 } bits { ATTACHED });
 
 const ATTACHED: u64 = 1 << 32;

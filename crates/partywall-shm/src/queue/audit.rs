@@ -5,16 +5,16 @@ use std::collections::BTreeMap;
 use super::{
     Queue, Reason, Row, TaskId, TaskState,
     finish::{current, task_state},
-    word::State,
+    word::TaskSlotState,
 };
 use crate::slots::Slots;
 
 /// Where the tasks of a queue are.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct QueueAudit {
-    /// Places without a task.
+    /// Slots without a task.
     pub free: u32,
-    /// Places whose task its submitter describes.
+    /// Slots whose task its submitter describes.
     pub writing: u32,
     /// Tasks that wait for a worker.
     pub pending: u32,
@@ -26,7 +26,7 @@ pub struct QueueAudit {
     pub done: u32,
     /// Dead letters.
     pub dead: u32,
-    /// Tasks that are over, and whose place is not free yet.
+    /// Tasks that are over, and whose slot is not free yet.
     pub ending: u32,
     /// Attempts that are over, and may still use their blocks.
     pub open: u32,
@@ -63,20 +63,20 @@ impl Queue {
     /// Counts the tasks. While others use the queue, the numbers are of no single moment.
     pub fn audit(&self) -> QueueAudit {
         let mut audit = QueueAudit { attached: self.attached(), ..QueueAudit::default() };
-        for (place, body) in self.places.iter().zip(self.bodies.iter()) {
-            let seen = place.load();
+        for (slot, body) in self.tasks.iter().zip(self.bodies.iter()) {
+            let seen = slot.load();
             *match seen.state() {
-                State::Free => &mut audit.free,
-                State::Writing => &mut audit.writing,
-                State::Pending => &mut audit.pending,
-                State::Claimed => &mut audit.claimed,
-                State::Enqueued => &mut audit.enqueued,
-                State::Done => &mut audit.done,
-                State::Dead => &mut audit.dead,
-                State::Ending | State::Draining => &mut audit.ending,
-                State::Invalid => &mut audit.invalid,
+                TaskSlotState::Free => &mut audit.free,
+                TaskSlotState::Writing => &mut audit.writing,
+                TaskSlotState::Pending => &mut audit.pending,
+                TaskSlotState::Claimed => &mut audit.claimed,
+                TaskSlotState::Enqueued => &mut audit.enqueued,
+                TaskSlotState::Done => &mut audit.done,
+                TaskSlotState::Dead => &mut audit.dead,
+                TaskSlotState::Ending | TaskSlotState::Draining => &mut audit.ending,
+                TaskSlotState::Invalid => &mut audit.invalid,
             } += 1;
-            if seen.state() != State::Free {
+            if seen.state() != TaskSlotState::Free {
                 let open = body.records().iter().filter(|record| {
                     let found = record.load();
                     found.is_of(seen.generation()) && found.is_open()
@@ -91,17 +91,17 @@ impl Queue {
     /// No correct member makes one.
     pub fn lost_inputs(&self, inputs: &Slots) -> u32 {
         let mut lost = 0;
-        for (index, (place, body)) in self.places.iter().zip(self.bodies.iter()).enumerate() {
-            let seen = place.load();
+        for (index, (slot, body)) in self.tasks.iter().zip(self.bodies.iter()).enumerate() {
+            let seen = slot.load();
             let are_needed = || match seen.state() {
-                State::Free | State::Writing | State::Invalid => false,
-                State::Done | State::Draining => self.has_open_attempt(index, seen),
+                TaskSlotState::Free | TaskSlotState::Writing | TaskSlotState::Invalid => false,
+                TaskSlotState::Done | TaskSlotState::Draining => self.has_open_attempt(index, seen),
                 _ => true,
             };
             if are_needed() {
                 let found = body.blocks().filter(|block| current(inputs, *block).is_none()).count();
                 // If the task has gone on, its inputs may have been freed meanwhile.
-                if found > 0 && place.load() == seen && are_needed() {
+                if found > 0 && slot.load() == seen && are_needed() {
                     lost += found as u32;
                 }
             }
@@ -109,26 +109,26 @@ impl Queue {
         lost
     }
 
-    /// Counts the results that no process has read. Reads the words of the places alone, so it takes less time than an
+    /// Counts the results that no process has read. Reads the words of the slots alone, so it takes less time than an
     /// audit.
     pub fn unread(&self) -> u32 {
-        self.places.iter().filter(|place| place.load().state() == State::Done).count() as u32
+        self.tasks.iter().filter(|slot| slot.load().state() == TaskSlotState::Done).count() as u32
     }
 
     /// Counts the tasks that each row works on, rows without a task left out.
     pub fn workers(&self) -> BTreeMap<Row, u32> {
         let mut workers = BTreeMap::new();
-        for seen in self.places.iter().map(|place| place.load()).filter(|seen| seen.is_attempted()) {
+        for seen in self.tasks.iter().map(|slot| slot.load()).filter(|seen| seen.is_attempted()) {
             *workers.entry(seen.row()).or_default() += 1;
         }
         workers
     }
 
-    /// Lists tasks in states that `of` accepts, by place from `first`, at most `most`.
+    /// Lists tasks in states that `of` accepts, by slot from `first`, at most `most`.
     pub fn tasks(&self, first: u32, most: usize, of: impl Fn(TaskState) -> bool) -> Vec<TaskInfo> {
-        let places = self.places.iter().enumerate().skip(first as usize);
-        let found = places.filter_map(|(index, place)| {
-            let seen = place.load();
+        let slots = self.tasks.iter().enumerate().skip(first as usize);
+        let found = slots.filter_map(|(index, slot)| {
+            let seen = slot.load();
             let state = task_state(seen);
             if state == TaskState::Gone || !of(state) {
                 return None;

@@ -15,9 +15,9 @@
 //! | 1304 | text of the last failure: 128 bytes, the first one its length | the worker that says so |
 //! | 1432 | arguments: 512 bytes | the submitter |
 //!
-//! The submitter writes its words while the place is *writing*. No process writes them later, except for one flag and
+//! The submitter writes its words while the slot is *writing*. No process writes them later, except for one flag and
 //! the attempt before the last retry. A process other than the submitter and the worker uses what it has read only if
-//! the place's word is unchanged afterwards.
+//! the slot's word is unchanged afterwards.
 //!
 //! | flag | | |
 //! |---|---|---|
@@ -42,12 +42,12 @@
 //! | contents | 40 | of the output: 72 bytes; see `contents` | the worker |
 //!
 //! A record is **open** while an attempt that is over may still read the inputs or write its own output: the attempt
-//! was fenced, or its worker has views of the blocks. The record is opened before the task is taken back. The place can
+//! was fenced, or its worker has views of the blocks. The record is opened before the task is taken back. The slot can
 //! therefore not go to another task meanwhile, and a worker that does not know yet that it is fenced may still write
 //! the other words of its record. A record is **drained** once the worker's streams are done and its views are gone, or
 //! the worker is proved dead.
 //!
-//! The attempts of a task are numbered from 1, and no number is used twice, so a record and the word of a place
+//! The attempts of a task are numbered from 1, and no number is used twice, so a record and the word of a slot
 //! identify one attempt of the task. A retry therefore does not reset the number. It writes which attempt was the last
 //! one before it (see `Queue::retry`), and the attempts that the task may have are counted from there.
 
@@ -56,7 +56,7 @@ use std::fmt;
 use super::{
     Row,
     contents::{Contents, ContentsWords},
-    word::Word,
+    word::TaskWord,
 };
 use crate::{
     slots::HeldSlot,
@@ -132,7 +132,7 @@ pub struct BlockId {
 
 /// A part of a segment that is attached to the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Part {
+pub struct AttachedPart {
     /// The number of the attachment.
     pub attachment: u32,
     /// Where the part begins, in bytes.
@@ -147,7 +147,7 @@ pub enum NewInput<'a> {
     /// A part of a block of the pool of inputs: the block, where the part begins, and what it contains.
     Block(&'a HeldSlot, u64, Contents),
     /// A part of an attached segment.
-    Part(Part),
+    Part(AttachedPart),
 }
 
 /// What an input is a part of.
@@ -177,7 +177,7 @@ pub enum Input {
     /// A part of a block of the pool of inputs: the block, where the part begins, and what it contains.
     Block(BlockId, u64, Contents),
     /// A part of an attached segment.
-    Part(Part),
+    Part(AttachedPart),
 }
 
 /// The timeline value that completes what a stream writes.
@@ -212,7 +212,7 @@ pub struct NewTask<'a> {
 
 /// The description of a task as it was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Description {
+pub struct TaskDescription {
     /// The kind of work.
     pub kind: Vec<u8>,
     /// The inline arguments.
@@ -273,21 +273,21 @@ pub(super) struct RecordWord(u64);
 
 impl RecordWord {
     /// An attempt that is over, and may still use its blocks; `None`: it has a result.
-    pub(super) fn open(reason: Option<Reason>, attempt: Word) -> Self {
+    pub(super) fn open(reason: Option<Reason>, attempt: TaskWord) -> Self {
         Self::new(OPEN, reason, attempt)
     }
 
     /// An attempt with a result that may still read the inputs.
-    pub(super) fn reading(attempt: Word) -> Self {
+    pub(super) fn reading(attempt: TaskWord) -> Self {
         Self::new(READING, None, attempt)
     }
 
     /// An attempt that uses nothing any more; `None`: it has a result.
-    pub(super) fn drained(reason: Option<Reason>, attempt: Word) -> Self {
+    pub(super) fn drained(reason: Option<Reason>, attempt: TaskWord) -> Self {
         Self::new(DRAINED, reason, attempt)
     }
 
-    fn new(state: u64, reason: Option<Reason>, attempt: Word) -> Self {
+    fn new(state: u64, reason: Option<Reason>, attempt: TaskWord) -> Self {
         let reason = reason.map_or(COMPLETED, |reason| reason as u64);
         let attempts = u64::from(attempt.attempts());
         let row = u64::from(attempt.row());
@@ -298,7 +298,7 @@ impl RecordWord {
         self.0 & STATE != 0 && self.0 >> GENERATION == generation
     }
 
-    pub(super) fn is_of_attempt(self, word: Word) -> bool {
+    pub(super) fn is_of_attempt(self, word: TaskWord) -> bool {
         self.is_of(word.generation()) && self.attempt() == word.attempts()
     }
 
@@ -335,7 +335,7 @@ impl RecordWord {
 /// When a task was submitted and retried, as it was seen. A process that was stopped before it changes the word does
 /// not change that of a later task, because the word has the generation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Origin(u64);
+pub(super) struct TaskOrigin(u64);
 
 impl Record {
     pub(super) fn load(&self) -> RecordWord {
@@ -362,13 +362,13 @@ impl Record {
         // Pairs with the fence in `Queue::output`: a member that sees these stores sees that the former attempt is
         // over.
         fence(Ordering::Release);
-        // The change of the place's word that shows these stores orders them.
+        // The change of the slot's word that shows these stores orders them.
         self.output.store(output.map_or(0, |output| output_word(output.block())), Ordering::Relaxed);
         self.contents.write(output.as_ref().map(|output| &output.contents));
         set_point(point, &self.value, &self.cell, &self.incarnation);
     }
 
-    /// Names the output as the reader of the result holds it. The change of the place's word orders it.
+    /// Names the output as the reader of the result holds it. The change of the slot's word orders it.
     pub(super) fn name(&self, output: BlockId) {
         self.output.store(output_word(output), Ordering::Relaxed);
     }
@@ -408,9 +408,9 @@ fn point(value: &AtomicU64, cell: &AtomicU64, incarnation: &AtomicU64) -> Option
     Some(StreamPoint { lane, cell, value: value.load(Ordering::Relaxed) })
 }
 
-impl Origin {
-    fn new(place: Word, submitted: u64) -> Self {
-        Self(submitted & SUBMITTED | place.generation() << ORIGIN_GENERATION)
+impl TaskOrigin {
+    fn new(slot: TaskWord, submitted: u64) -> Self {
+        Self(submitted & SUBMITTED | slot.generation() << ORIGIN_GENERATION)
     }
 
     /// When the task was submitted.
@@ -446,7 +446,7 @@ impl NewInput<'_> {
         }
     }
 
-    pub(super) fn part(&self) -> Option<Part> {
+    pub(super) fn part(&self) -> Option<AttachedPart> {
         if let Self::Part(part) = self { Some(*part) } else { None }
     }
 
@@ -480,28 +480,28 @@ impl InputWords {
         let contents = self.contents.read().unwrap_or_else(|| Contents::of_bytes(0));
         match self.source() {
             Source::Block(block) => Input::Block(block, offset, contents),
-            Source::Attachment(attachment) => Input::Part(Part { attachment, offset, contents }),
+            Source::Attachment(attachment) => Input::Part(AttachedPart { attachment, offset, contents }),
         }
     }
 }
 
-/// For the submitter, while the place is its own.
+/// For the submitter, while the slot is its own.
 impl Body {
-    pub(super) fn write(&self, place: Word, task: &NewTask<'_>, inputs: &[NewInput<'_>]) {
+    pub(super) fn write(&self, slot: TaskWord, task: &NewTask<'_>, inputs: &[NewInput<'_>]) {
         let set = |word: &AtomicU64, value| word.store(value, Ordering::Relaxed);
         // Pairs with the fence in `is_still`.
         fence(Ordering::Release);
-        // The change of the place's word to *pending* orders these stores.
+        // The change of the slot's word to *pending* orders these stores.
         let cancel = if task.cancel { CANCEL } else { 0 };
         let head = task.kind.len() as u64
             | (inputs.len() as u64) << INPUT_COUNT
             | (task.arguments.len() as u64) << ARGUMENT_BYTES
             | u64::from(task.max_attempts) << ATTEMPTS
             | cancel
-            | u64::from(place.row()) << SUBMITTER;
+            | u64::from(slot.row()) << SUBMITTER;
         set(&self.head, head);
         self.output.write(task.output.as_ref());
-        set(&self.origin, Origin::new(place, task.now).0);
+        set(&self.origin, TaskOrigin::new(slot, task.now).0);
         set_point(task.ready, &self.value, &self.cell, &self.incarnation);
         write_bytes(&self.kind, task.kind);
         write_bytes(&self.arguments, task.arguments);
@@ -525,14 +525,14 @@ impl Body {
         self.output.is_there()
     }
 
-    pub(super) fn origin(&self) -> Origin {
-        Origin(self.origin.load(Ordering::Relaxed))
+    pub(super) fn origin(&self) -> TaskOrigin {
+        TaskOrigin(self.origin.load(Ordering::Relaxed))
     }
 
     /// Lets a task have all its attempts once more, after the attempt `before`. Returns false if another process has
     /// changed the word that was seen.
-    pub(super) fn allow_more(&self, seen: Origin, before: u8) -> bool {
-        // The change of the place's word orders it.
+    pub(super) fn allow_more(&self, seen: TaskOrigin, before: u8) -> bool {
+        // The change of the slot's word orders it.
         self.origin.compare_exchange(seen.0, seen.retried(before).0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
@@ -570,7 +570,7 @@ impl Body {
     /// meant: no other can have it, because the submitter's row belongs to no other member yet.
     pub(super) fn decide_inputs(&self, seen: u64, complete: bool) {
         let decided = seen | if complete { INPUTS_COMPLETE } else { INPUTS_LOST };
-        // A failure: the place has another task. The change of the place's word would show it.
+        // A failure: the slot has another task. The change of the slot's word would show it.
         let _ = self.head.compare_exchange(seen, decided, Ordering::AcqRel, Ordering::Relaxed);
     }
 
@@ -590,9 +590,9 @@ impl Body {
             .filter_map(|input| if let Source::Attachment(number) = input.source() { Some(number) } else { None })
     }
 
-    pub(super) fn describe(&self) -> Description {
+    pub(super) fn describe(&self) -> TaskDescription {
         let head = self.head.load(Ordering::Relaxed);
-        Description {
+        TaskDescription {
             kind: read_bytes(&self.kind, head as u8 as usize),
             arguments: read_bytes(&self.arguments, (head >> ARGUMENT_BYTES) as u16 as usize),
             inputs: self.inputs().map(InputWords::read).collect(),

@@ -1,14 +1,14 @@
 //! Claiming: how a worker gets a task, and how a task is taken back from a worker.
 //!
-//! 1. The worker searches for the oldest pending task. If `late` is ahead of `late_claimed` it searches all places,
+//! 1. The worker searches for the oldest pending task. If `late` is ahead of `late_claimed` it searches all slots,
 //!    otherwise it starts at `head`.
-//! 2. It makes the place *claimed* by one compare-and-swap, which counts the attempt. A claim is identified by
+//! 2. It makes the slot *claimed* by one compare-and-swap, which counts the attempt. A claim is identified by
 //!    generation, attempt and row, and the word contains all three.
 //! 3. It writes the lease. The lease names the attempt, so the lease of an earlier attempt means nothing. If the worker
 //!    is stopped before this step, the member that checks for ended leases writes the lease on its behalf.
 //!
 //! **Taking back.** When a worker is gone, or its lease ends, another member records the attempt as open. Then it makes
-//! the place *pending* or *dead*, by one compare-and-swap from the word of that attempt. Every change by the old worker
+//! the slot *pending* or *dead*, by one compare-and-swap from the word of that attempt. Every change by the old worker
 //! starts from the same word, so from then on all its changes fail: the worker is *fenced*. If the worker changed the
 //! word first, taking back fails, and the worker drains the record.
 //!
@@ -22,7 +22,7 @@ use super::{
     Pools, Queue, Row, TEND_EVERY, TaskId,
     body::{LEASE_GENERATION, Reason, RecordWord, UNTIL},
     submit::is_before,
-    word::{State, Word},
+    word::{TaskSlotState, TaskWord},
 };
 use crate::{
     MAX_SLEEP,
@@ -35,7 +35,7 @@ use crate::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Candidate {
     index: usize,
-    word: Word,
+    word: TaskWord,
     /// Whether an attempt needs a block for an output.
     pub needs_output: bool,
 }
@@ -44,8 +44,8 @@ pub struct Candidate {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Claimed {
     pub(super) index: usize,
-    /// The word of the place when it was claimed.
-    pub(super) word: Word,
+    /// The word of the slot when it was claimed.
+    pub(super) word: TaskWord,
 }
 
 /// A worker has lost its claim: the task goes to another worker, or has ended.
@@ -74,10 +74,10 @@ impl Queue {
     /// 1,024 pending tasks.
     pub fn next_without_output(&self) -> Option<Candidate> {
         let tail = self.control().tail.load(Ordering::Acquire);
-        // The positions before `tail` are in these places, the oldest one first.
-        let places = (0..self.places.len() as u64).map(|ahead| self.place_of(tail.wrapping_add(ahead)));
-        let seen = places.map(|index| (index, self.places[index].load()));
-        let pending = seen.filter(|(_, seen)| seen.state() == State::Pending).take(MOST_PASSED);
+        // The positions before `tail` are in these slots, the oldest one first.
+        let slots = (0..self.tasks.len() as u64).map(|ahead| self.slot_of(tail.wrapping_add(ahead)));
+        let seen = slots.map(|index| (index, self.tasks[index].load()));
+        let pending = seen.filter(|(_, seen)| seen.state() == TaskSlotState::Pending).take(MOST_PASSED);
         pending.filter_map(|(index, seen)| self.candidate(index, seen)).find(|candidate| !candidate.needs_output)
     }
 
@@ -85,12 +85,12 @@ impl Queue {
     pub fn claim(&self, row: Row, candidate: &Candidate) -> Option<Claimed> {
         let Candidate { index, word, .. } = *candidate;
         let claimed = word.claimed(row);
-        if !self.places[index].change(word, claimed) {
+        if !self.tasks[index].change(word, claimed) {
             return None;
         }
         point("queue: claimed, no lease");
-        if self.shape.lease != 0 {
-            let lease = Lease::of(claimed, now() + self.shape.lease);
+        if self.limits.lease != 0 {
+            let lease = Lease::of(claimed, now() + self.limits.lease);
             self.bodies[index].lease.store(lease.0, Ordering::Release);
         }
         Some(Claimed { index, word: claimed })
@@ -98,7 +98,7 @@ impl Queue {
 
     /// Returns whether a claim still stands.
     pub fn is_claimed(&self, claimed: &Claimed) -> bool {
-        let seen = self.places[claimed.index].load();
+        let seen = self.tasks[claimed.index].load();
         seen.is_attempted() && is_attempt(seen, claimed.word)
     }
 
@@ -118,7 +118,7 @@ impl Queue {
         Err(Fenced)
     }
 
-    /// Searches for what no hint names: leases that have ended, tasks that are pending and were not counted, and places
+    /// Searches for what no hint names: leases that have ended, tasks that are pending and were not counted, and slots
     /// whose tasks are over. Members that wait call this repeatedly, and one of them searches every [`TEND_EVERY`].
     /// Returns whether the caller has searched.
     pub fn tend(&self, pools: Pools<'_>) -> bool {
@@ -143,7 +143,7 @@ impl Queue {
 
     /// As [`sleep_limit`](Self::sleep_limit), at a certain time.
     pub(super) fn sleep_limit_at(&self, now: u64) -> Duration {
-        if self.shape.lease == 0 {
+        if self.limits.lease == 0 {
             return MAX_SLEEP;
         }
         let seen = self.control().tended.load(Ordering::Relaxed);
@@ -156,14 +156,14 @@ impl Queue {
     /// As [`tend`](Self::tend), at a certain time.
     pub(super) fn tend_at(&self, pools: Pools<'_>, now: u64) {
         let mut uncounted = false;
-        for (index, place) in self.places.iter().enumerate() {
-            let seen = place.load();
+        for (index, slot) in self.tasks.iter().enumerate() {
+            let seen = slot.load();
             match seen.state() {
-                State::Claimed | State::Enqueued if self.lease_has_ended(index, seen, now) => {
+                TaskSlotState::Claimed | TaskSlotState::Enqueued if self.lease_has_ended(index, seen, now) => {
                     self.take_back(pools, index, seen, Reason::Lease);
                 }
-                State::Pending => uncounted |= !self.is_in_order(index, seen),
-                State::Draining => self.settle(pools, index, seen),
+                TaskSlotState::Pending => uncounted |= !self.is_in_order(index, seen),
+                TaskSlotState::Draining => self.settle(pools, index, seen),
                 _ => {}
             }
         }
@@ -174,8 +174,8 @@ impl Queue {
     }
 
     /// Returns whether an attempt has lasted too long. Gives it a lease if it has none.
-    fn lease_has_ended(&self, index: usize, seen: Word, now: u64) -> bool {
-        if self.shape.lease == 0 {
+    fn lease_has_ended(&self, index: usize, seen: TaskWord, now: u64) -> bool {
+        if self.limits.lease == 0 {
             return false;
         }
         let lease = &self.bodies[index].lease;
@@ -184,13 +184,13 @@ impl Queue {
             return found.until() <= now;
         }
         // Its worker was stopped before it wrote one, or does so now. A lease of an attempt that is over means nothing.
-        change(lease, found, Lease::of(seen, now + self.shape.lease));
+        change(lease, found, Lease::of(seen, now + self.limits.lease));
         false
     }
 
     /// Takes an attempt back: the task is pending again, or a dead letter, or over if no process wants its result.
     /// Returns false if the attempt has ended meanwhile.
-    pub(super) fn take_back(&self, pools: Pools<'_>, index: usize, seen: Word, reason: Reason) -> bool {
+    pub(super) fn take_back(&self, pools: Pools<'_>, index: usize, seen: TaskWord, reason: Reason) -> bool {
         self.record(index, seen, RecordWord::open(Some(reason), seen));
         point("queue: attempt recorded as open, not taken back");
         self.end_attempt(pools, index, seen, reason)
@@ -198,12 +198,12 @@ impl Queue {
 
     /// Records how an attempt ends. A record that this attempt has already stays, except that an open one may be
     /// drained.
-    pub(super) fn record(&self, index: usize, seen: Word, ended: RecordWord) {
+    pub(super) fn record(&self, index: usize, seen: TaskWord, ended: RecordWord) {
         let record = self.bodies[index].record(seen.attempts());
         for _ in 0..MOST_ATTEMPTS {
             let found = record.load();
             let recorded = found.is_of_attempt(seen);
-            if !recorded && !is_attempt(self.places[index].load(), seen) {
+            if !recorded && !is_attempt(self.tasks[index].load(), seen) {
                 // We were slow. The record is, or will be, a later attempt's.
                 return;
             }
@@ -219,25 +219,25 @@ impl Queue {
     }
 
     /// Ends an attempt that has been recorded, without a result. Returns false if it had ended.
-    pub(super) fn end_attempt(&self, pools: Pools<'_>, index: usize, seen: Word, reason: Reason) -> bool {
+    pub(super) fn end_attempt(&self, pools: Pools<'_>, index: usize, seen: TaskWord, reason: Reason) -> bool {
         let is_last = seen.attempts() >= self.bodies[index].last_attempt() || reason == Reason::Inputs;
         let state = match (seen.is_unwanted(), is_last) {
-            (true, _) => State::Draining,
-            (false, true) => State::Dead,
-            (false, false) => State::Pending,
+            (true, _) => TaskSlotState::Draining,
+            (false, true) => TaskSlotState::Dead,
+            (false, false) => TaskSlotState::Pending,
         };
         let ended = seen.with(state, 0);
-        if !self.places[index].change(seen, ended) {
+        if !self.tasks[index].change(seen, ended) {
             return false;
         }
         point("queue: attempt taken back, nobody notified");
         self.control().returned.fetch_add(1, Ordering::Relaxed);
         match state {
-            State::Pending => {
+            TaskSlotState::Pending => {
                 self.add_late();
                 self.notify_workers(1);
             }
-            State::Dead => self.control().results.notify(),
+            TaskSlotState::Dead => self.control().results.notify(),
             _ => self.settle(pools, index, ended),
         }
         true
@@ -252,11 +252,11 @@ impl Queue {
         if late == claimed {
             return None;
         }
-        let first = self.place_of(control.tail.load(Ordering::Acquire));
-        let order = (first..self.places.len()).chain(0..first);
+        let first = self.slot_of(control.tail.load(Ordering::Acquire));
+        let order = (first..self.tasks.len()).chain(0..first);
         for index in order {
-            let seen = self.places[index].load();
-            if seen.state() == State::Pending
+            let seen = self.tasks[index].load();
+            if seen.state() == TaskSlotState::Pending
                 && !self.is_in_order(index, seen)
                 && let Some(candidate) = self.candidate(index, seen)
             {
@@ -270,11 +270,11 @@ impl Queue {
     }
 
     /// Returns whether a pending task will be found at `head`: it has not been attempted, and `head` has not passed it.
-    fn is_in_order(&self, index: usize, seen: Word) -> bool {
+    fn is_in_order(&self, index: usize, seen: TaskWord) -> bool {
         let head = self.control().head.load(Ordering::Acquire);
         let tail = self.control().tail.load(Ordering::Acquire);
-        let places = self.places.len() as u64;
-        let ahead = (index as u64 + places - self.place_of(head) as u64) % places;
+        let slots = self.tasks.len() as u64;
+        let ahead = (index as u64 + slots - self.slot_of(head) as u64) % slots;
         seen.attempts() == 0 && ahead < tail.wrapping_sub(head)
     }
 
@@ -282,20 +282,20 @@ impl Queue {
     fn first_candidate(&self) -> Option<Candidate> {
         let control = self.control();
         let mut head = control.head.load(Ordering::Acquire);
-        for _ in 0..2 * self.places.len() {
+        for _ in 0..2 * self.tasks.len() {
             if !is_before(head, control.tail.load(Ordering::Acquire)) {
                 return None;
             }
-            let index = self.place_of(head);
-            let seen = self.places[index].load();
-            if seen.state() == State::Pending
+            let index = self.slot_of(head);
+            let seen = self.tasks[index].load();
+            if seen.state() == TaskSlotState::Pending
                 && let Some(candidate) = self.candidate(index, seen)
             {
                 let now = control.head.load(Ordering::Acquire);
                 if now == head {
                     return Some(candidate);
                 }
-                // Others have come past it, and the place may have a later task.
+                // Others have come past it, and the slot may have a later task.
                 head = now;
                 continue;
             }
@@ -306,7 +306,7 @@ impl Queue {
 
     /// Returns a pending task that may be claimed. `None` if the next attempt needs a record in which an earlier
     /// attempt is still open.
-    fn candidate(&self, index: usize, word: Word) -> Option<Candidate> {
+    fn candidate(&self, index: usize, word: TaskWord) -> Option<Candidate> {
         let next = word.attempts().saturating_add(1);
         if self.lacks_record(index, word, next) {
             // Pairs with the fence in `look_after_drain`: either we see the record drained, or its worker sees the task
@@ -329,23 +329,23 @@ impl Queue {
 
     /// Counts the tasks that are [held back](Self::is_held_back).
     pub fn held_back(&self) -> u32 {
-        let places = self.places.iter().enumerate();
-        places.filter(|(index, place)| self.holds_back(*index, place.load())).count() as u32
+        let slots = self.tasks.iter().enumerate();
+        slots.filter(|(index, slot)| self.holds_back(*index, slot.load())).count() as u32
     }
 
-    fn holds_back(&self, index: usize, seen: Word) -> bool {
-        seen.state() == State::Pending && self.lacks_record(index, seen, seen.attempts().saturating_add(1))
+    fn holds_back(&self, index: usize, seen: TaskWord) -> bool {
+        seen.state() == TaskSlotState::Pending && self.lacks_record(index, seen, seen.attempts().saturating_add(1))
     }
 
     /// Returns whether an earlier attempt of the task is open in the record that an attempt needs.
-    pub(super) fn lacks_record(&self, index: usize, seen: Word, attempt: u8) -> bool {
+    pub(super) fn lacks_record(&self, index: usize, seen: TaskWord, attempt: u8) -> bool {
         let found = self.bodies[index].record(attempt).load();
         found.is_of(seen.generation()) && found.is_open()
     }
 }
 
 /// Returns whether two words are of one attempt.
-pub(super) fn is_attempt(seen: Word, ours: Word) -> bool {
+pub(super) fn is_attempt(seen: TaskWord, ours: TaskWord) -> bool {
     (seen.generation(), seen.attempts(), seen.row()) == (ours.generation(), ours.attempts(), ours.row())
 }
 
@@ -354,15 +354,15 @@ pub(super) fn is_attempt(seen: Word, ours: Word) -> bool {
 struct Lease(u64);
 
 impl Lease {
-    fn of(word: Word, until: u64) -> Self {
+    fn of(word: TaskWord, until: u64) -> Self {
         Self(Self::tag(word) | until.min(MAX_UNTIL) << UNTIL)
     }
 
-    fn tag(word: Word) -> u64 {
+    fn tag(word: TaskWord) -> u64 {
         u64::from(word.attempts()) | (word.generation() & 0xffff) << LEASE_GENERATION
     }
 
-    fn is_of(self, word: Word) -> bool {
+    fn is_of(self, word: TaskWord) -> bool {
         self.0 & !(u64::MAX << UNTIL) == Self::tag(word)
     }
 

@@ -1,13 +1,13 @@
-//! Finishing: how a task gets its one result, how the result is read, and how the place becomes free.
+//! Finishing: how a task gets its one result, how the result is read, and how the slot becomes free.
 //!
 //! 1. The worker names its output block in the record of its attempt. It records the attempt as drained if no stream
-//!    uses its blocks any more. Then it makes the place *done*, by one compare-and-swap from the word of its own
+//!    uses its blocks any more. Then it makes the slot *done*, by one compare-and-swap from the word of its own
 //!    attempt. This publishes the attempt and its block in one step, and fails if the attempt has been taken back.
-//!    Finally the worker gives up its own hold on the block. If its stream has not finished, the worker makes the place
+//!    Finally the worker gives up its own hold on the block. If its stream has not finished, the worker makes the slot
 //!    *enqueued* first, and *done* once the stream has finished.
-//! 2. A reader makes the place *ending*, which succeeds for only one reader. It takes over the block, and makes the
-//!    place *draining*. Cancelling a pending task, and purging a result or a dead letter, take the same steps.
-//! 3. Once no record of the task is open, the inputs are freed, and the place becomes free if it is *draining*
+//! 2. A reader makes the slot *ending*, which succeeds for only one reader. It takes over the block, and makes the
+//!    slot *draining*. Cancelling a pending task, and purging a result or a dead letter, take the same steps.
+//! 3. Once no record of the task is open, the inputs are freed, and the slot becomes free if it is *draining*
 //!    ([`Queue::settle`]). The worker, the reader, or the worker that drains last does that.
 //!
 //! **Views.** When a worker ends its attempt, its program may still use the blocks, for example through an array. The
@@ -15,22 +15,22 @@
 //! the task's. An output that has been delivered is not freed either: a reader that is done with it gives the block
 //! back to the queue ([`Queue::release_output`]), and the worker frees it once its program has stopped using it
 //! ([`Queue::leave_output`]). The worker can do that because the reader has written the identity of the block under its
-//! own hold into the record, while the place was *ending*.
+//! own hold into the record, while the slot was *ending*.
 //!
 //! **Reading early.** A reader may use the output of an *enqueued* task before it is done, in the order of a stream
 //! ([`Queue::output`]). The reader has no hold on the block then. What it has read is the result if step 2 succeeds
 //! from the word of that attempt and with that block ([`Queue::take_output`]): the block was the worker's until the
-//! place was *done*, and the queue's from then on.
+//! slot was *done*, and the queue's from then on.
 //!
-//! If the worker is killed or stopped before the place is *done*, its attempt is taken back. Afterwards the result
+//! If the worker is killed or stopped before the slot is *done*, its attempt is taken back. Afterwards the result
 //! stands, and the broker gives the block to the queue if the worker cannot. If a reader is killed after step 2, the
 //! result is lost with it, as if it had died a moment later, and the broker frees its block.
 
 use super::{
-    BlockId, Claimed, Contents, Description, Fenced, NewOutput, Pools, Queue, Row, StreamPoint, TaskId,
+    BlockId, Claimed, Contents, Fenced, NewOutput, Pools, Queue, Row, StreamPoint, TaskDescription, TaskId,
     body::{RECORDS, Reason, RecordWord},
     claim::is_attempt,
-    word::{MAX_ATTEMPTS, State, Word},
+    word::{MAX_ATTEMPTS, TaskSlotState, TaskWord},
 };
 use crate::{
     crash::point,
@@ -83,7 +83,7 @@ pub struct Output {
 
 /// A result that was taken.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Taken {
+pub struct TakenResult {
     /// The output block, which is held; `None` if the task has no output.
     pub output: Option<HeldSlot>,
     /// What the output contains.
@@ -141,7 +141,9 @@ impl Queue {
     pub fn enqueue(&self, claimed: &Claimed, output: Option<NewOutput<'_>>, at: StreamPoint) -> Result<(), Fenced> {
         self.name_output(claimed, output, Some(at));
         point("queue: output named, not enqueued");
-        let enqueued = |seen: Word| (seen.state() == State::Claimed).then(|| seen.with(State::Enqueued, seen.row()));
+        let enqueued = |seen: TaskWord| {
+            (seen.state() == TaskSlotState::Claimed).then(|| seen.with(TaskSlotState::Enqueued, seen.row()))
+        };
         self.change_attempt(claimed, enqueued).ok_or(Fenced)?;
         point("queue: enqueued, nobody notified");
         self.control().results.notify();
@@ -193,7 +195,7 @@ impl Queue {
         self.record(claimed.index, claimed.word, end);
         point("queue: failure recorded, task still claimed");
         for _ in 0..MOST_ATTEMPTS {
-            let seen = self.places[claimed.index].load();
+            let seen = self.tasks[claimed.index].load();
             if !seen.is_attempted() || !is_attempt(seen, claimed.word) {
                 break;
             }
@@ -213,7 +215,7 @@ impl Queue {
         if found.is_of_attempt(claimed.word) && found.uses_output() {
             record.leave_output(found);
         }
-        point("queue: output left, place not looked at");
+        point("queue: output left, slot not checked");
         self.look_after_drain(pools, claimed.index, claimed.word);
     }
 
@@ -222,25 +224,25 @@ impl Queue {
         self.drain_record(pools, claimed.index, claimed.word);
     }
 
-    pub(super) fn drain_record(&self, pools: Pools<'_>, index: usize, attempt: Word) {
+    pub(super) fn drain_record(&self, pools: Pools<'_>, index: usize, attempt: TaskWord) {
         let record = self.bodies[index].record(attempt.attempts());
         let found = record.load();
         if found.is_of_attempt(attempt) && found.is_open() {
             record.drain(found);
         }
-        point("queue: attempt drained, place not looked at");
+        point("queue: attempt drained, slot not checked");
         self.look_after_drain(pools, index, attempt);
     }
 
     /// Does what had to wait until the record was drained.
-    fn look_after_drain(&self, pools: Pools<'_>, index: usize, attempt: Word) {
+    fn look_after_drain(&self, pools: Pools<'_>, index: usize, attempt: TaskWord) {
         // Pairs with the fences in `candidate` and `settle`.
         fence(Ordering::SeqCst);
-        let seen = self.places[index].load();
+        let seen = self.tasks[index].load();
         if seen.generation() != attempt.generation() {
             return;
         }
-        if seen.state() == State::Pending {
+        if seen.state() == TaskSlotState::Pending {
             // A worker may have passed it over because this record was open.
             self.add_late();
             self.notify_workers(1);
@@ -260,11 +262,11 @@ impl Queue {
     /// The state of the task if it is neither.
     pub fn output(&self, id: TaskId) -> Result<Output, TaskState> {
         for _ in 0..MOST_ATTEMPTS {
-            let Some((place, body, seen)) = self.task(id) else { break };
+            let Some((slot, body, seen)) = self.task(id) else { break };
             let record = body.record(seen.attempts());
             let pending = match (seen.state(), record.point()) {
-                (State::Done, _) => None,
-                (State::Enqueued, Some(point)) => Some((seen.row(), point)),
+                (TaskSlotState::Done, _) => None,
+                (TaskSlotState::Enqueued, Some(point)) => Some((seen.row(), point)),
                 _ => return Err(task_state(seen)),
             };
             let attempt = seen.attempts();
@@ -272,7 +274,7 @@ impl Queue {
             let contents = record.contents();
             // Pairs with the fence in `set_output`: what was read of a later attempt shows that attempt here.
             fence(Ordering::Acquire);
-            if place.load() == seen {
+            if slot.load() == seen {
                 return Ok(Output { task: id, attempt, block, contents, pending });
             }
         }
@@ -283,7 +285,7 @@ impl Queue {
     ///
     /// # Errors
     /// The state of the task if it has no result that is unread.
-    pub fn take(&self, pools: Pools<'_>, row: Row, id: TaskId) -> Result<Taken, TaskState> {
+    pub fn take(&self, pools: Pools<'_>, row: Row, id: TaskId) -> Result<TakenResult, TaskState> {
         self.take_if(pools, row, id, |_| true)
     }
 
@@ -292,21 +294,27 @@ impl Queue {
     ///
     /// # Errors
     /// As [`take`](Self::take); [`TaskState::Done`] if the result is another attempt's.
-    pub fn take_output(&self, pools: Pools<'_>, row: Row, output: &Output) -> Result<Taken, TaskState> {
+    pub fn take_output(&self, pools: Pools<'_>, row: Row, output: &Output) -> Result<TakenResult, TaskState> {
         self.take_if(pools, row, output.task, |attempt| attempt == output.attempt)
     }
 
-    fn take_if(&self, pools: Pools<'_>, row: Row, id: TaskId, is_it: impl Fn(u8) -> bool) -> Result<Taken, TaskState> {
+    fn take_if(
+        &self,
+        pools: Pools<'_>,
+        row: Row,
+        id: TaskId,
+        is_it: impl Fn(u8) -> bool,
+    ) -> Result<TakenResult, TaskState> {
         for _ in 0..MOST_ATTEMPTS {
-            let Some((place, body, seen)) = self.task(id) else { break };
-            if seen.state() != State::Done || !is_it(seen.attempts()) {
+            let Some((slot, body, seen)) = self.task(id) else { break };
+            if seen.state() != TaskSlotState::Done || !is_it(seen.attempts()) {
                 return Err(task_state(seen));
             }
             let found = body.record(seen.attempts()).output();
             let contents = body.record(seen.attempts()).contents();
-            let ending = seen.with(State::Ending, row);
+            let ending = seen.with(TaskSlotState::Ending, row);
             // The record that was read belongs to the result if this change succeeds.
-            if !place.change(seen, ending) {
+            if !slot.change(seen, ending) {
                 continue;
             }
             point("queue: result taken, block not");
@@ -316,7 +324,7 @@ impl Queue {
                 point("queue: viewed output taken, not named");
                 body.record(seen.attempts()).name(block(held));
             }
-            let taken = Taken { output, contents, attempt: seen.attempts(), viewed };
+            let taken = TakenResult { output, contents, attempt: seen.attempts(), viewed };
             self.end(pools, id.index as usize, ending, None);
             return Ok(taken);
         }
@@ -349,14 +357,15 @@ impl Queue {
         of: impl Fn(TaskState) -> bool,
     ) -> Result<(), TaskState> {
         for _ in 0..MOST_ATTEMPTS {
-            let Some((place, body, seen)) = self.task(id) else { break };
+            let Some((slot, body, seen)) = self.task(id) else { break };
             let state = task_state(seen);
-            let has_no_owner = matches!(seen.state(), State::Pending | State::Done | State::Dead);
+            let has_no_owner =
+                matches!(seen.state(), TaskSlotState::Pending | TaskSlotState::Done | TaskSlotState::Dead);
             if !has_no_owner || !of(state) {
                 return Err(state);
             }
-            let ending = seen.with(State::Ending, row);
-            if place.change(seen, ending) {
+            let ending = seen.with(TaskSlotState::Ending, row);
+            if slot.change(seen, ending) {
                 // The output is the queue's only if the task is done.
                 let output = (state == TaskState::Done).then(|| body.record(seen.attempts()).output()).flatten();
                 self.end(pools, id.index as usize, ending, output);
@@ -371,19 +380,19 @@ impl Queue {
     /// 1. The caller writes which attempt is the last one before the retry. Until step 2 that changes nothing, because
     ///    no attempt of a dead letter is under way. Two retries at once may see different records open; then the task
     ///    may have an attempt more or less, but at least one.
-    /// 2. It makes the place *pending*.
+    /// 2. It makes the slot *pending*.
     ///
     /// # Errors
     /// [`NotRetried`]
     pub fn retry(&self, id: TaskId) -> Result<(), NotRetried> {
         for _ in 0..MOST_ATTEMPTS {
-            let Some((place, body, seen)) = self.task(id) else { break };
+            let Some((slot, body, seen)) = self.task(id) else { break };
             let origin = body.origin();
             let are_lost = body.inputs_are_lost();
             if !self.is_still(id) {
                 break;
             }
-            if seen.state() != State::Dead {
+            if seen.state() != TaskSlotState::Dead {
                 return Err(NotRetried::State(task_state(seen)));
             }
             if are_lost {
@@ -394,7 +403,7 @@ impl Queue {
                 continue;
             }
             point("queue: more attempts allowed, dead letter not pending");
-            if place.change(seen, seen.retried(before)) {
+            if slot.change(seen, seen.retried(before)) {
                 point("queue: dead letter pending, nobody notified");
                 self.add_late();
                 self.notify_workers(1);
@@ -406,14 +415,14 @@ impl Queue {
 
     /// Returns the number after which the next attempt of a dead letter comes: that of its last attempt, or a later one
     /// if the next attempt would have to wait for the record of one that is open. Returns `None` if no number is left.
-    fn attempt_before(&self, index: usize, seen: Word) -> Option<u8> {
+    fn attempt_before(&self, index: usize, seen: TaskWord) -> Option<u8> {
         let last = seen.attempts();
         let numbers = || (last..MAX_ATTEMPTS).take(RECORDS);
         numbers().find(|before| !self.lacks_record(index, seen, before + 1)).or_else(|| numbers().next())
     }
 
     /// Reads what a task is. Returns `None` if it has gone.
-    pub fn describe(&self, id: TaskId) -> Option<Description> {
+    pub fn describe(&self, id: TaskId) -> Option<TaskDescription> {
         let (_, body, _) = self.task(id)?;
         let description = body.describe();
         self.is_still(id).then_some(description)
@@ -426,7 +435,7 @@ impl Queue {
         let all = body.records().iter().map(|record| record.load()).filter(|found| found.is_of(seen.generation()));
         let mut failures: Vec<_> = all.filter_map(|found| Some((found.attempt(), found.reason()?))).collect();
         failures.sort_unstable_by_key(|(attempt, _)| *attempt);
-        // A place keeps the text of an earlier task.
+        // A slot keeps the text of an earlier task.
         let has_failed = failures.iter().any(|(_, reason)| *reason == Reason::Failed);
         (failures, if has_failed { body.text() } else { Vec::new() })
     }
@@ -454,8 +463,8 @@ impl Queue {
         };
         self.record(index, claimed.word, end);
         point("queue: attempt recorded, no result yet");
-        let done = |seen: Word| {
-            let state = if seen.is_unwanted() { State::Ending } else { State::Done };
+        let done = |seen: TaskWord| {
+            let state = if seen.is_unwanted() { TaskSlotState::Ending } else { TaskSlotState::Done };
             // The worker ends a task whose result no process wants.
             seen.is_attempted().then(|| seen.with(state, if seen.is_unwanted() { claimed.word.row() } else { 0 }))
         };
@@ -470,7 +479,7 @@ impl Queue {
             publish(pools.outputs, output);
         }
         self.control().completed.fetch_add(1, Ordering::Relaxed);
-        if now.state() == State::Ending {
+        if now.state() == TaskSlotState::Ending {
             self.end(pools, index, now, output);
         } else {
             self.settle(pools, index, now);
@@ -481,14 +490,14 @@ impl Queue {
     }
 
     /// Changes the word of an attempt of ours. Only the mark that no process wants the result may have changed in it.
-    fn change_attempt(&self, claimed: &Claimed, to: impl Fn(Word) -> Option<Word>) -> Option<Word> {
+    fn change_attempt(&self, claimed: &Claimed, to: impl Fn(TaskWord) -> Option<TaskWord>) -> Option<TaskWord> {
         for _ in 0..MOST_ATTEMPTS {
-            let seen = self.places[claimed.index].load();
+            let seen = self.tasks[claimed.index].load();
             if !is_attempt(seen, claimed.word) {
                 return None;
             }
             let to = to(seen)?;
-            if self.places[claimed.index].change(seen, to) {
+            if self.tasks[claimed.index].change(seen, to) {
                 return Some(to);
             }
         }
@@ -496,37 +505,37 @@ impl Queue {
     }
 
     /// Ends a task that is *ending*: frees an output that is still the queue's and that its worker does not use, and
-    /// the place once it is drained.
-    pub(super) fn end(&self, pools: Pools<'_>, index: usize, ending: Word, output: Option<BlockId>) {
+    /// the slot once it is drained.
+    pub(super) fn end(&self, pools: Pools<'_>, index: usize, ending: TaskWord, output: Option<BlockId>) {
         if let Some(output) = output.filter(|_| !self.is_viewed(index, ending)) {
             release(pools.outputs, output);
         }
-        point("queue: output free, place not draining");
-        let draining = ending.with(State::Draining, 0);
-        if self.places[index].change(ending, draining) {
+        point("queue: output free, slot not draining");
+        let draining = ending.with(TaskSlotState::Draining, 0);
+        if self.tasks[index].change(ending, draining) {
             self.settle(pools, index, draining);
             point("queue: over, nobody notified");
             self.control().results.notify();
         }
     }
 
-    /// Returns whether the worker of a result, which a place was seen with, may still use the output.
-    pub(super) fn is_viewed(&self, index: usize, seen: Word) -> bool {
+    /// Returns whether the worker of a result, which a slot was seen with, may still use the output.
+    pub(super) fn is_viewed(&self, index: usize, seen: TaskWord) -> bool {
         let record = self.bodies[index].record(seen.attempts()).load();
         record.is_of_attempt(seen) && record.uses_output()
     }
 
     /// Frees what a task that is done or draining no longer needs: an output that was given back, unless its worker may
-    /// still use it; and, once no attempt may read the inputs any more, the inputs and a place that is draining. May be
+    /// still use it; and, once no attempt may read the inputs any more, the inputs and a slot that is draining. May be
     /// repeated.
-    pub(super) fn settle(&self, pools: Pools<'_>, index: usize, seen: Word) {
-        if !matches!(seen.state(), State::Done | State::Draining) {
+    pub(super) fn settle(&self, pools: Pools<'_>, index: usize, seen: TaskWord) {
+        if !matches!(seen.state(), TaskSlotState::Done | TaskSlotState::Draining) {
             return;
         }
         // Pairs with the fences in `look_after_drain` and `release_output`.
         fence(Ordering::SeqCst);
         let output = self.bodies[index].record(seen.attempts()).output();
-        if seen.state() == State::Draining
+        if seen.state() == TaskSlotState::Draining
             && !self.is_viewed(index, seen)
             && self.is_still(Self::id(index, seen))
             && let Some(output) = output
@@ -543,29 +552,34 @@ impl Queue {
         for block in inputs {
             release(pools.inputs, block);
         }
-        point("queue: inputs free, place not");
-        if seen.state() == State::Draining && self.places[index].change(seen, seen.with(State::Free, 0)) {
-            point("queue: place free, nobody notified");
+        point("queue: inputs free, slot not");
+        if seen.state() == TaskSlotState::Draining && self.tasks[index].change(seen, seen.with(TaskSlotState::Free, 0))
+        {
+            point("queue: slot free, nobody notified");
             self.control().space.notify();
         }
     }
 
-    /// Returns whether what was read of a task's body is that task's: the place has had no other since.
+    /// Returns whether what was read of a task's body is that task's: the slot has had no other since.
     pub(super) fn is_still(&self, id: TaskId) -> bool {
         // Pairs with the fence in `Body::write`: what was read of a later task shows its generation here.
         fence(Ordering::Acquire);
-        self.places[id.index as usize].load().generation() == id.generation
+        self.tasks[id.index as usize].load().generation() == id.generation
     }
 }
 
-pub(super) fn task_state(seen: Word) -> TaskState {
+pub(super) fn task_state(seen: TaskWord) -> TaskState {
     match seen.state() {
-        State::Pending => TaskState::Pending,
-        State::Claimed => TaskState::Claimed { row: seen.row(), attempt: seen.attempts() },
-        State::Enqueued => TaskState::Enqueued { row: seen.row(), attempt: seen.attempts() },
-        State::Done => TaskState::Done,
-        State::Dead => TaskState::Dead,
-        State::Free | State::Writing | State::Ending | State::Draining | State::Invalid => TaskState::Gone,
+        TaskSlotState::Pending => TaskState::Pending,
+        TaskSlotState::Claimed => TaskState::Claimed { row: seen.row(), attempt: seen.attempts() },
+        TaskSlotState::Enqueued => TaskState::Enqueued { row: seen.row(), attempt: seen.attempts() },
+        TaskSlotState::Done => TaskState::Done,
+        TaskSlotState::Dead => TaskState::Dead,
+        TaskSlotState::Free
+        | TaskSlotState::Writing
+        | TaskSlotState::Ending
+        | TaskSlotState::Draining
+        | TaskSlotState::Invalid => TaskState::Gone,
     }
 }
 

@@ -1,12 +1,12 @@
-//! A queue: submitters put tasks into places, workers claim the oldest one, and each task has exactly one result.
+//! A queue: submitters put tasks into slots, workers claim the oldest one, and each task has exactly one result.
 //!
 //! | offset | part | bytes | written by |
 //! |---|---|---|---|
-//! | 0 | magic, layout hash, and the [shape](Shape) | 64 | the broker; see `control` |
+//! | 0 | magic, layout hash, and the [limits](QueueLimits) | 64 | the broker; see `control` |
 //! | 64 | `tail: u64` the position of the next task | 8 | submitters |
 //! | 72 | `work` the eventcount of workers that wait for a task | 8 | all; see `eventcount` |
 //! | 128 | `head: u64` no position before it has a task that was never attempted, except late ones | 8 | all |
-//! | 136 | `space` the eventcount of submitters that wait for a place | 8 | all |
+//! | 136 | `space` the eventcount of submitters that wait for a slot | 8 | all |
 //! | 192 | `late: u64` counts tasks that became pending behind `head` | 8 | all |
 //! | 200 | `late_claimed: u64` a hint: of those, all up to this count have been claimed | 8 | workers |
 //! | 208 | `tended: u64` when a member last checked for leases that have ended, in ms | 8 | members that wait |
@@ -15,22 +15,22 @@
 //! | 232 | `returned: u64` attempts that ended without a result, ever | 8 | all |
 //! | 240 | `detached: u64` attachments that have ended, ever | 8 | the broker |
 //! | 256 | attachments: 32 words | 8 each | the broker; see `attachments` |
-//! | 512 | places: one word for each of the `tasks`, filled up to whole 64 bytes | 8 each | see `word` |
+//! | 512 | slots: one word for each of the `tasks`, filled up to whole 64 bytes | 8 each | see `word` |
 //! | *B* | bodies: one for each of the `tasks` | 1944 each | see `body` |
 //!
 //! *B* = 512 + 64 · ⌈`tasks` / 8⌉. All other bytes are 0.
 //!
-//! The places are a ring: position `p` is at place `p` modulo `tasks`. A submitter takes the first free place at `tail`
-//! or after it. It skips places that still have a task, so a task that never ends occupies only its own place. What
-//! happens to a task is decided by the word of its place alone; `head` and `tail` only say where to search:
+//! The slots are a ring: position `p` is at slot `p` modulo `tasks`. A submitter takes the first free slot at `tail`
+//! or after it. It skips slots that still have a task, so a task that never ends occupies only its own slot. What
+//! happens to a task is decided by the word of its slot alone; `head` and `tail` only say where to search:
 //!
-//! 1. A place is taken only at a position before `head` + `tasks`, and `tail` is moved past it before its task is
-//!    pending. The positions from `head` to `tail` therefore contain each place at most once, in the order in which the
+//! 1. A slot is taken only at a position before `head` + `tasks`, and `tail` is moved past it before its task is
+//!    pending. The positions from `head` to `tail` therefore contain each slot at most once, in the order in which the
 //!    tasks were submitted.
 //! 2. `head` passes positions that are not pending. Such a position may become pending afterwards, because its
 //!    submitter was slow or its attempt was taken back. The member that makes it pending then adds to `late`. A worker
-//!    that finds `late` ahead of `late_claimed` checks all places first, so a task that was taken back goes first. So
-//!    does the task of a slow submitter, unless the ring has come round to its place.
+//!    that finds `late` ahead of `late_claimed` checks all slots first, so a task that was taken back goes first. So
+//!    does the task of a slow submitter, unless the ring has come round to its slot.
 //! 3. A member that is killed or stopped between making a task pending and adding to `late` leaves a task that no hint
 //!    names. The members that wait search for such tasks, and for leases that have ended, every [`TEND_EVERY`]. The
 //!    broker does so when it recovers what dead members held.
@@ -58,9 +58,9 @@ mod word;
 use std::time::Duration;
 
 use self::{
-    attachments::Entry,
+    attachments::AttachmentEntry,
     body::Body,
-    word::{PlaceWord, State, Word},
+    word::{TaskSlot, TaskSlotState, TaskWord},
 };
 use crate::{
     EventKey,
@@ -74,12 +74,12 @@ pub use crate::task::{MAX_TASKS, TaskId};
 pub use attachments::{InUse, MAX_ATTACHMENTS, attachment_number};
 pub use audit::{QueueAudit, TaskInfo};
 pub use body::{
-    BlockId, Description, Input, MAX_ARGUMENTS, MAX_INPUTS, MAX_KIND, MAX_PART, MAX_REASON, NewInput, NewOutput,
-    NewTask, Part, RECORDS, Reason, StreamPoint,
+    AttachedPart, BlockId, Input, MAX_ARGUMENTS, MAX_INPUTS, MAX_KIND, MAX_PART, MAX_REASON, NewInput, NewOutput,
+    NewTask, RECORDS, Reason, StreamPoint, TaskDescription,
 };
 pub use claim::{Candidate, Claimed, Fenced};
 pub use contents::Contents;
-pub use finish::{NotRetried, Output, Taken, TaskState, Views};
+pub use finish::{NotRetried, Output, TakenResult, TaskState, Views};
 pub use submit::{NotSubmitted, Reserved};
 pub use word::MAX_ATTEMPTS;
 
@@ -93,15 +93,15 @@ type Row = u16;
 #[derive(Debug)]
 pub struct Queue {
     /// As it was at the time of mapping; other processes may write the words that say it.
-    shape: Shape,
-    header: sync::Part<Header>,
-    places: sync::Part<PlaceWord>,
+    limits: QueueLimits,
+    header: sync::Part<QueueHeader>,
+    tasks: sync::Part<TaskSlot>,
     bodies: sync::Part<Body>,
 }
 
 /// The limits of a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shape {
+pub struct QueueLimits {
     /// Tasks at a time.
     pub tasks: u32,
     /// Blocks of the pool of inputs; may be 0.
@@ -112,7 +112,7 @@ pub struct Shape {
     pub lease: u64,
 }
 
-impl Shape {
+impl QueueLimits {
     /// Returns whether there can be such a queue.
     pub fn is_possible(&self) -> bool {
         (1..=MAX_TASKS).contains(&self.tasks)
@@ -136,19 +136,19 @@ pub struct Pools<'a> {
 
 /// What threads of several processes wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Event {
+pub enum QueueCondition {
     /// A task to claim.
     Work,
-    /// A place for a task.
+    /// A slot for a task.
     Space,
     /// A result, or another end of a task.
     Result,
 }
 
-/// What comes before the places.
+/// What comes before the slots.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub(crate) struct Header {
+pub(crate) struct QueueHeader {
     tail: AtomicU64,
     work: EventCount,
     zero_80: [AtomicU64; 6],
@@ -163,13 +163,13 @@ pub(crate) struct Header {
     returned: AtomicU64,
     detached: AtomicU64,
     zero_248: AtomicU64,
-    attachments: [Entry; MAX_ATTACHMENTS as usize],
+    attachments: [AttachmentEntry; MAX_ATTACHMENTS as usize],
 }
 
 impl Queue {
     /// Returns what the queue has room for.
-    pub fn shape(&self) -> Shape {
-        self.shape
+    pub fn limits(&self) -> QueueLimits {
+        self.limits
     }
 
     /// Returns how many tasks have had a result, and how many attempts have had none.
@@ -180,18 +180,18 @@ impl Queue {
 
     /// Announces that the caller may sleep until an event. What it waits for has to be checked afterwards, and before
     /// [`sleep`](Self::sleep).
-    pub fn prepare(&self, event: Event) -> EventKey {
+    pub fn prepare(&self, event: QueueCondition) -> EventKey {
         self.eventcount(event).prepare()
     }
 
     /// Sleeps until there may have been an event; at most for `limit` and [`MAX_SLEEP`](crate::MAX_SLEEP). May return
     /// early.
-    pub fn sleep(&self, event: Event, key: EventKey, limit: Duration) {
+    pub fn sleep(&self, event: QueueCondition, key: EventKey, limit: Duration) {
         self.eventcount(event).sleep(key, limit);
     }
 
     /// Wakes the threads that wait for an event.
-    pub fn notify(&self, event: Event) {
+    pub fn notify(&self, event: QueueCondition) {
         self.eventcount(event).notify();
     }
 
@@ -207,9 +207,9 @@ impl Queue {
 
     /// Lets other sleepers have what the calling thread does not need. A thread that may have slept until an event
     /// calls this after its last sleep, whatever it has found.
-    pub fn pass_on(&self, event: Event) {
+    pub fn pass_on(&self, event: QueueCondition) {
         match event {
-            Event::Work => {
+            QueueCondition::Work => {
                 point("queue: woken, other workers not marked");
                 self.control().work.remark();
                 if self.next().is_some() {
@@ -217,52 +217,55 @@ impl Queue {
                 }
             }
             // Their notifiers wake all.
-            Event::Space | Event::Result => {}
+            QueueCondition::Space | QueueCondition::Result => {}
         }
     }
 
-    fn eventcount(&self, event: Event) -> &EventCount {
+    fn eventcount(&self, event: QueueCondition) -> &EventCount {
         match event {
-            Event::Work => &self.control().work,
-            Event::Space => &self.control().space,
-            Event::Result => &self.control().results,
+            QueueCondition::Work => &self.control().work,
+            QueueCondition::Space => &self.control().space,
+            QueueCondition::Result => &self.control().results,
         }
     }
 
-    fn control(&self) -> &Header {
+    fn control(&self) -> &QueueHeader {
         &self.header[0]
     }
 
-    /// Returns the place of a position.
-    fn place_of(&self, position: u64) -> usize {
-        (position % self.places.len() as u64) as usize
+    /// Returns the slot of a position.
+    fn slot_of(&self, position: u64) -> usize {
+        (position % self.tasks.len() as u64) as usize
     }
 
-    /// Returns a task's place and body, and the place's word, if the place still has the task.
-    fn task(&self, id: TaskId) -> Option<(&PlaceWord, &Body, Word)> {
+    /// Returns a task's slot and body, and the slot's word, if the slot still has the task.
+    fn task(&self, id: TaskId) -> Option<(&TaskSlot, &Body, TaskWord)> {
         let index = id.index as usize;
-        let place = self.places.get(index)?;
+        let slot = self.tasks.get(index)?;
         let body = self.bodies.get(index)?;
-        let seen = place.load();
-        let exists = !matches!(seen.state(), State::Free | State::Writing | State::Draining | State::Invalid);
-        (exists && seen.generation() == id.generation).then_some((place, body, seen))
+        let seen = slot.load();
+        let exists = !matches!(
+            seen.state(),
+            TaskSlotState::Free | TaskSlotState::Writing | TaskSlotState::Draining | TaskSlotState::Invalid
+        );
+        (exists && seen.generation() == id.generation).then_some((slot, body, seen))
     }
 
-    /// Returns whether an attempt of the task that a place was seen with has no result and may still use its blocks.
-    fn has_open_attempt(&self, index: usize, seen: Word) -> bool {
+    /// Returns whether an attempt of the task that a slot was seen with has no result and may still use its blocks.
+    fn has_open_attempt(&self, index: usize, seen: TaskWord) -> bool {
         self.bodies[index].records().iter().any(|record| {
             let found = record.load();
             found.is_of(seen.generation()) && found.is_open()
         })
     }
 
-    /// Returns the task in a place.
-    fn id(index: usize, word: Word) -> TaskId {
+    /// Returns the task in a slot.
+    fn id(index: usize, word: TaskWord) -> TaskId {
         TaskId { index: index as u32, generation: word.generation() }
     }
 }
 
-shared!(Header {
+shared!(QueueHeader {
     tail,
     work,
     zero_80,

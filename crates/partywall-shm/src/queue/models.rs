@@ -39,7 +39,7 @@ struct World {
 impl World {
     fn new(tasks: u32) -> Arc<Self> {
         let zero = || AtomicU64::new(0);
-        let header = Header {
+        let header = QueueHeader {
             tail: zero(),
             work: EventCount::new(),
             zero_80: std::array::from_fn(|_| zero()),
@@ -54,12 +54,12 @@ impl World {
             returned: zero(),
             detached: zero(),
             zero_248: zero(),
-            attachments: std::array::from_fn(|_| Entry::new()),
+            attachments: std::array::from_fn(|_| AttachmentEntry::new()),
         };
         let queue = Queue {
-            shape: Shape { tasks, inputs: 1, outputs: 1, lease: 0 },
+            shape: QueueLimits { tasks, inputs: 1, outputs: 1, lease: 0 },
             header: vec![header],
-            places: (0..tasks).map(|_| PlaceWord::new()).collect(),
+            slots: (0..tasks).map(|_| TaskSlot::new()).collect(),
             bodies: (0..tasks).map(|_| Body::new()).collect(),
         };
         let (input, output) = (UnsafeCell::new(0), UnsafeCell::new(0));
@@ -82,17 +82,17 @@ impl World {
     /// Claims a task, and sleeps until there is one.
     fn claim(&self, row: Row) -> Claimed {
         let claimed = loop {
-            let key = self.queue.prepare(Event::Work);
+            let key = self.queue.prepare(QueueCondition::Work);
             match self.queue.next() {
                 Some(candidate) => {
                     if let Some(claimed) = self.queue.claim(row, &candidate) {
                         break claimed;
                     }
                 }
-                None => self.queue.sleep(Event::Work, key, MAX_SLEEP),
+                None => self.queue.sleep(QueueCondition::Work, key, MAX_SLEEP),
             }
         };
-        self.queue.pass_on(Event::Work);
+        self.queue.pass_on(QueueCondition::Work);
         claimed
     }
 
@@ -121,7 +121,7 @@ impl World {
     }
 
     fn take_back(&self, claimed: &Claimed) -> bool {
-        let seen = self.queue.places[claimed.index].load();
+        let seen = self.queue.tasks[claimed.index].load();
         seen == claimed.word && self.queue.take_back(self.pools(), claimed.index, seen, Reason::Lease)
     }
 }
@@ -209,7 +209,7 @@ fn input_is_not_written_while_a_fenced_attempt_reads_it() {
         assert_eq!(old.join().unwrap(), !taken_back, "there is one result");
         let taken = world.queue.take(world.pools(), READER, id).unwrap();
         assert_eq!(taken.attempt, if taken_back { 2 } else { 1 });
-        assert!(world.queue.reserve(READER).is_some(), "the place is free");
+        assert!(world.queue.reserve(READER).is_some(), "the slot is free");
     });
 }
 
@@ -277,12 +277,12 @@ fn viewed_output_is_not_written_before_the_worker_has_drained() {
         }
         worker.join().unwrap();
         assert!(world.outputs.try_take(READER).is_some(), "the output is free");
-        assert!(world.queue.reserve(READER).is_some(), "the place is free");
+        assert!(world.queue.reserve(READER).is_some(), "the slot is free");
     });
 }
 
 #[test]
-fn attempt_that_drains_last_frees_the_place() {
+fn attempt_that_drains_last_frees_the_slot() {
     check(3, || {
         let world = World::new(1);
         let id = world.submit(READER, &[]).unwrap();
@@ -327,7 +327,7 @@ fn attachment_ends_or_a_task_names_it() {
         world.queue.attach(0);
         let submitter = {
             let world = world.clone();
-            let part = Part { attachment: 0, offset: 0, contents: Contents::of_bytes(1) };
+            let part = AttachedPart { attachment: 0, offset: 0, contents: Contents::of_bytes(1) };
             thread::spawn(move || world.submit(READER, &[NewInput::Part(part)]))
         };
         let in_use = world.queue.begin_detach(0);

@@ -3,10 +3,10 @@
 use std::{cell::Cell, collections::BTreeSet};
 
 use super::{
-    BlockId, Claimed, Event, Pools, Queue, Row, TaskState, Views,
+    BlockId, Claimed, Pools, Queue, QueueCondition, Row, TaskState, Views,
     body::{Reason, RecordWord},
     finish::task_state,
-    word::{State, Word},
+    word::{TaskSlotState, TaskWord},
 };
 use crate::{
     crash::point,
@@ -31,10 +31,10 @@ impl Queue {
         reached: impl Fn(TimelineCell) -> Option<u64>,
     ) -> u32 {
         let mut ended = 0;
-        for index in 0..self.places.len() {
+        for index in 0..self.tasks.len() {
             // A member changes a word that we change as often as others let it.
             for _ in 0..MOST_ATTEMPTS {
-                let seen = self.places[index].load();
+                let seen = self.tasks[index].load();
                 match self.detach_task(pools, index, seen, &gone, reason, &reached) {
                     Detached::Nothing => break,
                     Detached::Ended => ended += 1,
@@ -47,7 +47,7 @@ impl Queue {
         ended
     }
 
-    /// Takes back everything of the `dead` rows: attempts, places, blocks, and their places in the queues for a block.
+    /// Takes back everything of the `dead` rows: attempts, slots, blocks, and their positions in the queues for a block.
     /// Returns how many blocks they held. Call this instead of [`Slots::recover`], once the rows' processes are proved
     /// dead.
     ///
@@ -55,19 +55,19 @@ impl Queue {
     pub fn recover(&self, pools: Pools<'_>, dead: impl Fn(Row) -> bool) -> u32 {
         // Otherwise the tasks that they have would never end.
         self.detach(pools, &dead, Reason::Died, |_| None);
-        for (index, place) in self.places.iter().enumerate() {
-            let seen = place.load();
+        for (index, slot) in self.tasks.iter().enumerate() {
+            let seen = slot.load();
             let is_lost = seen.row() == NOBODY || dead(seen.row());
             match seen.state() {
-                State::Invalid => {
-                    place.change(seen, seen.with(State::Draining, 0));
+                TaskSlotState::Invalid => {
+                    slot.change(seen, seen.with(TaskSlotState::Draining, 0));
                 }
-                State::Writing if is_lost => {
-                    place.change(seen, seen.with(State::Free, 0));
+                TaskSlotState::Writing if is_lost => {
+                    slot.change(seen, seen.with(TaskSlotState::Free, 0));
                 }
                 // The output of a result that was not taken over may still be held by its worker, which is about to
                 // give it up.
-                State::Ending if is_lost => {
+                TaskSlotState::Ending if is_lost => {
                     let record = self.bodies[index].record(seen.attempts());
                     let found = record.load();
                     // A dead reader may have taken the block over, and not named it. The worker still uses it, so it
@@ -89,9 +89,9 @@ impl Queue {
                     record.drain(found);
                 }
             }
-            self.settle(pools, index, place.load());
+            self.settle(pools, index, slot.load());
         }
-        point("queue: places of the dead free, blocks not taken");
+        point("queue: slots of the dead free, blocks not taken");
         let taken = Cell::new(0);
         // Whether a task has their blocks does not matter: they become the queue's, and those that no task has are
         // freed.
@@ -113,7 +113,7 @@ impl Queue {
 
     /// Wakes all threads that wait. The dead may have been about to wake some of them.
     fn notify_all(&self) {
-        for event in [Event::Work, Event::Space, Event::Result] {
+        for event in [QueueCondition::Work, QueueCondition::Space, QueueCondition::Result] {
             self.eventcount(event).notify_unmarked();
         }
     }
@@ -122,12 +122,12 @@ impl Queue {
         &self,
         pools: Pools<'_>,
         index: usize,
-        seen: Word,
+        seen: TaskWord,
         gone: impl Fn(Row) -> bool,
         reason: Reason,
         reached: impl Fn(TimelineCell) -> Option<u64>,
     ) -> Detached {
-        let place = &self.places[index];
+        let slot = &self.tasks[index];
         let body = &self.bodies[index];
         let state = task_state(seen);
         if state == TaskState::Gone {
@@ -138,7 +138,7 @@ impl Queue {
         // The body that is read belongs to the task if a change from `seen` succeeds.
         if seen.is_attempted() && gone(seen.row()) {
             let record = body.record(seen.attempts());
-            if seen.state() == State::Enqueued && record.point().is_some_and(came) {
+            if seen.state() == TaskSlotState::Enqueued && record.point().is_some_and(came) {
                 return done(
                     self.publish_result(pools, &Claimed { index, word: seen }, record.output(), Views::None).is_ok(),
                 );
@@ -167,12 +167,12 @@ impl Queue {
                 if seen.attempts() == 0 {
                     self.record(index, seen, RecordWord::drained(Some(Reason::Inputs), seen));
                 }
-                done(place.change(seen, seen.with(State::Dead, 0)))
+                done(slot.change(seen, seen.with(TaskSlotState::Dead, 0)))
             }
             TaskState::Claimed { .. } | TaskState::Enqueued { .. }
                 if body.ends_with_submitter() && !seen.is_unwanted() =>
             {
-                done(place.change(seen, seen.unwanted()))
+                done(slot.change(seen, seen.unwanted()))
             }
             TaskState::Claimed { .. } | TaskState::Enqueued { .. } if without_inputs => {
                 done(self.take_back(pools, index, seen, Reason::Inputs))
@@ -185,7 +185,7 @@ impl Queue {
     ///
     /// **Why this is right.** While a block is the queue's, a task has it, unless a process died in between. The words
     /// of the blocks are read first; a block that no task has afterwards, and whose word has not changed, is lost.
-    fn free_unused(&self, slots: &Slots, each: impl Fn(&Self, usize, Word, &mut dyn FnMut(BlockId))) {
+    fn free_unused(&self, slots: &Slots, each: impl Fn(&Self, usize, TaskWord, &mut dyn FnMut(BlockId))) {
         let all = (0..slots.count()).filter_map(|block| Some((block, slots.seen(block)?)));
         let published: Vec<_> = all.filter(|(_, seen)| seen.state() == SlotState::Held(NOBODY)).collect();
         if published.is_empty() {
@@ -193,26 +193,26 @@ impl Queue {
         }
         fence(Ordering::SeqCst);
         let mut used = BTreeSet::new();
-        for (index, place) in self.places.iter().enumerate() {
+        for (index, slot) in self.tasks.iter().enumerate() {
             let mut insert = |block| {
                 used.insert(block);
             };
-            each(self, index, place.load(), &mut insert);
+            each(self, index, slot.load(), &mut insert);
         }
         let is_unused =
             |(index, seen): &(u32, SlotWord)| !used.contains(&BlockId { index: *index, generation: seen.ticket() });
         slots.free_all(published.into_iter().filter(is_unused));
     }
 
-    fn each_input(&self, index: usize, seen: Word, found: &mut dyn FnMut(BlockId)) {
-        if !matches!(seen.state(), State::Free | State::Writing) {
+    fn each_input(&self, index: usize, seen: TaskWord, found: &mut dyn FnMut(BlockId)) {
+        if !matches!(seen.state(), TaskSlotState::Free | TaskSlotState::Writing) {
             self.bodies[index].blocks().for_each(found);
         }
     }
 
-    fn each_output(&self, index: usize, seen: Word, found: &mut dyn FnMut(BlockId)) {
-        let is_kept = seen.state() == State::Draining && self.is_viewed(index, seen);
-        if (is_kept || matches!(seen.state(), State::Done | State::Ending))
+    fn each_output(&self, index: usize, seen: TaskWord, found: &mut dyn FnMut(BlockId)) {
+        let is_kept = seen.state() == TaskSlotState::Draining && self.is_viewed(index, seen);
+        if (is_kept || matches!(seen.state(), TaskSlotState::Done | TaskSlotState::Ending))
             && let Some(output) = self.bodies[index].record(seen.attempts()).output()
         {
             found(output);

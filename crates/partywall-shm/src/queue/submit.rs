@@ -1,26 +1,26 @@
 //! Submitting: how a task gets into the queue.
 //!
-//! 1. The submitter takes a free place (*writing*) and moves `tail` past its position. If `head` has passed that
-//!    position meanwhile, it gives the place back and starts again.
+//! 1. The submitter takes a free slot (*writing*) and moves `tail` past its position. If `head` has passed that
+//!    position meanwhile, it gives the slot back and starts again.
 //! 2. It writes the body. It still holds the input blocks itself. If the body names an attachment that has been
-//!    detached, it gives the place back; see `attachments`.
-//! 3. It makes the place *pending* by one compare-and-swap. From then on the blocks that the body names belong to the
+//!    detached, it gives the slot back; see `attachments`.
+//! 3. It makes the slot *pending* by one compare-and-swap. From then on the blocks that the body names belong to the
 //!    task. The submitter then gives up its own hold on them.
 //! 4. Behind a fence, it adds to `late` if `head` has passed the position. It notifies workers.
 //!
-//! If the submitter is killed or stopped before step 3, nothing has been submitted: the place and the blocks are its
+//! If the submitter is killed or stopped before step 3, nothing has been submitted: the slot and the blocks are its
 //! own until it continues or is proved dead. After step 3 the task is in the queue. If the submitter dies before it has
 //! given up its blocks, the broker gives them to the task. If it does not notify, sleeping workers check again after
 //! [`MAX_SLEEP`](crate::MAX_SLEEP).
 //!
 //! **Why no pending task is missed.** A worker that passes a position first moves `head`, and then, behind a fence,
-//! checks the place once more. A submitter first makes the place *pending*, and then, behind a fence, reads `head`. At
+//! checks the slot once more. A submitter first makes the slot *pending*, and then, behind a fence, reads `head`. At
 //! least one of the two sees the other's change, and adds to `late`.
 
 use super::{
     NewInput, NewTask, Queue, Row, TaskId,
     body::{MAX_ARGUMENTS, MAX_INPUTS, MAX_KIND},
-    word::{State, Word},
+    word::{TaskSlotState, TaskWord},
 };
 use crate::{
     crash::point,
@@ -28,55 +28,55 @@ use crate::{
     sync::{Ordering, fence},
 };
 
-/// A place that was taken for a task. Submit it or give it back: otherwise it stays taken until its owner dies.
+/// A slot that was taken for a task. Submit it or give it back: otherwise it stays taken until its owner dies.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Reserved {
     pub(super) index: usize,
     position: u64,
-    pub(super) word: Word,
+    pub(super) word: TaskWord,
 }
 
 /// Why a task was not submitted. Its blocks are still the caller's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NotSubmitted {
-    /// The broker has taken the place back because it took the caller for dead.
+    /// The broker has taken the slot back because it took the caller for dead.
     Lost,
-    /// The task names this attachment, which has ended, or which the broker is about to end. The place was given back.
+    /// The task names this attachment, which has ended, or which the broker is about to end. The slot was given back.
     Detached(u32),
 }
 
 impl Queue {
-    /// Takes a place for a task. Returns `None` if all are taken.
+    /// Takes a slot for a task. Returns `None` if all are taken.
     ///
-    /// Places whose tasks are over are not free before those of older pending tasks have been claimed.
+    /// Slots whose tasks are over are not free before those of older pending tasks have been claimed.
     pub fn reserve(&self, row: Row) -> Option<Reserved> {
-        let places = self.places.len() as u64;
+        let slots = self.tasks.len() as u64;
         let mut position = self.control().tail.load(Ordering::Acquire);
-        for _ in 0..2 * places + MOST_ATTEMPTS {
+        for _ in 0..2 * slots + MOST_ATTEMPTS {
             let head = self.control().head.load(Ordering::Acquire);
             // Others may have come past the position that we saw.
             position = if is_before(position, head) { head } else { position };
-            if position.wrapping_sub(head) >= places && position.wrapping_sub(self.pass_ended()) >= places {
+            if position.wrapping_sub(head) >= slots && position.wrapping_sub(self.pass_ended()) >= slots {
                 return None;
             }
-            let index = self.place_of(position);
-            let seen = self.places[index].load();
-            if seen.state() != State::Free {
+            let index = self.slot_of(position);
+            let seen = self.tasks[index].load();
+            if seen.state() != TaskSlotState::Free {
                 position = position.wrapping_add(1);
                 continue;
             }
             let word = seen.writing(row);
-            if !self.places[index].change(seen, word) {
+            if !self.tasks[index].change(seen, word) {
                 continue;
             }
-            point("queue: place taken, tail not moved");
+            point("queue: slot taken, tail not moved");
             self.move_tail(position);
-            point("queue: tail moved, place not checked");
+            point("queue: tail moved, slot not checked");
             if self.has_passed(position) {
                 // We were slow, and others have used this position. Tasks that were submitted since would come later
                 // than ours.
-                self.places[index].change(word, word.with(State::Free, 0));
+                self.tasks[index].change(word, word.with(TaskSlotState::Free, 0));
                 position = self.control().tail.load(Ordering::Acquire);
                 continue;
             }
@@ -85,10 +85,10 @@ impl Queue {
         None
     }
 
-    /// Gives a place back.
+    /// Gives a slot back.
     pub fn give_back(&self, reserved: Reserved) {
-        self.places[reserved.index].change(reserved.word, reserved.word.with(State::Free, 0));
-        point("queue: place given back, nobody notified");
+        self.tasks[reserved.index].change(reserved.word, reserved.word.with(TaskSlotState::Free, 0));
+        point("queue: slot given back, nobody notified");
         self.control().space.notify();
     }
 
@@ -118,8 +118,8 @@ impl Queue {
             return Err(NotSubmitted::Detached(detached));
         }
         point("queue: attachments seen, not pending");
-        let pending = word.with(State::Pending, 0);
-        if !self.places[index].change(word, pending) {
+        let pending = word.with(TaskSlotState::Pending, 0);
+        if !self.tasks[index].change(word, pending) {
             return Err(NotSubmitted::Lost);
         }
         point("queue: pending, blocks still held");
@@ -170,9 +170,9 @@ impl Queue {
     /// Moves `head` to the first position that is pending, or to `tail`; returns it.
     pub(super) fn pass_ended(&self) -> u64 {
         let mut head = self.control().head.load(Ordering::Acquire);
-        for _ in 0..2 * self.places.len() {
+        for _ in 0..2 * self.tasks.len() {
             let tail = self.control().tail.load(Ordering::Acquire);
-            if !is_before(head, tail) || self.places[self.place_of(head)].load().state() == State::Pending {
+            if !is_before(head, tail) || self.tasks[self.slot_of(head)].load().state() == TaskSlotState::Pending {
                 break;
             }
             head = self.pass(head);
@@ -187,10 +187,10 @@ impl Queue {
         if let Err(now) = head.compare_exchange(position, next, Ordering::AcqRel, Ordering::Acquire) {
             return now;
         }
-        point("queue: head moved, place not checked again");
+        point("queue: head moved, slot not checked again");
         // Pairs with the fence in `submit`.
         fence(Ordering::SeqCst);
-        if self.places[self.place_of(position)].load().state() == State::Pending {
+        if self.tasks[self.slot_of(position)].load().state() == TaskSlotState::Pending {
             // Its submitter may have notified a worker that did not find it.
             self.add_late();
             self.notify_workers(1);

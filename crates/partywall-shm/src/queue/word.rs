@@ -1,12 +1,12 @@
-//! The word of a task's place: it says which member may do what with the task.
+//! The word of a task's slot: it says which member may do what with the task.
 //!
 //! | bits | field | |
 //! |---|---|---|
 //! | 0–3 | state | see below |
 //! | 4 | unwanted | the submitter has died and no process reads the result: the task ends with its attempt |
-//! | 5–20 | row | of the member that has the place: *writing*, *claimed*, *enqueued*, *ending* |
+//! | 5–20 | row | of the member that has the slot: *writing*, *claimed*, *enqueued*, *ending* |
 //! | 21–28 | attempts | the number of the last attempt, from 1; no number is used twice, also after a retry |
-//! | 29–63 | generation | how many tasks the place has held |
+//! | 29–63 | generation | how many tasks the slot has held |
 //!
 //! | state | | the next states |
 //! |---|---|---|
@@ -20,8 +20,8 @@
 //! | 7 ending | one member has taken the result, cancelled it or purged it | draining |
 //! | 8 draining | it is over; fenced attempts may still read its inputs | free |
 //!
-//! Each change is one compare-and-swap from what was seen. Generations repeat after 2³⁵ tasks in one place: with 64
-//! places and a million tasks a second, after 25 days, longer than any process is stopped between two steps.
+//! Each change is one compare-and-swap from what was seen. Generations repeat after 2³⁵ tasks in one slot: with 64
+//! slots and a million tasks a second, after 25 days, longer than any process is stopped between two steps.
 
 use super::Row;
 use crate::sync::{AtomicU64, Ordering};
@@ -29,14 +29,14 @@ use crate::sync::{AtomicU64, Ordering};
 /// The most attempts that a task can have, those after retries included.
 pub const MAX_ATTEMPTS: u8 = u8::MAX;
 
-/// The word of a place.
+/// The word of a slot.
 #[derive(Debug)]
 #[cfg_attr(not(loom), repr(transparent))]
-pub(crate) struct PlaceWord(AtomicU64);
+pub(crate) struct TaskSlot(AtomicU64);
 
-/// The state of a place.
+/// The state of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum TaskSlotState {
     Free,
     Writing,
     Pending,
@@ -50,23 +50,23 @@ pub(super) enum State {
     Invalid,
 }
 
-/// The word of a place as it was seen.
+/// The word of a slot as it was seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Word(u64);
+pub(super) struct TaskWord(u64);
 
-impl Word {
-    pub(super) fn state(self) -> State {
+impl TaskWord {
+    pub(super) fn state(self) -> TaskSlotState {
         match self.0 & STATE {
-            0 => State::Free,
-            1 => State::Writing,
-            2 => State::Pending,
-            3 => State::Claimed,
-            4 => State::Enqueued,
-            5 => State::Done,
-            6 => State::Dead,
-            7 => State::Ending,
-            8 => State::Draining,
-            _ => State::Invalid,
+            0 => TaskSlotState::Free,
+            1 => TaskSlotState::Writing,
+            2 => TaskSlotState::Pending,
+            3 => TaskSlotState::Claimed,
+            4 => TaskSlotState::Enqueued,
+            5 => TaskSlotState::Done,
+            6 => TaskSlotState::Dead,
+            7 => TaskSlotState::Ending,
+            8 => TaskSlotState::Draining,
+            _ => TaskSlotState::Invalid,
         }
     }
 
@@ -88,24 +88,24 @@ impl Word {
 
     /// Returns whether an attempt is under way.
     pub(super) fn is_attempted(self) -> bool {
-        matches!(self.state(), State::Claimed | State::Enqueued)
+        matches!(self.state(), TaskSlotState::Claimed | TaskSlotState::Enqueued)
     }
 
-    /// The next task of the place, which `row` describes.
+    /// The next task of the slot, which `row` describes.
     pub(super) fn writing(self, row: Row) -> Self {
         let generation = (self.0 >> GENERATION << GENERATION).wrapping_add(1 << GENERATION);
-        Self(generation | u64::from(row) << ROW | State::Writing as u64)
+        Self(generation | u64::from(row) << ROW | TaskSlotState::Writing as u64)
     }
 
     /// The next attempt, by `row`.
     pub(super) fn claimed(self, row: Row) -> Self {
         let attempts = u64::from(self.attempts().saturating_add(1));
         let kept = self.0 & !(0xff << ATTEMPTS);
-        Self(kept | attempts << ATTEMPTS).with(State::Claimed, row)
+        Self(kept | attempts << ATTEMPTS).with(TaskSlotState::Claimed, row)
     }
 
     /// The same task and attempt in another state, in which it belongs to `row`.
-    pub(super) fn with(self, state: State, row: Row) -> Self {
+    pub(super) fn with(self, state: TaskSlotState, row: Row) -> Self {
         Self(self.0 & !(STATE | 0xffff << ROW) | u64::from(row) << ROW | state as u64)
     }
 
@@ -115,35 +115,35 @@ impl Word {
 
     /// The dead letter as a pending task whose next attempt comes after that number.
     pub(super) fn retried(self, before: u8) -> Self {
-        Self(self.0 & !(0xff << ATTEMPTS) | u64::from(before) << ATTEMPTS).with(State::Pending, 0)
+        Self(self.0 & !(0xff << ATTEMPTS) | u64::from(before) << ATTEMPTS).with(TaskSlotState::Pending, 0)
     }
 }
 
-impl PlaceWord {
-    pub(super) fn load(&self) -> Word {
+impl TaskSlot {
+    pub(super) fn load(&self) -> TaskWord {
         // Pairs with `change`: a member that sees a state sees what was done before it.
-        Word(self.0.load(Ordering::Acquire))
+        TaskWord(self.0.load(Ordering::Acquire))
     }
 
     /// Release: the next owner sees what this one did. Acquire: we see what the former one did.
-    pub(super) fn change(&self, from: Word, to: Word) -> bool {
+    pub(super) fn change(&self, from: TaskWord, to: TaskWord) -> bool {
         self.0.compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 }
 
 #[cfg(all(test, loom))]
-impl PlaceWord {
+impl TaskSlot {
     pub(super) fn new() -> Self {
         Self(AtomicU64::new(0))
     }
 }
 
 shared! {
-    PlaceWord { 0 }
+    TaskSlot { 0 }
     bits {
         UNWANTED, ROW, ATTEMPTS, GENERATION,
-        State::Free as u64, State::Writing as u64, State::Pending as u64, State::Claimed as u64,
-        State::Enqueued as u64, State::Done as u64, State::Dead as u64, State::Ending as u64, State::Draining as u64,
+        TaskSlotState::Free as u64, TaskSlotState::Writing as u64, TaskSlotState::Pending as u64, TaskSlotState::Claimed as u64,
+        TaskSlotState::Enqueued as u64, TaskSlotState::Done as u64, TaskSlotState::Dead as u64, TaskSlotState::Ending as u64, TaskSlotState::Draining as u64,
     }
 }
 

@@ -21,7 +21,7 @@ impl Topic {
     /// Creates a memfd with an empty topic.
     ///
     /// # Errors
-    /// `InvalidInput` unless the limits [is possible](TopicLimits::is_possible); otherwise as memfd_create(2) and mmap(2).
+    /// `InvalidInput` unless the limits [are possible](TopicLimits::is_possible); otherwise as memfd_create(2) and mmap(2).
     pub fn create(limits: TopicLimits) -> io::Result<OwnedFd> {
         control::create::<Self>(limits)
     }

@@ -83,7 +83,7 @@ impl Blocks {
         } else if let Some((outputs, bytes)) = shape.outputs().zip(shape.pool_bytes()) {
             let pool = shm::Pool::map(fd()?).map_err(system)?;
             let queue = queue::Queue::map(fd()?).map_err(system)?;
-            let has = queue.shape();
+            let has = queue.limits();
             if (has.inputs, has.outputs) != (shape.blocks, outputs.blocks) {
                 return Err(wrong());
             }

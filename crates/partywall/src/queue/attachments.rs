@@ -18,7 +18,7 @@ use partywall_os::lock::IgnorePoison;
 use partywall_shm::queue::{self as shm, Contents};
 use partywall_wire::{Answer, Call, Named};
 
-use super::{Event, Open, Queue};
+use super::{OpenQueue, Queue, QueueCondition};
 use crate::{
     domain::answered,
     error::{Busy, Error, Mismatch, Result},
@@ -134,7 +134,7 @@ impl Queue {
             };
             // Only a hint: the broker decides whether a task still names the segment.
             let unused = || Ok((!self.open.queue().is_named(number)).then_some(()));
-            if self.open.await_event(Event::Result, &self.spin, &waiting, unused)?.is_none() {
+            if self.open.await_event(QueueCondition::Result, &self.spin, &waiting, unused)?.is_none() {
                 let what = || format!("cannot detach {attachment:?}: tasks name it");
                 return Err(if waiting.was_cancelled() { waiting.error(what()) } else { in_use });
             }
@@ -222,12 +222,12 @@ impl SegmentPart {
         self.contents.bytes()
     }
 
-    pub(super) fn named(&self) -> shm::Part {
-        shm::Part { attachment: self.of.0.number, offset: self.offset, contents: self.contents }
+    pub(super) fn named(&self) -> shm::AttachedPart {
+        shm::AttachedPart { attachment: self.of.0.number, offset: self.offset, contents: self.contents }
     }
 }
 
-impl Open {
+impl OpenQueue {
     /// Refuses an attachment of another queue.
     pub(super) fn check_attachment(&self, attachment: &Attachment) -> Result<()> {
         let of = &attachment.0.inputs;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use partywall_shm::queue::Event;
+use partywall_shm::queue::QueueCondition;
 
 use super::{ClaimedTask, Queue, TEND_EVERY};
 use crate::{
@@ -35,7 +35,7 @@ impl Queue {
     /// [`Error::Timeout`], [`Error::Cancelled`]; [`Busy::OutputsFull`] if there are tasks, but no output block is free:
     /// at the end of the wait, or soon if views of tasks that this process has ended
     /// ([`TaskMemory`](super::TaskMemory)) keep all of them; [`Busy::TasksKept`] if there is no task, and such views
-    /// keep all places or all input blocks; [`Unreachable::Gone`](crate::error::Unreachable::Gone) if it has to wait
+    /// keep all slots or all input blocks; [`Unreachable::Gone`](crate::error::Unreachable::Gone) if it has to wait
     /// without a broker; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn claim<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<ClaimedTask> {
         let _span = tracing::trace_span!("claim", queue = self.name()).entered();
@@ -125,7 +125,7 @@ impl Queue {
             0 => match self.open.control.kept.inputs() {
                 (0, _) => "there is none".to_owned(),
                 (tasks, blocks) => format!(
-                    "there is none; arrays of tasks of this process that have ended ({tasks}) keep as many places, and \
+                    "there is none; arrays of tasks of this process that have ended ({tasks}) keep as many slots, and \
                      input blocks ({blocks}), from new tasks"
                 ),
             },
@@ -137,19 +137,19 @@ impl Queue {
 
     /// Waits for a task, and claims it as [`try_claim_into`](Self::try_claim_into) does.
     fn await_task(&self, room: &mut Option<Block>, waiting: &Waiting<'_>) -> Result<Found> {
-        let found = self.open.await_event(Event::Work, &self.spin, waiting, || {
+        let found = self.open.await_event(QueueCondition::Work, &self.spin, waiting, || {
             let found = self.try_claim_into(room)?;
             Ok((!matches!(found, Found::Nothing)).then_some(found))
         })?;
         Ok(found.unwrap_or(Found::Nothing))
     }
 
-    /// Returns the error that no task can come, because views of ended tasks of this process keep all places or all
+    /// Returns the error that no task can come, because views of ended tasks of this process keep all slots or all
     /// input blocks.
     fn all_kept(&self) -> Option<Busy> {
         let (tasks, blocks) = self.open.control.kept.inputs();
         let kept = match () {
-            () if tasks >= self.capacity() => "place",
+            () if tasks >= self.capacity() => "slot",
             () if blocks > 0 && blocks >= self.open.inputs.shape().blocks => "input block",
             () => return None,
         };

@@ -14,12 +14,12 @@ use partywall_cuda::StreamRef;
 use partywall_os::borrow::BorrowedBlock;
 use partywall_shm::{
     DType, members,
-    queue::{BlockId, Claimed, Contents, Description, Input, NewOutput, Part, Reason, StreamPoint, Views},
+    queue::{AttachedPart, BlockId, Claimed, Contents, Input, NewOutput, Reason, StreamPoint, TaskDescription, Views},
     slots::HeldSlot,
     timeline::Progress,
 };
 
-use super::{ControlMemory, Open, TaskMemory, memory::Kept};
+use super::{OpenQueue, QueueControl, TaskMemory, memory::KeptBlocks};
 use crate::{
     completion::{Completion, Fence},
     element::Element,
@@ -41,17 +41,17 @@ use crate::{
 /// In a forked child the task belongs to the parent, and dropping it does nothing.
 #[must_use = "a task that is dropped goes to another worker"]
 pub struct ClaimedTask {
-    open: Arc<Open>,
+    open: Arc<OpenQueue>,
     /// `None` once the attempt is over.
     claimed: Option<Claimed>,
-    description: Description,
+    description: TaskDescription,
     inputs: Vec<TaskInput>,
     /// The block for the output, if the task has an output.
     output: Option<Block>,
     /// The timeline of the submitter, once it is needed.
     submitter: OnceLock<Arc<Timeline>>,
     /// What views of the task share, once there are any.
-    kept: OnceLock<Kept>,
+    kept: OnceLock<KeptBlocks>,
 }
 
 /// An input of a claimed task, read in place: a block of the queue, or a part of an attached segment.
@@ -70,8 +70,8 @@ enum Source {
         bytes: OnceLock<Option<BorrowedBlock>>,
     },
     Part {
-        open: Arc<Open>,
-        part: Part,
+        open: Arc<OpenQueue>,
+        part: AttachedPart,
         /// Set at the first use.
         found: OnceLock<(Arc<Segment>, PartPlace)>,
     },
@@ -79,7 +79,7 @@ enum Source {
 
 impl ClaimedTask {
     /// Returns `None` if the task has been taken back already.
-    pub(super) fn new(open: Arc<Open>, claimed: Claimed, output: Option<Block>) -> Option<Self> {
+    pub(super) fn new(open: Arc<OpenQueue>, claimed: Claimed, output: Option<Block>) -> Option<Self> {
         let Some(description) = open.queue().describe(claimed.id()) else {
             open.queue().drain(open.pools(), &claimed);
             return None;
@@ -300,7 +300,7 @@ impl ClaimedTask {
             // Otherwise it is unknown whether the stream still uses the blocks. The broker decides that when this
             // process ends.
             if completion == Completion::Done {
-                let kept = kept.filter(Kept::is_viewed);
+                let kept = kept.filter(KeptBlocks::is_viewed);
                 let is_done = if has_inputs() {
                     control.queue.finish(control.pools(), &claimed, held.as_ref(), views(kept.as_ref())).is_ok()
                 } else {
@@ -398,17 +398,17 @@ impl ClaimedTask {
     }
 
     /// Returns what views of the task share.
-    fn new_kept(&self) -> Kept {
+    fn new_kept(&self) -> KeptBlocks {
         let blocks = self.inputs.iter().filter(|input| matches!(input.source, Source::Block { .. })).count();
-        Kept::new(&self.open, blocks as u32, self.description.output.is_some())
+        KeptBlocks::new(&self.open, blocks as u32, self.description.output.is_some())
     }
 
     /// Ends the use of the inputs, and returns the output block, which the caller must free or hand on, and what the
     /// views of the task share, if there are any.
-    fn end(&mut self) -> (Claimed, Option<HeldSlot>, Option<Kept>) {
+    fn end(&mut self) -> (Claimed, Option<HeldSlot>, Option<KeptBlocks>) {
         self.inputs.iter_mut().for_each(TaskInput::end);
         let held = self.output.take().and_then(Block::into_held);
-        let kept = self.kept.take().filter(Kept::is_viewed);
+        let kept = self.kept.take().filter(KeptBlocks::is_viewed);
         (self.claimed.take().expect("a task ends once"), held, kept)
     }
 
@@ -429,10 +429,10 @@ impl ClaimedTask {
     }
 }
 
-impl ControlMemory {
+impl QueueControl {
     /// Gives back what an attempt has left, or leaves it to the views. The output of a task that is done belongs to the
     /// queue.
-    fn after(&self, is_done: bool, claimed: Claimed, held: Option<HeldSlot>, kept: Option<(Kept, bool)>) {
+    fn after(&self, is_done: bool, claimed: Claimed, held: Option<HeldSlot>, kept: Option<(KeptBlocks, bool)>) {
         let held = held.filter(|_| !is_done);
         match (kept, held) {
             (Some((kept, is_exposed)), held) => kept.leave(claimed, held, is_exposed),
@@ -462,7 +462,7 @@ impl fmt::Debug for ClaimedTask {
 
 impl TaskInput {
     /// Returns `None` for a block, or a part of one, that the queue does not have.
-    fn new(open: &Arc<Open>, input: Input) -> Option<Self> {
+    fn new(open: &Arc<OpenQueue>, input: Input) -> Option<Self> {
         let (source, contents) = match input {
             Input::Block(BlockId { index, .. }, offset, contents) => {
                 let blocks = open.inputs.clone();
@@ -494,8 +494,8 @@ impl TaskInput {
                 }
             }
             Source::Part { open, part, found } => {
-                let (segment, place) = find(open, *part, found)?;
-                segment.part_bytes(*place)
+                let (segment, range) = find(open, *part, found)?;
+                segment.part_bytes(*range)
             }
         }
     }
@@ -522,8 +522,8 @@ impl TaskInput {
         match &self.source {
             Source::Block { .. } => self.bytes().map(<[u8]>::as_ptr),
             Source::Part { open, part, found } => {
-                let (segment, place) = find(open, *part, found)?;
-                segment.part_address(*place)
+                let (segment, range) = find(open, *part, found)?;
+                segment.part_address(*range)
             }
         }
     }
@@ -538,8 +538,8 @@ impl TaskInput {
         let range = match &self.source {
             Source::Block { blocks, index, offset, .. } => blocks.device(*index)?.slice(*offset, self.len())?,
             Source::Part { open, part, found } => {
-                let (segment, place) = find(open, *part, found)?;
-                segment.part_device(*place)?
+                let (segment, range) = find(open, *part, found)?;
+                segment.part_device(*range)?
             }
         };
         self.exposed.store(true, Ordering::Relaxed);
@@ -568,8 +568,8 @@ impl TaskInput {
                 Ok(())
             }
             Source::Part { open, part, found } => {
-                let (segment, place) = find(open, *part, found)?;
-                segment.read_part(*place, offset, out)
+                let (segment, range) = find(open, *part, found)?;
+                segment.read_part(*range, offset, out)
             }
         }
     }
@@ -645,16 +645,16 @@ impl TaskInput {
 
 /// Returns the segment of a part, and where the part is in it. The submitter wrote the numbers, so they are checked.
 fn find<'a>(
-    open: &Open,
-    part: Part,
+    open: &OpenQueue,
+    part: AttachedPart,
     found: &'a OnceLock<(Arc<Segment>, PartPlace)>,
 ) -> Result<&'a (Arc<Segment>, PartPlace)> {
     if let Some(found) = found.get() {
         return Ok(found);
     }
     let segment = open.attached(part.attachment)?;
-    let place = segment.part(part.offset, part.contents.bytes())?;
-    Ok(found.get_or_init(|| (segment, place)))
+    let range = segment.part(part.offset, part.contents.bytes())?;
+    Ok(found.get_or_init(|| (segment, range)))
 }
 
 impl Drop for TaskInput {
@@ -667,7 +667,7 @@ impl fmt::Debug for TaskInput {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.source {
             Source::Block { blocks, .. } => write!(f, "TaskInput({}: {} bytes)", blocks.name(), self.len()),
-            Source::Part { part: Part { attachment, offset, .. }, .. } => {
+            Source::Part { part: AttachedPart { attachment, offset, .. }, .. } => {
                 write!(f, "TaskInput({}: attachment {attachment}, bytes {offset} + {})", self.name(), self.len())
             }
         }
@@ -675,8 +675,8 @@ impl fmt::Debug for TaskInput {
 }
 
 /// Returns what is viewed of an attempt.
-fn views(kept: Option<&Kept>) -> Views {
-    kept.map_or(Views::None, Kept::views)
+fn views(kept: Option<&KeptBlocks>) -> Views {
+    kept.map_or(Views::None, KeptBlocks::views)
 }
 
 /// The interval at which a worker checks whether inputs are complete whose submitter has ended.

@@ -17,7 +17,7 @@ use partywall_shm::{
     queue::{self as shm, Contents},
 };
 
-use super::{Open, TaskResult, Ticket};
+use super::{OpenQueue, TaskResult, Ticket};
 use crate::{
     error::{Error, Gone, InvalidArgument, InvalidData, Result},
     gpu::DeviceRange,
@@ -85,7 +85,7 @@ impl Ticket {
     }
 }
 
-impl Open {
+impl OpenQueue {
     /// Makes `stream` wait until the output is complete. Returns false if the worker's timeline has ended: the broker
     /// will decide whether the worker's stream got that far.
     fn order(&self, output: &shm::Output, stream: StreamRef<'_>) -> Result<bool> {

@@ -6,10 +6,10 @@ use std::{
     time::Duration,
 };
 
-use partywall_shm::queue::Event;
+use partywall_shm::queue::QueueCondition;
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::{Open, Queue};
+use super::{OpenQueue, Queue};
 use crate::{
     backoff::Backoff,
     domain::PollReason,
@@ -24,7 +24,7 @@ use crate::{
 #[derive(Debug)]
 pub struct QueueEvent {
     fd: Arc<OwnedFd>,
-    open: Arc<Open>,
+    open: Arc<OpenQueue>,
 }
 
 impl Queue {
@@ -44,11 +44,11 @@ impl Queue {
         let control = self.open.control.clone();
         let mut backoff = Backoff::new();
         // From now on the counter counts ended tasks.
-        let mut seen = control.queue.prepare(Event::Result);
+        let mut seen = control.queue.prepare(QueueCondition::Result);
         self.domain().poll_tasks().add(Duration::ZERO, move |reason| {
             let fd = watched.upgrade()?;
             control.queue.tend(control.pools());
-            let now = control.queue.prepare(Event::Result);
+            let now = control.queue.prepare(QueueCondition::Result);
             if now != seen || reason == PollReason::Closing {
                 seen = now;
                 backoff = Backoff::new();

@@ -14,21 +14,21 @@ use partywall_shm::{
     slots::HeldSlot,
 };
 
-use super::{ControlMemory, Open};
+use super::{OpenQueue, QueueControl};
 use crate::completion::{Completion, Fence};
 
 /// Keeps the inputs or the output of a claimed task for views that outlive it, such as arrays of another language:
 /// until the last clone is dropped, no other task uses the blocks, also after the attempt is over.
 ///
 /// The output of a completed task is delivered all the same. Its block is free again once the result was given back
-/// *and* the last clone was dropped. The task keeps its place in the queue until then.
+/// *and* the last clone was dropped. The task keeps its slot in the queue until then.
 ///
 /// In a forked child the blocks belong to the parent, and dropping it does nothing.
 #[derive(Debug, Clone)]
 pub struct TaskMemory {
     _viewed: Viewed,
     /// Declared last: the last view needs the queue.
-    _open: Arc<Open>,
+    _open: Arc<OpenQueue>,
 }
 
 #[derive(Debug, Clone)]
@@ -46,7 +46,7 @@ pub(super) struct KeptByViews {
 }
 
 impl KeptByViews {
-    /// Returns the number of tasks, each of which keeps a place, and of their input blocks.
+    /// Returns the number of tasks, each of which keeps a slot, and of their input blocks.
     pub(super) fn inputs(&self) -> (u32, u32) {
         let tasks = self.tasks.lock().ignore_poison();
         (tasks.len() as u32, tasks.values().map(|(_, blocks)| blocks).sum())
@@ -74,19 +74,19 @@ impl KeptByViews {
 
 /// What an attempt shares with its views. If the attempt is over, the last user gives the blocks back.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct KeptBlocks {
     inputs: Arc<KeptInputs>,
     output: Arc<KeptOutput>,
 }
 
 #[derive(Debug)]
 struct KeptInputs {
-    control: Arc<ControlMemory>,
+    control: Arc<QueueControl>,
     /// Weak, because a callback on the service thread may be the last user.
-    open: Weak<Open>,
+    open: Weak<OpenQueue>,
     /// The number of input blocks of the queue.
     blocks: u32,
-    ended: Mutex<Option<Ended>>,
+    ended: Mutex<Option<EndedAttempt>>,
 }
 
 #[derive(Debug)]
@@ -100,15 +100,15 @@ struct KeptOutput {
 
 /// An attempt that is over, and was recorded as open.
 #[derive(Debug, Clone, Copy)]
-struct Ended {
+struct EndedAttempt {
     claimed: Claimed,
     /// Whether enqueued work of this process may use the blocks.
     is_exposed: bool,
 }
 
-impl Kept {
+impl KeptBlocks {
     /// Returns it for an attempt with this many input blocks, and with an output or none.
-    pub(super) fn new(open: &Arc<Open>, blocks: u32, has_block: bool) -> Self {
+    pub(super) fn new(open: &Arc<OpenQueue>, blocks: u32, has_block: bool) -> Self {
         let ended = Mutex::default();
         let inputs = KeptInputs { control: open.control.clone(), open: Arc::downgrade(open), blocks, ended };
         let inputs = Arc::new(inputs);
@@ -116,11 +116,11 @@ impl Kept {
         Self { inputs, output }
     }
 
-    pub(super) fn view_inputs(&self, open: &Arc<Open>) -> TaskMemory {
+    pub(super) fn view_inputs(&self, open: &Arc<OpenQueue>) -> TaskMemory {
         TaskMemory { _viewed: Viewed::Inputs { _kept: self.inputs.clone() }, _open: open.clone() }
     }
 
-    pub(super) fn view_output(&self, open: &Arc<Open>) -> TaskMemory {
+    pub(super) fn view_output(&self, open: &Arc<OpenQueue>) -> TaskMemory {
         TaskMemory { _viewed: Viewed::Output { _kept: self.output.clone() }, _open: open.clone() }
     }
 
@@ -147,7 +147,7 @@ impl Kept {
         kept.add(claimed.id(), self.inputs.blocks);
         kept.outputs.fetch_add(self.output.has_block.into(), Ordering::Relaxed);
         *self.output.held.lock().ignore_poison() = output;
-        *self.inputs.ended.lock().ignore_poison() = Some(Ended { claimed, is_exposed });
+        *self.inputs.ended.lock().ignore_poison() = Some(EndedAttempt { claimed, is_exposed });
     }
 }
 
@@ -158,9 +158,10 @@ impl KeptInputs {
     }
 
     /// Calls `give_back` once no work uses the blocks of an attempt that is over.
-    fn after_work(&self, give_back: impl FnOnce(&ControlMemory, &Claimed) + Send + 'static) {
+    fn after_work(&self, give_back: impl FnOnce(&QueueControl, &Claimed) + Send + 'static) {
         let ended = *self.ended.lock().ignore_poison();
-        let Some(Ended { claimed, is_exposed }) = ended.filter(|_| self.control.generation == fork_generation()) else {
+        let Some(EndedAttempt { claimed, is_exposed }) = ended.filter(|_| self.control.generation == fork_generation())
+        else {
             return;
         };
         if !is_exposed {

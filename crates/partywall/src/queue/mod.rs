@@ -19,7 +19,7 @@ use std::{
 use partywall_os::process::fork_generation;
 use partywall_shm::{
     pool as shm_pool,
-    queue::{self as shm, Event, NotRetried, Pools, TEND_EVERY},
+    queue::{self as shm, NotRetried, Pools, QueueCondition, TEND_EVERY},
 };
 use partywall_wire::{LeaseId, Notice, OtherUsers};
 
@@ -71,7 +71,7 @@ pub use partywall_shm::queue::{MAX_ARGUMENTS, MAX_INPUTS, MAX_KIND, MAX_TASKS, R
 /// any thread.
 #[derive(Debug)]
 pub struct Queue {
-    open: Arc<Open>,
+    open: Arc<OpenQueue>,
     inputs: Pool,
     spin: AdaptiveSpin,
 }
@@ -106,8 +106,8 @@ pub struct QueueStats {
 
 /// What a queue and its tasks share.
 #[derive(Debug)]
-pub(crate) struct Open {
-    control: Arc<ControlMemory>,
+pub(crate) struct OpenQueue {
+    control: Arc<QueueControl>,
     inputs: Arc<Blocks>,
     /// Declared last, because dropping it may end the connection.
     outputs: Arc<Blocks>,
@@ -115,7 +115,7 @@ pub(crate) struct Open {
 
 /// The control memory of a queue. It holds no connection, so the service thread may be its last user.
 #[derive(Debug)]
-struct ControlMemory {
+struct QueueControl {
     queue: Arc<shm::Queue>,
     inputs: Arc<shm_pool::Pool>,
     outputs: Arc<shm_pool::Pool>,
@@ -160,7 +160,7 @@ impl Queue {
         let name = blocks.name().to_owned();
         let foreign = || Unreachable::protocol(format!("it gave {name:?} without the control memory of a queue"));
         let (queue, outputs) = blocks.queue().ok_or_else(foreign)?;
-        let control = ControlMemory {
+        let control = QueueControl {
             queue: queue.clone(),
             inputs: blocks.control().clone(),
             outputs: outputs.control().clone(),
@@ -170,7 +170,7 @@ impl Queue {
             _keep: blocks.keep(),
             generation: fork_generation(),
         };
-        let open = Open { control: Arc::new(control), outputs: outputs.clone(), inputs: blocks };
+        let open = OpenQueue { control: Arc::new(control), outputs: outputs.clone(), inputs: blocks };
         Ok(Self { open: Arc::new(open), inputs, spin: AdaptiveSpin::on_memory() })
     }
 
@@ -269,7 +269,7 @@ impl Queue {
 
     /// Returns the maximum number of tasks.
     pub fn capacity(&self) -> u32 {
-        self.open.queue().shape().tasks
+        self.open.queue().limits().tasks
     }
 
     /// Returns the bytes of an input block.
@@ -284,7 +284,7 @@ impl Queue {
 
     /// Returns how long an attempt may take unless it is [extended](ClaimedTask::extend); `None` means no limit.
     pub fn lease(&self) -> Option<Duration> {
-        Some(self.open.queue().shape().lease).filter(|lease| *lease != 0).map(Duration::from_millis)
+        Some(self.open.queue().limits().lease).filter(|lease| *lease != 0).map(Duration::from_millis)
     }
 
     /// Returns where the blocks are.
@@ -313,7 +313,7 @@ impl Queue {
     }
 }
 
-impl ControlMemory {
+impl QueueControl {
     fn pools(&self) -> Pools<'_> {
         Pools { inputs: &self.inputs, outputs: &self.outputs }
     }
@@ -325,7 +325,7 @@ impl ControlMemory {
     }
 }
 
-impl Open {
+impl OpenQueue {
     fn queue(&self) -> &shm::Queue {
         &self.control.queue
     }
@@ -390,7 +390,7 @@ impl Open {
     /// if the wait has ended.
     fn await_event<T>(
         &self,
-        event: Event,
+        event: QueueCondition,
         spin: &AdaptiveSpin,
         waiting: &Waiting<'_>,
         mut poll: impl FnMut() -> Result<Option<T>>,
@@ -412,7 +412,7 @@ impl Open {
     /// As [`await_event`](Self::await_event), without spinning first. Reads the clock if the caller passes no time.
     fn sleep_until<T>(
         &self,
-        event: Event,
+        event: QueueCondition,
         waiting: &Waiting<'_>,
         mut now: Option<Instant>,
         mut poll: impl FnMut() -> Result<Option<T>>,

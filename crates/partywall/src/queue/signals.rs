@@ -5,7 +5,7 @@ use std::sync::Arc;
 use partywall_cuda::StreamRef;
 use partywall_shm::queue::StreamPoint;
 
-use super::Open;
+use super::OpenQueue;
 use crate::{
     error::{Error, Result},
     timeline::{Lanes, OpenLanes, Order, StreamSignal, Timeline, TimelineOptions},
@@ -19,7 +19,7 @@ pub(crate) struct Signals {
     others: OpenLanes<u16>,
 }
 
-impl Open {
+impl OpenQueue {
     /// Makes `stream` signal once all work that is on it now is done.
     pub(super) fn signal_on(&self, stream: StreamRef<'_>) -> Result<(Order, StreamPoint)> {
         let row = self.domain().link().row();

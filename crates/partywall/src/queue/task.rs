@@ -6,13 +6,13 @@ use partywall_cuda::StreamRef;
 use partywall_shm::{
     DType, members,
     queue::{
-        Contents, Event, MAX_ARGUMENTS, MAX_ATTEMPTS, MAX_INPUTS, MAX_KIND, NewInput, NewTask, NotSubmitted, Reserved,
-        StreamPoint,
+        Contents, MAX_ARGUMENTS, MAX_ATTEMPTS, MAX_INPUTS, MAX_KIND, NewInput, NewTask, NotSubmitted, QueueCondition,
+        Reserved, StreamPoint,
     },
 };
 use partywall_wire::Named;
 
-use super::{Open, Queue, SegmentPart, Ticket};
+use super::{OpenQueue, Queue, SegmentPart, Ticket};
 use crate::{
     error::{self, Busy, Error, Gone, InvalidArgument, Mismatch, Result},
     pool::{self, Block},
@@ -135,7 +135,7 @@ impl Task {
     }
 
     /// Returns what the output contains.
-    fn contents(&self, open: &Open) -> Result<Option<Contents>> {
+    fn contents(&self, open: &OpenQueue) -> Result<Option<Contents>> {
         Ok(match &self.output {
             None => None,
             Some(Output::Bytes(bytes)) => Some(Contents::of_bytes(*bytes)),
@@ -144,7 +144,7 @@ impl Task {
     }
 
     /// Refuses a task that is invalid, or that does not fit this queue.
-    fn check(&self, open: &Open) -> Result<()> {
+    fn check(&self, open: &OpenQueue) -> Result<()> {
         let Self { kind, arguments, inputs, .. } = self;
         let name = || format!("task {kind:?} for queue {:?}", open.name());
         let limits = [
@@ -181,7 +181,7 @@ impl Queue {
     /// Submits a task, and waits until the queue has room for it. The inputs were written by the CPU, or by streams
     /// that were waited for.
     ///
-    /// A free place is enough, also while results that were not taken occupy all output blocks: the task needs an
+    /// A free slot is enough, also while results that were not taken occupy all output blocks: the task needs an
     /// output block only when a worker claims it.
     ///
     /// ```no_run
@@ -219,7 +219,7 @@ impl Queue {
 
     /// Submits a task if the queue has room for it. Does not wait.
     ///
-    /// On a full queue this reads all places: for some microseconds with the default of 1,024 tasks, for a fraction of
+    /// On a full queue this reads all slots: for some microseconds with the default of 1,024 tasks, for a fraction of
     /// a millisecond with 131,072.
     ///
     /// # Errors
@@ -276,11 +276,11 @@ impl Queue {
         for mut task in tasks.by_ref() {
             // Repeated only while other processes try to detach a segment that the task names.
             let put = loop {
-                let place = self.reserve(&task, wait, &mut waiting);
-                if place.is_ok() {
+                let slot = self.reserve(&task, wait, &mut waiting);
+                if slot.is_ok() {
                     self.open.queue().notify_workers(std::mem::take(&mut to_wake));
                 }
-                match place.and_then(|place| self.put(place, &mut task, ready)) {
+                match slot.and_then(|slot| self.put(slot, &mut task, ready)) {
                     Ok(None) => {}
                     Ok(Some(ticket)) => break Ok(ticket),
                     Err(error) => break Err(error),
@@ -306,35 +306,36 @@ impl Queue {
         }
     }
 
-    /// Reserves a place for a task. Waits for one if there is a `wait`; `waiting` is set once that has begun.
+    /// Reserves a slot for a task. Waits for one if there is a `wait`; `waiting` is set once that has begun.
     fn reserve<'w>(&self, task: &Task, wait: Option<Wait<'w>>, waiting: &mut Option<Waiting<'w>>) -> Result<Reserved> {
         self.open.require_ours()?;
         self.open.inputs.check()?;
         task.check(&self.open)?;
         let row = self.domain().link().row();
-        if let Some(place) = self.open.queue().reserve(row) {
-            return Ok(place);
+        if let Some(slot) = self.open.queue().reserve(row) {
+            return Ok(slot);
         }
         let Some(wait) = wait else { return Err(self.full()) };
         // Workers must know of the earlier tasks of this call, because those may fill the queue.
         self.open.queue().notify_workers(usize::MAX);
         let waiting = waiting.get_or_insert_with(|| wait.begin());
-        let place = self.open.await_event(Event::Space, &self.spin, waiting, || Ok(self.open.queue().reserve(row)))?;
-        place.ok_or_else(|| match waiting.was_cancelled() {
-            true => waiting.error(format!("cannot submit to queue {:?}: no place became free", self.name())),
+        let slot =
+            self.open.await_event(QueueCondition::Space, &self.spin, waiting, || Ok(self.open.queue().reserve(row)))?;
+        slot.ok_or_else(|| match waiting.was_cancelled() {
+            true => waiting.error(format!("cannot submit to queue {:?}: no slot became free", self.name())),
             false => self.full(),
         })
     }
 
-    /// Puts a task into a place. Returns `None` if another place is needed.
-    fn put(&self, place: Reserved, task: &mut Task, ready: Option<StreamPoint>) -> Result<Option<Ticket>> {
+    /// Puts a task into a slot. Returns `None` if another slot is needed.
+    fn put(&self, slot: Reserved, task: &mut Task, ready: Option<StreamPoint>) -> Result<Option<Ticket>> {
         // Once the task is pending, other threads of this process may read the blocks or own them.
         task.inputs.iter_mut().for_each(NamedInput::end_use);
         let held = task.inputs.iter().map(NamedInput::as_new).collect::<Result<Vec<_>>>();
         let (held, output) = match held.and_then(|held| Ok((held, task.contents(&self.open)?))) {
             Ok(found) => found,
             Err(error) => {
-                self.open.queue().give_back(place);
+                self.open.queue().give_back(slot);
                 return Err(error);
             }
         };
@@ -350,7 +351,7 @@ impl Queue {
         };
         let control = &self.open.control;
         let since = control.recorder.begin();
-        match control.queue.submit(&control.inputs, place, &described, &held) {
+        match control.queue.submit(&control.inputs, slot, &described, &held) {
             Ok(id) => {
                 control.record(Action::Submit, id, 0, since);
                 drop(held);
@@ -364,7 +365,7 @@ impl Queue {
                 true => Ok(None),
                 false => Err(Gone::Attachment { queue: self.name().to_owned(), attachment }.into()),
             },
-            // The broker has taken the place back, so its answer gives the reason.
+            // The broker has taken the slot back, so its answer gives the reason.
             Err(NotSubmitted::Lost) => {
                 self.domain().ping()?;
                 Err(self.full())

@@ -4,11 +4,11 @@ use std::{sync::Arc, time::Duration};
 
 use partywall_shm::{
     members,
-    queue::{self as shm, Event, TaskId},
+    queue::{self as shm, QueueCondition, TaskId},
 };
 use partywall_wire::Named;
 
-use super::{Open, Queue, TaskFailure};
+use super::{OpenQueue, Queue, TaskFailure};
 use crate::{
     adaptive_spin::AdaptiveSpin,
     error::{Busy, Error, InvalidData, Mismatch, Result},
@@ -22,7 +22,7 @@ use crate::{
 /// the [reference](Self::task).
 #[derive(Debug)]
 pub struct Ticket {
-    pub(super) open: Arc<Open>,
+    pub(super) open: Arc<OpenQueue>,
     pub(super) id: TaskId,
     spin: AdaptiveSpin,
 }
@@ -82,7 +82,7 @@ pub enum TaskStatus {
 }
 
 impl Ticket {
-    pub(super) fn new(open: Arc<Open>, id: TaskId) -> Self {
+    pub(super) fn new(open: Arc<OpenQueue>, id: TaskId) -> Self {
         Self { open, id, spin: AdaptiveSpin::on_memory() }
     }
 
@@ -123,7 +123,7 @@ impl Ticket {
             return Ok(found);
         }
         let waiting = wait.begin();
-        let found = self.open.await_event(Event::Result, &self.spin, &waiting, poll)?;
+        let found = self.open.await_event(QueueCondition::Result, &self.spin, &waiting, poll)?;
         found.ok_or_else(|| waiting.error(self.not_done()))
     }
 
@@ -244,7 +244,7 @@ impl Queue {
     }
 }
 
-impl Open {
+impl OpenQueue {
     /// Returns the number of a task of this queue.
     pub(super) fn id(&self, task: &TaskRef) -> Result<TaskId> {
         let TaskRef { queue, version, index, generation } = task;
@@ -256,9 +256,9 @@ impl Open {
     }
 }
 
-impl Open {
+impl OpenQueue {
     /// Returns the result of a task that was taken. `is_exposed` says whether its GPU address was handed out.
-    pub(super) fn result(&self, id: TaskId, taken: shm::Taken, is_exposed: bool) -> TaskResult {
+    pub(super) fn result(&self, id: TaskId, taken: shm::TakenResult, is_exposed: bool) -> TaskResult {
         let attempt = taken.attempt;
         let block = |held| {
             let block = Block::exposed(self.outputs.clone(), held, is_exposed).of_output(taken.contents);

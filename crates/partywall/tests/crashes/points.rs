@@ -74,47 +74,47 @@ pub(crate) const TOPIC_RECOVERED: &[&str] = &[
 ];
 
 pub(crate) const SUBMITTING: &[&str] = &[
-    "queue: place taken, tail not moved",
-    "queue: tail moved, place not checked",
+    "queue: slot taken, tail not moved",
+    "queue: tail moved, slot not checked",
     "queue: described, not pending",
     "queue: attachments seen, not pending",
     "queue: pending, blocks still held",
     "queue: pending, nobody notified",
-    "queue: place given back, nobody notified",
+    "queue: slot given back, nobody notified",
 ];
 pub(crate) const LATE: &[&str] = &["queue: no late task found, count not moved"];
-pub(crate) const CLAIMING: &[&str] = &["queue: claimed, no lease", "queue: head moved, place not checked again"];
+pub(crate) const CLAIMING: &[&str] = &["queue: claimed, no lease", "queue: head moved, slot not checked again"];
 pub(crate) const WAKING: &[&str] = &["queue: woken, other workers not marked"];
 pub(crate) const COMPLETING: &[&str] = &[
     "queue: attempt recorded, no result yet",
     "queue: done, block still held",
-    "queue: inputs free, place not",
+    "queue: inputs free, slot not",
     "queue: done, nobody notified",
 ];
 pub(crate) const QUEUEING: &[&str] = &["queue: output named, not enqueued", "queue: enqueued, nobody notified"];
 pub(crate) const FAILING: &[&str] = &[
     "queue: failure recorded, task still claimed",
     "queue: attempt taken back, nobody notified",
-    "queue: attempt drained, place not looked at",
+    "queue: attempt drained, slot not checked",
 ];
 pub(crate) const TAKING: &[&str] = &[
     "queue: result taken, block not",
     "slots: slot taken over, holder not notified",
-    "queue: output free, place not draining",
-    "queue: place free, nobody notified",
+    "queue: output free, slot not draining",
+    "queue: slot free, nobody notified",
     "queue: over, nobody notified",
 ];
-pub(crate) const VIEWING: &[&str] = &["queue: output left, place not looked at"];
+pub(crate) const VIEWING: &[&str] = &["queue: output left, slot not checked"];
 pub(crate) const TAKING_VIEWED: &[&str] =
     &["queue: viewed output taken, not named", "queue: viewed output given back, worker not looked at"];
-pub(crate) const CANCELLING: &[&str] = &["queue: output free, place not draining", "queue: inputs free, place not"];
+pub(crate) const CANCELLING: &[&str] = &["queue: output free, slot not draining", "queue: inputs free, slot not"];
 pub(crate) const RETRYING: &[&str] =
     &["queue: more attempts allowed, dead letter not pending", "queue: dead letter pending, nobody notified"];
 pub(crate) const TENDING: &[&str] =
     &["queue: attempt recorded as open, not taken back", "queue: attempt taken back, nobody notified"];
 pub(crate) const QUEUE_RECOVERED: &[&str] = &[
     "queue: detached, nobody notified",
-    "queue: places of the dead free, blocks not taken",
+    "queue: slots of the dead free, blocks not taken",
     "queue: blocks of the dead taken, not free",
 ];
 

@@ -20,8 +20,8 @@ use partywall_shm::{
     crash as points,
     pool::Pool,
     queue::{
-        Claimed, Contents, Event, NewInput, NewOutput, NewTask, Part, Pools, Queue, QueueAudit, Reason, Shape,
-        StreamPoint, TaskId, TaskState, Views,
+        AttachedPart, Claimed, Contents, NewInput, NewOutput, NewTask, Pools, Queue, QueueAudit, QueueCondition,
+        QueueLimits, Reason, StreamPoint, TaskId, TaskState, Views,
     },
     slots::HeldSlot,
     topic::TimelineCell,
@@ -39,10 +39,10 @@ const DEAD: u16 = 7;
 /// The row of the test.
 const OURS: u16 = 20;
 
-const SHAPE: Shape = Shape { tasks: 8, inputs: 12, outputs: 12, lease: 0 };
+const SHAPE: QueueLimits = QueueLimits { tasks: 8, inputs: 12, outputs: 12, lease: 0 };
 
 /// The part that each task names.
-const PART: Part = Part { attachment: 0, offset: 0, contents: Contents::of_bytes(1) };
+const PART: AttachedPart = AttachedPart { attachment: 0, offset: 0, contents: Contents::of_bytes(1) };
 
 /// Tasks that the test submits before a crash.
 const TASKS: u64 = 3;
@@ -63,7 +63,7 @@ impl World {
         Pools { inputs: &self.inputs, outputs: &self.outputs }
     }
 
-    /// Submits a task with one block and a part of an attached segment, if there is a place.
+    /// Submits a task with one block and a part of an attached segment, if there is a slot.
     fn submit(&self, row: u16, number: u64, cancel: bool) -> Option<TaskId> {
         let reserved = self.queue.reserve(row)?;
         let block = self.inputs.try_take(row).expect("there are blocks enough");
@@ -158,7 +158,7 @@ pub(crate) fn play(role: &str, queue: File) {
             }
         }
         "submits late" => {
-            // Meanwhile workers pass the place of the task.
+            // Meanwhile workers pass the slot of the task.
             let reserved = queue.reserve(CRASHING).unwrap();
             world.work(CRASHING);
             crash::arm();
@@ -188,9 +188,9 @@ pub(crate) fn play(role: &str, queue: File) {
         }
         "is woken" => {
             crash::arm();
-            queue.prepare(Event::Work);
+            queue.prepare(QueueCondition::Work);
             queue.notify_workers(1);
-            queue.pass_on(Event::Work);
+            queue.pass_on(QueueCondition::Work);
         }
         "completes what a stream writes" => {
             crash::arm();
@@ -256,7 +256,7 @@ struct Others {
 }
 
 impl Others {
-    fn start(what: &str, shape: Shape, prepare: impl FnOnce(&World)) -> (Command, Self) {
+    fn start(what: &str, shape: QueueLimits, prepare: impl FnOnce(&World)) -> (Command, Self) {
         let queue = Queue::create(shape).unwrap();
         let pools = [shape.inputs, shape.outputs].map(|blocks| Pool::create(blocks).unwrap());
         let mut command = super::role(&format!("queue {what}"), &queue);
@@ -279,14 +279,14 @@ impl Others {
                     break id;
                 }
                 self.world.work(OURS);
-                assert!(started.elapsed() < WATCHDOG, "watchdog: there is no place");
+                assert!(started.elapsed() < WATCHDOG, "watchdog: there is no slot");
             };
             loop {
-                let key = self.world.queue.prepare(Event::Result);
+                let key = self.world.queue.prepare(QueueCondition::Result);
                 self.world.work(OURS);
                 match self.world.take(OURS, id) {
                     Some(taken) => break assert_eq!(taken, number),
-                    None => self.world.queue.sleep(Event::Result, key, Duration::from_millis(5)),
+                    None => self.world.queue.sleep(QueueCondition::Result, key, Duration::from_millis(5)),
                 }
                 assert!(started.elapsed() < WATCHDOG, "watchdog: its task is not done");
             }
@@ -329,8 +329,8 @@ impl Others {
             *results.entry(self.world.take(OURS, id).unwrap()).or_insert(0) += 1;
         }
         assert_eq!(queue.begin_detach(PART.attachment), None, "{what}: no task names it");
-        let idle = QueueAudit { free: queue.shape().tasks, ..QueueAudit::default() };
-        assert_eq!(queue.audit(), idle, "{what}: no place is lost");
+        let idle = QueueAudit { free: queue.limits().tasks, ..QueueAudit::default() };
+        assert_eq!(queue.audit(), idle, "{what}: no slot is lost");
         assert_eq!(
             (inputs.audit().free, outputs.audit().free),
             (SHAPE.inputs, SHAPE.outputs),
@@ -352,7 +352,7 @@ fn submit(world: &World) {
 }
 
 #[test]
-fn crash_in_submit_loses_no_place() {
+fn crash_in_submit_loses_no_slot() {
     let points = at_each_point(
         || Others::start("submits", SHAPE, |_| {}),
         |crashed, others| {
@@ -397,7 +397,7 @@ fn crash_in_notify_loses_no_wake() {
     let sleeper = |world: &World| {
         submit(world);
         // As a thread that is about to sleep.
-        for event in [Event::Work, Event::Space, Event::Result] {
+        for event in [QueueCondition::Work, QueueCondition::Space, QueueCondition::Result] {
             world.queue.prepare(event);
         }
     };
@@ -473,7 +473,7 @@ fn crash_in_tend_loses_no_task() {
             world.queue.extend(&claimed, 0).unwrap();
         }
     };
-    let shape = Shape { lease: 3_600_000, ..SHAPE };
+    let shape = QueueLimits { lease: 3_600_000, ..SHAPE };
     let points = at_each_point(
         || Others::start("tends", shape, hung),
         |crashed, others| {
@@ -495,7 +495,7 @@ fn crash_in_recovery_loses_no_task() {
     let left = |world: &World| {
         submit(world);
         world.work(OURS);
-        // The dead process has begun to take a result, and has submitted tasks, a place, an attempt, and blocks.
+        // The dead process has begun to take a result, and has submitted tasks, a slot, an attempt, and blocks.
         for number in 10..12 {
             world.submit(DEAD, number, number == 10).unwrap();
         }
@@ -533,7 +533,7 @@ fn claim_at_once(point: &'static str) {
 /// attempt ends.
 #[test]
 fn late_worker_does_not_end_a_retried_attempt() {
-    let shape = Shape { lease: 3_600_000, ..SHAPE };
+    let shape = QueueLimits { lease: 3_600_000, ..SHAPE };
     let World { queue, inputs, outputs } = &RETRIED.get_or_init(|| Others::start("works", shape, |_| {}).1).world;
     let task = NewTask {
         kind: b"",

@@ -14,7 +14,7 @@ use partywall_harness::{
 };
 use partywall_shm::{
     pool::Pool,
-    queue::{Contents, MAX_PART, NewInput, NewTask, Part, Queue as Words},
+    queue::{AttachedPart, Contents, MAX_PART, NewInput, NewTask, Queue as Words},
 };
 use partywall_wire::{Access, Answer, Call, Limit, Open};
 
@@ -262,7 +262,7 @@ fn peer_that_makes_up_parts_gets_an_error_for_the_worker() {
     {
         // The control memory says that the segment is attached, the broker that it is not.
         words.attach(attachment);
-        let part = NewInput::Part(Part { attachment, offset, contents: Contents::of_bytes(bytes) });
+        let part = NewInput::Part(AttachedPart { attachment, offset, contents: Contents::of_bytes(bytes) });
         words.submit(&inputs, words.reserve(peer.welcome.row).unwrap(), &task, &[part]).unwrap();
         let task = queue.claim(TIMEOUT).unwrap();
         let error = read(&task.inputs()[0]).unwrap_err();

@@ -12,7 +12,7 @@ fn fenced_attempt_keeps_the_inputs_and_completes_nothing() {
     let again = world.claim(WORKER).unwrap();
     world.complete(&again).unwrap();
     assert_eq!(world.take(SUBMITTER, id), Ok(2));
-    // The old worker may still read the inputs, and its place cannot be another's.
+    // The old worker may still read the inputs, and its slot cannot be another's.
     world.assert_left(QueueAudit { ending: 1, open: 1, ..NOTHING }, 1, 0);
     assert_eq!(world.complete(&lost), Err(Fenced));
     world.assert_left(NOTHING, 0, 0);
@@ -160,7 +160,7 @@ fn retry_that_comes_late_gives_a_later_task_no_attempts() {
     let body = &world.queue.bodies[id.index as usize];
     let seen = body.origin();
     world.queue.dispose(world.pools(), OTHER, id, |_| true).unwrap();
-    // The ring comes round to the place.
+    // The ring comes round to the slot.
     let later = std::iter::repeat_with(submit).find(|later| later.index == id.index).unwrap();
     assert!(!body.allow_more(seen, 1));
     assert_eq!(world.queue.describe(later).unwrap().max_attempts, 1);
@@ -190,10 +190,10 @@ fn failure_keeps_its_text() {
     world.assert_left(NOTHING, 0, 0);
 }
 
-/// A member that looks for ended leases is stopped before it records one, and goes on when the place has another task.
+/// A member that looks for ended leases is stopped before it records one, and goes on when the slot has another task.
 #[test]
 fn slow_record_does_not_replace_a_later_one() {
-    let world = World::new(Shape { tasks: 1, ..SHAPE });
+    let world = World::new(QueueLimits { tasks: 1, ..SHAPE });
     let first = world.submit().unwrap();
     let seen = world.claim(WORKER).unwrap();
     world.complete(&seen).unwrap();
@@ -217,8 +217,8 @@ fn output_of_a_dead_reader_and_a_slow_worker_is_not_lost() {
     let body = &world.queue.bodies[claimed.index];
     body.record(1).set_output(Some(output_of(&output)), None);
     world.queue.record(claimed.index, claimed.word, body::RecordWord::drained(None, claimed.word));
-    let place = &world.queue.places[claimed.index];
-    assert!(place.change(claimed.word, claimed.word.with(State::Ending, OTHER)));
+    let slot = &world.queue.tasks[claimed.index];
+    assert!(slot.change(claimed.word, claimed.word.with(TaskSlotState::Ending, OTHER)));
     world.queue.recover(world.pools(), |row| row == OTHER);
     // The worker goes on.
     world.outputs.publish(output.index(), output.word());

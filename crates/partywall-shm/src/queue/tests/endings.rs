@@ -58,7 +58,7 @@ fn unwanted_task_of_a_dead_worker_is_over() {
 
 #[test]
 fn ended_lease_gives_the_task_to_another_worker() {
-    let world = World::new(Shape { lease: 1000, ..SHAPE });
+    let world = World::new(QueueLimits { lease: 1000, ..SHAPE });
     let id = world.submit().unwrap();
     let begin = now();
     let hung = world.claim(OTHER).unwrap();
@@ -81,7 +81,7 @@ fn ended_lease_gives_the_task_to_another_worker() {
 
 #[test]
 fn worker_that_stops_before_its_lease_gets_one() {
-    let world = World::new(Shape { lease: 1000, ..SHAPE });
+    let world = World::new(QueueLimits { lease: 1000, ..SHAPE });
     world.submit().unwrap();
     let begin = now();
     let claimed = world.claim(WORKER).unwrap();
@@ -106,18 +106,18 @@ fn one_waiter_at_a_time_tends_the_queue() {
 #[test]
 fn sleep_of_a_waiter_ends_when_leases_have_to_be_checked() {
     let every = TEND_EVERY.as_millis() as u64;
-    let leased = World::new(Shape { lease: 1000, ..SHAPE });
+    let leased = World::new(QueueLimits { lease: 1000, ..SHAPE });
     let tended = 7000;
     leased.queue.control().tended.store(tended, Ordering::Relaxed);
     let limit = |now| leased.queue.sleep_limit_at(now).as_millis() as u64;
     assert_eq!((limit(tended), limit(tended + 20), limit(tended + every - 1)), (every, every - 20, 1));
     assert_eq!((limit(tended + every), limit(tended + 10 * every), limit(tended - 1)), (1, 1, 1), "a check is due");
-    let unlimited = World::new(Shape { lease: 0, ..SHAPE });
+    let unlimited = World::new(QueueLimits { lease: 0, ..SHAPE });
     assert_eq!(unlimited.queue.sleep_limit_at(tended), MAX_SLEEP);
 }
 
 #[test]
-fn submitter_that_dies_leaves_no_place_and_no_block() {
+fn submitter_that_dies_leaves_no_slot_and_no_block() {
     let world = World::new(SHAPE);
     let id = world.submit().unwrap();
     let _reserved = world.queue.reserve(SUBMITTER).unwrap();
@@ -133,7 +133,7 @@ fn slow_submitter_loses_no_task() {
     let slow = world.queue.reserve(OTHER).unwrap();
     let [first, second] = [(); 2].map(|()| world.submit().unwrap());
     assert_eq!(world.claim(WORKER).unwrap().id(), first);
-    // `head` has passed its place.
+    // `head` has passed its slot.
     let id = world.queue.submit(&world.inputs, slow, &TASK, &[]).unwrap();
     assert_eq!(world.claim(WORKER).unwrap().id(), id);
     assert_eq!(world.claim(WORKER).unwrap().id(), second);

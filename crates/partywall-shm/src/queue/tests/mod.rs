@@ -19,7 +19,7 @@ use std::{
 use super::*;
 use crate::{DType, MAX_SLEEP, members::now, pool::Pool, slots::HeldSlot, topic::TimelineCell};
 
-const SHAPE: Shape = Shape { tasks: 4, inputs: 8, outputs: 8, lease: 0 };
+const SHAPE: QueueLimits = QueueLimits { tasks: 4, inputs: 8, outputs: 8, lease: 0 };
 const SUBMITTER: Row = 1;
 const WORKER: Row = 2;
 const OTHER: Row = 3;
@@ -32,7 +32,7 @@ struct World {
 }
 
 impl World {
-    fn new(shape: Shape) -> Self {
+    fn new(shape: QueueLimits) -> Self {
         let pool = |blocks| Pool::map(Pool::create(blocks).unwrap()).unwrap();
         let queue = Queue::map(Queue::create(shape).unwrap()).unwrap();
         Self { queue, inputs: pool(shape.inputs), outputs: pool(shape.outputs) }
@@ -75,7 +75,7 @@ impl World {
 
     /// Fails the test unless nothing is left but these tasks, and the blocks that they have.
     fn assert_left(&self, audit: QueueAudit, inputs: u32, outputs: u32) {
-        let shape = self.queue.shape();
+        let shape = self.queue.limits();
         let used = audit.pending + audit.claimed + audit.enqueued + audit.done + audit.dead + audit.ending;
         assert_eq!(self.queue.audit(), QueueAudit { free: shape.tasks - used, ..audit });
         let free = |pool: &Pool| pool.audit().free;
@@ -94,7 +94,8 @@ const TASK: NewTask<'_> = NewTask {
 };
 
 /// A part with the largest numbers.
-const PART: Part = Part { attachment: 0xfedc_ba98, offset: MAX_PART - 1, contents: Contents::of_bytes(MAX_PART - 2) };
+const PART: AttachedPart =
+    AttachedPart { attachment: 0xfedc_ba98, offset: MAX_PART - 1, contents: Contents::of_bytes(MAX_PART - 2) };
 
 fn output_of(held: &HeldSlot) -> NewOutput<'_> {
     NewOutput { held, contents: Contents::of_bytes(8) }
@@ -115,7 +116,7 @@ const NOTHING: QueueAudit = QueueAudit {
 };
 
 fn take_back(world: &World, claimed: &Claimed) -> bool {
-    world.queue.take_back(world.pools(), claimed.index, world.queue.places[claimed.index].load(), Reason::Lease)
+    world.queue.take_back(world.pools(), claimed.index, world.queue.tasks[claimed.index].load(), Reason::Lease)
 }
 
 #[test]
@@ -144,14 +145,14 @@ fn task_goes_to_a_worker_and_its_result_to_one_reader() {
 // Holds 218.
 #[test]
 fn contents_of_inputs_and_outputs_travel_with_a_task() {
-    let world = World::new(Shape { tasks: 1, ..SHAPE });
+    let world = World::new(QueueLimits { tasks: 1, ..SHAPE });
     let tensor = |shape: &[u64]| Contents::of_tensor(DType::F32, shape).unwrap();
     for length in [6_u64, 2, 0, 9] {
         let reserved = world.queue.reserve(SUBMITTER).unwrap();
         let block = world.inputs.try_take(SUBMITTER).unwrap();
         let inputs = [
             NewInput::Block(&block, 16, tensor(&[length, 3])),
-            NewInput::Part(Part { contents: Contents::of_bytes(length), ..PART }),
+            NewInput::Part(AttachedPart { contents: Contents::of_bytes(length), ..PART }),
         ];
         let task = NewTask { output: Some(tensor(&[2, length])), ..TASK };
         world.queue.attach(PART.attachment);
@@ -192,7 +193,7 @@ fn tasks_are_claimed_in_their_order_around_the_ring() {
 
 // Holds 211.
 #[test]
-fn endless_task_costs_its_own_place_only() {
+fn endless_task_costs_its_own_slot_only() {
     let world = World::new(SHAPE);
     world.submit().unwrap();
     let endless = world.claim(OTHER).unwrap();
@@ -243,7 +244,7 @@ fn tasks_are_listed_with_their_outcomes() {
 #[test]
 fn many_submit_claim_and_take_at_once() {
     const EACH: u32 = 2_000;
-    let world = World::new(Shape { tasks: 16, inputs: 32, outputs: 32, lease: 0 });
+    let world = World::new(QueueLimits { tasks: 16, inputs: 32, outputs: 32, lease: 0 });
     let right = AtomicU32::new(0);
     let attempts = AtomicU64::new(0);
     let limit = Duration::from_millis(20);
@@ -254,7 +255,7 @@ fn many_submit_claim_and_take_at_once() {
                 let mut tickets = VecDeque::new();
                 let mut submitted = 0;
                 while submitted < EACH || !tickets.is_empty() {
-                    let space = world.queue.prepare(Event::Space);
+                    let space = world.queue.prepare(QueueCondition::Space);
                     let reserved = if submitted < EACH { world.queue.reserve(row) } else { None };
                     if let Some(reserved) = reserved {
                         let block = loop {
@@ -281,10 +282,10 @@ fn many_submit_claim_and_take_at_once() {
                         continue;
                     }
                     let Some(id) = tickets.front().copied() else {
-                        world.queue.sleep(Event::Space, space, limit);
+                        world.queue.sleep(QueueCondition::Space, space, limit);
                         continue;
                     };
-                    let result = world.queue.prepare(Event::Result);
+                    let result = world.queue.prepare(QueueCondition::Result);
                     match world.queue.take(world.pools(), row, id) {
                         Ok(taken) => {
                             assert!(world.outputs.free(&taken.output.unwrap()));
@@ -292,7 +293,7 @@ fn many_submit_claim_and_take_at_once() {
                             tickets.pop_front();
                         }
                         Err(TaskState::Gone) => panic!("it was lost"),
-                        Err(_) => world.queue.sleep(Event::Result, result, limit),
+                        Err(_) => world.queue.sleep(QueueCondition::Result, result, limit),
                     }
                 }
             });
@@ -303,12 +304,12 @@ fn many_submit_claim_and_take_at_once() {
                 let mut count = 0_u32;
                 let mut lost = VecDeque::new();
                 while right.load(Ordering::Relaxed) < 2 * EACH {
-                    let work = world.queue.prepare(Event::Work);
+                    let work = world.queue.prepare(QueueCondition::Work);
                     let Some(candidate) = world.queue.next() else {
                         if let Some(claimed) = lost.pop_front() {
                             world.queue.drain(world.pools(), &claimed);
                         }
-                        world.queue.sleep(Event::Work, work, limit);
+                        world.queue.sleep(QueueCondition::Work, work, limit);
                         continue;
                     };
                     let Some(claimed) = world.queue.claim(row, &candidate) else { continue };
@@ -316,7 +317,7 @@ fn many_submit_claim_and_take_at_once() {
                     count += 1;
                     if count.is_multiple_of(7) {
                         // As when a lease ends.
-                        let seen = world.queue.places[claimed.index].load();
+                        let seen = world.queue.tasks[claimed.index].load();
                         assert!(world.queue.take_back(world.pools(), claimed.index, seen, Reason::Lease));
                         lost.push_back(claimed);
                         if lost.len() > 2 {

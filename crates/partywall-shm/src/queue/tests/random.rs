@@ -97,7 +97,7 @@ proptest! {
     // Holds 26, 210.
     #[test]
     fn queue_agrees_with_its_model(steps in vec(step(), 1..150)) {
-        let world = World::new(Shape { tasks: 5, inputs: 8, outputs: 16, lease: 0 });
+        let world = World::new(QueueLimits { tasks: 5, inputs: 8, outputs: 16, lease: 0 });
         let mut tasks: BTreeMap<TaskId, Modelled> = BTreeMap::new();
         let mut order: Vec<TaskId> = Vec::new();
         let mut late = BTreeSet::new();
@@ -111,26 +111,26 @@ proptest! {
         for step in steps {
             match step {
                 Step::Submit(row, cancel, most) => {
-                    let Some(place) = world.queue.reserve(row) else {
-                        // Nothing is refused while a place is free, but behind a pending task.
+                    let Some(slot) = world.queue.reserve(row) else {
+                        // Nothing is refused while a slot is free, but behind a pending task.
                         let pending = order.iter().any(|id| tasks[id].state == TaskState::Pending);
                         prop_assert!(pending || world.queue.audit().free == 0);
                         continue;
                     };
                     let Some(block) = world.inputs.try_take(row) else {
-                        world.queue.give_back(place);
+                        world.queue.give_back(slot);
                         continue;
                     };
                     let task = NewTask { cancel, max_attempts: most, ..TASK };
-                    let id = world.queue.submit(&world.inputs, place, &task, &[NewInput::Block(&block, 0, Contents::of_bytes(1))]).unwrap();
+                    let id = world.queue.submit(&world.inputs, slot, &task, &[NewInput::Block(&block, 0, Contents::of_bytes(1))]).unwrap();
                     prop_assert!(tasks.insert(id, Modelled::new(row, cancel, most, true)).is_none());
                     order.push(id);
                 }
                 Step::Reserve(row) => if reserved.is_none() {
-                    reserved = world.queue.reserve(row).map(|place| (row, place, order.len()));
+                    reserved = world.queue.reserve(row).map(|slot| (row, slot, order.len()));
                 },
-                Step::SubmitReserved => if let Some((row, place, at)) = reserved.take() {
-                    let id = world.queue.submit(&world.inputs, place, &TASK, &[]).unwrap();
+                Step::SubmitReserved => if let Some((row, slot, at)) = reserved.take() {
+                    let id = world.queue.submit(&world.inputs, slot, &TASK, &[]).unwrap();
                     prop_assert!(tasks.insert(id, Modelled::new(row, false, TASK.max_attempts, false)).is_none());
                     order.insert(at, id);
                     late.insert(id);
@@ -273,7 +273,7 @@ proptest! {
     // Holds 158.
     #[test]
     fn arbitrary_bytes_are_not_trusted(words in vec((any::<prop::sample::Index>(), any::<u64>(), 0..4_u8, 0..3_usize), 0..200)) {
-        let shape = Shape { lease: 10, ..SHAPE };
+        let shape = QueueLimits { lease: 10, ..SHAPE };
         let queue = Queue::create(shape).unwrap();
         let pools = [Pool::create(shape.inputs).unwrap(), Pool::create(shape.outputs).unwrap()];
         let maps = [&queue, &pools[0], &pools[1]].map(|fd| SharedMap::writable(fd).unwrap());

@@ -134,12 +134,12 @@ fn recovery_keeps_viewed_blocks_until_the_worker_is_dead() {
 }
 
 #[test]
-fn block_of_a_viewed_result_is_no_other_tasks_after_its_place_is() {
-    let world = World::new(Shape { tasks: 1, ..SHAPE });
+fn block_of_a_viewed_result_is_no_other_tasks_after_its_slot_is() {
+    let world = World::new(QueueLimits { tasks: 1, ..SHAPE });
     let (id, claimed) = complete_viewed(&world);
     let held = take(&world, id);
     world.queue.drain(world.pools(), &claimed);
-    // The place has another task, with an attempt of the same number that is open.
+    // The slot has another task, with an attempt of the same number that is open.
     let (other, again) = complete_viewed(&world);
     assert_eq!((other.index, again.attempt()), (id.index, claimed.attempt()));
     assert!(release(&world, id, &held));
