@@ -263,7 +263,7 @@ impl Call {
     /// Returns whether the answer may carry file descriptors.
     pub fn may_bring_descriptors(&self) -> bool {
         match self {
-            Self::Commit(commit) => commit.control.is_some(),
+            Self::Commit(commit) => commit.facts.control.is_some(),
             Self::Open(_)
             | Self::OpenOrBuild { .. }
             | Self::Refresh { .. }

@@ -72,7 +72,7 @@ pub use id::{ClaimId, LeaseId, MemberId, RequestId};
 pub use member::{Awaited, Doubt, Evicted, Freed, Kill, MemberInfo, MemberState, WaitInfo, Whom};
 pub use message::{
     Access, Answer, ChunkBytes, Commit, Event, Grow, Grown, HolderInfo, Kind, LegacyHandle, Lifetime, NameInfo, Open,
-    Opened, Place, QueueHolder, Reply, SegmentInfo, StatusInfo, Table, Token, VersionInfo,
+    Opened, Place, QueueHolder, Reply, SegmentInfo, StatusInfo, Table, Token, VersionFacts, VersionInfo,
 };
 pub use name::Name;
 pub use object::{

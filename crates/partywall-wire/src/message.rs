@@ -10,7 +10,7 @@ use crate::{
     object::{ObjectDetail, ObjectInfo, OpenedTimeline},
     refusal::Refusal,
     user::UserInfo,
-    watch::Happened,
+    watch::{Happened, Named},
     withdrawal::{Notice, Staleness},
 };
 
@@ -148,15 +148,42 @@ pub enum Table {
     },
 }
 
+/// What the committer of a version has chosen. Growth does not change it.
+///
+/// The user to which the version belongs is not part of it: no member chooses that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VersionFacts {
+    /// The kind of memory.
+    pub kind: Kind,
+    /// Where it is.
+    pub place: Place,
+    /// True if it may be opened for writing.
+    pub mutable: bool,
+    /// Bytes that it may grow to, all chunks together; 0 if it cannot grow.
+    pub reserved: u64,
+    /// When the name ends.
+    pub lifetime: Lifetime,
+    /// True to let other users open it. Refused for a mutable segment, whose readers could write it.
+    pub shared: bool,
+    /// Makes it a pool, topic or queue. Refused with [`Refusal::NameExists`] if the name exists; the version is mutable
+    /// and does not grow.
+    pub control: Option<Control>,
+}
+
+impl VersionFacts {
+    /// Returns what a name with this version is.
+    pub fn named(&self) -> Named {
+        Named::of(self.control.as_ref())
+    }
+}
+
 /// A built version. File descriptors: one per chunk unless it has handles, then the table if it is [`Table::Fd`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Commit {
     /// The name.
     pub name: Name,
-    /// The kind of memory.
-    pub kind: Kind,
-    /// Where it is.
-    pub place: Place,
+    /// What it is.
+    pub facts: VersionFacts,
     /// The chunks, in the order of their file descriptors or handles.
     pub chunks: ChunkBytes,
     /// For [`Kind::Legacy`] one per chunk, each an allocation; for other kinds none.
@@ -165,20 +192,9 @@ pub struct Commit {
     pub table: Table,
     /// Tensors in the table, for listings.
     pub tensors: u64,
-    /// True if it may be opened for writing.
-    pub mutable: bool,
-    /// Bytes that it may grow to, all chunks together; 0 if it cannot grow.
-    pub reserved: u64,
-    /// When the name ends.
-    pub lifetime: Lifetime,
     /// The member with which an `owned` name ends, in place of its committer. It must be alive and of the same user;
     /// refused with [`Refusal::NoSuchMember`] otherwise. Only for segments, and not for [`Kind::Legacy`].
     pub owner: Option<MemberId>,
-    /// Makes it a pool, topic or queue. Refused with [`Refusal::NameExists`] if the name exists; the version is mutable
-    /// and does not grow.
-    pub control: Option<Control>,
-    /// True to let other users open it. Refused for a mutable segment, whose readers could write it.
-    pub shared: bool,
     /// True to refuse with [`Refusal::NameExists`] instead of making the next version.
     pub if_absent: bool,
     /// The claim that this commit fulfils.
@@ -225,30 +241,18 @@ pub struct Opened {
     pub name: Name,
     /// Its version.
     pub version: u64,
-    /// The kind of memory.
-    pub kind: Kind,
-    /// Where it is.
-    pub place: Place,
+    /// What its committer has chosen.
+    pub facts: VersionFacts,
+    /// The user to which it belongs.
+    pub uid: u32,
     /// The chunks.
     pub chunks: ChunkBytes,
     /// As in [`Commit`].
     pub handles: Vec<LegacyHandle>,
     /// The tensor table.
     pub table: Table,
-    /// True if it may be written.
-    pub mutable: bool,
-    /// As in [`Commit`].
-    pub reserved: u64,
     /// Number of times that it has grown.
     pub growths: u64,
-    /// When the name ends.
-    pub lifetime: Lifetime,
-    /// Its shape, if it is a pool or topic.
-    pub control: Option<Control>,
-    /// The user to which it belongs.
-    pub uid: u32,
-    /// True if other users may open it.
-    pub shared: bool,
 }
 
 /// The growths of a version. File descriptors: one per chunk, then the table if it is [`Table::Fd`].
@@ -399,7 +403,7 @@ pub struct VersionInfo {
     pub tensors: u64,
     /// True if it may be written.
     pub mutable: bool,
-    /// As in [`Commit`].
+    /// As in [`VersionFacts`].
     pub reserved: u64,
     /// Number of times that it has grown.
     pub growths: u64,

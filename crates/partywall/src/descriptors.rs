@@ -168,13 +168,13 @@ impl Descriptors {
     }
 
     fn new(domain: &Domain, mut opened: Opened, fds: Vec<OwnedFd>, blocks: Option<Arc<Blocks>>) -> Result<Self> {
-        let is = Named::of(opened.control.as_ref());
+        let is = opened.facts.named();
         if blocks.is_none() && is != Named::Segment {
             return Err(Mismatch::Object { name: opened.name.into(), is, wanted: Named::Segment }.into());
         }
         let Received { table, fds, handles, .. } = Received::sort(&mut opened, fds)?;
         if !handles.is_empty() {
-            let has = kind_name(opened.kind);
+            let has = kind_name(opened.facts.kind);
             let wanted = "host, pinned or vmm";
             return Err(Mismatch::Kind { name: opened.name.into(), has, wanted, operation: "a file descriptor" }.into());
         }
@@ -185,10 +185,10 @@ impl Descriptors {
             domain: domain.clone(),
             name: opened.name.into(),
             version: opened.version,
-            kind: opened.kind,
-            place: opened.place.into(),
-            mutable: opened.mutable,
-            may_grow: opened.reserved > 0,
+            kind: opened.facts.kind,
+            place: opened.facts.place.into(),
+            mutable: opened.facts.mutable,
+            may_grow: opened.facts.reserved > 0,
             table,
             blocks,
         })

@@ -11,7 +11,7 @@ use partywall::{
     gpu,
 };
 use partywall_harness::{ROLE, Running, WATCHDOG as TIMEOUT, World, linger, next_order, say, simulated, wire};
-use partywall_wire::{Call, ClientHello, Commit, Kind, Lifetime, Limit, Table};
+use partywall_wire::{Call, ClientHello, Kind, Lifetime, Limit, Table};
 
 /// The node of the first simulated GPU.
 const NODE: Place = Place::Pinned(0);
@@ -535,7 +535,8 @@ fn memory_of_another_place_is_refused_before_it_is_mapped() {
             let memory = domain.descriptors(truth, TIMEOUT).unwrap();
             let table = Table::Inline(memory.table().as_bytes().to_vec());
             let commit = wire::host_commit("lie", Lifetime::Kept, vec![memory.chunks()[0].bytes()], table);
-            let commit = Commit { kind: Kind::Pinned, place: partywall_wire::Place::Pinned(1), ..commit };
+            let place = partywall_wire::Place::Pinned(1);
+            let commit = wire::with_facts(commit, |facts| (facts.kind, facts.place) = (Kind::Pinned, place));
             let fd = memory.chunks()[0].as_fd().try_clone_to_owned().unwrap();
             liar.ask_with(Call::Commit(commit), &[&fd]).0.unwrap();
             let (said, calls) = calls_of(world, "reader of a lie");

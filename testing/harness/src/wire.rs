@@ -12,7 +12,7 @@ use partywall_shm::members::Members;
 use partywall_wire::{
     Access, Answer, BrokerHello, Call, ClientHello, Commit, Event, Frame, FrameReader, Kind, LeaseId, Lifetime,
     MemberId, MemberInfo, MemberState, Name, Open, Place, Refusal, Reply, Request, RequestId, Resume, StatusInfo,
-    Table, Welcome, WireError, frame,
+    Table, VersionFacts, Welcome, WireError, frame,
     handshake::{self, Speaker},
     limits::MAX_MESSAGE,
 };
@@ -333,21 +333,30 @@ pub fn called(text: &str) -> Name {
 pub fn host_commit(name: &str, lifetime: Lifetime, chunks: Vec<u64>, table: Table) -> Commit {
     Commit {
         name: called(name),
-        kind: Kind::Host,
-        place: Place::Host,
+        facts: VersionFacts {
+            kind: Kind::Host,
+            place: Place::Host,
+            mutable: false,
+            reserved: 0,
+            lifetime,
+            shared: false,
+            control: None,
+        },
         chunks,
         handles: Vec::new(),
         table,
         tensors: 1,
-        mutable: false,
-        reserved: 0,
-        lifetime,
         owner: None,
-        control: None,
         if_absent: false,
         claim: None,
-        shared: false,
     }
+}
+
+/// Returns a commit with other facts.
+pub fn with_facts(commit: Commit, change: impl FnOnce(&mut VersionFacts)) -> Commit {
+    let mut changed = commit;
+    change(&mut changed.facts);
+    changed
 }
 
 /// Returns a request for the latest version of `name`.

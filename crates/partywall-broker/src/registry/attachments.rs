@@ -19,7 +19,7 @@ use super::{
     effect::{Effect, Effects},
     event::Call,
     segments::limit,
-    types::{Access, FdId, LeaseId, Limit, MemberId, Name, Refusal, RequestId},
+    types::{Access, FdId, LeaseId, Limit, MemberId, Name, Named, Refusal, RequestId},
 };
 
 /// A queue: its name and version.
@@ -179,8 +179,9 @@ impl Registry {
     /// The queue that a member's lease is on, and its control memory.
     fn queue_of(&self, member: MemberId, lease: LeaseId) -> Result<(QueueId, FdId), Refusal> {
         let held = self.version_lease(member, lease)?;
-        let control = self.version(&held.name, held.version).and_then(|version| version.memory.control);
-        match control.filter(|control| control.shape.queue.is_some()).and_then(|control| control.object) {
+        let version = self.version(&held.name, held.version);
+        let memory = version.map(|version| &version.memory).filter(|memory| memory.facts.named() == Named::Queue);
+        match memory.and_then(|memory| memory.control?.object) {
             Some(object) => Ok(((held.name.clone(), held.version), object.fd)),
             None => Err(Refusal::invalid("only a queue has segments attached")),
         }

@@ -43,17 +43,19 @@ impl Registry {
         let cannot = |why| Refusal::CannotGrow { name: lease.name.clone(), version: lease.version, why };
         let before = &*version.memory;
         match version.owner {
-            _ if before.reserved == 0 => return Err(cannot(NoGrowth::Fixed)),
+            _ if before.facts.reserved == 0 => return Err(cannot(NoGrowth::Fixed)),
             None => return Err(cannot(NoGrowth::CommitterGone)),
             Some(owner) if owner != growth.lease => return Err(cannot(NoGrowth::NotCommitter)),
             Some(_) if version.growths != growth.growths => return Err(cannot(NoGrowth::Behind)),
-            Some(_) if before.kind != growth.kind => return Err(Refusal::invalid("a version has one kind of memory")),
+            Some(_) if before.facts.kind != growth.kind => {
+                return Err(Refusal::invalid("a version has one kind of memory"));
+            }
             Some(_) => {}
         }
         let (chunks, table) = joined(growth.kind, &growth.chunks, &growth.table, &received.fds)?;
         let chunks = [&before.chunks[..], &chunks].concat();
         let memory = Memory { chunks, table, tensors: growth.tensors, ..before.clone() };
-        let reserved = before.reserved;
+        let reserved = before.facts.reserved;
         let needed = memory.bytes();
         if needed > reserved {
             return Err(cannot(NoGrowth::Reserved { reserved, needed }));
@@ -67,7 +69,7 @@ impl Registry {
         // A table may become small enough to need no descriptor.
         let more_fds = memory.fds().len().saturating_sub(before.fds().len()) as u64;
         let more_bytes = needed.saturating_sub(before.bytes());
-        self.check_node(version.uid, memory.place, more_bytes)?;
+        self.check_node(version.uid, memory.facts.place, more_bytes)?;
         let more_bytes = more_bytes.saturating_add(memory.other_bytes().saturating_sub(before.other_bytes()));
         self.check_memory(version.uid, more_fds, more_bytes)?;
         Ok((lease.name.clone(), lease.version, Arc::new(memory)))
@@ -99,7 +101,7 @@ impl Registry {
         if version.growths > growths {
             return Ok(Answer::Done.into());
         }
-        let why = if version.memory.reserved == 0 { Some(NoGrowth::Fixed) } else { None };
+        let why = if version.memory.facts.reserved == 0 { Some(NoGrowth::Fixed) } else { None };
         match why.or(version.owner.is_none().then_some(NoGrowth::CommitterGone)) {
             Some(why) => Err(Refusal::CannotGrow { name: lease.name.clone(), version: lease.version, why }),
             None => self.wait_by(member, request, id, Want::Growth(id)),

@@ -63,7 +63,7 @@ impl Registry {
                 });
                 self.count_objects(&mut held, |_, memory| memory.map_or(0, |memory| memory.bytes));
             }
-            Limit::Pinned(node) => self.count_versions(&mut held, |_, version| match version.memory.place {
+            Limit::Pinned(node) => self.count_versions(&mut held, |_, version| match version.memory.facts.place {
                 Place::Pinned(at) if node.is_none_or(|node| node == at) => version.memory.held_bytes(),
                 _ => 0,
             }),

@@ -35,7 +35,7 @@ impl Registry {
     /// by younger chunks, so its first chunk is lost if any is.
     pub(crate) fn chunks_at(&self, place: Place) -> Vec<FdId> {
         let versions = self.entries.values().flat_map(|entry| entry.versions.values());
-        let is_there = |version: &&Version| version.memory.place == place && !version.is_lost();
+        let is_there = |version: &&Version| version.memory.facts.place == place && !version.is_lost();
         let there = versions.map(Box::as_ref).filter(|version| place.needs_driver() && is_there(version));
         there.filter_map(Version::first_chunk).collect()
     }
@@ -56,7 +56,7 @@ impl Registry {
             for (number, version) in &mut entry.versions {
                 let first = version.first_chunk().filter(|first| chunks.contains(first));
                 if let Some(first) = first
-                    && version.memory.place == place
+                    && version.memory.facts.place == place
                     && !version.is_lost()
                 {
                     version.stale = Some(Staleness::DeviceLost(place));

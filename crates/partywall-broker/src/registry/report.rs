@@ -15,7 +15,7 @@ use super::{
     event::Identity,
     objects::LeasedObject,
     state::{Entry, Life, Member, Version, Waiting, Want},
-    types::{Awaited, FdId, LeaseId, MemberId, MemberState, Millis, Name, Place, Refusal, UserInfo},
+    types::{Awaited, FdId, LeaseId, MemberId, MemberState, Millis, Name, Place, Refusal, UserInfo, VersionFacts},
 };
 
 impl Registry {
@@ -160,24 +160,25 @@ impl Registry {
     }
 
     fn version_info(&self, number: u64, version: &Version) -> VersionInfo {
+        let VersionFacts { kind, place, mutable, reserved, lifetime, shared, control } = version.memory.facts;
         VersionInfo {
             version: number,
-            kind: version.memory.kind,
-            place: version.memory.place,
+            kind,
+            place,
             bytes: version.memory.bytes(),
             tensors: version.memory.tensors,
-            mutable: version.memory.mutable,
-            reserved: version.memory.reserved,
+            mutable,
+            reserved,
             growths: version.growths,
-            lifetime: version.memory.lifetime,
-            control: version.memory.control.map(|control| control.shape),
+            lifetime,
+            control,
             committer: version.committer,
             owner: version
                 .keeper
                 .and_then(|id| self.members.get(&id))
                 .map_or(version.committer, |keeper| keeper.identity.pid),
             uid: version.uid,
-            shared: version.shared,
+            shared,
             leases: count(version.all_leases()),
             notice: version.notice.map(|(_, notice)| notice),
             lost: version.is_lost(),
@@ -229,7 +230,7 @@ impl Registry {
                 let (_, newest) = entry.versions.last_key_value()?;
                 self.sees(asker, newest.owned()).then_some(())?;
                 let bytes = entry.versions.values().fold(0, |sum: u64, v| sum.saturating_add(v.memory.held_bytes()));
-                Some((name, newest.memory.place, bytes))
+                Some((name, newest.memory.facts.place, bytes))
             })
             .collect();
         if largest.len() > LARGEST {

@@ -33,9 +33,9 @@ impl Registry {
         let memory = Memory::of(&commit, &received).map(Arc::new);
         let checked = memory.and_then(|memory| self.check_commit(member, &commit, &memory).map(|()| memory));
         let memory = checked.inspect_err(|_| out.push(Effect::Close(received.all())))?;
-        let Commit { name, claim, shared, owner, .. } = commit;
+        let Commit { name, claim, owner, .. } = commit;
         let uid = self.uid_of(member);
-        let owned = Owned { uid, shared };
+        let owned = Owned { uid, shared: memory.facts.shared };
         self.tombstones.remove(&name);
         self.charge(uid, |totals| totals.add(&memory));
         let committer = self.pid_of(member);
@@ -43,13 +43,12 @@ impl Registry {
         entry.last += 1;
         let number = entry.last;
         let before = entry.latest.replace(number);
-        let named = memory.named();
+        let named = memory.facts.named();
         let bytes = memory.bytes();
         let version = Version {
             memory,
             committer,
             uid,
-            shared,
             committed_at: self.now,
             owner: None,
             keeper: owner,
@@ -113,7 +112,7 @@ impl Registry {
         if let Some((version, found)) = latest
             && (alone || found.memory.control.is_some())
         {
-            return Err(Refusal::NameExists { name: name.clone(), version, is: found.memory.named() });
+            return Err(Refusal::NameExists { name: name.clone(), version, is: found.memory.facts.named() });
         }
         if memory.control.is_some() {
             self.check_names_below(member, name)?;
@@ -123,7 +122,7 @@ impl Registry {
         if latest.is_none() && commit.claim.is_none() {
             self.check_names(uid)?;
         }
-        self.check_bytes(uid, memory.place, memory.held_bytes(), memory.other_bytes())?;
+        self.check_bytes(uid, memory.facts.place, memory.held_bytes(), memory.other_bytes())?;
         let fds = memory.fds().len() as u64;
         limit(Limit::Fds, self.bounds.fds, self.totals.fds + fds)?;
         self.check_memory(uid, fds, 0)?;
@@ -176,10 +175,10 @@ impl Registry {
         self.check_access(member, name, version.owned())?;
         version.check_stale(name, number)?;
         let simulated = self.is_simulated(version.uid);
-        if version.memory.place.needs_driver() && simulated != self.runs_simulated(member) {
+        if version.memory.facts.place.needs_driver() && simulated != self.runs_simulated(member) {
             return Err(Refusal::OtherDriver { simulated });
         }
-        let mutable = version.memory.mutable;
+        let mutable = version.memory.facts.mutable;
         if access == Access::Write && !mutable {
             return Err(Refusal::ReadOnly { name: name.clone(), version: number });
         }
@@ -197,18 +196,12 @@ impl Registry {
             lease: id,
             name: lease.name.clone(),
             version: lease.version,
-            kind: memory.kind,
-            place: memory.place,
+            facts: memory.facts,
+            uid: version.uid,
             chunks: memory.chunk_bytes(),
             handles: memory.handles.clone(),
             table: memory.table.sent(),
-            mutable: memory.mutable,
-            reserved: memory.reserved,
             growths: version.growths,
-            lifetime: memory.lifetime,
-            control: memory.control.map(|control| control.shape),
-            uid: version.uid,
-            shared: version.shared,
         };
         Some(Granted(Answer::Opened(opened), memory.fds(), Unread::Nothing))
     }
@@ -313,7 +306,7 @@ impl Registry {
         let Some(entry) = self.entries.get_mut(name) else { return };
         let Some(number) = entry.latest.take() else { return };
         let Some(latest) = entry.versions.get(&number) else { return };
-        let named = latest.memory.named();
+        let named = latest.memory.facts.named();
         let legacy = latest.is_legacy();
         let owned = latest.owned();
         let tombstone = Tombstone { ending, version: number, pid, command, at: self.now, legacy, owned };
@@ -401,7 +394,7 @@ impl Registry {
                     control = version.memory.control;
                 }
             }
-            is_last = version.leases == 0 && version.memory.lifetime == Lifetime::Shared;
+            is_last = version.leases == 0 && version.memory.facts.lifetime == Lifetime::Shared;
         }
         if let Some(record) = self.members.get_mut(&lease.member) {
             record.version_leases.remove(&id);
@@ -442,7 +435,7 @@ impl Registry {
                     record.names.remove(&(name.clone(), number));
                 }
                 notice = version.notice;
-                let named = version.memory.named();
+                let named = version.memory.facts.named();
                 let bytes = version.memory.held_bytes();
                 let owned = version.owned();
                 let pending = PendingVersion { name: name.clone(), version: number, named, bytes, owned };
@@ -506,7 +499,7 @@ impl Registry {
     /// Returns the kinds of all objects with this name that a member sees.
     pub(super) fn kinds_of(&self, member: MemberId, name: &Name) -> Vec<Named> {
         let latest = self.entries.get(name).and_then(Entry::latest);
-        let segment = latest.map(|(_, version)| (version.memory.named(), version.owned()));
+        let segment = latest.map(|(_, version)| (version.memory.facts.named(), version.owned()));
         let timeline = self.timelines.get(name).map(|timeline| (Named::Timeline, timeline.owned));
         let semaphore = self.semaphores.get(name).map(|semaphore| (Named::Semaphore, semaphore.owned));
         let found = [segment, timeline, semaphore].into_iter().flatten();

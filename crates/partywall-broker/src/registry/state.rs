@@ -226,8 +226,6 @@ pub(super) struct Version {
     pub(super) committer: u32,
     /// The user to which it belongs.
     pub(super) uid: u32,
-    /// True if other users may open it.
-    pub(super) shared: bool,
     pub(super) committed_at: Millis,
     /// The committer's lease, which owns an owned name and allows growth. Absent once it was given back.
     pub(super) owner: Option<LeaseId>,
@@ -258,12 +256,12 @@ impl Version {
 
     /// Returns whether its memory is legacy memory, which only its publisher keeps.
     pub(super) fn is_legacy(&self) -> bool {
-        self.memory.kind == Kind::Legacy
+        self.memory.facts.kind == Kind::Legacy
     }
 
     /// Returns whether its name ends with a member.
     pub(super) fn is_owned(&self) -> bool {
-        self.memory.lifetime == Lifetime::Owned
+        self.memory.facts.lifetime == Lifetime::Owned
     }
 
     /// Returns whether its name ends with this lease of its committer.
@@ -343,14 +341,14 @@ impl Totals {
     pub(super) fn add(&mut self, memory: &Memory) {
         self.versions += 1;
         self.fds += memory.fds().len() as u64;
-        self.charge(memory.place, memory.held_bytes());
+        self.charge(memory.facts.place, memory.held_bytes());
         self.charge(Place::Host, memory.other_bytes());
     }
 
     pub(super) fn subtract(&mut self, memory: &Memory) {
         self.versions -= 1;
         self.fds -= memory.fds().len() as u64;
-        self.discharge(memory.place, memory.held_bytes());
+        self.discharge(memory.facts.place, memory.held_bytes());
         self.discharge(Place::Host, memory.other_bytes());
     }
 

@@ -10,7 +10,7 @@ use super::event::Received;
 pub(crate) use partywall_wire::{
     Access, Awaited, Change, ClaimId, Deadline, Doubt, Ending, Gap, Handle, Kind, LeaseId, LegacyHandle, Lifetime,
     Limit, MemberId, MemberState, Name, Named, NoGrowth, Notice, ObjectKind, OtherUsers, Place, Quota, Refusal,
-    RequestId, Staleness, Then, TimelineEnding, UserInfo, Whom,
+    RequestId, Staleness, Then, TimelineEnding, UserInfo, VersionFacts, Whom,
 };
 
 macro_rules! ids {
@@ -112,35 +112,26 @@ pub(super) fn fds(chunks: &[Chunk], table: &Table) -> Vec<FdId> {
 /// The memory of a version. Immutable: growth replaces it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Memory {
-    pub(crate) kind: Kind,
-    pub(crate) place: Place,
+    pub(crate) facts: VersionFacts,
     pub(crate) chunks: Vec<Chunk>,
     /// One per chunk for legacy memory, otherwise none.
     pub(crate) handles: Vec<LegacyHandle>,
     pub(crate) table: Table,
     pub(crate) tensors: u64,
-    pub(crate) mutable: bool,
-    /// Bytes that all chunks together may reach; 0 if the version cannot grow.
-    pub(crate) reserved: u64,
-    pub(crate) lifetime: Lifetime,
-    /// Present for a pool, topic or queue.
+    /// Present for a pool, topic or queue, whose shape is one of the facts.
     pub(crate) control: Option<BlockControl>,
 }
 
 impl Memory {
     /// Returns the memory of a commit.
     pub(super) fn of(commit: &wire::Commit, received: &Received) -> Result<Self, Refusal> {
-        let (chunks, table) = joined(commit.kind, &commit.chunks, &commit.table, &received.fds)?;
+        let (chunks, table) = joined(commit.facts.kind, &commit.chunks, &commit.table, &received.fds)?;
         Ok(Self {
-            kind: commit.kind,
-            place: commit.place,
+            facts: commit.facts,
             chunks,
             handles: commit.handles.clone(),
             table,
             tensors: commit.tensors,
-            mutable: commit.mutable,
-            reserved: commit.reserved,
-            lifetime: commit.lifetime,
             control: received.blocks,
         })
     }
@@ -167,14 +158,6 @@ impl Memory {
         self.table.fd()
     }
 
-    /// Returns the kind of object that this memory makes a name.
-    pub(crate) fn named(&self) -> Named {
-        match self.control {
-            None => Named::Segment,
-            Some(control) => Named::of(Some(&control.shape)),
-        }
-    }
-
     /// Returns the bytes of the chunks. A peer wrote their lengths, so the sum saturates, and then exceeds every limit.
     pub(crate) fn bytes(&self) -> u64 {
         self.chunks.iter().fold(0, |sum, chunk| sum.saturating_add(chunk.bytes))
@@ -182,7 +165,7 @@ impl Memory {
 
     /// Returns the bytes of the chunks that this broker keeps alive.
     pub(crate) fn held_bytes(&self) -> u64 {
-        if self.kind == Kind::Legacy { 0 } else { self.bytes() }
+        if self.facts.kind == Kind::Legacy { 0 } else { self.bytes() }
     }
 
     /// Returns the bytes of main memory besides the chunks: a table in a memfd, and control memory.
@@ -201,8 +184,6 @@ impl Memory {
 /// The control memory of a pool, topic or queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BlockControl {
-    /// The shape that its creator chose.
-    pub(crate) shape: partywall_wire::Control,
     pub(crate) pool: ControlMemory,
     /// The pool of a queue's output blocks.
     pub(crate) outputs: Option<ControlMemory>,

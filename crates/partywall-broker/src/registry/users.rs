@@ -54,7 +54,7 @@ pub(super) struct Owned {
 
 impl Version {
     pub(super) fn owned(&self) -> Owned {
-        Owned { uid: self.uid, shared: self.shared }
+        Owned { uid: self.uid, shared: self.memory.facts.shared }
     }
 }
 
@@ -257,7 +257,7 @@ impl Registry {
     /// Returns whether a user has memory that a driver has allocated.
     pub(super) fn has_driver_memory(&self, uid: u32) -> bool {
         let versions = self.entries.values().flat_map(|entry| entry.versions.values());
-        versions.filter(|version| version.uid == uid).any(|version| version.memory.place.needs_driver())
+        versions.filter(|version| version.uid == uid).any(|version| version.memory.facts.place.needs_driver())
     }
 
     /// Returns the audit lines for the outcome of a request: what a member got of another user, or was refused because

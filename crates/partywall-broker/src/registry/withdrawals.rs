@@ -111,7 +111,7 @@ impl Registry {
         let mut named = Named::Segment;
         let mut readers = BTreeSet::new();
         for version in entry.versions.values_mut().filter(|version| version.is_part_of(id)) {
-            named = version.memory.named();
+            named = version.memory.facts.named();
             if notice.then != Then::Wait {
                 version.stale.get_or_insert(Staleness::Withdrawn(notice));
             }
@@ -157,7 +157,7 @@ impl Registry {
         let topic = |lease: &LeaseId| {
             let held = self.version_leases.get(lease)?;
             let version = self.version(&held.name, held.version).filter(|version| is_meant(version))?;
-            version.memory.control.filter(|control| control.shape.topic.is_some())?.object
+            version.memory.control.filter(|_| version.memory.facts.named() == Named::Topic)?.object
         };
         let topics: BTreeSet<_> = record.version_leases.iter().filter_map(topic).map(|memory| memory.fd).collect();
         let detach = |object| Effect::Detach { object, row: record.row, ending: TimelineEnding::Closed };

@@ -42,7 +42,7 @@ pub(super) fn check(
     }
     match call {
         Call::Commit(commit) => {
-            check_place(commit.place, simulated, highest)?;
+            check_place(commit.facts.place, simulated, highest)?;
             return check_commit(commit, fds, runner, simulated);
         }
         Call::Grow(grow) => {
@@ -85,11 +85,12 @@ fn check_commit(
     runner: &mut Runner,
     simulated: bool,
 ) -> Result<Received, Refusal> {
-    if let Some(control) = &commit.control {
+    let facts = commit.facts;
+    if let Some(control) = &facts.control {
         check_control(control, commit)?;
     }
-    let kind = commit.kind;
-    match (kind, commit.place) {
+    let kind = facts.kind;
+    match (kind, facts.place) {
         (Kind::Host, Place::Host)
         | (Kind::Vmm | Kind::Legacy | Kind::Live, Place::Gpu(_))
         | (Kind::Pinned, Place::Pinned(_)) => {}
@@ -97,43 +98,43 @@ fn check_commit(
         (Kind::Pinned, _) => return Err(Refusal::invalid("memory of kind pinned is on a NUMA node")),
         _ => return Err(Refusal::invalid("memory of this kind is on a GPU")),
     }
-    let ends_with_publisher = match commit.lifetime {
+    let ends_with_publisher = match facts.lifetime {
         Lifetime::Owned => true,
-        Lifetime::Shared => commit.control.is_none(),
+        Lifetime::Shared => facts.control.is_none(),
         Lifetime::Kept => false,
     };
-    if kind == Kind::Legacy && (!ends_with_publisher || commit.reserved > 0) {
+    if kind == Kind::Legacy && (!ends_with_publisher || facts.reserved > 0) {
         return Err(Refusal::invalid("legacy memory ends with its publisher and cannot grow"));
     }
-    if kind == Kind::Live && commit.reserved > 0 {
+    if kind == Kind::Live && facts.reserved > 0 {
         return Err(Refusal::invalid("memory of an allocator cannot grow"));
     }
-    let is_owned_segment = commit.lifetime == Lifetime::Owned && commit.control.is_none() && kind != Kind::Legacy;
+    let is_owned_segment = facts.lifetime == Lifetime::Owned && facts.control.is_none() && kind != Kind::Legacy;
     if commit.owner.is_some() && !is_owned_segment {
         return Err(Refusal::invalid(
             "only the name of an owned segment can end with another member, and not legacy memory's",
         ));
     }
-    if !commit.mutable && commit.reserved > 0 {
+    if !facts.mutable && facts.reserved > 0 {
         return Err(Refusal::invalid("frozen memory cannot grow"));
     }
-    if commit.shared && commit.mutable && commit.control.is_none() {
+    if facts.shared && facts.mutable && facts.control.is_none() {
         return Err(Refusal::invalid("a mutable segment cannot be shared: its readers could write it"));
     }
     let handles = if kind == Kind::Legacy { commit.chunks.len() } else { 0 };
     if commit.handles.len() != handles {
         return Err(Refusal::invalid(format!("{handles} handles are needed, {} arrived", commit.handles.len())));
     }
-    let expected = Expected { kind, mutable: commit.mutable, simulated };
+    let expected = Expected { kind, mutable: facts.mutable, simulated };
     let fds = runner.store.take(&commit.chunks, &commit.table, fds, expected)?;
-    let blocks = commit.control.map(|shape| runner.provide_blocks(shape)).transpose();
+    let blocks = facts.control.map(|shape| runner.provide_blocks(shape)).transpose();
     let blocks = blocks.inspect_err(|_| runner.close(&fds))?;
     Ok(Received { fds, blocks, ..Received::default() })
 }
 
 /// Refuses a pool, topic or queue with an invalid shape.
 fn check_control(control: &wire::Control, commit: &wire::Commit) -> Result<(), Refusal> {
-    if !commit.mutable || commit.reserved > 0 {
+    if !commit.facts.mutable || commit.facts.reserved > 0 {
         return Err(Refusal::invalid("a pool is mutable and does not grow"));
     }
     if !(1..=MAX_BLOCKS).contains(&control.blocks) || control.block_bytes == 0 {

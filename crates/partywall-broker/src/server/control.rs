@@ -302,7 +302,7 @@ impl Control {
         let pool = keep(pool_fd, store)?;
         let outputs = outputs.map(|fd| keep(fd, store)).transpose()?;
         let object = object.map(|fd| keep(fd, store)).transpose()?;
-        let control = BlockControl { shape, pool, outputs, object };
+        let control = BlockControl { pool, outputs, object };
         self.tables.insert(control.slot_table(), table);
         Ok(control)
     }

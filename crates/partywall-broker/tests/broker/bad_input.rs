@@ -10,13 +10,15 @@ use partywall_os::{
     socket,
 };
 use partywall_wire::{
-    Access, Answer, Call, ClaimId, Commit, FdFault, Handle, Kind, Lifetime, Limit, MemberState, Open, Place, Refusal,
-    Request, RequestId, Table, frame,
+    Access, Answer, Call, ClaimId, Commit, FdFault, Handle, Kind, Limit, MemberState, Open, Place, Refusal, Request,
+    RequestId, Table, frame,
     limits::{MAX_CHUNKS, MAX_FDS, MAX_INLINE_TABLE, MAX_MESSAGE, MAX_TABLE},
 };
 
 use crate::{
-    common::{Client, TestBroker, called, eventually, full, host_commit, open, shake_hands, slow_to_close},
+    common::{
+        Client, TestBroker, called, eventually, full, host_commit, kept, open, shake_hands, slow_to_close, with_facts,
+    },
     roles::Role,
 };
 
@@ -53,7 +55,7 @@ fn memory_that_could_change_under_readers_is_refused() {
     assert!(index == 1 && seal.contains("SHRINK"), "{seal}");
     let (index, seal) = sealed(fault(&mut client, commit.clone(), &[&shared, &frozen(8)]));
     assert!(index == 0 && seal.contains("WRITE"), "{seal}");
-    let mutable = Commit { mutable: true, ..commit };
+    let mutable = with_facts(commit, |facts| facts.mutable = true);
     assert_eq!(sealed(fault(&mut client, mutable.clone(), &[&unsealed, &shared])).0, 0);
     assert!(client.ask_with(Call::Commit(mutable), &[&shared, &shared]).0.is_ok(), "mutable memory may be written");
 
@@ -73,7 +75,7 @@ fn memory_of_another_kind_or_length_is_refused() {
 
     let file: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
     let (pipe, _write) = rustix::pipe::pipe().unwrap();
-    let vmm = Commit { kind: Kind::Vmm, place: Place::Gpu([1; 16]), ..host_commit("x", &[8]) };
+    let vmm = with_facts(host_commit("x", &[8]), |facts| (facts.kind, facts.place) = (Kind::Vmm, Place::Gpu([1; 16])));
     for (commit, fd, found) in [
         (host_commit("x", &[8]), &file, "a character device 1:3"),
         (host_commit("x", &[8]), &pipe, "a pipe"),
@@ -94,8 +96,8 @@ fn contradictory_commits_are_refused() {
     let cases: [(Commit, &[&OwnedFd]); 7] = [
         (host_commit("x", &[8, 8]), &[&chunk]),
         (host_commit("x", &[]), &[&chunk]),
-        (Commit { kind: Kind::Vmm, ..host_commit("x", &[8]) }, &[&chunk]),
-        (Commit { place: Place::Gpu([0; 16]), ..host_commit("x", &[8]) }, &[&chunk]),
+        (with_facts(host_commit("x", &[8]), |facts| facts.kind = Kind::Vmm), &[&chunk]),
+        (with_facts(host_commit("x", &[8]), |facts| facts.place = Place::Gpu([0; 16])), &[&chunk]),
         (host_commit("x", &[u64::MAX, 8]), &[&chunk, &chunk]),
         (Commit { table: inline(MAX_INLINE_TABLE + 1), ..host_commit("x", &[8]) }, &[&chunk]),
         (Commit { table: Table::Fd { bytes: MAX_TABLE + 1 }, ..host_commit("x", &[]) }, &[&chunk]),
@@ -124,7 +126,7 @@ fn invalid_requests_are_refused() {
     let zero = Open { name: called("x"), version: Some(0), access: Access::Read, wait: true };
     assert!(matches!(client.ask(Call::Open(zero)), Err(Refusal::Invalid { .. })));
     assert!(matches!(client.ask_with(Call::Ping, &[&frozen(1)]).0, Err(Refusal::Invalid { .. })));
-    let given = Commit { lifetime: Lifetime::Kept, owner: Some(other.welcome.member), ..host_commit("x", &[1]) };
+    let given = Commit { owner: Some(other.welcome.member), ..kept("x", &[1]) };
     let refused = client.ask_with(Call::Commit(given), &[&frozen(1)]).0;
     assert!(matches!(refused, Err(Refusal::Invalid { .. })), "a kept name has no owner: {refused:?}");
     let (_, lease) = other.commit("theirs", b"x", false);
@@ -189,11 +191,7 @@ fn client_that_never_reads_blocks_no_other_and_loses_nothing() {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
     let chunk = frozen(1);
-    let big = Commit {
-        table: Table::Inline(vec![7; MAX_INLINE_TABLE]),
-        lifetime: Lifetime::Kept,
-        ..host_commit("big", &[1])
-    };
+    let big = Commit { table: Table::Inline(vec![7; MAX_INLINE_TABLE]), ..kept("big", &[1]) };
     watcher.ask_with(Call::Commit(big), &[&chunk]).0.unwrap();
     let mut deaf = broker.client();
     // Sends until neither requests nor answers fit into the sockets.

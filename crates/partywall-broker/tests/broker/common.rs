@@ -13,7 +13,7 @@ use partywall_wire::{Answer, Commit, Lifetime, Limit, LimitHolder, Opened, Refus
 
 pub(crate) use partywall_harness::{
     eventually,
-    wire::{Client, Framed, called, open, shake_hands, shake_hands_as},
+    wire::{Client, Framed, called, open, shake_hands, shake_hands_as, with_facts},
 };
 
 /// A broker in a thread of this process.
@@ -67,6 +67,11 @@ impl TestBroker {
 pub(crate) fn host_commit(name: &str, chunks: &[u64]) -> Commit {
     let table = Table::Inline(b"table".to_vec());
     partywall_harness::wire::host_commit(name, Lifetime::Owned, chunks.to_vec(), table)
+}
+
+/// A commit as that of [`host_commit`], which stays.
+pub(crate) fn kept(name: &str, chunks: &[u64]) -> Commit {
+    with_facts(host_commit(name, chunks), |facts| facts.lifetime = Lifetime::Kept)
 }
 
 pub(crate) fn opened(outcome: Result<Answer, Refusal>) -> Opened {

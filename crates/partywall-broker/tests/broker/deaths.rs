@@ -1,9 +1,9 @@
 //! Members that die, and members that only seem to have died.
 
-use partywall_wire::{Answer, Call, Commit, Lifetime, MemberId, MemberState, Refusal, RequestId};
+use partywall_wire::{Answer, Call, MemberId, MemberState, Refusal, RequestId};
 
 use crate::{
-    common::{Client, TestBroker, called, eventually, host_commit, open, opened, shake_hands},
+    common::{Client, TestBroker, called, eventually, kept, open, opened, shake_hands},
     roles::{Orphan, Role},
 };
 
@@ -130,7 +130,7 @@ fn commit_with_lost_answer_is_carried_out_once() {
     let broker = TestBroker::start();
     let mut member = broker.client();
     let chunk = partywall_os::memfd::frozen("partywall:test", b"x").unwrap();
-    let commit = Call::Commit(Commit { lifetime: Lifetime::Kept, ..host_commit("x", &[1]) });
+    let commit = Call::Commit(kept("x", &[1]));
     let (first, _) = member.ask_with(commit.clone(), &[&chunk]);
     let mut again = shake_hands(&broker.socket, Some(member.identity())).unwrap();
     again.last = RequestId(member.last.0 - 1);

@@ -3,14 +3,18 @@
 use partywall_wire::{Answer, Call, Commit, Ending, Kind, LegacyHandle, Lifetime, NameEnd, Place, Refusal};
 
 use crate::{
-    common::{Client, TestBroker, eventually, host_commit, open, opened},
+    common::{Client, TestBroker, eventually, host_commit, open, opened, with_facts},
     roles::Role,
 };
 
 const HANDLE: LegacyHandle = LegacyHandle { origin: [1; 16], driver: [[2; 32], [3; 32]] };
 
 pub(crate) fn commit(name: &str) -> Commit {
-    Commit { kind: Kind::Legacy, place: Place::Gpu([7; 16]), handles: vec![HANDLE; 2], ..host_commit(name, &[8, 9]) }
+    let commit = Commit { handles: vec![HANDLE; 2], ..host_commit(name, &[8, 9]) };
+    with_facts(commit, |facts| {
+        facts.kind = Kind::Legacy;
+        facts.place = Place::Gpu([7; 16]);
+    })
 }
 
 fn publish(client: &mut Client, name: &str) -> u64 {
@@ -28,7 +32,7 @@ fn legacy_handles_arrive_unchanged() {
     publish(&mut publisher, "x");
     let (outcome, fds) = reader.open("x");
     let found = opened(outcome);
-    assert_eq!((found.kind, &found.handles, &found.chunks), (Kind::Legacy, &vec![HANDLE; 2], &vec![8, 9]));
+    assert_eq!((found.facts.kind, &found.handles, &found.chunks), (Kind::Legacy, &vec![HANDLE; 2], &vec![8, 9]));
     assert!(fds.is_empty());
     let status = reader.status();
     assert_eq!((status.fds, status.bytes, status.versions), (0, Vec::new(), 1));
@@ -41,9 +45,13 @@ fn contradictory_legacy_commits_are_refused() {
     let fd = partywall_os::memfd::frozen("partywall:test", &[0; 8]).unwrap();
     for bad in [
         Commit { handles: vec![HANDLE], ..commit("x") },
-        Commit { place: Place::Host, ..commit("x") },
-        Commit { lifetime: Lifetime::Kept, ..commit("x") },
-        Commit { lifetime: Lifetime::Shared, reserved: 64, mutable: true, ..commit("x") },
+        with_facts(commit("x"), |facts| facts.place = Place::Host),
+        with_facts(commit("x"), |facts| facts.lifetime = Lifetime::Kept),
+        with_facts(commit("x"), |facts| {
+            facts.lifetime = Lifetime::Shared;
+            facts.mutable = true;
+            facts.reserved = 64;
+        }),
         Commit { handles: vec![HANDLE; 2], ..host_commit("x", &[8, 9]) },
         Commit { chunks: vec![u64::MAX, 1], ..commit("x") },
     ] {

@@ -16,7 +16,7 @@ use partywall_wire::{
 };
 
 use crate::{
-    common::{Client, TestBroker, called, eventually, full, host_commit, shake_hands},
+    common::{Client, TestBroker, called, eventually, full, host_commit, shake_hands, with_facts},
     roles::{Orphan, Role},
     timelines::User,
 };
@@ -31,9 +31,11 @@ const TOPIC: Control = Control { blocks: 6, block_bytes: 100, zeroed: false, top
 /// A commit of host memory exactly as long as the blocks.
 fn commit(name: &str, control: Control) -> Commit {
     let chunks = [control.data_bytes().unwrap()];
-    let mutable = true;
-    let lifetime = Lifetime::Shared;
-    Commit { mutable, lifetime, control: Some(control), ..host_commit(name, &chunks) }
+    with_facts(host_commit(name, &chunks), |facts| {
+        facts.mutable = true;
+        facts.lifetime = Lifetime::Shared;
+        facts.control = Some(control);
+    })
 }
 
 /// Returns the lease and the control memory.
@@ -74,7 +76,10 @@ fn pool_comes_with_its_control_memory() {
     let mut two = broker.client();
     let (_, words) = create(&mut one, "p", POOL).unwrap();
     let (opened, again) = open(&mut two, "p").unwrap();
-    assert_eq!((opened.control, opened.lifetime, words.len(), again.len()), (Some(POOL), Lifetime::Shared, 1, 1));
+    assert_eq!(
+        (opened.facts.control, opened.facts.lifetime, words.len(), again.len()),
+        (Some(POOL), Lifetime::Shared, 1, 1)
+    );
     let mine = Pool::map(&words[0]).unwrap();
     let theirs = Pool::map(&again[0]).unwrap();
     let _held = hold(&mine, one.welcome.row);
@@ -82,7 +87,7 @@ fn pool_comes_with_its_control_memory() {
 
     let (_, words) = create(&mut one, "t", TOPIC).unwrap();
     let (opened, again) = open(&mut two, "t").unwrap();
-    assert_eq!((opened.control, words.len(), again.len()), (Some(TOPIC), 2, 2));
+    assert_eq!((opened.facts.control, words.len(), again.len()), (Some(TOPIC), 2, 2));
     assert_eq!((Pool::map(&again[0]).unwrap().count(), Topic::map(&again[1]).unwrap().limits().depth), (6, 2));
     assert_eq!(one.status().fds, 5, "two chunks, the control memory of two pools and of a topic");
 }
@@ -110,7 +115,7 @@ fn name_of_a_pool_ends_with_its_last_user() {
     let grow = partywall_wire::Grow {
         lease: opened.lease,
         growths: 0,
-        kind: opened.kind,
+        kind: opened.facts.kind,
         chunks: Vec::new(),
         table: opened.table,
         tensors: 1,
@@ -123,7 +128,7 @@ fn name_of_a_pool_ends_with_its_last_user() {
 }
 
 fn host_commit_of_256(name: &str) -> Commit {
-    Commit { mutable: true, ..host_commit(name, &[256]) }
+    with_facts(host_commit(name, &[256]), |facts| facts.mutable = true)
 }
 
 #[test]
@@ -337,29 +342,30 @@ fn invalid_pools_are_refused() {
     let broker = TestBroker::start();
     let mut client = broker.client();
     let shape = |topic| Control { topic: Some(topic), ..TOPIC };
+    let shaped = |name, proper, shape| with_facts(commit(name, proper), |facts| facts.control = Some(shape));
     let bad = [
-        Commit { mutable: false, ..commit("p", POOL) },
-        Commit { reserved: 1 << 20, ..commit("p", POOL) },
+        with_facts(commit("p", POOL), |facts| facts.mutable = false),
+        with_facts(commit("p", POOL), |facts| facts.reserved = 1 << 20),
         Commit { chunks: vec![1023], ..commit("p", POOL) },
-        Commit { control: Some(Control { blocks: 0, ..POOL }), ..commit("p", POOL) },
-        Commit { control: Some(Control { blocks: MAX_BLOCKS + 1, ..POOL }), ..commit("p", POOL) },
-        Commit { control: Some(Control { block_bytes: 0, ..POOL }), ..commit("p", POOL) },
-        Commit { control: Some(Control { block_bytes: u64::MAX, ..POOL }), ..commit("p", POOL) },
-        Commit { control: Some(Control { blocks: 5, ..TOPIC }), ..commit("t", TOPIC) },
-        Commit { control: Some(Control { zeroed: true, ..TOPIC }), ..commit("t", TOPIC) },
-        Commit { control: Some(shape(TopicShape { depth: 3, ..SHAPE })), ..commit("t", TOPIC) },
-        Commit { control: Some(shape(TopicShape { publishers: 0, ..SHAPE })), ..commit("t", TOPIC) },
-        Commit { control: Some(shape(TopicShape { loans: 0, ..SHAPE })), ..commit("t", TOPIC) },
-        Commit { control: Some(shape(TopicShape { loans: 3, ..SHAPE })), ..commit("t", TOPIC) },
-        Commit { control: Some(shape(TopicShape { held: u32::MAX, ..SHAPE })), ..commit("t", TOPIC) },
-        Commit { control: Some(shape(TopicShape { history: 3, ..SHAPE })), ..commit("t", TOPIC) },
-        Commit { control: Some(shape(TopicShape { dtype: Some(0), ..SHAPE })), ..commit("t", TOPIC) },
+        shaped("p", POOL, Control { blocks: 0, ..POOL }),
+        shaped("p", POOL, Control { blocks: MAX_BLOCKS + 1, ..POOL }),
+        shaped("p", POOL, Control { block_bytes: 0, ..POOL }),
+        shaped("p", POOL, Control { block_bytes: u64::MAX, ..POOL }),
+        shaped("t", TOPIC, Control { blocks: 5, ..TOPIC }),
+        shaped("t", TOPIC, Control { zeroed: true, ..TOPIC }),
+        shaped("t", TOPIC, shape(TopicShape { depth: 3, ..SHAPE })),
+        shaped("t", TOPIC, shape(TopicShape { publishers: 0, ..SHAPE })),
+        shaped("t", TOPIC, shape(TopicShape { loans: 0, ..SHAPE })),
+        shaped("t", TOPIC, shape(TopicShape { loans: 3, ..SHAPE })),
+        shaped("t", TOPIC, shape(TopicShape { held: u32::MAX, ..SHAPE })),
+        shaped("t", TOPIC, shape(TopicShape { history: 3, ..SHAPE })),
+        shaped("t", TOPIC, shape(TopicShape { dtype: Some(0), ..SHAPE })),
     ];
     for bad in bad {
         let outcome = send(&mut client, bad.clone());
         assert!(matches!(outcome, Err(Refusal::Invalid { .. })), "{bad:?}: {outcome:?}");
     }
-    let elsewhere = Commit { place: Place::Gpu([1; 16]), ..commit("p", POOL) };
+    let elsewhere = with_facts(commit("p", POOL), |facts| facts.place = Place::Gpu([1; 16]));
     assert!(matches!(send(&mut client, elsewhere), Err(Refusal::Invalid { .. })));
     let claimed = Commit { claim: Some(ClaimId(7)), ..commit("p", POOL) };
     assert!(matches!(send(&mut client, claimed), Err(Refusal::Stale { .. })));

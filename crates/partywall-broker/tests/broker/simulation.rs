@@ -4,10 +4,10 @@
 use std::{fs, os::fd::OwnedFd};
 
 use partywall_os::memfd;
-use partywall_wire::{Answer, Call, ClientHello, Commit, FdFault, Kind, Lifetime, Place, Refusal};
+use partywall_wire::{Answer, Call, ClientHello, Commit, FdFault, Kind, Place, Refusal};
 
 use crate::common::{
-    Client, TestBroker, called, eventually, host_commit, open, shake_hands, shake_hands_as, slow_to_close,
+    Client, TestBroker, called, eventually, kept, open, shake_hands, shake_hands_as, slow_to_close, with_facts,
 };
 
 fn join(broker: &TestBroker, simulated: bool) -> Result<Client, Refusal> {
@@ -25,7 +25,7 @@ const DRIVER_MEMORY: [(Kind, Place); 2] = [(Kind::Vmm, Place::Gpu([1; 16])), (Ki
 
 /// Returns a commit of a driver's memory, which is a memfd here.
 fn driver_commit(name: &str, (kind, place): (Kind, Place)) -> (Commit, OwnedFd) {
-    let commit = Commit { kind, place, lifetime: Lifetime::Kept, ..host_commit(name, &[8]) };
+    let commit = with_facts(kept(name, &[8]), |facts| (facts.kind, facts.place) = (kind, place));
     (commit, memfd::frozen("partywall:test", &[1; 8]).unwrap())
 }
 

@@ -11,12 +11,12 @@ use partywall_os::{
     socket::{self, Ready},
 };
 use partywall_wire::{
-    Answer, Call, Commit, Lifetime, MemberId, MemberState, Refusal, Request, RequestId, frame,
+    Answer, Call, MemberId, MemberState, Refusal, Request, RequestId, frame,
     limits::{FDS_AT_ONCE, MAX_MESSAGE},
 };
 
 use crate::{
-    common::{Client, Framed, TestBroker, eventually, host_commit, open, opened, shake_hands},
+    common::{Client, Framed, TestBroker, eventually, kept, open, opened, shake_hands},
     roles::{FEW_MEMBERS, Role},
 };
 
@@ -25,7 +25,7 @@ pub(crate) const CHUNKS: usize = 100;
 
 pub(crate) fn publish(client: &mut Client) {
     let chunk = memfd::frozen("partywall:test", b"x").unwrap();
-    let commit = Commit { lifetime: Lifetime::Kept, ..host_commit(BIG, &[1; CHUNKS]) };
+    let commit = kept(BIG, &[1; CHUNKS]);
     client.ask_with(Call::Commit(commit), &[&chunk; CHUNKS]).0.unwrap();
 }
 

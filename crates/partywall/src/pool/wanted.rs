@@ -157,11 +157,11 @@ impl Wanted {
 
     /// Refuses an object of another kind, and one that is elsewhere.
     fn check<'o>(&self, opened: &'o Opened) -> Result<&'o Control> {
-        let is = Named::of(opened.control.as_ref());
+        let is = opened.facts.named();
         let wanted = self.object;
-        let control = opened.control.as_ref().filter(|_| is == wanted);
+        let control = opened.facts.control.as_ref().filter(|_| is == wanted);
         let control = control.ok_or_else(|| Mismatch::Object { name: self.name.clone(), is, wanted })?;
-        let place = Place::from(opened.place);
+        let place = Place::from(opened.facts.place);
         match self.place {
             Some(asked) if asked != place => Err(self.differs(format!("it is on {place}, not on {asked}"))),
             _ => Ok(control),

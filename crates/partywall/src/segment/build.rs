@@ -9,7 +9,7 @@ use std::{
 use partywall_os::memfd;
 use partywall_shm::{DType, Layout, Table, TableBuilder, TableError, Tensor as Entry};
 use partywall_wire::{
-    Answer, Call, ClaimId, Commit, Control, LeaseId, Lifetime, MemberId,
+    Answer, Call, ClaimId, Commit, Control, LeaseId, Lifetime, MemberId, VersionFacts,
     limits::{MAX_CHUNKS, MAX_INLINE_TABLE},
 };
 
@@ -517,43 +517,45 @@ impl Build {
         let fd_numbers = fds.iter().map(AsRawFd::as_raw_fd).collect();
         let (table, table_fd) = wire_table(&self.name, self.table.as_bytes())?;
         fds.extend(table_fd.as_ref().map(AsFd::as_fd));
-        let commit = Commit {
-            name: check_name(&self.name)?,
+        let facts = VersionFacts {
             kind: self.kind.wire(),
             place: self.place.into(),
+            mutable,
+            reserved: self.draft.reserved(),
+            lifetime: self.lifetime,
+            shared,
+            control: self.control,
+        };
+        let commit = Commit {
+            name: check_name(&self.name)?,
+            facts,
             chunks: self.chunks.clone(),
             handles: Vec::new(),
             table,
             tensors: self.table.len() as u64,
-            mutable,
-            reserved: self.draft.reserved(),
-            lifetime: self.lifetime,
             owner: owner.map(MemberId),
-            control: self.control,
             if_absent,
             claim: self.claim.as_ref().and_then(|claim| claim.id),
-            shared,
         };
         match self.domain.link().call_with(Call::Commit(commit), &fds)? {
-            (Answer::Committed { version, lease }, control) => Ok(Committed { version, lease, fd_numbers, control }),
+            (Answer::Committed { version, lease }, control) => {
+                Ok(Committed { version, lease, facts, fd_numbers, control })
+            }
             (other, _) => Err(unexpected(&other)),
         }
     }
 
     fn into_segment(self, committed: Committed) -> Segment {
-        let Self { draft, kind, table, chunks, domain, name, place, commit, lifetime, claim, .. } = self;
-        let CommitOptions { mutable, shared, .. } = commit;
-        let Committed { version, lease, fd_numbers, control: fds } = committed;
+        let Self { draft, kind, table, chunks, domain, name, claim, .. } = self;
+        let Committed { version, lease, facts: chosen, fd_numbers, control: fds } = committed;
         // The commit has fulfilled the claim.
         if let Some(mut claim) = claim {
             claim.id = None;
         }
-        let reserved = draft.reserved();
         let uid = domain.uid();
-        let facts =
-            Facts { name, version, place, mutable, reserved, lifetime, uid, shared, writable: mutable, fd_numbers };
+        let facts = Facts { name, version, chosen, uid, writable: chosen.mutable, fd_numbers };
         let memory = draft.into_memory();
-        let control = self.control.map(|shape| ControlMemory { shape, fds });
+        let control = chosen.control.map(|shape| ControlMemory { shape, fds });
         Granted { domain, lease, kind, memory, facts, chunks, table, growths: 0, control }.into()
     }
 }
@@ -562,6 +564,8 @@ impl Build {
 struct Committed {
     version: u64,
     lease: LeaseId,
+    /// As committed.
+    facts: VersionFacts,
     /// The numbers that the sent file descriptors had in this process.
     fd_numbers: Vec<RawFd>,
     /// File descriptors of the control memory.

@@ -147,8 +147,9 @@ impl Growth<'_> {
         let Some(lease) = segment.lease else { return Ok(()) };
         let _turn = segment.turn()?;
         let facts = &segment.facts;
+        let place = segment.place();
         let stage = segment.stage();
-        if facts.reserved == 0 {
+        if facts.chosen.reserved == 0 {
             return Err(segment.cannot_grow(NoGrowth::Fixed));
         }
         let bad_table = |source| Error::InvalidArgument(InvalidArgument::Table { name: facts.name.clone(), source });
@@ -160,11 +161,11 @@ impl Growth<'_> {
             return Err(segment.cannot_grow(NoGrowth::Reserved { reserved, needed }));
         }
         let gpus = segment.domain.gpus()?;
-        segment.domain.check_pinned(segment.kind, facts.place, &[missing]).map_err(|e| segment.named(e))?;
-        let chunk = (missing > 0).then(|| segment.kind.chunk(&facts.name, facts.place, missing, gpus));
+        segment.domain.check_pinned(segment.kind, place, &[missing]).map_err(|e| segment.named(e))?;
+        let chunk = (missing > 0).then(|| segment.kind.chunk(&facts.name, place, missing, gpus));
         let chunk = chunk.transpose().map_err(|e| with_held(segment.named(e), &segment.domain))?;
         let (chunks, fds): (Vec<u64>, Vec<OwnedFd>) = chunk.into_iter().unzip();
-        let ranges = info::ranges(facts.reserved, &[&stage.chunks[..], &chunks].concat())?;
+        let ranges = info::ranges(facts.chosen.reserved, &[&stage.chunks[..], &chunks].concat())?;
         let table = Table::parse(TableBytes::Inline(table), &ranges).map_err(bad_table)?;
 
         // Mapped before the broker is asked, so that nothing can fail after the broker has committed the growth.
@@ -232,7 +233,9 @@ impl Segment {
     /// [`InvalidData::Table`] if the new table describes existing tensors in another way; those of mapping memory, and
     /// of every call. The segment is then unchanged.
     pub fn refresh(&self) -> Result<Refreshed> {
-        let Some(lease) = self.lease.filter(|_| self.facts.reserved > 0) else { return Ok(Refreshed::Unchanged) };
+        let Some(lease) = self.lease.filter(|_| self.facts.chosen.reserved > 0) else {
+            return Ok(Refreshed::Unchanged);
+        };
         let _turn = self.turn()?;
         let stage = self.stage();
         let refresh = Call::Refresh { lease, growths: stage.growths, chunks: stage.chunks.len() as u64 };
@@ -271,7 +274,7 @@ impl Segment {
             return Err(LimitReached::FileDescriptors(format!("the chunks of {:?}", facts.name)).into());
         }
         let table_fd = fds.drain(chunks.len()..).next();
-        let ranges = info::ranges(facts.reserved, &[&stage.chunks[..], &chunks].concat())?;
+        let ranges = info::ranges(facts.chosen.reserved, &[&stage.chunks[..], &chunks].concat())?;
         let bytes = ranges.iter().sum();
         let reserved = self.memory().reserved();
         let table = info::table(&facts.name, table, table_fd, &ranges)?;

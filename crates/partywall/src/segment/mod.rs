@@ -22,7 +22,7 @@ use std::{
 use partywall_cuda::CudaError;
 use partywall_shm::Table;
 use partywall_wire::{
-    Call, Control, Kind as WireKind, LeaseId, Lifetime, Notice,
+    Call, Control, Kind as WireKind, LeaseId, Lifetime, Notice, VersionFacts,
     near::{NEAR, nearest},
 };
 
@@ -91,14 +91,10 @@ pub(crate) struct ControlMemory {
 struct Facts {
     name: String,
     version: u64,
-    place: Place,
-    mutable: bool,
-    /// Bytes that the version may grow to; 0 if it may not grow. This process may have room for less.
-    reserved: u64,
-    lifetime: Lifetime,
+    /// What its committer has chosen. This process may have room for fewer bytes than are reserved.
+    chosen: VersionFacts,
     /// The user to which it belongs.
     uid: u32,
-    shared: bool,
     writable: bool,
     /// The numbers that the chunks' file descriptors had. They are closed: the numbers are for display only.
     fd_numbers: Vec<RawFd>,
@@ -148,7 +144,7 @@ impl Segment {
 
     /// Returns where the memory is.
     pub fn place(&self) -> Place {
-        self.facts.place
+        self.facts.chosen.place.into()
     }
 
     /// Returns the GPU on which this process uses the memory; `None` for host memory, and for pinned memory that no GPU
@@ -174,7 +170,7 @@ impl Segment {
 
     /// Returns whether processes may open it for writing.
     pub fn is_mutable(&self) -> bool {
-        self.facts.mutable
+        self.facts.chosen.mutable
     }
 
     /// Returns whether this process may write it.
@@ -184,7 +180,7 @@ impl Segment {
 
     /// Returns whether the name stays when its committer and all users are gone.
     pub fn is_kept(&self) -> bool {
-        self.facts.lifetime == Lifetime::Kept
+        self.facts.chosen.lifetime == Lifetime::Kept
     }
 
     /// Returns the user to which the name belongs: the one whose process committed it.
@@ -194,7 +190,7 @@ impl Segment {
 
     /// Returns whether processes of other users may open it.
     pub fn is_shared(&self) -> bool {
-        self.facts.shared
+        self.facts.chosen.shared
     }
 
     /// Returns how many bytes are mapped, including alignment.
@@ -338,7 +334,8 @@ impl Drop for Segment {
 
 impl fmt::Debug for Segment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Facts { name, version, place, .. } = &self.facts;
+        let Facts { name, version, .. } = &self.facts;
+        let place = self.place();
         write!(f, "Segment({name}@{version}: {} tensors, {} bytes on {place})", self.len(), self.bytes())
     }
 }

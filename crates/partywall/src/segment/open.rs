@@ -200,7 +200,7 @@ impl OpenOptions {
 
     /// Maps a granted segment, and refuses a pool or topic. If that fails, gives the lease back.
     pub(crate) fn attach_segment(&self, opened: Opened, fds: Vec<OwnedFd>) -> Result<Segment> {
-        let is = Named::of(opened.control.as_ref());
+        let is = opened.facts.named();
         let wanted = Named::Segment;
         if is == wanted {
             return self.attach(opened, fds);
@@ -214,8 +214,8 @@ impl OpenOptions {
         let lease = opened.lease;
         let name = opened.name.clone();
         let version = opened.version;
-        let place = opened.place;
-        let is_legacy = opened.kind == Kind::Legacy;
+        let place = opened.facts.place;
+        let is_legacy = opened.facts.kind == Kind::Legacy;
         let mapped = self.map(opened, fds).map_err(|error| match error {
             Error::DeviceFault(DeviceFault::Cuda { ref source, .. }) if is_legacy && is_void(source.code) => {
                 self.reason(&name, version, lease).unwrap_or(error)
@@ -263,16 +263,16 @@ impl OpenOptions {
 
     fn map(&self, mut opened: Opened, fds: Vec<OwnedFd>) -> Result<Segment> {
         let Received { table, fds, handles, control } = Received::sort(&mut opened, fds)?;
-        let Opened { lease, name, version, kind, place, chunks, mutable, reserved, growths, lifetime, .. } = opened;
-        let Opened { uid, shared, .. } = opened;
+        let Opened { lease, name, version, facts: chosen, uid, chunks, growths, .. } = opened;
         let fd_numbers = fds.iter().map(AsRawFd::as_raw_fd).collect();
-        let kind = kind::by_wire(kind)?;
+        let kind = kind::by_wire(chosen.kind)?;
+        let reserved = chosen.reserved;
         let memory = kind.attach(Attach {
             name: &name,
-            place: place.into(),
+            place: chosen.place.into(),
             chunks: chunks.iter().copied().zip(fds).collect(),
             handles: chunks.iter().copied().zip(handles).collect(),
-            mutable,
+            mutable: chosen.mutable,
             // Memory that may grow must not have a reservation of 0.
             reserve: self.reserve.map_or(reserved, |reserve| reserve.clamp(reserved.min(1), reserved)),
             write: self.write,
@@ -284,10 +284,7 @@ impl OpenOptions {
             gpus: self.domain.gpus()?,
         });
         let memory = memory.map_err(|e| named(e, &name))?;
-        let place = place.into();
-        let writable = self.write;
-        let facts =
-            Facts { name: name.into(), version, place, mutable, reserved, lifetime, uid, shared, writable, fd_numbers };
+        let facts = Facts { name: name.into(), version, chosen, uid, writable: self.write, fd_numbers };
         let domain = self.domain.clone();
         Ok(Granted { domain, lease, kind, memory, facts, chunks, table, growths, control }.into())
     }
@@ -305,7 +302,7 @@ pub(crate) struct Received {
 impl Received {
     /// Sorts the file descriptors that came with an answer, and takes table and handles out of the answer.
     pub(crate) fn sort(opened: &mut Opened, mut fds: Vec<OwnedFd>) -> Result<Self> {
-        let Opened { name, chunks, reserved, control, .. } = &*opened;
+        let Opened { name, facts, chunks, .. } = &*opened;
         let handles = opened.handles.len();
         if handles > 0 && handles != chunks.len() {
             return Err(
@@ -313,12 +310,12 @@ impl Received {
             );
         }
         let chunk_fds = chunks.len() - handles;
-        let control_fds = control.map_or(0, |control| control.fds());
+        let control_fds = facts.control.map_or(0, |control| control.fds());
         if fds.len() < chunk_fds + control_fds {
             return Err(LimitReached::FileDescriptors(format!("the chunks of {name:?}")).into());
         }
-        let control = control.map(|shape| ControlMemory { shape, fds: fds.split_off(fds.len() - control_fds) });
-        let ranges = info::ranges(*reserved, chunks)?;
+        let control = facts.control.map(|shape| ControlMemory { shape, fds: fds.split_off(fds.len() - control_fds) });
+        let ranges = info::ranges(facts.reserved, chunks)?;
         let table = std::mem::replace(&mut opened.table, WireTable::Inline(Vec::new()));
         let table = info::table(&opened.name, table, fds.drain(chunk_fds..).next(), &ranges)?;
         Ok(Self { table, fds, handles: std::mem::take(&mut opened.handles), control })

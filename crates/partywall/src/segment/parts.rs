@@ -42,7 +42,7 @@ impl Segment {
 
     /// Returns the lengths of the consecutive ranges of memory. A part must lie within one of them.
     pub(crate) fn ranges(&self) -> Result<Vec<u64>> {
-        info::ranges(self.facts.reserved, &self.stage().chunks)
+        info::ranges(self.facts.chosen.reserved, &self.stage().chunks)
     }
 
     /// Finds a part. Refreshes the segment if the part is beyond the length that this process knows.
@@ -61,7 +61,7 @@ impl Segment {
 
     /// Returns the first address of a part of host memory.
     pub(crate) fn part_address(&self, place: PartPlace) -> Result<*const u8> {
-        if !self.facts.mutable {
+        if !self.facts.chosen.mutable {
             return self.part_bytes(place).map(<[u8]>::as_ptr);
         }
         let map = self.view()?.shared(place.chunk).map_err(|e| self.named(e))?;

@@ -4,7 +4,7 @@ use std::{os::fd::AsFd, sync::Arc};
 
 use partywall_cuda::{DeviceSlice, DeviceUuid, ForeignMemory, PointerKind};
 use partywall_shm::{DType, Table, TableBuilder, TableError};
-use partywall_wire::{Answer, Call, Commit, Control, Kind, limits::MAX_CHUNKS};
+use partywall_wire::{Answer, Call, Commit, Control, Kind, VersionFacts, limits::MAX_CHUNKS};
 
 use super::{CommitOptions, ControlMemory, Facts, Granted, Segment, build::wire_table, commit_setters, named};
 use crate::{
@@ -213,32 +213,24 @@ impl Publication {
         };
         let (wire_table, table_fd) = wire_table(&name, table.as_bytes())?;
         fds.extend(table_fd);
-        let place = Place::Gpu(uuid);
+        let place = Place::Gpu(uuid).into();
+        let chosen = VersionFacts { kind, place, mutable, reserved: 0, lifetime, shared, control };
         let commit = Commit {
             name: check_name(&name)?,
-            kind,
-            place: place.into(),
+            facts: chosen,
             chunks: chunks.clone(),
             handles,
             table: wire_table,
             tensors: table.len() as u64,
-            mutable,
-            reserved: 0,
-            lifetime,
             owner: None,
-            control,
             if_absent,
             claim: None,
-            shared,
         };
         let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
         match domain.link().call_with(Call::Commit(commit), &fds)? {
             (Answer::Committed { version, lease }, fds) => {
-                let writable = mutable;
-                let fd_numbers = Vec::new();
                 let uid = domain.uid();
-                let facts =
-                    Facts { name, version, place, mutable, reserved: 0, lifetime, uid, shared, writable, fd_numbers };
+                let facts = Facts { name, version, chosen, uid, writable: mutable, fd_numbers: Vec::new() };
                 let kind = by_wire(kind)?;
                 let control = control.map(|shape| ControlMemory { shape, fds });
                 Ok(Granted { domain, lease, kind, memory, facts, chunks, table, growths: 0, control }.into())

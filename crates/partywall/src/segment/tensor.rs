@@ -110,7 +110,7 @@ impl<'a> Tensor<'a> {
         if self.entry.bytes() == 0 {
             return Ok(std::ptr::null_mut());
         }
-        if !self.segment.facts.mutable {
+        if !self.segment.facts.chosen.mutable {
             return self.as_bytes().map(|bytes| bytes.as_ptr().cast_mut());
         }
         let map = self.segment.view()?.shared(self.entry.chunk()).map_err(|e| self.segment.named(e))?;

@@ -15,15 +15,15 @@ use partywall::{Domain, Error, Place as At};
 use partywall_os::{memfd, socket};
 use partywall_shm::members::{self, Members};
 use partywall_wire::{
-    Answer, BrokerHello, ClaimId, Event, Kind, LeaseId, Lifetime, MemberId, MemberInfo, MemberState, NameInfo, Opened,
-    Place as WirePlace, Reply, Request, RequestId, Table, Token, Welcome, frame,
+    Answer, BrokerHello, ClaimId, Commit, Event, LeaseId, MemberId, MemberInfo, MemberState, NameInfo, Opened, Reply,
+    Request, RequestId, Table, Token, Welcome, frame,
     handshake::{self, Speaker},
     limits::MAX_MESSAGE,
 };
 
 use super::{
     place::{Place, commit, say},
-    wire::{Framed, called},
+    wire::{self, Framed},
     within,
 };
 
@@ -234,23 +234,9 @@ fn serve(call: OwnedFd, lie: Lie, done: &AtomicBool) -> Option<()> {
 }
 
 fn opened(chunks: usize) -> Opened {
-    Opened {
-        lease: LeaseId(1),
-        name: called("x"),
-        version: 1,
-        kind: Kind::Host,
-        place: WirePlace::Host,
-        chunks: vec![8; chunks],
-        handles: Vec::new(),
-        table: Table::Inline(vec![1; 100]),
-        mutable: false,
-        reserved: 0,
-        growths: 0,
-        lifetime: Lifetime::Owned,
-        control: None,
-        uid: 0,
-        shared: false,
-    }
+    let table = Table::Inline(vec![1; 100]);
+    let Commit { name, facts, chunks, handles, table, .. } = wire::host("x", false, vec![8; chunks], table);
+    Opened { lease: LeaseId(1), name, version: 1, facts, uid: 0, chunks, handles, table, growths: 0 }
 }
 
 /// Sends the same page again and again.

@@ -168,7 +168,7 @@ fn growth_by_memory_that_could_go_is_refused() {
     let mut client = Client::join(&place.socket());
     let chunk = memfd::Draft::create("partywall:stress", 4096).unwrap().share().unwrap();
     let (mut commit, _fds) = wire::commit("x", true, false);
-    (commit.mutable, commit.reserved) = (true, 1 << 30);
+    (commit.facts.mutable, commit.facts.reserved) = (true, 1 << 30);
     let Ok(Answer::Committed { lease, .. }) = client.ask_with(Call::Commit(commit), &[&chunk]).0 else {
         panic!("committed")
     };
@@ -397,7 +397,7 @@ fn frozen_memory_declared_mutable_is_an_error_of_its_writer() {
     let place = Place::new();
     let mut client = Client::join(&place.socket());
     let (mut commit, fds) = wire::commit("x", true, false);
-    commit.mutable = true;
+    commit.facts.mutable = true;
     client.ask_with(Call::Commit(commit), &fds.iter().collect::<Vec<_>>()).0.unwrap();
     let domain = place.connect();
     assert!(domain.opener("x").read_write().open().is_err());
@@ -414,7 +414,7 @@ fn growth_that_moves_tensors_is_refused_by_readers() {
     let mut client = Client::join(&place.socket());
     let chunk = || memfd::Draft::create("partywall:stress", 4096).unwrap().share().unwrap();
     let (mut commit, mut fds) = wire::commit("x", true, false);
-    (commit.mutable, commit.reserved, fds[0]) = (true, 1 << 20, chunk());
+    (commit.facts.mutable, commit.facts.reserved, fds[0]) = (true, 1 << 20, chunk());
     let Ok(Answer::Committed { lease, .. }) = client.ask_with(Call::Commit(commit), &[&fds[0]]).0 else {
         panic!("committed")
     };

@@ -6,7 +6,7 @@ use super::SLAB_BYTES;
 use crate::registry::{
     CloseId, FdId, MemberId, Registry, RequestId,
     state::{Life, Totals, Waiting, Want},
-    types::{ControlMemory, LeaseId, Lifetime},
+    types::{ControlMemory, LeaseId, Lifetime, Named},
     users::User,
 };
 
@@ -48,7 +48,7 @@ pub(super) fn audit(
             for (attachment, held) in &version.attached.segments {
                 let segment = &registry.entries[&held.name].versions[&held.version];
                 assert_eq!(segment.queues[&(name.clone(), *number)], *attachment);
-                assert!(version.memory.control.is_some_and(|control| control.shape.queue.is_some()));
+                assert!(version.memory.facts.named() == Named::Queue);
                 assert!(segment.memory.control.is_none() && !segment.is_legacy());
             }
             for ((queue, of), attachment) in &version.queues {
@@ -66,7 +66,7 @@ pub(super) fn audit(
                 assert!(fds.insert(fd), "{fd} belongs to two versions");
             }
             let memory = &version.memory;
-            assert!(version.growths == 0 || (memory.mutable && memory.bytes() <= memory.reserved));
+            assert!(version.growths == 0 || (memory.facts.mutable && memory.bytes() <= memory.facts.reserved));
             if let Some(owner) = version.owner {
                 let lease = registry.version_leases.get(&owner).expect("a lease that is given back owns nothing");
                 assert!(lease.name == *name && lease.version == *number);
@@ -77,11 +77,11 @@ pub(super) fn audit(
             }
             assert_eq!(version.holders, holders);
             assert_eq!(version.leases, holders.values().sum::<u64>());
-            if entry.latest == Some(*number) && version.memory.lifetime == Lifetime::Owned {
+            if entry.latest == Some(*number) && version.memory.facts.lifetime == Lifetime::Owned {
                 let is_kept = |keeper: MemberId| registry.members[&keeper].names.contains(&(name.clone(), *number));
                 assert!(version.keeper.map_or(version.owner.is_some(), is_kept), "{name}@{number} outlived its owner");
             }
-            if entry.latest == Some(*number) && version.memory.lifetime == Lifetime::Shared {
+            if entry.latest == Some(*number) && version.memory.facts.lifetime == Lifetime::Shared {
                 assert!(version.leases > 0, "{name}@{number} outlived its users");
             }
         }
@@ -107,7 +107,7 @@ pub(super) fn audit(
                     assert!(lease.member == wait.member && lease.name == *name);
                     assert!(lease.awaited_by.contains(&wait.ticket));
                     let version = &entry.versions[&lease.version];
-                    assert!(version.owner.is_some() && version.memory.reserved > 0, "nothing to wait for");
+                    assert!(version.owner.is_some() && version.memory.facts.reserved > 0, "nothing to wait for");
                 }
             }
         }

@@ -37,7 +37,7 @@ use super::{
     types::{
         Access, BlockControl, CellAt, Change, Chunk, ClaimId, ControlMemory, Ending, Gap, Handle, Kind, LeaseId,
         Lifetime, Limit, MemberState, Memory, Name, Named, NoGrowth, ObjectKind, OtherUsers, Place, Quota, Refusal,
-        Table, TimelineEnding, Whom,
+        Table, TimelineEnding, VersionFacts, Whom,
     },
 };
 
@@ -151,18 +151,12 @@ impl From<Commit> for Asked {
         let (chunks, table, fds) = apart(&memory.chunks, &memory.table);
         let call = Call::Commit(wire::Commit {
             name,
-            kind: memory.kind,
-            place: memory.place,
+            facts: VersionFacts { shared, ..memory.facts },
             chunks,
             handles: memory.handles.clone(),
             table,
             tensors: memory.tensors,
-            mutable: memory.mutable,
-            reserved: memory.reserved,
-            lifetime: memory.lifetime,
             owner,
-            control: memory.control.map(|control| control.shape),
-            shared,
             if_absent,
             claim,
         });
@@ -385,8 +379,8 @@ impl Watched {
             _ => GPU,
         };
         let handles = if kind == Kind::Legacy { vec![HANDLE; chunks.len()] } else { Vec::new() };
-        let control = None;
-        Arc::new(Memory { kind, place, chunks, handles, table, tensors: 1, mutable, reserved, lifetime, control })
+        let facts = VersionFacts { kind, place, mutable, reserved, lifetime, shared: false, control: None };
+        Arc::new(Memory { facts, chunks, handles, table, tensors: 1, control: None })
     }
 
     /// A version's memory with the control memory of a pool or topic, as the server creates it.
@@ -395,8 +389,8 @@ impl Watched {
         let pool = create(shape.blocks);
         let outputs = shape.queue.map(|queue| create(queue.outputs));
         let object = shape.topic.map(|topic| topic.depth).or(shape.queue.map(|queue| queue.tasks)).map(create);
-        let control = Some(BlockControl { shape, pool, outputs, object });
-        Arc::new(Memory { mutable: true, reserved: 0, control, ..memory.clone() })
+        let facts = VersionFacts { mutable: true, reserved: 0, control: Some(shape), ..memory.facts };
+        Arc::new(Memory { facts, control: Some(BlockControl { pool, outputs, object }), ..memory.clone() })
     }
 
     fn create_fd(&mut self) -> FdId {

@@ -90,7 +90,6 @@ pub(super) struct ModelVersion {
     pub(super) memory: Arc<Memory>,
     pub(super) committer: u32,
     pub(super) uid: u32,
-    pub(super) shared: bool,
     pub(super) at: u64,
     pub(super) owner: Option<LeaseId>,
     pub(super) keeper: Option<MemberId>,
@@ -123,7 +122,7 @@ impl ModelVersion {
 
     /// The descriptor of its first chunk, if it is at the place and not lost.
     pub(super) fn chunk_at(&self, place: Place) -> Option<FdId> {
-        let is_there = self.memory.place == place && !self.is_lost();
+        let is_there = self.memory.facts.place == place && !self.is_lost();
         self.memory.chunks.first().filter(|_| is_there)?.fd
     }
 
@@ -270,7 +269,7 @@ impl Model {
 
     /// Returns whether no member or GPU memory of a user uses the other driver.
     pub(super) fn admits(&self, uid: u32, simulated: bool) -> bool {
-        let on_a_gpu = |v: &ModelVersion| v.uid == uid && v.memory.place.needs_driver();
+        let on_a_gpu = |v: &ModelVersion| v.uid == uid && v.memory.facts.place.needs_driver();
         let anything = self.members_of(uid) > 0 || self.versions.iter().any(on_a_gpu);
         !anything || self.is_simulated(uid) == simulated
     }
@@ -340,7 +339,7 @@ impl Model {
     /// Refuses more pinned memory on a node.
     pub(super) fn more_on_node(&self, uid: u32, place: Place, bytes: u64) -> Result<(), Refusal> {
         let Place::Pinned(node) = place else { return Ok(()) };
-        let there = self.versions.iter().filter(|v| v.memory.place == place);
+        let there = self.versions.iter().filter(|v| v.memory.facts.place == place);
         let own = there.clone().filter(|v| v.uid == uid);
         let limit = Limit::Pinned(Some(node));
         over(limit, self.bounds.pinned, there.map(|v| v.memory.held_bytes()).sum::<u64>() + bytes)?;
@@ -547,7 +546,7 @@ impl Model {
 }
 
 pub(super) fn named(memory: &Memory) -> Named {
-    match memory.control.map(|control| control.shape) {
+    match memory.facts.control {
         None => Named::Segment,
         Some(Control { topic: Some(_), .. }) => Named::Topic,
         Some(Control { queue: Some(_), .. }) => Named::Queue,

@@ -90,12 +90,12 @@ impl Model {
                     return Err(Refusal::Stale { what: Handle::Lease });
                 }
                 let left = self.versions.iter_mut().find(|v| {
-                    let kept_by = match v.memory.kind {
+                    let kept_by = match v.memory.facts.kind {
                         Kind::Legacy => Lifetime::Shared,
                         _ => Lifetime::Owned,
                     };
                     let is_left = v.owner == Some(*lease) && v.keeper.is_none() && v.latest;
-                    let is_left = is_left && v.memory.lifetime == kept_by;
+                    let is_left = is_left && v.memory.facts.lifetime == kept_by;
                     matches!(call, Call::LeaveName { .. }) && is_left
                 });
                 match left {
@@ -153,7 +153,7 @@ impl Model {
                 if version.growths > *growths {
                     return Ok(Answer::Done);
                 }
-                if version.memory.reserved == 0 {
+                if version.memory.facts.reserved == 0 {
                     return Err(version.cannot_grow(NoGrowth::Fixed));
                 }
                 if version.owner.is_none() {
@@ -175,7 +175,7 @@ impl Model {
                     let id = WithdrawalId(self.noticed);
                     self.withdrawals.push((id, member));
                     let latest = self.latest(name).unwrap();
-                    self.withdrawn.insert(id, (latest.uid, latest.shared));
+                    self.withdrawn.insert(id, (latest.uid, latest.memory.facts.shared));
                     effects.control.push(Effect::AwaitDeadline { id, after });
                     (id, Notice { pid: pid(member), at: self.now, until: self.now + after, then })
                 });
@@ -203,7 +203,7 @@ impl Model {
             Call::List { after: None } => {
                 let is_seen = |name: &&Name| {
                     let newest = self.versions.iter().filter(|v| v.name == **name).max_by_key(|v| v.number);
-                    newest.is_some_and(|v| self.sees(member, v.uid, v.shared))
+                    newest.is_some_and(|v| self.sees(member, v.uid, v.memory.facts.shared))
                 };
                 let names = self.numbers.keys().filter(is_seen).map(|name| {
                     let older: Vec<_> = self.versions.iter().filter(|v| v.name == *name && !v.latest).collect();
@@ -250,7 +250,7 @@ impl Model {
             Call::Status => {
                 let at = |place| {
                     let chunks =
-                        self.versions.iter().filter(|v| v.memory.place == place).map(|v| v.memory.held_bytes());
+                        self.versions.iter().filter(|v| v.memory.facts.place == place).map(|v| v.memory.held_bytes());
                     let others = self.versions.iter().filter(|_| place == Place::Host).map(|v| v.memory.other_bytes());
                     let control = if place == Place::Host { self.control_memory(None).1 } else { 0 };
                     (place, chunks.chain(others).sum::<u64>() + control)
@@ -263,10 +263,10 @@ impl Model {
                     .filter_map(|name| {
                         let of_name = self.versions.iter().filter(|v| v.name == *name);
                         let newest = of_name.clone().max_by_key(|v| v.number).unwrap();
-                        self.sees(member, newest.uid, newest.shared).then_some(())?;
+                        self.sees(member, newest.uid, newest.memory.facts.shared).then_some(())?;
                         Some((
                             name.to_string(),
-                            newest.memory.place,
+                            newest.memory.facts.place,
                             of_name.map(|v| v.memory.held_bytes()).sum::<u64>(),
                         ))
                     })

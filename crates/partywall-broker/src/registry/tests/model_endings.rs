@@ -15,14 +15,14 @@ impl Model {
     /// Withdraws the names that this lease owns.
     pub(super) fn withdraw_owned(&mut self, lease: LeaseId, ending: Ending, by: MemberId, effects: &mut ModelEffects) {
         let ends = |v: &&mut ModelVersion| {
-            let is_bound = v.memory.lifetime == Lifetime::Owned || v.memory.kind == Kind::Legacy;
+            let is_bound = v.memory.facts.lifetime == Lifetime::Owned || v.memory.facts.kind == Kind::Legacy;
             v.owner == Some(lease) && v.keeper.is_none() && is_bound
         };
         if let Some(version) = self.versions.iter_mut().find(ends) {
             if version.latest {
                 let name = version.name.clone();
                 self.withdraw(&name, ending, by, effects);
-            } else if version.memory.kind == Kind::Legacy {
+            } else if version.memory.facts.kind == Kind::Legacy {
                 version.withdrawn = true;
                 self.notify_withdrawn(effects);
             }
@@ -44,8 +44,8 @@ impl Model {
         let latest = self.latest(name).unwrap();
         let named = named(&latest.memory);
         let version = latest.number;
-        let legacy = latest.memory.kind == Kind::Legacy;
-        let owned = (latest.uid, latest.shared);
+        let legacy = latest.memory.facts.kind == Kind::Legacy;
+        let owned = (latest.uid, latest.memory.facts.shared);
         let (pid, command) = match ending {
             Ending::DeviceLost(_) => (0, "".into()),
             _ => (pid(by), command(by)),
@@ -146,7 +146,7 @@ impl Model {
         let row = self.members.iter().find(|m| m.id == reader).unwrap().row;
         let held = self.version_leases.iter().filter(|h| h.member == reader);
         let topics = held.map(|h| self.version(&h.name, h.number)).filter(|v| of(v));
-        let topics = topics.filter_map(|v| v.memory.control.filter(|c| c.shape.topic.is_some())?.object);
+        let topics = topics.filter_map(|v| v.memory.control.filter(|_| named(&v.memory) == Named::Topic)?.object);
         let topics: BTreeSet<_> = topics.map(|memory| memory.fd).collect();
         let ending = TimelineEnding::Closed;
         effects.control.extend(topics.into_iter().map(|object| Effect::Detach { object, row, ending }));
@@ -206,7 +206,7 @@ impl Model {
     }
 
     pub(super) fn kinds_of(&self, member: MemberId, name: &Name) -> Vec<Named> {
-        let latest = self.latest(name).filter(|latest| self.sees(member, latest.uid, latest.shared));
+        let latest = self.latest(name).filter(|latest| self.sees(member, latest.uid, latest.memory.facts.shared));
         let mut kinds: Vec<_> = latest.map(|latest| named(&latest.memory)).into_iter().collect();
         let objects = [(ObjectKind::Timeline, Named::Timeline), (ObjectKind::Semaphore, Named::Semaphore)];
         kinds.extend(
@@ -325,8 +325,14 @@ impl Model {
             let is_held = |v: &ModelVersion| self.version_leases.iter().any(|h| h.is_on(v));
             let is_needed = |v: &ModelVersion| v.latest || is_held(v) || self.is_attached(v);
             let Some(place) = self.versions.iter().position(|v| !is_needed(v)) else { break };
-            let ModelVersion { name, number, memory, uid, shared, .. } = self.versions.remove(place);
-            self.pending_close.push((name.clone(), number, named(&memory), memory.held_bytes(), (uid, shared)));
+            let ModelVersion { name, number, memory, uid, .. } = self.versions.remove(place);
+            self.pending_close.push((
+                name.clone(),
+                number,
+                named(&memory),
+                memory.held_bytes(),
+                (uid, memory.facts.shared),
+            ));
             effects.closed.extend(memory.fds());
             self.attachments.retain(|a| a.queue != (name.clone(), number));
             self.given.retain(|(queue, _)| *queue != (name.clone(), number));

@@ -15,7 +15,8 @@ impl Model {
         received: &Received,
         effects: &mut ModelEffects,
     ) -> Outcome {
-        let wire::Commit { name, if_absent, owner, claim, shared, .. } = commit;
+        let wire::Commit { name, facts, if_absent, owner, claim, .. } = commit;
+        let shared = facts.shared;
         let memory = Arc::new(Memory::of(commit, received).unwrap());
         let uid = uid(member);
         if let Some(claim) = claim
@@ -38,7 +39,11 @@ impl Model {
         if let Some(latest) = self.latest(name)
             && (*if_absent || memory.control.is_some() || latest.memory.control.is_some())
         {
-            return Err(Refusal::NameExists { name: name.clone(), version: latest.number, is: latest.memory.named() });
+            return Err(Refusal::NameExists {
+                name: name.clone(),
+                version: latest.number,
+                is: latest.memory.facts.named(),
+            });
         }
         if memory.control.is_some()
             && let Some((name, owner)) = self.foreign_timeline_under(uid, name)
@@ -50,7 +55,7 @@ impl Model {
         if self.latest(name).is_none() && claim.is_none() {
             self.one_more_name(uid)?;
         }
-        self.more_at(uid, memory.place, memory.held_bytes(), memory.other_bytes())?;
+        self.more_at(uid, memory.facts.place, memory.held_bytes(), memory.other_bytes())?;
         let fds = memory.fds().len() as u64;
         over(Limit::Fds, self.bounds.fds, self.fds() + fds)?;
         self.more_memory(uid, fds, 0)?;
@@ -63,9 +68,9 @@ impl Model {
         let pid = pid(member);
         let named = named(&memory);
         if self.latest(name).is_none() {
-            self.note(named, name, (uid, *shared), Change::Created { pid });
+            self.note(named, name, (uid, shared), Change::Created { pid });
         }
-        self.note(named, name, (uid, *shared), Change::Committed { version: number, bytes: memory.bytes(), pid });
+        self.note(named, name, (uid, shared), Change::Committed { version: number, bytes: memory.bytes(), pid });
         self.versions.iter_mut().filter(|v| v.name == *name).for_each(|v| v.latest = false);
         let lease = self.lease_version(member, name, number, request);
         self.versions.push(ModelVersion {
@@ -74,7 +79,6 @@ impl Model {
             memory,
             committer: pid,
             uid,
-            shared: *shared,
             at: self.now,
             owner: Some(lease),
             keeper: *owner,
@@ -119,7 +123,7 @@ impl Model {
         if found.memory.control.is_some() {
             return Err(Refusal::invalid("a queue holds nothing but segments"));
         }
-        if found.memory.kind == Kind::Legacy {
+        if found.memory.facts.kind == Kind::Legacy {
             return Err(Refusal::CannotHold { name: segment.0, version: segment.1 });
         }
         let own: Vec<_> = self.attachments.iter().filter(|a| a.queue == queue).collect();
@@ -139,7 +143,7 @@ impl Model {
     pub(super) fn queue_of(&self, member: MemberId, lease: LeaseId) -> Result<((Name, u64), FdId), Refusal> {
         let version = self.held(member, lease)?;
         match version.memory.control {
-            Some(BlockControl { shape: Control { queue: Some(_), .. }, object: Some(object), .. }) => {
+            Some(BlockControl { object: Some(object), .. }) if named(&version.memory) == Named::Queue => {
                 Ok(((version.name.clone(), version.number), object.fd))
             }
             _ => Err(Refusal::invalid("only a queue has segments attached")),
@@ -183,7 +187,7 @@ impl Model {
         let name = version.name.clone();
         let number = version.number;
         let before = Arc::clone(&version.memory);
-        let why = if before.reserved == 0 {
+        let why = if before.facts.reserved == 0 {
             Some(NoGrowth::Fixed)
         } else if version.owner.is_none() {
             Some(NoGrowth::CommitterGone)
@@ -197,14 +201,14 @@ impl Model {
         if let Some(why) = why {
             return Err(version.cannot_grow(why));
         }
-        if before.kind != growth.kind {
+        if before.facts.kind != growth.kind {
             return Err(Refusal::invalid("a version has one kind of memory"));
         }
         let (chunks, table) = joined(growth.kind, &growth.chunks, &growth.table, &received.fds).unwrap();
         let mut memory = Memory { table, tensors: growth.tensors, ..(*before).clone() };
         memory.chunks.extend(chunks);
-        if memory.bytes() > before.reserved {
-            let why = NoGrowth::Reserved { reserved: before.reserved, needed: memory.bytes() };
+        if memory.bytes() > before.facts.reserved {
+            let why = NoGrowth::Reserved { reserved: before.facts.reserved, needed: memory.bytes() };
             return Err(version.cannot_grow(why));
         }
         over(Limit::Growths, self.bounds.growths, version.growths + 1)?;
@@ -212,7 +216,7 @@ impl Model {
         let bytes = |memory: &Memory| memory.bytes() + memory.other_bytes();
         over(Limit::Bytes, self.bounds.bytes, self.bytes() - bytes(&before) + bytes(&memory))?;
         over(Limit::Fds, self.bounds.fds, self.fds() - before.fds().len() as u64 + memory.fds().len() as u64)?;
-        self.more_on_node(uid(member), memory.place, memory.bytes() - before.bytes())?;
+        self.more_on_node(uid(member), memory.facts.place, memory.bytes() - before.bytes())?;
         let more = memory.fds().len().saturating_sub(before.fds().len()) as u64;
         let grown = memory.bytes() - before.bytes() + memory.other_bytes().saturating_sub(before.other_bytes());
         self.more_memory(uid(member), more, grown)?;
@@ -252,7 +256,7 @@ impl Model {
                     return Err(self.unknown(member, name, *version));
                 }
                 let newest = self.versions.iter().filter(|v| v.name == *name).max_by_key(|v| v.number).unwrap();
-                if !newest.shared {
+                if !newest.memory.facts.shared {
                     self.only(member, newest.uid, OtherUsers::Open { name: name.to_string() })?;
                 }
                 Err(not_found)
@@ -271,15 +275,15 @@ impl Model {
         access: Access,
     ) -> Outcome {
         let version = self.version(name, number);
-        if !version.shared {
+        if !version.memory.facts.shared {
             self.only(member, version.uid, OtherUsers::Open { name: name.to_string() })?;
         }
         version.check_stale()?;
         let simulated = self.is_simulated(version.uid);
-        if version.memory.place.needs_driver() && simulated != self.is_simulated(uid(member)) {
+        if version.memory.facts.place.needs_driver() && simulated != self.is_simulated(uid(member)) {
             return Err(Refusal::OtherDriver { simulated });
         }
-        if access == Access::Write && !version.memory.mutable {
+        if access == Access::Write && !version.memory.facts.mutable {
             return Err(Refusal::ReadOnly { name: name.clone(), version: number });
         }
         self.one_more_lease(member)?;
@@ -296,18 +300,12 @@ impl Model {
             lease,
             name: held.name.clone(),
             version: held.number,
-            kind: memory.kind,
-            place: memory.place,
+            facts: memory.facts,
+            uid: version.uid,
             chunks,
             handles: memory.handles.clone(),
             table,
-            mutable: memory.mutable,
-            reserved: memory.reserved,
             growths: version.growths,
-            lifetime: memory.lifetime,
-            control: memory.control.map(|control| control.shape),
-            uid: version.uid,
-            shared: version.shared,
         })
     }
 
@@ -333,7 +331,7 @@ impl Model {
         let version = self.version(&name, number);
         let control = version.memory.control;
         let latest = version.latest;
-        let shared = version.memory.lifetime == Lifetime::Shared;
+        let shared = version.memory.facts.lifetime == Lifetime::Shared;
         if !is_held && latest && shared {
             self.withdraw(&name, Ending::Unused, member, effects);
         }
@@ -354,19 +352,19 @@ impl Model {
     pub(super) fn info(&self, v: &ModelVersion) -> wire::VersionInfo {
         wire::VersionInfo {
             version: v.number,
-            kind: v.memory.kind,
-            place: v.memory.place,
+            kind: v.memory.facts.kind,
+            place: v.memory.facts.place,
             bytes: v.memory.bytes(),
             tensors: 1,
-            mutable: v.memory.mutable,
-            reserved: v.memory.reserved,
+            mutable: v.memory.facts.mutable,
+            reserved: v.memory.facts.reserved,
             growths: v.growths,
-            lifetime: v.memory.lifetime,
-            control: v.memory.control.map(|control| control.shape),
+            lifetime: v.memory.facts.lifetime,
+            control: v.memory.facts.control,
             committer: v.committer,
             owner: v.keeper.filter(|id| self.members.iter().any(|m| m.id == *id)).map_or(v.committer, pid),
             uid: v.uid,
-            shared: v.shared,
+            shared: v.memory.facts.shared,
             leases: (self.version_leases.iter().filter(|h| h.is_on(v)).count()
                 + self.attachments.iter().filter(|a| a.segment == (v.name.clone(), v.number)).count())
                 as u32,

@@ -559,9 +559,7 @@ impl Run {
             Ask::Attach(queue, segment) => {
                 // Mostly a queue and a segment.
                 let pick = |i: usize, is_queue: bool| {
-                    let of_kind = self
-                        .model
-                        .holds_on(member, |e| e.memory.control.is_some_and(|c| c.shape.queue.is_some()) == is_queue);
+                    let of_kind = self.model.holds_on(member, |e| (e.memory.facts.named() == Named::Queue) == is_queue);
                     if i < 6 {
                         of_kind.get(i % of_kind.len().max(1)).copied().unwrap_or(LeaseId(999))
                     } else {
@@ -621,7 +619,7 @@ impl Run {
 
     /// A member's lease on a queue, mostly, and one of the queue's attachments, mostly.
     fn attachment(&self, member: MemberId, queue: usize, which: usize) -> (LeaseId, u32) {
-        let queues = self.model.holds_on(member, |e| e.memory.control.is_some_and(|c| c.shape.queue.is_some()));
+        let queues = self.model.holds_on(member, |e| e.memory.facts.named() == Named::Queue);
         let queue = queues.get(queue % queues.len().max(1)).copied().unwrap_or(LeaseId(999));
         let attached = self.model.attached_to(member, queue);
         (queue, attached.get(which).copied().unwrap_or(77))

@@ -59,7 +59,7 @@ fn only_shared_names_are_opened_by_other_users() {
     assert_eq!(w.open(a, "private", None, true), Err(other(open, GUEST, 0)), "waiting would not help");
     assert_eq!(w.opened(c, "private").uid, GUEST, "another process of the user");
     let opened = w.opened(a, "shared");
-    assert_eq!((opened.uid, opened.shared), (GUEST, true));
+    assert_eq!((opened.uid, opened.facts.shared), (GUEST, true));
     // The next version need not be shared; the reader keeps its own.
     commit_as(&mut w, b, "shared", false).unwrap();
     let open = OtherUsers::Open { name: named("shared") };

@@ -17,7 +17,7 @@ use crate::{
     registry::{
         Asked, Bounds, Commit, Event, Received, Registry,
         event::Identity,
-        types::{Chunk, Kind, Lifetime, Memory, ObjectKind, Place, Quota, Table},
+        types::{BlockControl, Chunk, Kind, Lifetime, Memory, ObjectKind, Place, Quota, Table, VersionFacts},
     },
     server::{fds::FdStore, reclaimer::Reclaimer, runner::Runner},
 };
@@ -118,16 +118,21 @@ fn every_answer_fits_the_smallest_message() {
     let memory = |i: u64| {
         let mut uuid = [0xff; 16];
         uuid[..8].copy_from_slice(&i.to_le_bytes());
-        Arc::new(Memory {
+        let facts = VersionFacts {
             kind: Kind::Legacy,
             place: Place::Gpu(uuid),
+            mutable: true,
+            reserved: u64::MAX,
+            lifetime: Lifetime::Owned,
+            shared: false,
+            control: None,
+        };
+        Arc::new(Memory {
+            facts,
             chunks: vec![Chunk { bytes: 1 << 45, fd: None }; MAX_CHUNKS],
             handles: vec![wire::LegacyHandle { origin: [0xff; 16], driver: [[0xff; 32]; 2] }; MAX_CHUNKS],
             table: Table::Inline(vec![0; MAX_INLINE_TABLE].into()),
             tensors: u64::MAX,
-            mutable: true,
-            reserved: u64::MAX,
-            lifetime: Lifetime::Owned,
             control: None,
         })
     };
@@ -181,7 +186,11 @@ fn every_answer_fits_the_smallest_message() {
     let blocks = runner.provide_blocks(shape).unwrap();
     let topic = Topic::map(runner.store.share(&[blocks.slot_table()])[0].fd().unwrap()).unwrap();
     let commit = commit(5000);
-    let with_blocks = Arc::new(Memory { control: Some(blocks), ..(*commit.memory).clone() });
+    let with_blocks = Arc::new(Memory {
+        facts: VersionFacts { control: Some(shape), ..commit.memory.facts },
+        control: Some(blocks),
+        ..(*commit.memory).clone()
+    });
     let commit = Commit { memory: with_blocks, ..commit };
     ask(&mut registry, &runner.control, 1, commit.into()).unwrap();
     for row in 0..topic::MAX_SUBSCRIBERS as u16 {
@@ -192,11 +201,13 @@ fn every_answer_fits_the_smallest_message() {
     // Queues that hold as many segments as they can, and segments that very many queues hold.
     let shape = wire::QueueShape { tasks: 1, outputs: 1, output_bytes: 1, lease: 0 };
     let shape = wire::Control { blocks: 1, block_bytes: 1, zeroed: false, topic: None, queue: Some(shape) };
-    let held = |i: u64, control| {
-        let (kind, lifetime) = (Kind::Vmm, Lifetime::Kept);
+    let held = |i: u64, control: Option<BlockControl>| {
+        let like = memory(i);
+        let shape = control.map(|_| shape);
+        let facts = VersionFacts { kind: Kind::Vmm, lifetime: Lifetime::Kept, control: shape, ..like.facts };
         let chunks = vec![Chunk { bytes: 1 << 45, fd: Some(crate::registry::FdId(0)) }; MAX_CHUNKS];
         let handles = Vec::new();
-        let memory = Arc::new(Memory { kind, lifetime, chunks, handles, control, ..(*memory(i)).clone() });
+        let memory = Arc::new(Memory { facts, chunks, handles, control, ..(*like).clone() });
         Commit { name: name(i), memory, if_absent: false, owner: None, claim: None, shared: false }
     };
     let lease = |answer: Result<Answer, Refusal>| match answer {

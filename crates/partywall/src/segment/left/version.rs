@@ -123,7 +123,7 @@ impl Left {
     pub(super) fn fate(&mut self) -> Result<Fate> {
         let mut state = self.version.state()?;
         let is_shared = match &mut self.kept {
-            Kept::Segment(segment) if segment.facts.lifetime == Lifetime::Shared => {
+            Kept::Segment(segment) if segment.facts.chosen.lifetime == Lifetime::Shared => {
                 if let Some(lease) = segment.lease {
                     leave_to_others(&self.version.domain, lease)?;
                     segment.lease = None;

@@ -50,7 +50,7 @@ fn pinned_memory_is_limited_on_each_node() {
     let over = |needed| Err(Refusal::Limit { limit: Limit::Pinned(Some(1)), allowed: 25, needed, holders: Vec::new() });
     let commit = |w: &mut Watched, member, name: &str, place, bytes| {
         let memory = w.memory_of(Kind::Pinned, &[bytes], true, true, Lifetime::Kept);
-        let memory = Arc::new(Memory { place, ..Memory::clone(&memory) });
+        let memory = Arc::new(Memory { facts: VersionFacts { place, ..memory.facts }, ..Memory::clone(&memory) });
         w.ask(member, Asked::from(commit(called(name), memory))).1
     };
     let Ok(Answer::Committed { lease, .. }) = commit(&mut w, a, "a", NODE, 15) else { panic!("committed") };
@@ -99,7 +99,7 @@ fn refusal_names_the_processes_that_have_most_and_none_that_its_reader_may_not_s
         w.ask(member, commit).1.unwrap();
     }
     let node = w.memory_of(Kind::Pinned, &[9], true, true, Lifetime::Kept);
-    let node = Arc::new(Memory { place: NODE, ..Memory::clone(&node) });
+    let node = Arc::new(Memory { facts: VersionFacts { place: NODE, ..node.facts }, ..Memory::clone(&node) });
     w.ask(c, Asked::from(commit(called("n"), node))).1.unwrap();
     // Others have these open, too: but only processes of their user can close them.
     for (member, name) in [(b, "t"), (c, "t"), (c, "t2"), (a, "t2")] {
