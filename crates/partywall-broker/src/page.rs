@@ -11,7 +11,7 @@ use std::{
 
 use partywall_os::{
     Errno,
-    map::{Part, SharedMap},
+    map::{SharedArray, SharedMap},
     memfd::Draft,
 };
 
@@ -22,7 +22,7 @@ use crate::supervisor::Death;
 /// program finds the same words ([`STATE_VERSION`](crate::replacement::STATE_VERSION)).
 #[derive(Debug, Clone)]
 pub(crate) struct Page {
-    words: Arc<Part<AtomicU64>>,
+    words: Arc<SharedArray<AtomicU64>>,
     pub(crate) file: Arc<OwnedFd>,
 }
 
@@ -75,9 +75,9 @@ impl Page {
         }
     }
 
-    fn map(file: &OwnedFd) -> Result<Arc<Part<AtomicU64>>, Errno> {
+    fn map(file: &OwnedFd) -> Result<Arc<SharedArray<AtomicU64>>, Errno> {
         let map = Arc::new(SharedMap::writable(file)?);
-        map.part(0, PAGE_BYTES / size_of::<AtomicU64>()).map(Arc::new).ok_or(Errno::INVAL)
+        map.array(0, PAGE_BYTES / size_of::<AtomicU64>()).map(Arc::new).ok_or(Errno::INVAL)
     }
 
     fn load(&self, word: Word) -> u64 {

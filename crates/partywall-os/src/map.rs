@@ -415,28 +415,28 @@ impl SharedMap {
     }
 }
 
-/// Values of type `T` in a map, which keep the map alive. Checked once, unlike the slices of [`SharedMap::atomics`].
+/// An array in a map, which keeps the map alive. Checked once, unlike the slices of [`SharedMap::atomics`].
 #[derive(Debug)]
-pub struct Part<T> {
+pub struct SharedArray<T> {
     start: NonNull<T>,
     count: usize,
     map: Arc<SharedMap>,
 }
 
 // SAFETY: it is a `&[T]` that keeps the map it points into alive, and any thread may use a `T` at any time.
-unsafe impl<T: Atomics> Send for Part<T> {}
+unsafe impl<T: Atomics> Send for SharedArray<T> {}
 // SAFETY: as for `Send`.
-unsafe impl<T: Atomics> Sync for Part<T> {}
+unsafe impl<T: Atomics> Sync for SharedArray<T> {}
 
 impl SharedMap {
     /// Returns `count` values of type `T` from byte `offset` on; `None` in the same cases as [`SharedMap::atomics`].
-    pub fn part<T: Atomics>(self: &Arc<Self>, offset: usize, count: usize) -> Option<Part<T>> {
+    pub fn array<T: Atomics>(self: &Arc<Self>, offset: usize, count: usize) -> Option<SharedArray<T>> {
         let start = NonNull::from(self.atomics::<T>(offset, count)?).cast();
-        Some(Part { start, count, map: self.clone() })
+        Some(SharedArray { start, count, map: self.clone() })
     }
 }
 
-impl<T> Part<T> {
+impl<T> SharedArray<T> {
     /// Returns the map that the values are in.
     pub fn memory(&self) -> &Arc<SharedMap> {
         &self.map
@@ -444,13 +444,13 @@ impl<T> Part<T> {
 }
 
 /// The same values, not copies of them.
-impl<T> Clone for Part<T> {
+impl<T> Clone for SharedArray<T> {
     fn clone(&self) -> Self {
         Self { start: self.start, count: self.count, map: self.map.clone() }
     }
 }
 
-impl<T: Atomics> Deref for Part<T> {
+impl<T: Atomics> Deref for SharedArray<T> {
     type Target = [T];
 
     #[inline]
@@ -706,12 +706,12 @@ mod tests {
     fn part_keeps_its_mapping() {
         let file = shared(64);
         let map = Arc::new(SharedMap::writable(&file).unwrap());
-        let part = map.part::<AtomicU64>(8, 7).unwrap();
-        assert!(map.part::<AtomicU64>(8, 8).is_none() && map.part::<AtomicU64>(4, 1).is_none());
-        assert!(map.part::<AtomicU64>(64, 0).unwrap().is_empty());
-        assert!(Arc::new(SharedMap::readable(&file).unwrap()).part::<AtomicU64>(8, 7).is_none());
+        let array = map.array::<AtomicU64>(8, 7).unwrap();
+        assert!(map.array::<AtomicU64>(8, 8).is_none() && map.array::<AtomicU64>(4, 1).is_none());
+        assert!(map.array::<AtomicU64>(64, 0).unwrap().is_empty());
+        assert!(Arc::new(SharedMap::readable(&file).unwrap()).array::<AtomicU64>(8, 7).is_none());
         drop(map);
-        part[6].store(7, Ordering::Relaxed);
+        array[6].store(7, Ordering::Relaxed);
         let other = SharedMap::writable(&file).unwrap();
         assert_eq!(other.atomics::<AtomicU64>(56, 1).unwrap()[0].load(Ordering::Relaxed), 7);
     }

@@ -71,15 +71,15 @@ macro_rules! parts {
         };
 
         fn end($shape: Self::Shape) -> usize {
-            let mut place = $crate::control::Place::FIRST;
-            $(place.next::<$type>($count as usize);)*
-            place.end()
+            let mut cursor = $crate::control::LayoutCursor::FIRST;
+            $(cursor.next::<$type>($count as usize);)*
+            cursor.end()
         }
 
         fn of(shape: Self::Shape, memory: &std::sync::Arc<partywall_os::map::SharedMap>) -> Option<Self> {
-            let mut place = $crate::control::Place::FIRST;
+            let mut cursor = $crate::control::LayoutCursor::FIRST;
             let $shape = shape;
-            $(let $part = memory.part::<$type>(place.next::<$type>($count as usize), $count as usize)?;)*
+            $(let $part = memory.array::<$type>(cursor.next::<$type>($count as usize), $count as usize)?;)*
             Some($object)
         }
     };
@@ -181,8 +181,8 @@ pub(crate) fn bytes<C: ControlMemory>(shape: C::Shape) -> usize {
 
 /// Returns the byte offset of the first part.
 pub(crate) const fn first_part<T>() -> usize {
-    let mut place = Place::FIRST;
-    place.next::<T>(0)
+    let mut cursor = LayoutCursor::FIRST;
+    cursor.next::<T>(0)
 }
 
 /// Returns the hash of the layout of an object's memory.
@@ -205,10 +205,10 @@ struct Head {
 
 shared!(Head { magic, layout, shape } bits { CACHE_LINE });
 
-/// The place behind the parts that have been laid out.
-pub(crate) struct Place(usize);
+/// The byte offset behind the parts that have been laid out.
+pub(crate) struct LayoutCursor(usize);
 
-impl Place {
+impl LayoutCursor {
     pub(crate) const FIRST: Self = Self(size_of::<Head>());
 
     /// Lays out the next part, and returns its byte offset.
@@ -231,7 +231,7 @@ const CACHE_LINE: usize = 64;
 mod tests {
     use std::fmt::Debug;
 
-    use partywall_os::{map::Part, memfd};
+    use partywall_os::{map::SharedArray, memfd};
 
     use super::*;
     use crate::{
@@ -347,20 +347,20 @@ mod tests {
 
     shared!(Wide { 0 });
 
-    type Three = (Part<Ours>, Part<Wide>, Part<AtomicU64>);
-    tested!((Part<Ours>,), ours: Ours);
-    tested!((Part<Theirs>,), theirs: Theirs);
+    type Three = (SharedArray<Ours>, SharedArray<Wide>, SharedArray<AtomicU64>);
+    tested!((SharedArray<Ours>,), ours: Ours);
+    tested!((SharedArray<Theirs>,), theirs: Theirs);
     tested!(Three, ours: Ours, wide: Wide, words: AtomicU64);
 
     // Holds 159.
     #[test]
     fn memory_whose_fields_have_other_offsets_is_refused() {
         let counts = [3, 0, 0, 0, 0, 0];
-        let theirs = create::<Tested<(Part<Theirs>,)>>(counts).unwrap();
-        assert_eq!(memfd::len(&theirs).unwrap(), bytes::<Tested<(Part<Ours>,)>>(counts) as u64);
-        let error = map::<Tested<(Part<Ours>,)>>(&theirs).map(|_| ()).unwrap_err();
+        let theirs = create::<Tested<(SharedArray<Theirs>,)>>(counts).unwrap();
+        assert_eq!(memfd::len(&theirs).unwrap(), bytes::<Tested<(SharedArray<Ours>,)>>(counts) as u64);
+        let error = map::<Tested<(SharedArray<Ours>,)>>(&theirs).map(|_| ()).unwrap_err();
         assert!(error.to_string().contains("has another layout"), "{error}");
-        let Tested((object,)) = map::<Tested<(Part<Theirs>,)>>(&theirs).unwrap();
+        let Tested((object,)) = map::<Tested<(SharedArray<Theirs>,)>>(&theirs).unwrap();
         object[2].head.store(7, Ordering::Relaxed);
         let memory = SharedMap::writable(&theirs).unwrap();
         assert_eq!(memory.atomics::<AtomicU64>(0, 14).unwrap()[8 + 2 * 2 + 1].load(Ordering::Relaxed), 7);

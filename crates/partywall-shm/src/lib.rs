@@ -8,7 +8,7 @@
 //! | [`queue`] | tasks: which are pending, which member has one, and the result of each |
 //! | [`semaphore`] | permits: which members hold them, and wait for one |
 //! | [`slots`] | what a block and a permit have in common: taking, waiting, handing over and freeing |
-//! | [`table`] | the tensor table of a version: name → dtype, shape, strides, place |
+//! | [`table`] | the tensor table of a version: name → dtype, shape, strides, offset |
 //! | [`timeline`] | a value that only grows: signalling it, sleeping until it does, its end |
 //! | [`trace`] | what members publish, receive, signal and wait for, while an observer asks |
 //! | [`topic`] | the blocks of a topic: which are in its ring, what they contain, which members read them |

@@ -24,6 +24,9 @@ use partywall_os::clock;
 #[cfg(not(loom))]
 pub use rows::Members;
 
+/// The number of a member's row.
+pub(crate) type Row = u16;
+
 /// The number of no row. Slots with this row belong to the object itself.
 pub const NOBODY: u16 = u16::MAX;
 

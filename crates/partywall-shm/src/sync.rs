@@ -10,7 +10,7 @@ use std::{ops::Deref, time::Duration};
 #[cfg(not(loom))]
 pub(crate) use partywall_os::{
     cpu::{prefetch, prefetch_to_write},
-    map::Part,
+    map::SharedArray,
 };
 
 #[cfg(loom)]
@@ -20,7 +20,7 @@ pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// Words that all threads of a model share.
 #[cfg(loom)]
-pub(crate) type Part<T> = Vec<T>;
+pub(crate) type SharedArray<T> = Vec<T>;
 
 /// Empty, because a model has no caches.
 #[cfg(loom)]

@@ -10,7 +10,7 @@ use std::{
 };
 
 use partywall_os::{
-    map::{Part, SharedMap},
+    map::{SharedArray, SharedMap},
     memfd,
 };
 
@@ -23,14 +23,14 @@ use crate::{
 /// The mapped rows of members.
 #[derive(Debug)]
 pub struct Members {
-    rows: Part<Row>,
+    rows: SharedArray<MemberRow>,
     traces: Traces,
 }
 
 /// See the module's documentation.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub(crate) struct Row {
+pub(crate) struct MemberRow {
     heartbeat: AtomicU64,
     lease: AtomicU64,
     value: AtomicU64,
@@ -38,7 +38,7 @@ pub(crate) struct Row {
     zero: [AtomicU64; 4],
 }
 
-shared!(Row { heartbeat, lease, value, since, zero });
+shared!(MemberRow { heartbeat, lease, value, since, zero });
 
 /// Operations of the broker.
 impl Members {
@@ -56,7 +56,7 @@ impl Members {
     /// # Errors
     /// `InvalidData` if the length is not that of rows; otherwise as [`SharedMap::writable`].
     pub fn restore(fd: impl AsFd) -> io::Result<Self> {
-        let rows = memfd::len(&fd)?.saturating_sub(control::bytes::<Self>(0) as u64) / size_of::<Row>() as u64;
+        let rows = memfd::len(&fd)?.saturating_sub(control::bytes::<Self>(0) as u64) / size_of::<MemberRow>() as u64;
         control::map_as(&Arc::new(SharedMap::writable(fd)?), control::narrowed(rows))
     }
 
@@ -121,7 +121,7 @@ impl Members {
         (wait.lease != 0).then_some(wait)
     }
 
-    fn row(&self, row: u16) -> Option<&Row> {
+    fn row(&self, row: u16) -> Option<&MemberRow> {
         self.rows.get(usize::from(row))
     }
 }
@@ -145,8 +145,8 @@ impl ControlMemory for Members {
     }
 
     parts!(|count| {
-        rows: Row = count,
-        header: trace::Header = 1,
+        rows: MemberRow = count,
+        header: trace::TraceHeader = 1,
         rings: trace::Ring = RINGS,
     } => Self { rows, traces: Traces { header, rings } });
 }

@@ -66,6 +66,7 @@ use crate::{
     EventKey,
     crash::point,
     eventcount::EventCount,
+    members::Row,
     slots::Slots,
     sync::{self, AtomicU64, Ordering},
 };
@@ -86,17 +87,14 @@ pub use word::MAX_ATTEMPTS;
 /// The interval at which the members that wait, together, check for leases that have ended.
 pub const TEND_EVERY: Duration = Duration::from_millis(50);
 
-/// A member's row.
-type Row = u16;
-
 /// The mapped control memory of a queue.
 #[derive(Debug)]
 pub struct Queue {
     /// As it was at the time of mapping; other processes may write the words that say it.
     limits: QueueLimits,
-    header: sync::Part<QueueHeader>,
-    tasks: sync::Part<TaskSlot>,
-    bodies: sync::Part<Body>,
+    header: sync::SharedArray<QueueHeader>,
+    tasks: sync::SharedArray<TaskSlot>,
+    bodies: sync::SharedArray<Body>,
 }
 
 /// The limits of a queue.

@@ -2,9 +2,9 @@
 
 use super::{
     Slots,
-    word::{Row, SlotState, WaiterPosition, WaiterState},
+    word::{SlotState, WaiterPosition, WaiterState},
 };
-use crate::members::NOBODY;
+use crate::members::{NOBODY, Row};
 
 /// Numbers of slots and waiters.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

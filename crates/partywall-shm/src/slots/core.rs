@@ -37,11 +37,12 @@ use partywall_os::lock::IgnorePoison;
 
 use super::{
     OVERDUE, Slots,
-    word::{Row, Slot, SlotState, SlotWord, WaiterEntry, WaiterPosition, WaiterState, WaiterWord},
+    word::{Slot, SlotState, SlotWord, WaiterEntry, WaiterPosition, WaiterState, WaiterWord},
 };
 use crate::{
     MAX_SLEEP,
     crash::point,
+    members::Row,
     sync::{AtomicU32, AtomicU64, Ordering, fence},
 };
 

@@ -30,7 +30,7 @@ use self::{
     core::SlotsHeader,
     word::{Slot, WaiterEntry},
 };
-use crate::sync::Part;
+use crate::sync::SharedArray;
 
 pub use self::core::{Attempt, HeldSlot, Polled, Waiter};
 pub use audit::SlotAudit;
@@ -53,9 +53,9 @@ pub const MAX_WAITERS: u32 = 1024;
 pub struct Slots {
     /// The lengths of these parts were fixed at the time of mapping, because other processes may overwrite the stored
     /// numbers.
-    header: Part<SlotsHeader>,
-    slots: Part<Slot>,
-    ring: Part<WaiterEntry>,
+    header: SharedArray<SlotsHeader>,
+    slots: SharedArray<Slot>,
+    ring: SharedArray<WaiterEntry>,
     /// A slot that was granted and not taken, and when that was first seen.
     granted: Mutex<Option<(Instant, (usize, SlotWord))>>,
 }

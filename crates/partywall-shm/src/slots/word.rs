@@ -33,12 +33,9 @@
 //! | [`WaiterEntry::finish`] | the waiter; the broker for the dead | waiting, granted → empty, in the next lap |
 
 use crate::{
-    members::NOBODY,
+    members::{NOBODY, Row},
     sync::{AtomicU64, FutexWord, Ordering},
 };
-
-/// A member's row.
-pub(crate) type Row = u16;
 
 /// A position in the queue of waiters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,8 +6,8 @@ use std::{
 };
 
 use super::{
-    ALIGNMENT, Entry, Header, LAYOUT, MAGIC, MAX_METADATA, MAX_RANK, MAX_TENSOR_NAME, MAX_TENSORS, Pair, Table,
-    TableError, Text,
+    ALIGNMENT, LAYOUT, MAGIC, MAX_METADATA, MAX_RANK, MAX_TENSOR_NAME, MAX_TENSORS, Pair, Table, TableError,
+    TableHeader, TensorEntry, Text,
 };
 use crate::dtype::DType;
 
@@ -316,15 +316,15 @@ impl TableBuilder {
         for position in order {
             let tensor = &self.tensors[position];
             let (chunk, offset) = places[position];
-            let mut entry = [0; size_of::<Entry>()];
-            put(&mut entry, offset_of!(Entry, name), text(&tensor.name));
-            put(&mut entry, offset_of!(Entry, dtype), [tensor.dtype.code()]);
-            put(&mut entry, offset_of!(Entry, rank), [(tensor.dims.len() / 2) as u8]);
-            put(&mut entry, offset_of!(Entry, chunk), chunk.to_le_bytes());
-            put(&mut entry, offset_of!(Entry, dim), ((dims.len() / 8) as u64).to_le_bytes());
-            put(&mut entry, offset_of!(Entry, offset), offset.to_le_bytes());
-            put(&mut entry, offset_of!(Entry, bytes), tensor.bytes.to_le_bytes());
-            put(&mut entry, offset_of!(Entry, position), (position as u32).to_le_bytes());
+            let mut entry = [0; size_of::<TensorEntry>()];
+            put(&mut entry, offset_of!(TensorEntry, name), text(&tensor.name));
+            put(&mut entry, offset_of!(TensorEntry, dtype), [tensor.dtype.code()]);
+            put(&mut entry, offset_of!(TensorEntry, rank), [(tensor.dims.len() / 2) as u8]);
+            put(&mut entry, offset_of!(TensorEntry, chunk), chunk.to_le_bytes());
+            put(&mut entry, offset_of!(TensorEntry, dim), ((dims.len() / 8) as u64).to_le_bytes());
+            put(&mut entry, offset_of!(TensorEntry, offset), offset.to_le_bytes());
+            put(&mut entry, offset_of!(TensorEntry, bytes), tensor.bytes.to_le_bytes());
+            put(&mut entry, offset_of!(TensorEntry, position), (position as u32).to_le_bytes());
             entries.extend_from_slice(&entry);
             dims.extend(tensor.dims.iter().flat_map(|d| d.to_le_bytes()));
         }
@@ -335,17 +335,18 @@ impl TableBuilder {
             pairs.extend_from_slice(&pair);
         }
 
-        let length = size_of::<Header>() + entries.len() + chunks.len() * 8 + dims.len() + pairs.len() + texts.len();
+        let length =
+            size_of::<TableHeader>() + entries.len() + chunks.len() * 8 + dims.len() + pairs.len() + texts.len();
         let mut table = Vec::with_capacity(length);
-        table.resize(size_of::<Header>(), 0);
-        put(&mut table, offset_of!(Header, magic), MAGIC);
-        put(&mut table, offset_of!(Header, layout), LAYOUT.to_le_bytes());
-        put(&mut table, offset_of!(Header, tensors), (self.tensors.len() as u32).to_le_bytes());
-        put(&mut table, offset_of!(Header, chunks), (chunks.len() as u32).to_le_bytes());
-        put(&mut table, offset_of!(Header, dims), ((dims.len() / 8) as u64).to_le_bytes());
-        put(&mut table, offset_of!(Header, texts), (texts.len() as u64).to_le_bytes());
-        put(&mut table, offset_of!(Header, pairs), (self.metadata.len() as u64).to_le_bytes());
-        put(&mut table, offset_of!(Header, bytes), (length as u64).to_le_bytes());
+        table.resize(size_of::<TableHeader>(), 0);
+        put(&mut table, offset_of!(TableHeader, magic), MAGIC);
+        put(&mut table, offset_of!(TableHeader, layout), LAYOUT.to_le_bytes());
+        put(&mut table, offset_of!(TableHeader, tensors), (self.tensors.len() as u32).to_le_bytes());
+        put(&mut table, offset_of!(TableHeader, chunks), (chunks.len() as u32).to_le_bytes());
+        put(&mut table, offset_of!(TableHeader, dims), ((dims.len() / 8) as u64).to_le_bytes());
+        put(&mut table, offset_of!(TableHeader, texts), (texts.len() as u64).to_le_bytes());
+        put(&mut table, offset_of!(TableHeader, pairs), (self.metadata.len() as u64).to_le_bytes());
+        put(&mut table, offset_of!(TableHeader, bytes), (length as u64).to_le_bytes());
         table.extend_from_slice(&entries);
         table.extend(chunks.iter().flat_map(|c| c.to_le_bytes()));
         table.extend_from_slice(&dims);

@@ -1,4 +1,4 @@
-//! The tensor table of a version: name → dtype, shape, strides, place. Written once by the builder, then immutable.
+//! The tensor table of a version: name → dtype, shape, strides, offset. Written once by the builder, then immutable.
 //!
 //! ```text
 //!   0  magic         "PWTABLE\0"
@@ -51,7 +51,7 @@ const MAGIC: [u8; 8] = *b"PWTABLE\0";
 
 /// What a table begins with. As the structs below it is never in memory: it says where the numbers are.
 #[repr(C)]
-struct Header {
+struct TableHeader {
     magic: [u8; 8],
     layout: u64,
     tensors: u32,
@@ -65,7 +65,7 @@ struct Header {
 
 /// A tensor.
 #[repr(C)]
-struct Entry {
+struct TensorEntry {
     name: Text,
     dtype: u8,
     rank: u8,
@@ -86,16 +86,16 @@ struct Pair {
     value: Text,
 }
 
-/// A place in the texts.
+/// A range of the texts.
 #[repr(C)]
 struct Text {
     offset: u32,
     bytes: u32,
 }
 
-described!(Header { magic, layout, tensors, chunks, dims, texts, pairs, bytes, zero });
+described!(TableHeader { magic, layout, tensors, chunks, dims, texts, pairs, bytes, zero });
 described! {
-    Entry { name, dtype, rank, zero_10, chunk, dim, offset, bytes, position, zero_44, zero_48 }
+    TensorEntry { name, dtype, rank, zero_10, chunk, dim, offset, bytes, position, zero_44, zero_48 }
     bits { ALIGNMENT, DTYPES }
 }
 described!(Pair { key, value });
@@ -113,7 +113,7 @@ const DTYPES: u64 = {
 };
 
 /// The hash of the layout.
-const LAYOUT: u64 = Hash::new().number(Header::LAYOUT).number(Entry::LAYOUT).number(Pair::LAYOUT).end();
+const LAYOUT: u64 = Hash::new().number(TableHeader::LAYOUT).number(TensorEntry::LAYOUT).number(Pair::LAYOUT).end();
 
 /// Why a table cannot be built or is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -3,7 +3,8 @@
 use std::{fmt, mem::offset_of};
 
 use super::{
-    Entry, Header, LAYOUT, MAGIC, MAX_METADATA, MAX_RANK, MAX_TENSOR_NAME, MAX_TENSORS, Pair, TableError, Text,
+    LAYOUT, MAGIC, MAX_METADATA, MAX_RANK, MAX_TENSOR_NAME, MAX_TENSORS, Pair, TableError, TableHeader, TensorEntry,
+    Text,
     builder::{extent, is_contiguous},
 };
 use crate::dtype::DType;
@@ -65,22 +66,22 @@ impl<B: AsRef<[u8]>> Table<B> {
     fn sections(bytes: B) -> Result<Self, TableError> {
         const SHORT: TableError = TableError::Damaged("it is shorter than it says");
         let b = bytes.as_ref();
-        if b.len() < size_of::<Header>() || b[..8] != MAGIC {
+        if b.len() < size_of::<TableHeader>() || b[..8] != MAGIC {
             return Err(TableError::Damaged("it does not begin like one"));
         }
-        let found = word(b, offset_of!(Header, layout));
+        let found = word(b, offset_of!(TableHeader, layout));
         if found != LAYOUT {
             return Err(TableError::ForeignLayout { found, expected: LAYOUT });
         }
-        let tensors = half(b, offset_of!(Header, tensors)) as usize;
-        let chunks = half(b, offset_of!(Header, chunks)) as usize;
-        let dims = word(b, offset_of!(Header, dims));
-        let texts = word(b, offset_of!(Header, texts));
-        let pairs = word(b, offset_of!(Header, pairs));
-        let length = word(b, offset_of!(Header, bytes));
+        let tensors = half(b, offset_of!(TableHeader, tensors)) as usize;
+        let chunks = half(b, offset_of!(TableHeader, chunks)) as usize;
+        let dims = word(b, offset_of!(TableHeader, dims));
+        let texts = word(b, offset_of!(TableHeader, texts));
+        let pairs = word(b, offset_of!(TableHeader, pairs));
+        let length = word(b, offset_of!(TableHeader, bytes));
         let size = |count: u64, each: usize| usize::try_from(count).ok()?.checked_mul(each);
         let places = (|| {
-            let chunks_at = size_of::<Header>().checked_add(tensors.checked_mul(size_of::<Entry>())?)?;
+            let chunks_at = size_of::<TableHeader>().checked_add(tensors.checked_mul(size_of::<TensorEntry>())?)?;
             let dims_at = chunks_at.checked_add(chunks.checked_mul(8)?)?;
             let pairs_at = dims_at.checked_add(size(dims, 8)?)?;
             let texts_at = pairs_at.checked_add(size(pairs, size_of::<Pair>())?)?;
@@ -112,14 +113,15 @@ impl<B: AsRef<[u8]>> Table<B> {
     fn check_entry(&self, index: usize, used: &[u64]) -> Result<Tensor<'_>, TableError> {
         let b = self.bytes.as_ref();
         let at = entry_at(index);
-        let name = self.text(at + offset_of!(Entry, name)).ok_or(TableError::Damaged("a tensor's name is no text"))?;
+        let name =
+            self.text(at + offset_of!(TensorEntry, name)).ok_or(TableError::Damaged("a tensor's name is no text"))?;
         if name.is_empty() || name.len() > MAX_TENSOR_NAME {
             return Err(TableError::Damaged("a tensor's name has a forbidden length"));
         }
-        let dtype = DType::from_code(b[at + offset_of!(Entry, dtype)])
+        let dtype = DType::from_code(b[at + offset_of!(TensorEntry, dtype)])
             .ok_or(TableError::Damaged("a tensor has an unknown dtype"))?;
-        let rank = usize::from(b[at + offset_of!(Entry, rank)]);
-        let first = word(b, at + offset_of!(Entry, dim));
+        let rank = usize::from(b[at + offset_of!(TensorEntry, rank)]);
+        let first = word(b, at + offset_of!(TensorEntry, dim));
         let words = (self.pairs_at - self.dims_at) / 8;
         if rank > MAX_RANK || first > words as u64 || words - (first as usize) < 2 * rank {
             return Err(TableError::Damaged("a tensor's shape lies outside"));
@@ -201,8 +203,8 @@ impl<B: AsRef<[u8]>> Table<B> {
         assert!(index < self.tensors, "tensor {index} of {}", self.tensors);
         let at = entry_at(index);
         // `parse` has checked both, so the fallbacks are never used.
-        let name = self.text(at + offset_of!(Entry, name)).unwrap_or_default();
-        let dtype = DType::from_code(self.bytes.as_ref()[at + offset_of!(Entry, dtype)]).unwrap_or(DType::U8);
+        let name = self.text(at + offset_of!(TensorEntry, name)).unwrap_or_default();
+        let dtype = DType::from_code(self.bytes.as_ref()[at + offset_of!(TensorEntry, dtype)]).unwrap_or(DType::U8);
         self.entry(index, name, dtype)
     }
 
@@ -252,16 +254,16 @@ impl<B: AsRef<[u8]>> Table<B> {
     fn entry<'a>(&'a self, index: usize, name: &'a str, dtype: DType) -> Tensor<'a> {
         let b = self.bytes.as_ref();
         let at = entry_at(index);
-        let rank = usize::from(b[at + offset_of!(Entry, rank)]);
-        let first = word(b, at + offset_of!(Entry, dim)) as usize;
+        let rank = usize::from(b[at + offset_of!(TensorEntry, rank)]);
+        let first = word(b, at + offset_of!(TensorEntry, dim)) as usize;
         let dims_at = self.dims_at + first * 8;
         Tensor {
             name,
             dtype,
-            chunk: half(b, at + offset_of!(Entry, chunk)) as usize,
-            offset: word(b, at + offset_of!(Entry, offset)),
-            bytes: word(b, at + offset_of!(Entry, bytes)),
-            position: half(b, at + offset_of!(Entry, position)),
+            chunk: half(b, at + offset_of!(TensorEntry, chunk)) as usize,
+            offset: word(b, at + offset_of!(TensorEntry, offset)),
+            bytes: word(b, at + offset_of!(TensorEntry, bytes)),
+            position: half(b, at + offset_of!(TensorEntry, position)),
             dims: &b[dims_at..dims_at + rank * 16],
         }
     }
@@ -373,7 +375,7 @@ fn word(bytes: &[u8], at: usize) -> u64 {
 
 /// Returns where the entry at `index` begins.
 fn entry_at(index: usize) -> usize {
-    size_of::<Header>() + index * size_of::<Entry>()
+    size_of::<TableHeader>() + index * size_of::<TensorEntry>()
 }
 
 /// Returns the little-endian `u32` at `at`, which is in bounds because `sections` has checked it.

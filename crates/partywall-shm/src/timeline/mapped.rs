@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use partywall_os::map::{Part, SharedMap};
+use partywall_os::map::{SharedArray, SharedMap};
 
 use super::{CELL_BYTES, CELLS, Cell};
 use crate::control::{self, ControlMemory, Numbers, parts};
@@ -19,7 +19,7 @@ pub const fn cell_offset(index: u32) -> usize {
 /// A mapped memfd of [`CELLS`] cells.
 #[derive(Debug, Clone)]
 pub struct Slab {
-    cells: Part<Cell>,
+    cells: SharedArray<Cell>,
 }
 
 impl Slab {

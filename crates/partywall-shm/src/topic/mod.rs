@@ -72,7 +72,7 @@ use partywall_wire::Ages;
 use crate::{
     DType,
     eventcount::EventCount,
-    sync::{AtomicU64, Part},
+    sync::{AtomicU64, SharedArray},
 };
 
 pub use ages::{AGES_LEASE, NO_STAMP};
@@ -107,14 +107,14 @@ const LINES: usize = 128;
 pub struct Topic {
     /// Fixed at the time of mapping, because other processes may overwrite the stored numbers.
     limits: TopicLimits,
-    header: Part<TopicHeader>,
-    ring: Part<RingEntry>,
-    publishers: Part<Publishing>,
-    subscribers: Part<Subscribing>,
+    header: SharedArray<TopicHeader>,
+    ring: SharedArray<RingEntry>,
+    publishers: SharedArray<Publishing>,
+    subscribers: SharedArray<Subscribing>,
     /// The same number of elements for each subscriber.
-    holds: Part<Holds>,
-    ages: Part<Histogram>,
-    descriptors: Part<Descriptor>,
+    holds: SharedArray<Holds>,
+    ages: SharedArray<Histogram>,
+    descriptors: SharedArray<Descriptor>,
 }
 
 /// The limits of a topic.

@@ -8,11 +8,11 @@
 //! | 0 | `until: u64` until when members record ([`now_ns`](crate::members::now_ns)), 0: they do not | 8 | tracers; members, see below |
 //! | 64 | rings: [`RINGS`], each shared by the members whose row has this remainder | 262,208 each | members |
 //!
-//! A ring is a counter, `next`, in a cache line of its own, and [`EVENTS`] slots of 64 bytes:
+//! A ring is a counter, `next`, in a cache line of its own, and [`EVENTS`] entries of 64 bytes:
 //!
 //! | offset | word | |
 //! |---|---|---|
-//! | 0 | `state` | twice the number of the event in the slot, plus 1 while it is written; numbers begin at 1 |
+//! | 0 | `state` | twice the number of the event in the entry, plus 1 while it is written; numbers begin at 1 |
 //! | 8 | `at` | the time of the event, in nanoseconds |
 //! | 16 | `since` | when it began |
 //! | 24 | `who` | the process in the upper half, the thread in the lower one |
@@ -26,16 +26,16 @@
 //! Several tracers may run at a time: each has its own position in the rings.
 //!
 //! **Recording.**
-//! 1. A member counts `next` up, which gives it a number, and with it a slot.
-//! 2. It marks the slot as being written, by a compare-and-swap. If another thread is writing the slot, or a later
+//! 1. A member counts `next` up, which gives it a number, and with it an entry.
+//! 2. It marks the entry as being written, by a compare-and-swap. If another thread is writing the entry, or a later
 //!    event is there, the event is lost.
 //! 3. Behind a fence it writes the words, and then stores the state without the mark.
 //!
-//! If the member is killed or stopped after step 1, this event is lost. After step 2, the slot stays marked and all its
-//! later events are lost, one in [`EVENTS`] of the ring, until the broker ends. A reader uses the words of a slot only
+//! If the member is killed or stopped after step 1, this event is lost. After step 2, the entry stays marked and all its
+//! later events are lost, one in [`EVENTS`] of the ring, until the broker ends. A reader uses the words of an entry only
 //! if the state is the event's number, without the mark, before and after it has read them. So no event is torn.
 //!
-//! **Reading.** A tracer follows `next`. It counts an event as lost if the slot holds a later one, and if the slot is
+//! **Reading.** A tracer follows `next`. It counts an event as lost if the entry holds a later one, and if the entry is
 //! not written by its next reading, unless that follows at once. No contents of the memory are trusted: reading
 //! terminates, and unknown codes count as lost.
 
@@ -48,7 +48,7 @@ mod tests;
 use crate::task::TaskId;
 use crate::{
     crash::point,
-    sync::{AtomicU64, Ordering, Part, fence},
+    sync::{AtomicU64, Ordering, SharedArray, fence},
 };
 
 /// Number of rings.
@@ -64,8 +64,8 @@ pub const LEASE: u64 = 2_000_000_000;
 #[derive(Debug)]
 #[cfg_attr(not(loom), derive(Clone))]
 pub struct Traces {
-    pub(crate) header: Part<Header>,
-    pub(crate) rings: Part<Ring>,
+    pub(crate) header: SharedArray<TraceHeader>,
+    pub(crate) rings: SharedArray<Ring>,
 }
 
 /// What a process did.
@@ -124,13 +124,13 @@ pub struct Event {
 /// The position of a tracer in all rings.
 #[derive(Debug)]
 pub struct Reader {
-    positions: Vec<Position>,
+    positions: Vec<RingCursor>,
     lost: u64,
 }
 
 /// The position in a ring.
 #[derive(Debug, Default)]
-struct Position {
+struct RingCursor {
     /// How many events have been read or lost.
     read: u64,
     /// True if the next event was not written at the reading before.
@@ -140,23 +140,23 @@ struct Position {
 /// What comes before the rings.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub(crate) struct Header {
+pub(crate) struct TraceHeader {
     until: AtomicU64,
     zero: [AtomicU64; 7],
 }
 
-/// A counter, and the slots that it leads to.
+/// A counter, and the entries that it leads to.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Ring {
     next: AtomicU64,
     zero: [AtomicU64; 7],
-    slots: [Slot; EVENTS],
+    entries: [TraceEntry; EVENTS],
 }
 
 #[derive(Debug)]
 #[repr(C, align(64))]
-struct Slot {
+struct TraceEntry {
     state: AtomicU64,
     at: AtomicU64,
     since: AtomicU64,
@@ -167,11 +167,11 @@ struct Slot {
     zero: AtomicU64,
 }
 
-shared!(Header { until, zero } bits { RINGS });
-shared!(Ring { next, zero, slots });
-shared!(Slot { state, at, since, who, what, object, value, zero } bits { WRITING, PID, ATTEMPT, ACTIONS });
+shared!(TraceHeader { until, zero } bits { RINGS });
+shared!(Ring { next, zero, entries });
+shared!(TraceEntry { state, at, since, who, what, object, value, zero } bits { WRITING, PID, ATTEMPT, ACTIONS });
 
-/// The state of a slot in which an event is being written.
+/// The state of an entry in which an event is being written.
 const WRITING: u64 = 1;
 /// The first bit of the process, beside its thread.
 const PID: u32 = 32;
@@ -211,8 +211,8 @@ impl Traces {
         }
         let ring = &self.rings[usize::from(row) % RINGS];
         let number = ring.next.fetch_add(1, Ordering::Relaxed);
-        point("trace: number taken, slot not");
-        ring.slots[number as usize % EVENTS].write(number, event);
+        point("trace: number taken, entry not");
+        ring.entries[number as usize % EVENTS].write(number, event);
     }
 }
 
@@ -230,7 +230,7 @@ impl Traces {
 
     /// Returns a reader of the events from now on.
     pub fn reader(&self) -> Reader {
-        let position = |ring: &Ring| Position { read: ring.next.load(Ordering::Acquire), is_late: false };
+        let position = |ring: &Ring| RingCursor { read: ring.next.load(Ordering::Acquire), is_late: false };
         Reader { positions: self.rings.iter().map(position).collect(), lost: 0 }
     }
 }
@@ -249,7 +249,7 @@ impl Reader {
     }
 }
 
-impl Position {
+impl RingCursor {
     /// Returns the number of events that were lost.
     fn read(&mut self, ring: &Ring, take: &mut impl FnMut(Event)) -> u64 {
         let next = ring.next.load(Ordering::Acquire);
@@ -261,7 +261,7 @@ impl Position {
         let mut lost = new.saturating_sub(EVENTS as u64);
         self.read += lost;
         while self.read < next {
-            match ring.slots[self.read as usize % EVENTS].read(self.read) {
+            match ring.entries[self.read as usize % EVENTS].read(self.read) {
                 Content::Event(event) => take(event),
                 Content::Lost => lost += 1,
                 Content::Unwritten if self.is_late => lost += 1,
@@ -277,7 +277,7 @@ impl Position {
     }
 }
 
-/// What a slot holds of an event.
+/// What an entry holds of an event.
 #[derive(Debug, PartialEq, Eq)]
 enum Content {
     Event(Event),
@@ -287,7 +287,7 @@ enum Content {
     Lost,
 }
 
-impl Slot {
+impl TraceEntry {
     fn write(&self, number: u64, event: &Event) {
         let written = state_of(number);
         let seen = self.state.load(Ordering::Relaxed);
@@ -304,7 +304,7 @@ impl Slot {
         set(&self.at, event.at);
         set(&self.since, event.since);
         set(&self.who, u64::from(event.pid) << PID | u64::from(event.tid));
-        point("trace: slot half written");
+        point("trace: entry half written");
         set(&self.what, event.action.code() | u64::from(event.attempt) << ATTEMPT);
         set(&self.object, event.object);
         set(&self.value, event.value);
@@ -343,7 +343,7 @@ impl Slot {
     }
 }
 
-/// Returns the state of the slot that holds the event of this number, counted from 0.
+/// Returns the state of the entry that holds the event of this number, counted from 0.
 fn state_of(number: u64) -> u64 {
     number.wrapping_add(1) << 1
 }

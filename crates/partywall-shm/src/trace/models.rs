@@ -8,7 +8,7 @@ use super::*;
 
 fn ring() -> Ring {
     let zero = || AtomicU64::new(0);
-    let slot = || Slot {
+    let entry = || TraceEntry {
         state: zero(),
         at: zero(),
         since: zero(),
@@ -18,7 +18,7 @@ fn ring() -> Ring {
         value: zero(),
         zero: zero(),
     };
-    Ring { next: zero(), zero: std::array::from_fn(|_| zero()), slots: std::array::from_fn(|_| slot()) }
+    Ring { next: zero(), zero: std::array::from_fn(|_| zero()), entries: std::array::from_fn(|_| entry()) }
 }
 
 fn event(n: u64) -> Event {
@@ -34,7 +34,7 @@ fn event(n: u64) -> Event {
     }
 }
 
-/// Two threads write into the only slot while a third one reads it: no event is torn.
+/// Two threads write into the only entry while a third one reads it: no event is torn.
 #[test]
 fn event_that_is_read_is_whole() {
     let mut builder = Builder::new();
@@ -45,11 +45,11 @@ fn event_that_is_read_is_whole() {
             let ring = ring.clone();
             thread::spawn(move || {
                 let number = ring.next.fetch_add(1, Ordering::Relaxed);
-                ring.slots[0].write(number, &event(number + 5));
+                ring.entries[0].write(number, &event(number + 5));
             })
         });
         for number in 0..2 {
-            if let Content::Event(found) = ring.slots[0].read(number) {
+            if let Content::Event(found) = ring.entries[0].read(number) {
                 assert_eq!(found, event(number + 5));
             }
         }

@@ -92,21 +92,21 @@ fn event_of_a_process_killed_while_writing_is_lost_alone() {
     traces.renew(0);
     let mut reader = traces.reader();
     let ring = &traces.rings[0];
-    // It has only its number; it has marked its slot.
+    // It has only its number; it has marked its entry.
     assert_eq!(ring.next.fetch_add(1, Ordering::Relaxed), 0);
     assert_eq!(ring.next.fetch_add(1, Ordering::Relaxed), 1);
-    ring.slots[1].state.store(state_of(1) | WRITING, Ordering::Relaxed);
+    ring.entries[1].state.store(state_of(1) | WRITING, Ordering::Relaxed);
     traces.record(0, &event(2));
     // It might still be at it.
     assert_eq!((events(&mut reader, &traces), reader.lost()), (vec![], 0));
     assert_eq!((events(&mut reader, &traces), reader.lost()), (vec![], 1));
     assert_eq!((events(&mut reader, &traces), reader.lost()), (vec![event(2)], 2));
-    // Once around the ring, only the marked slot takes no event.
+    // Once around the ring, only the marked entry takes no event.
     (3..EVENTS as u64 + 3).for_each(|n| traces.record(0, &event(n)));
     let mut read = events(&mut reader, &traces);
     read.extend(events(&mut reader, &traces));
     assert_eq!((read.len(), reader.lost()), (EVENTS - 1, 3));
-    assert!(!read.contains(&event(EVENTS as u64 + 1)), "its slot is the marked one");
+    assert!(!read.contains(&event(EVENTS as u64 + 1)), "its entry is the marked one");
 }
 
 #[test]
@@ -165,13 +165,13 @@ proptest! {
         ring.next.store(before, Ordering::Relaxed);
         let mut reader = traces.reader();
         ring.next.store(next, Ordering::Relaxed);
-        for (index, slot) in ring.slots.iter().enumerate() {
-            let Slot { state, at, since, who, what, object, value, zero } = slot;
+        for (index, entry) in ring.entries.iter().enumerate() {
+            let TraceEntry { state, at, since, who, what, object, value, zero } = entry;
             for (word, value) in [state, at, since, who, what, object, value, zero].into_iter().zip(&words) {
                 word.store(value.wrapping_add(index as u64), Ordering::Relaxed);
             }
             if index % 3 == 0 {
-                slot.state.store(state_of(next.wrapping_sub(1) - index as u64 % 2), Ordering::Relaxed);
+                entry.state.store(state_of(next.wrapping_sub(1) - index as u64 % 2), Ordering::Relaxed);
             }
         }
         for _ in 0..3 {

@@ -144,7 +144,7 @@ pub(crate) const HANDING_OVER: &[&str] = &[
 pub(crate) const EXECUTING: &[&str] =
     &["supervisor: worker has handed over, nothing executed", "supervisor: handover read, nothing taken"];
 
-pub(crate) const RECORDING: &[&str] = &["trace: number taken, slot not", "trace: slot half written"];
+pub(crate) const RECORDING: &[&str] = &["trace: number taken, entry not", "trace: entry half written"];
 
 const PASSED: &[&[&str]] = &[
     SERVING,
