@@ -111,11 +111,11 @@ impl fmt::Debug for Gpu {
 pub(crate) struct Gpus {
     link: Arc<Link>,
     pub(crate) health: Health,
-    open: Mutex<Open>,
+    open: Mutex<OpenGpus>,
 }
 
 #[derive(Debug, Default)]
-struct Open {
+struct OpenGpus {
     gpus: Vec<Arc<Gpu>>,
     /// True once the broker knows that this process uses GPUs.
     reported: bool,

@@ -54,9 +54,9 @@ impl World {
 /// A private word, and the stream's store into it.
 fn private_word() -> (Fence, impl Fn()) {
     let word = PrivateWord::of_hosts();
-    let place = word.place.clone();
+    let cell = word.cell.clone();
     let target = word.target;
-    (Fence::PrivateWord(word), move || place.cell().signal(target).unwrap())
+    (Fence::PrivateWord(word), move || cell.get().signal(target).unwrap())
 }
 
 fn timeline(value: u64) -> (Fence, Arc<Word>) {

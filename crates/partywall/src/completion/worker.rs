@@ -33,14 +33,14 @@ pub(crate) struct Workers {
 /// Runs jobs one after another, on a thread that exists only while there are jobs and for the linger time after them.
 pub(crate) struct Worker {
     name: &'static str,
-    state: Mutex<State>,
+    state: Mutex<WorkerState>,
     more: Condvar,
     /// How long the thread stays without a job.
     linger: Duration,
 }
 
 #[derive(Default)]
-struct State {
+struct WorkerState {
     queue: VecDeque<Job>,
     is_running: bool,
     thread: Option<JoinHandle<()>>,
@@ -124,7 +124,7 @@ impl Worker {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, WorkerState> {
         self.state.lock().ignore_poison()
     }
 }

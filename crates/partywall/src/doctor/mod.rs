@@ -21,7 +21,7 @@ use std::{ffi::OsString, fmt, str::FromStr, time::Duration};
 
 pub use self::{
     finding::{Finding, Outcome, Report},
-    runner::{Ended, run_within},
+    runner::{ChildEnd, run_within},
     vulkan::{Exported, NotUsable, TryVulkan},
 };
 use crate::{domain::DomainOptions, place::DeviceChoice};

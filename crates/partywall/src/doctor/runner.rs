@@ -18,7 +18,7 @@ use super::{Doctor, Probe, finding::Finding};
 
 /// How a child ended.
 #[derive(Debug)]
-pub struct Ended {
+pub struct ChildEnd {
     /// `None` if the child exceeded the time limit and was killed.
     pub status: Option<ExitStatus>,
     /// Its standard output.
@@ -32,7 +32,7 @@ pub struct Ended {
 ///
 /// # Errors
 /// The child could not be started or waited for.
-pub fn run_within(command: &mut Command, limit: Duration) -> std::io::Result<Ended> {
+pub fn run_within(command: &mut Command, limit: Duration) -> std::io::Result<ChildEnd> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let deadline = Instant::now() + limit;
     let mut child = process::spawn(command)?;
@@ -50,7 +50,7 @@ pub fn run_within(command: &mut Command, limit: Duration) -> std::io::Result<End
     let read = |output: Option<Receiver<Vec<u8>>>| {
         output.filter(|_| !immortal).and_then(|it| it.recv_timeout(FAREWELL).ok()).unwrap_or_default()
     };
-    Ok(Ended { status, stdout: read(stdout), stderr: read(stderr), immortal })
+    Ok(ChildEnd { status, stdout: read(stdout), stderr: read(stderr), immortal })
 }
 
 impl Doctor {
@@ -84,7 +84,7 @@ impl Doctor {
     }
 }
 
-impl Ended {
+impl ChildEnd {
     /// Returns the last line of the child's standard error.
     pub fn last_words(&self) -> String {
         let text = String::from_utf8_lossy(&self.stderr);

@@ -42,7 +42,7 @@ const IN_FLIGHT_RETRY: Duration = Duration::from_millis(2);
 
 /// A broker's answer to the first message.
 #[derive(Debug)]
-pub(super) struct Answered {
+pub(super) struct Greeting {
     /// The number of the broker.
     pub(super) instance: u64,
     pub(super) outcome: Result<Greeted>,
@@ -187,7 +187,7 @@ fn deepest_visible(path: &Path) -> Option<(PathBuf, u32)> {
 }
 
 /// Performs the handshake.
-pub(super) fn greet(call: OwnedFd, path: &Path, role: Role) -> Result<Answered> {
+pub(super) fn greet(call: OwnedFd, path: &Path, role: Role) -> Result<Greeting> {
     let pidfd = match process::own_pidfd() {
         Ok(pidfd) => Some(pidfd),
         // The sandbox has no pidfds, or does not permit them. The broker may get a pidfd from its kernel; otherwise it
@@ -246,7 +246,7 @@ pub(super) fn greet(call: OwnedFd, path: &Path, role: Role) -> Result<Answered> 
         Err(Refusal::CannotResume) => Err(Unreachable::Refused("it does not know this member".into()).into()),
         Err(refusal) => Err(Error::refused(refusal, path)),
     };
-    Ok(Answered { instance, outcome })
+    Ok(Greeting { instance, outcome })
 }
 
 /// Takes what comes with a welcome.

@@ -33,12 +33,12 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Checks the context of each GPU that a connection has opened.
 pub(crate) struct Health {
-    shared: Arc<Shared>,
+    shared: Arc<HealthShared>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-struct Shared {
-    watched: Mutex<Vec<Arc<Watched>>>,
+struct HealthShared {
+    watched: Mutex<Vec<Arc<WatchedGpu>>>,
     lost: Arc<OnceLock<Lost>>,
     /// Called once, with the lost context.
     notify: Box<dyn Fn(&Lost) + Send + Sync>,
@@ -54,7 +54,7 @@ pub(crate) struct Lost {
     pub(crate) error: CudaError,
 }
 
-struct Watched {
+struct WatchedGpu {
     gpu: Arc<Gpu>,
     /// A separate stream, so that no graph captures it.
     stream: Stream,
@@ -63,7 +63,8 @@ struct Watched {
 impl Health {
     /// Creates a checker. When a context is found lost, it sets `lost` and calls `notify` once, on any thread.
     pub(crate) fn new(lost: Arc<OnceLock<Lost>>, notify: impl Fn(&Lost) + Send + Sync + 'static) -> Self {
-        let shared = Shared { watched: Mutex::default(), lost, notify: Box::new(notify), stop: AtomicBool::new(false) };
+        let shared =
+            HealthShared { watched: Mutex::default(), lost, notify: Box::new(notify), stop: AtomicBool::new(false) };
         Self { shared: Arc::new(shared), thread: Mutex::default() }
     }
 
@@ -71,7 +72,7 @@ impl Health {
     pub(crate) fn watch(&self, gpu: &Arc<Gpu>) -> Result<()> {
         let stream =
             Stream::new(gpu.context()).map_err(cuda_error(format!("creating a stream on GPU {}", gpu.uuid())))?;
-        let watched = Arc::new(Watched { gpu: gpu.clone(), stream });
+        let watched = Arc::new(WatchedGpu { gpu: gpu.clone(), stream });
         self.shared.watched.lock().ignore_poison().push(watched);
         let mut thread = self.thread.lock().ignore_poison();
         if thread.is_none() {
@@ -126,7 +127,7 @@ impl Health {
     }
 }
 
-impl Shared {
+impl HealthShared {
     fn run(&self) {
         loop {
             thread::park_timeout(ASK);
@@ -134,7 +135,7 @@ impl Shared {
                 return;
             }
             let watched = self.watched.lock().ignore_poison().clone();
-            for Watched { gpu, stream } in watched.iter().map(|watched| &**watched) {
+            for WatchedGpu { gpu, stream } in watched.iter().map(|watched| &**watched) {
                 // In relaxed mode, so that a capture of another thread stays valid.
                 let asked = gpu.context().guard_relaxed().and_then(|_guard| stream.as_ref().is_done());
                 if let Err(error) = asked {

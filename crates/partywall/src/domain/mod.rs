@@ -46,8 +46,8 @@ pub(crate) use self::{
     locate::broker_binary,
     poll_tasks::{PollReason, PollTasks},
     reported_waits::{HostWait, HostWaits},
-    stream_waits::{StreamWaits, Waits},
-    timeline_memory::{CellPlace, MappedSlab, PrivateWord, TimelineMemory, Word},
+    stream_waits::{StreamWaits, TrackWaits},
+    timeline_memory::{CellRef, MappedSlab, PrivateWord, TimelineMemory, Word},
 };
 use crate::{
     completion::{Completions, Workers},

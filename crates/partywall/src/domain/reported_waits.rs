@@ -14,7 +14,7 @@ use partywall_os::lock::IgnorePoison;
 use partywall_shm::members::{self, TimelineWait};
 use partywall_wire::LeaseId;
 
-use super::{stream_waits::StreamWaits, timeline_memory::CellPlace};
+use super::{stream_waits::StreamWaits, timeline_memory::CellRef};
 
 /// The waits of threads and event loops that have lasted for longer than one sleep or poll, and those of streams with a
 /// timeout.
@@ -79,7 +79,7 @@ impl Drop for HostWait {
 ///
 /// They are kept here because a thread that enqueues work may hold a stream's lock for as long as the stream waits.
 #[derive(Debug, Default)]
-pub(super) struct ReportedWaits(Vec<(CellPlace, TimelineWait)>);
+pub(super) struct ReportedWaits(Vec<(CellRef, TimelineWait)>);
 
 impl ReportedWaits {
     /// Returns the longest wait at the time `now`, if one has lasted for [`LEAST`].

@@ -27,11 +27,11 @@ use super::{
     connect::Greeted,
     health::Lost,
     inbox::Inbox,
-    link::{Completion, Link, MAX_OWED, NoBroker, giving_back},
+    link::{Delivery, Link, MAX_OWED, NoBroker, giving_back},
     poll_tasks::{PollReason, PollTasks, Schedule},
     reported_waits::{HostWaits, ReportedWaits},
     stream_waits::StreamWaits,
-    timeline_memory::{CellPlace, TimelineMemory},
+    timeline_memory::{CellRef, TimelineMemory},
 };
 use crate::{
     completion::{Completions, Workers},
@@ -52,12 +52,12 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(super) struct Service {
     thread: Option<JoinHandle<()>>,
-    shared: Arc<Shared>,
+    shared: Arc<ServiceShared>,
 }
 
 /// The state that the service thread shares with others.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct ServiceShared {
     pub(super) link: Arc<Link>,
     pub(super) poll_tasks: Arc<PollTasks>,
     pub(super) completions: Arc<Completions>,
@@ -91,7 +91,7 @@ impl Service {
         let poll_tasks = Arc::new(PollTasks::new()?);
         let workers = Workers::new();
         let completions = Completions::new(poll_tasks.clone(), workers.gpu.clone(), lost);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ServiceShared {
             link,
             poll_tasks,
             completions: Arc::new(completions),
@@ -122,7 +122,7 @@ impl Service {
     }
 
     /// Returns the state that the thread shares with others.
-    pub(super) fn shared(&self) -> &Arc<Shared> {
+    pub(super) fn shared(&self) -> &Arc<ServiceShared> {
         &self.shared
     }
 
@@ -197,7 +197,7 @@ fn check_clock(link: &Link, members: &Members, begun: u64) -> Result<()> {
 }
 
 struct Reader {
-    shared: Arc<Shared>,
+    shared: Arc<ServiceShared>,
     /// `None` while the connection is lost, and once it has ended.
     events: Option<OwnedFd>,
     inbox: Inbox,
@@ -269,7 +269,7 @@ impl Reader {
     }
 }
 
-impl Shared {
+impl ServiceShared {
     fn handle(&self, event: Event, fds: Vec<OwnedFd>) {
         let (ticket, outcome) = match event {
             Event::Completion { ticket, outcome } => (ticket, outcome),
@@ -277,8 +277,7 @@ impl Shared {
             _ => return,
         };
         // If the waiter no longer waits, the grant is given back.
-        if let Some(Completion::Ended(outcome, _)) =
-            self.link.deliver(ticket, Completion::Ended(Box::new(outcome), fds))
+        if let Some(Delivery::Ended(outcome, _)) = self.link.deliver(ticket, Delivery::Ended(Box::new(outcome), fds))
             && let Ok(answer) = *outcome
             && let Some(call) = giving_back(&answer)
         {
@@ -319,14 +318,14 @@ impl Shared {
         if !gone {
             return;
         }
-        self.each_place(|place| {
-            place.cell().end(TimelineEnding::BrokerGone);
+        self.each_cell(|cell| {
+            cell.get().end(TimelineEnding::BrokerGone);
         });
         let guarding = Arc::downgrade(self);
         self.poll_tasks.add(GUARD, move |reason| {
             // A stream of a living writer may have stored a value since.
-            guarding.upgrade()?.each_place(|place| {
-                let cell = place.cell();
+            guarding.upgrade()?.each_cell(|cell| {
+                let cell = cell.get();
                 cell.late_store().into_iter().for_each(|late| cell.undo(late));
             });
             (reason == PollReason::Due).then_some(GUARD)
@@ -334,8 +333,8 @@ impl Shared {
     }
 
     /// Returns every cell that a thread or a stream of this process may wait for.
-    fn each_place(&self, act: impl Fn(&CellPlace)) {
-        self.timeline_memory.places().iter().chain(&self.stream_waits.places()).for_each(act);
+    fn each_cell(&self, act: impl Fn(&CellRef)) {
+        self.timeline_memory.cells().iter().chain(&self.stream_waits.cells()).for_each(act);
     }
 
     /// Has a background job [detach](Self::detach), and then call `done`.

@@ -20,7 +20,7 @@ use partywall_shm::timeline::Progress;
 
 use super::{
     lease::LeaseGuard,
-    timeline_memory::{CellPlace, PrivateWord},
+    timeline_memory::{CellRef, PrivateWord},
 };
 
 /// The waits of all streams of a connection.
@@ -35,26 +35,26 @@ pub(crate) struct StreamWaits {
 #[derive(Debug)]
 pub(crate) struct Track {
     stream: StreamId,
-    waits: Mutex<Waits>,
+    waits: Mutex<TrackWaits>,
 }
 
 /// The waits of one stream. A thread that enqueues a wait locks this meanwhile, so the waits are in the order of the
 /// stream.
 #[derive(Debug, Default)]
-pub(crate) struct Waits {
-    noted: VecDeque<Wait>,
+pub(crate) struct TrackWaits {
+    noted: VecDeque<NotedWait>,
     /// The private word that the stream writes next.
     mark: Option<PrivateWord>,
 }
 
 #[derive(Debug)]
-struct Wait {
+struct NotedWait {
     keep: Arc<LeaseGuard>,
-    place: CellPlace,
+    cell: CellRef,
     value: u64,
     /// The word and value that the stream writes after the wait. Once the value is stored, the stream has passed the
     /// wait.
-    mark: Option<(CellPlace, u64)>,
+    mark: Option<(CellRef, u64)>,
 }
 
 impl StreamWaits {
@@ -90,20 +90,20 @@ impl StreamWaits {
     }
 
     /// Calls `found` with the lease, the cell and the value of each stream's first open wait. Skips locked streams.
-    pub(super) fn each_first(&self, mut found: impl FnMut(u64, &CellPlace, u64)) {
+    pub(super) fn each_first(&self, mut found: impl FnMut(u64, &CellRef, u64)) {
         for track in self.tracks() {
             if let Ok(waits) = track.waits.try_lock()
                 && let Some(wait) = waits.first_open()
             {
-                found(wait.keep.lease().0, &wait.place, wait.value);
+                found(wait.keep.lease().0, &wait.cell, wait.value);
             }
         }
     }
 
     /// Returns the cells that streams may wait for.
-    pub(crate) fn places(&self) -> Vec<CellPlace> {
-        let places = |track: Arc<Track>| track.lock().noted.iter().map(|wait| wait.place.clone()).collect::<Vec<_>>();
-        self.tracks().into_iter().flat_map(places).collect()
+    pub(crate) fn cells(&self) -> Vec<CellRef> {
+        let cells = |track: Arc<Track>| track.lock().noted.iter().map(|wait| wait.cell.clone()).collect::<Vec<_>>();
+        self.tracks().into_iter().flat_map(cells).collect()
     }
 
     /// Returns whether a stream may still wait for another process.
@@ -118,21 +118,21 @@ impl StreamWaits {
 
 impl Track {
     /// Locks the waits of the stream, to enqueue work.
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Waits> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, TrackWaits> {
         self.waits.lock().ignore_poison()
     }
 }
 
-impl Waits {
+impl TrackWaits {
     /// Records a wait that is enqueued next.
-    pub(crate) fn wait(&mut self, keep: &Arc<LeaseGuard>, place: &CellPlace, value: u64) {
-        let same = |wait: &&mut Wait| Arc::ptr_eq(&wait.keep, keep) && wait.place.is(place);
+    pub(crate) fn wait(&mut self, keep: &Arc<LeaseGuard>, cell: &CellRef, value: u64) {
+        let same = |wait: &&mut NotedWait| Arc::ptr_eq(&wait.keep, keep) && wait.cell.is(cell);
         if let Some(wait) = self.unmarked().find(same) {
             // Values only grow: a stream can pass both waits once it can pass the one for the larger value.
             wait.value = wait.value.max(value);
             return;
         }
-        self.noted.push_back(Wait { keep: keep.clone(), place: place.clone(), value, mark: None });
+        self.noted.push_back(NotedWait { keep: keep.clone(), cell: cell.clone(), value, mark: None });
     }
 
     /// Returns whether the stream should write a mark before it waits again.
@@ -150,25 +150,25 @@ impl Waits {
         self.mark = Some(mark);
     }
 
-    /// Records that the stream stores `value` at `place`, behind all recorded waits.
-    pub(crate) fn mark(&mut self, place: &CellPlace, value: u64) {
+    /// Records that the stream stores `value` in `cell`, behind all recorded waits.
+    pub(crate) fn mark(&mut self, cell: &CellRef, value: u64) {
         for wait in self.unmarked() {
-            wait.mark = Some((place.clone(), value));
+            wait.mark = Some((cell.clone(), value));
         }
         self.forget_passed();
     }
 
-    fn first_open(&self) -> Option<&Wait> {
-        self.noted.iter().find(|wait| wait.place.is_undecided(wait.value))
+    fn first_open(&self) -> Option<&NotedWait> {
+        self.noted.iter().find(|wait| wait.cell.is_undecided(wait.value))
     }
 
-    fn unmarked(&mut self) -> impl Iterator<Item = &mut Wait> {
+    fn unmarked(&mut self) -> impl Iterator<Item = &mut NotedWait> {
         self.noted.iter_mut().rev().take_while(|wait| wait.mark.is_none())
     }
 
     fn forget_passed(&mut self) {
-        while let Some(Wait { mark: Some((place, value)), .. }) = self.noted.front()
-            && place.cell().progress(*value) == Progress::Reached
+        while let Some(NotedWait { mark: Some((cell, value)), .. }) = self.noted.front()
+            && cell.get().progress(*value) == Progress::Reached
         {
             self.noted.pop_front();
         }
@@ -192,14 +192,14 @@ mod tests {
         let writer = domain.timeline_writer("t").unwrap();
         let (word, keep) = writer.timeline().present();
         let other = PrivateWord::of_hosts();
-        let mut waits = Waits::default();
-        for (place, value) in [(&word.place, 10), (&word.place, 5), (&other.place, other.target)] {
-            waits.wait(&keep, place, value);
+        let mut waits = TrackWaits::default();
+        for (cell, value) in [(&word.cell, 10), (&word.cell, 5), (&other.cell, other.target)] {
+            waits.wait(&keep, cell, value);
         }
         let open = || waits.first_open().map(|wait| wait.value);
 
         writer.signal(5).unwrap();
-        other.place.cell().signal(other.target).unwrap();
+        other.cell.get().signal(other.target).unwrap();
         assert_eq!(open(), Some(10));
         writer.signal(10).unwrap();
         assert_eq!(open(), None);

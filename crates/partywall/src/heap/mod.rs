@@ -82,13 +82,13 @@ struct Inner {
     limit: u64,
     /// The least bytes of a chunk, unless the limit or the GPU has less.
     chunk_bytes: u64,
-    chunks: Mutex<Vec<Chunk>>,
+    chunks: Mutex<Vec<HeapChunk>>,
     /// The pid and the [`fork_generation`] of the owning process.
     owner: u32,
     generation: u64,
 }
 
-struct Chunk {
+struct HeapChunk {
     memory: Arc<Mapping>,
     free: Holes,
     /// Freed ranges that work of the GPU may still use: an allocator may free a block before a kernel that uses it has
@@ -97,7 +97,7 @@ struct Chunk {
 }
 
 /// A block, which goes back to its heap with the last reference.
-pub(crate) struct Block {
+pub(crate) struct HeapBlock {
     heap: Arc<Inner>,
     chunk: Arc<Mapping>,
     offset: u64,
@@ -105,10 +105,10 @@ pub(crate) struct Block {
 }
 
 /// The allocated blocks of all heaps, by address. A forked child has none of them: CUDA does not work there.
-static BLOCKS: PerProcess<BTreeMap<u64, Arc<Block>>> = PerProcess::new();
+static BLOCKS: PerProcess<BTreeMap<u64, Arc<HeapBlock>>> = PerProcess::new();
 
 /// Returns the allocated block that contains an address.
-pub(crate) fn block_at(address: u64) -> Option<Arc<Block>> {
+pub(crate) fn block_at(address: u64) -> Option<Arc<HeapBlock>> {
     let blocks = BLOCKS.lock();
     let (start, block) = blocks.range(..=address).next_back()?;
     (address - start < block.bytes).then(|| block.clone())
@@ -220,7 +220,7 @@ impl fmt::Debug for Heap {
 
 impl Inner {
     /// Allocates a block.
-    fn block(self: &Arc<Self>, bytes: u64) -> Result<Block> {
+    fn block(self: &Arc<Self>, bytes: u64) -> Result<HeapBlock> {
         let mut chunks = self.chunks.lock().ignore_poison();
         let found = take(&mut chunks, bytes).map_or_else(|| self.grow(&mut chunks, bytes), Ok);
         let (chunk, offset) = match found {
@@ -230,22 +230,22 @@ impl Inner {
             }
             found => found?,
         };
-        Ok(Block { heap: self.clone(), chunk, offset, bytes })
+        Ok(HeapBlock { heap: self.clone(), chunk, offset, bytes })
     }
 
     /// Waits for the work that may still use freed ranges, and makes them free.
-    fn settle(&self, chunks: &mut [Chunk]) -> Result<()> {
+    fn settle(&self, chunks: &mut [HeapChunk]) -> Result<()> {
         if chunks.iter().all(|chunk| chunk.unsettled.is_empty()) {
             return Ok(());
         }
         let waiting = cuda_error(format!("waiting for the work that may use freed memory of {:?}", self.name));
         self.gpu.context().settle().map_err(waiting)?;
-        chunks.iter_mut().for_each(|Chunk { free, unsettled, .. }| free.append(unsettled));
+        chunks.iter_mut().for_each(|HeapChunk { free, unsettled, .. }| free.append(unsettled));
         Ok(())
     }
 
     /// Allocates a chunk, and a block at its beginning.
-    fn grow(&self, chunks: &mut Vec<Chunk>, bytes: u64) -> Result<(Arc<Mapping>, u64)> {
+    fn grow(&self, chunks: &mut Vec<HeapChunk>, bytes: u64) -> Result<(Arc<Mapping>, u64)> {
         let room = self.limit - total(chunks);
         let least = round_up(bytes, self.granularity).filter(|least| *least <= room);
         let least = least.ok_or_else(|| self.out_of_room(bytes, room))?;
@@ -264,7 +264,7 @@ impl Inner {
         let mut free = Holes::whole(memory.len());
         // The chunk is at least as long as the block.
         let offset = free.take(bytes).unwrap_or(0);
-        chunks.push(Chunk { memory: memory.clone(), free, unsettled: Holes::default() });
+        chunks.push(HeapChunk { memory: memory.clone(), free, unsettled: Holes::default() });
         Ok((memory, offset))
     }
 
@@ -279,17 +279,17 @@ impl Inner {
 }
 
 /// Takes a range out of the chunk in which the least is left over.
-fn take(chunks: &mut [Chunk], bytes: u64) -> Option<(Arc<Mapping>, u64)> {
+fn take(chunks: &mut [HeapChunk], bytes: u64) -> Option<(Arc<Mapping>, u64)> {
     let fits = chunks.iter_mut().filter_map(|chunk| Some((chunk.free.fit(bytes)?, chunk)));
     let (_, chunk) = fits.min_by_key(|(len, _)| *len)?;
     Some((chunk.memory.clone(), chunk.free.take(bytes)?))
 }
 
-fn total(chunks: &[Chunk]) -> u64 {
+fn total(chunks: &[HeapChunk]) -> u64 {
     chunks.iter().map(|chunk| chunk.memory.len()).sum()
 }
 
-impl Block {
+impl HeapBlock {
     /// Returns the chunk that contains the block.
     pub(crate) fn chunk(&self) -> &Arc<Mapping> {
         &self.chunk
@@ -305,7 +305,7 @@ impl Block {
     }
 }
 
-impl Drop for Block {
+impl Drop for HeapBlock {
     fn drop(&mut self) {
         let heap = &self.heap;
         // In a forked child a thread of the parent may hold the lock for ever.

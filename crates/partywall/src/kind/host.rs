@@ -26,9 +26,9 @@ use crate::{
 };
 
 /// The kind.
-pub(super) struct Host;
+pub(super) struct HostKind;
 
-impl Kind for Host {
+impl Kind for HostKind {
     fn wire(&self) -> WireKind {
         WireKind::Host
     }

@@ -26,9 +26,9 @@ use crate::{
 };
 
 /// The kind.
-pub(super) struct Legacy;
+pub(super) struct LegacyKind;
 
-impl Kind for Legacy {
+impl Kind for LegacyKind {
     fn wire(&self) -> WireKind {
         WireKind::Legacy
     }
@@ -45,13 +45,13 @@ impl Kind for Legacy {
                 let why = "this process published it, and the publisher cannot map it on another GPU";
                 return Err(remote(owner, gpu.uuid(), &version, why.into()));
             }
-            let chunks = own.into_iter().map(Chunk::Own).collect();
+            let chunks = own.into_iter().map(LegacyChunk::Own).collect();
             return Ok(Box::new(LegacyChunks { chunks, access, gpu }));
         }
         let open = |(bytes, handle): &(u64, LegacyHandle)| {
             let opened = IpcMapping::open(gpu.context(), driver_handle(handle), *bytes, access);
             let failed = cuda_error(format!("opening {bytes} bytes of {:?} on GPU {owner}", version.name));
-            Ok(Chunk::Opened(opened.map_err(failed)?))
+            Ok(LegacyChunk::Opened(opened.map_err(failed)?))
         };
         let chunks = version.handles.iter().map(open).collect::<Result<_>>()?;
         Ok(Box::new(LegacyChunks { chunks, access, gpu }))
@@ -79,7 +79,7 @@ pub(crate) fn publish(
         handles.push(LegacyHandle { origin, driver: [halves(first), halves(second)] });
         let own = Arc::new(Own { origin, memory });
         PUBLISHED.lock().insert(origin, Arc::downgrade(&own));
-        chunks.push(Chunk::Own(own));
+        chunks.push(LegacyChunk::Own(own));
     }
     Ok((handles, Box::new(LegacyChunks { chunks, access, gpu })))
 }
@@ -110,14 +110,14 @@ fn driver_handle(handle: &LegacyHandle) -> IpcMemoryHandle {
     IpcMemoryHandle(std::array::from_fn(|i| if i < 32 { first[i] } else { second[i - 32] }))
 }
 
-enum Chunk {
+enum LegacyChunk {
     Own(Arc<Own>),
     Opened(IpcMapping),
 }
 
 struct LegacyChunks {
     // Closed before the context may be released.
-    chunks: Vec<Chunk>,
+    chunks: Vec<LegacyChunk>,
     access: Access,
     gpu: Arc<Gpu>,
 }
@@ -125,8 +125,8 @@ struct LegacyChunks {
 impl LegacyChunks {
     fn range(&self, chunk: usize, offset: u64, bytes: u64) -> Result<DeviceRange<'_>> {
         let whole: DeviceSlice<'_> = match &self.chunks[chunk] {
-            Chunk::Own(own) => own.memory[0].allocation(self.access),
-            Chunk::Opened(mapping) => mapping.as_slice(),
+            LegacyChunk::Own(own) => own.memory[0].allocation(self.access),
+            LegacyChunk::Opened(mapping) => mapping.as_slice(),
         };
         let slice = whole.slice(offset, bytes).map_err(access_error("a tensor's range"))?;
         Ok(DeviceRange { gpu: &self.gpu, slice })
@@ -148,6 +148,6 @@ impl Memory for LegacyChunks {
     }
 
     fn is_published(&self) -> bool {
-        self.chunks.iter().any(|chunk| matches!(chunk, Chunk::Own(_)))
+        self.chunks.iter().any(|chunk| matches!(chunk, LegacyChunk::Own(_)))
     }
 }

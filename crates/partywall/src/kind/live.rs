@@ -8,23 +8,23 @@ use std::{os::fd::OwnedFd, sync::Arc};
 use partywall_cuda::{Access, ForeignMemory, Mapping};
 use partywall_wire::Kind as WireKind;
 
-use super::{Attach, Extension, Kind, Memory, vmm::Vmm, wrong_kind};
+use super::{Attach, Extension, Kind, Memory, vmm::VmmKind, wrong_kind};
 use crate::{
     error::Result,
     gpu::{DeviceRange, Gpu, access_error, cuda_error},
-    heap::Block,
+    heap::HeapBlock,
 };
 
 /// The kind.
-pub(super) struct Live;
+pub(super) struct LiveKind;
 
-impl Kind for Live {
+impl Kind for LiveKind {
     fn wire(&self) -> WireKind {
         WireKind::Live
     }
 
     fn attach(&self, version: Attach<'_>) -> Result<Box<dyn Memory>> {
-        Vmm.attach(version)
+        VmmKind.attach(version)
     }
 }
 
@@ -32,7 +32,7 @@ impl Kind for Live {
 /// and the memory, which keeps the owners of the tensors.
 pub(crate) fn publish(
     tensors: Vec<ForeignMemory>,
-    blocks: Vec<Arc<Block>>,
+    blocks: Vec<Arc<HeapBlock>>,
     gpu: Arc<Gpu>,
     mutable: bool,
 ) -> Result<(Vec<OwnedFd>, Box<dyn Memory>)> {
@@ -54,7 +54,7 @@ struct LiveChunks {
     _tensors: Vec<ForeignMemory>,
     chunks: Vec<Arc<Mapping>>,
     /// Keep the heap from using their memory again, even if the allocator has freed them.
-    _blocks: Vec<Arc<Block>>,
+    _blocks: Vec<Arc<HeapBlock>>,
     access: Access,
     gpu: Arc<Gpu>,
 }

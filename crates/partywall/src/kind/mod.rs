@@ -259,7 +259,8 @@ pub(crate) trait Extension {
 }
 
 /// All kinds.
-static KINDS: [&dyn Kind; 5] = [&host::Host, &pinned::Pinned, &vmm::Vmm, &legacy::Legacy, &live::Live];
+static KINDS: [&dyn Kind; 5] =
+    [&host::HostKind, &pinned::PinnedKind, &vmm::VmmKind, &legacy::LegacyKind, &live::LiveKind];
 
 /// Returns the kind that is native at `place`.
 pub(crate) fn native(place: Place) -> Result<&'static dyn Kind> {

@@ -37,9 +37,9 @@ use crate::{
 };
 
 /// The kind.
-pub(super) struct Pinned;
+pub(super) struct PinnedKind;
 
-impl Kind for Pinned {
+impl Kind for PinnedKind {
     fn wire(&self) -> WireKind {
         WireKind::Pinned
     }
@@ -56,7 +56,7 @@ impl Kind for Pinned {
         reserve: Option<u64>,
         gpus: &Arc<Gpus>,
     ) -> Result<Box<dyn Draft>> {
-        let node = Node::new(name, place)?;
+        let node = NodeRequest::new(name, place)?;
         // All chunks or none.
         let sizes = whole_units(used, node.granularity);
         let (sizes, total) = sizes.ok_or_else(|| node.out_of_memory(u64::MAX, None))?;
@@ -75,14 +75,14 @@ impl Kind for Pinned {
     }
 
     fn chunk(&self, name: &str, place: Place, bytes: u64, _: &Arc<Gpus>) -> Result<(u64, OwnedFd)> {
-        let node = Node::new(name, place)?;
+        let node = NodeRequest::new(name, place)?;
         let bytes = round_up(bytes, node.granularity).ok_or_else(|| node.out_of_memory(bytes, None))?;
         let fd = node.create(bytes, bytes)?.export().map_err(node.failed(bytes, bytes))?;
         Ok((bytes, fd))
     }
 
     fn attach(&self, version: Attach<'_>) -> Result<Box<dyn Memory>> {
-        let node = Node::new(version.name, version.place)?;
+        let node = NodeRequest::new(version.name, version.place)?;
         let used_as = match (version.mutable, version.write) {
             // A process of another user could have kept the memory writable.
             (false, _) if version.is_own => NodeUse::Frozen,
@@ -118,7 +118,7 @@ impl Kind for Pinned {
 }
 
 /// A request for memory on one node.
-struct Node<'a> {
+struct NodeRequest<'a> {
     name: &'a str,
     place: Place,
     number: u32,
@@ -126,7 +126,7 @@ struct Node<'a> {
     granularity: u64,
 }
 
-impl<'a> Node<'a> {
+impl<'a> NodeRequest<'a> {
     fn new(name: &'a str, place: Place) -> Result<Self> {
         let Place::Pinned(number) = place else {
             return Err(Unreachable::protocol("pinned memory without a NUMA node"));
@@ -197,7 +197,7 @@ struct PinnedChunks {
 }
 
 impl PinnedChunks {
-    fn new(chunks: Vec<NodeMapping>, node: &Node<'_>, reserved: u64, gpus: &Arc<Gpus>) -> Self {
+    fn new(chunks: Vec<NodeMapping>, node: &NodeRequest<'_>, reserved: u64, gpus: &Arc<Gpus>) -> Self {
         let node = node.number;
         let gpu = OnceLock::new();
         Self { chunks, node, reserved, exported: Vec::new(), is_foreign: false, device: None, gpu, gpus: gpus.clone() }
@@ -259,7 +259,7 @@ impl Draft for PinnedChunks {
     }
 
     fn push(&mut self, name: &str, place: Place, bytes: u64, _: &Arc<Gpus>) -> Result<()> {
-        let node = Node::new(name, place)?;
+        let node = NodeRequest::new(name, place)?;
         let bytes = round_up(bytes, node.granularity).ok_or_else(|| node.out_of_memory(bytes, None))?;
         let memory = node.create(bytes, bytes)?;
         self.chunks.push(NodeMapping::new(memory, NodeUse::Draft).map_err(node.failed(bytes, bytes))?);
@@ -424,7 +424,7 @@ impl Memory for PinnedChunks {
     }
 
     fn extend(&self, chunks: &[(u64, OwnedFd)]) -> Result<Box<dyn Extension + '_>> {
-        let node = Node::new("a segment that has grown", Place::Pinned(self.node))?;
+        let node = NodeRequest::new("a segment that has grown", Place::Pinned(self.node))?;
         let import = |(bytes, fd): &(u64, OwnedFd)| node.import(fd.as_fd(), *bytes);
         let memories: Vec<_> = chunks.iter().map(import).collect::<Result<_>>()?;
         let mapping = self.chunks.first().ok_or_else(no_chunk)?;

@@ -25,9 +25,9 @@ use crate::{
 const BUFFER: u64 = 8 << 20;
 
 /// The kind.
-pub(super) struct Vmm;
+pub(super) struct VmmKind;
 
-impl Kind for Vmm {
+impl Kind for VmmKind {
     fn wire(&self) -> WireKind {
         WireKind::Vmm
     }
@@ -44,7 +44,7 @@ impl Kind for Vmm {
         reserve: Option<u64>,
         gpus: &Arc<Gpus>,
     ) -> Result<Box<dyn Draft>> {
-        let asked = Asked::new(name, place, gpus)?;
+        let asked = MemoryRequest::new(name, place, gpus)?;
         // All chunks or none.
         let sizes = whole_units(used, asked.granularity);
         let (sizes, total) = sizes.ok_or_else(|| asked.out_of_memory(u64::MAX, None))?;
@@ -58,7 +58,7 @@ impl Kind for Vmm {
     }
 
     fn chunk(&self, name: &str, place: Place, bytes: u64, gpus: &Arc<Gpus>) -> Result<(u64, OwnedFd)> {
-        let asked = Asked::new(name, place, gpus)?;
+        let asked = MemoryRequest::new(name, place, gpus)?;
         let bytes = round_up(bytes, asked.granularity).ok_or_else(|| asked.out_of_memory(bytes, None))?;
         let fd = asked.create(bytes, bytes)?.export().map_err(asked.failed(bytes, bytes))?;
         Ok((bytes, fd))
@@ -92,14 +92,14 @@ impl Kind for Vmm {
 }
 
 /// A request for memory on one GPU.
-struct Asked<'a> {
+struct MemoryRequest<'a> {
     name: &'a str,
     place: Place,
     gpu: Arc<Gpu>,
     granularity: u64,
 }
 
-impl<'a> Asked<'a> {
+impl<'a> MemoryRequest<'a> {
     fn new(name: &'a str, place: Place, gpus: &Gpus) -> Result<Self> {
         let Place::Gpu(uuid) = place else {
             return Err(wrong_kind("host", "GPU", "an allocation on a GPU"));
@@ -201,7 +201,7 @@ impl Draft for VmmChunks {
     }
 
     fn push(&mut self, name: &str, place: Place, bytes: u64, gpus: &Arc<Gpus>) -> Result<()> {
-        let asked = Asked::new(name, place, gpus)?;
+        let asked = MemoryRequest::new(name, place, gpus)?;
         let bytes = round_up(bytes, asked.granularity).ok_or_else(|| asked.out_of_memory(bytes, None))?;
         let memory = asked.create(bytes, bytes)?;
         self.chunks.push(Mapping::new(memory, Access::ReadWrite).map_err(asked.failed(bytes, bytes))?);

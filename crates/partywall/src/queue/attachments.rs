@@ -24,7 +24,7 @@ use crate::{
     error::{Busy, Error, Mismatch, Result},
     place::Place,
     pool::Blocks,
-    segment::{OpenOptions, PartPlace, Segment, Tensor, no_part},
+    segment::{OpenOptions, PartRange, Segment, Tensor, no_part},
     wait::Wait,
 };
 
@@ -182,7 +182,7 @@ impl Attachment {
 
     fn part_at(&self, offset: u64, contents: Contents) -> Result<SegmentPart> {
         let bytes = contents.bytes();
-        match PartPlace::find(&self.0.ranges, offset, bytes) {
+        match PartRange::find(&self.0.ranges, offset, bytes) {
             Some(_) => Ok(SegmentPart { of: self.clone(), offset, contents }),
             None => Err(no_part(self.name(), offset, bytes, self.bytes())),
         }

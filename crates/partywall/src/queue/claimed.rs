@@ -27,7 +27,7 @@ use crate::{
     gpu::{DeviceRange, Gpu},
     pool::{Block, Blocks},
     recorder::Action,
-    segment::{PartPlace, Segment},
+    segment::{PartRange, Segment},
     task_ref::TaskRef,
     timeline::{Order, Timeline},
     wait::Wait,
@@ -73,7 +73,7 @@ enum Source {
         open: Arc<OpenQueue>,
         part: AttachedPart,
         /// Set at the first use.
-        found: OnceLock<(Arc<Segment>, PartPlace)>,
+        found: OnceLock<(Arc<Segment>, PartRange)>,
     },
 }
 
@@ -647,8 +647,8 @@ impl TaskInput {
 fn find<'a>(
     open: &OpenQueue,
     part: AttachedPart,
-    found: &'a OnceLock<(Arc<Segment>, PartPlace)>,
-) -> Result<&'a (Arc<Segment>, PartPlace)> {
+    found: &'a OnceLock<(Arc<Segment>, PartRange)>,
+) -> Result<&'a (Arc<Segment>, PartRange)> {
     if let Some(found) = found.get() {
         return Ok(found);
     }

@@ -99,7 +99,7 @@ impl Build {
         let draft = &*self.draft;
         let side = |gpu: &Gpu, run: &Run| {
             let slice = draft.device_on(gpu, run.to_chunk, run.to_offset, run.bytes);
-            slice.map(Side::Device).map_err(|error| match error {
+            slice.map(CopyEnd::Device).map_err(|error| match error {
                 Error::Mismatch(Mismatch::Kind { has: "host", .. }) => host_target(&self.name, false),
                 error => named(error, &self.name),
             })
@@ -119,7 +119,7 @@ impl Build {
         let runs = runs(&source.stage().table, &self.table, Gaps::of(&[source]))
             .map_err(|why| other_tensors(source, &self.name, why))?;
         let pieces: Vec<_> = runs.iter().flat_map(Run::pieces).collect();
-        let job = Job {
+        let job = CopyJob {
             source: source.view()?,
             uploads: &*self.draft.uploads(),
             pieces: &pieces,
@@ -244,7 +244,7 @@ fn runs(from: &Table<TableBytes>, to: &Table<TableBytes>, gaps: Gaps) -> Result<
 }
 
 /// One side of a copy, as the driver reaches it.
-enum Side<'a> {
+enum CopyEnd<'a> {
     Device(DeviceSlice<'a>),
     /// Registered host memory, from an offset on.
     Host(Registered<'a>, u64),
@@ -272,10 +272,10 @@ impl Drop for Registered<'_> {
 }
 
 /// Returns part of a segment's chunk.
-fn side_of<'a>(memory: &'a dyn Memory, gpu: &Gpu, chunk: usize, offset: u64, bytes: u64) -> Result<Side<'a>> {
+fn side_of<'a>(memory: &'a dyn Memory, gpu: &Gpu, chunk: usize, offset: u64, bytes: u64) -> Result<CopyEnd<'a>> {
     match memory.registration(chunk) {
-        Some(registration) => Ok(Side::Host(Registered { memory, registration: Some(registration) }, offset)),
-        None => memory.device_on(gpu, chunk, offset, bytes).map(Side::Device).map_err(not_host),
+        Some(registration) => Ok(CopyEnd::Host(Registered { memory, registration: Some(registration) }, offset)),
+        None => memory.device_on(gpu, chunk, offset, bytes).map(CopyEnd::Device).map_err(not_host),
     }
 }
 
@@ -284,7 +284,7 @@ fn enqueue<'a>(
     (table, gaps): (&Table<TableBytes>, Gaps),
     name: &str,
     stream: StreamRef<'_>,
-    target: impl Fn(&Gpu, &Run) -> Result<Side<'a>>,
+    target: impl Fn(&Gpu, &Run) -> Result<CopyEnd<'a>>,
 ) -> Result<()> {
     let failed = |error| named(access_error("copying between places")(error), name);
     if stream.is_capturing().map_err(|error| failed(error.into()))? {
@@ -299,10 +299,10 @@ fn enqueue<'a>(
         let from =
             side_of(memory, &gpu, run.from_chunk, run.from_offset, run.bytes).map_err(|error| source.named(error))?;
         let enqueued = match (from, target(&gpu, run)?) {
-            (Side::Device(from), Side::Device(to)) => stream.enqueue_copy(to, from),
-            (Side::Host(from, offset), Side::Device(to)) => from.enqueue_copy_to(stream, offset, to),
-            (Side::Device(from), Side::Host(to, offset)) => to.enqueue_copy_from(stream, offset, from),
-            (Side::Host(..), Side::Host(..)) => return Err(host_target(name, true)),
+            (CopyEnd::Device(from), CopyEnd::Device(to)) => stream.enqueue_copy(to, from),
+            (CopyEnd::Host(from, offset), CopyEnd::Device(to)) => from.enqueue_copy_to(stream, offset, to),
+            (CopyEnd::Device(from), CopyEnd::Host(to, offset)) => to.enqueue_copy_from(stream, offset, from),
+            (CopyEnd::Host(..), CopyEnd::Host(..)) => return Err(host_target(name, true)),
         };
         enqueued.map_err(failed)?;
     }
@@ -329,7 +329,7 @@ fn other_tensors(source: &Segment, name: &str, why: String) -> Error {
 }
 
 /// The state that the threads of a copy by the CPU share.
-struct Job<'a> {
+struct CopyJob<'a> {
     source: &'a dyn Memory,
     uploads: &'a dyn Uploads,
     pieces: &'a [Run],
@@ -340,7 +340,7 @@ struct Job<'a> {
     error: Mutex<Option<Error>>,
 }
 
-impl Job<'_> {
+impl CopyJob<'_> {
     /// Copies pieces until none are left, one has failed, or the copy is cancelled.
     fn work(&self) {
         if let Err(error) = self.copy() {

@@ -39,7 +39,7 @@ pub use self::{
 pub(crate) use self::{
     open::{Received, give_back},
     options::{CommitOptions, commit_setters},
-    parts::{PartPlace, no_part},
+    parts::{PartRange, no_part},
 };
 use crate::{
     domain::Domain,

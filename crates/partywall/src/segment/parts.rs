@@ -9,15 +9,15 @@ use crate::{
     info,
 };
 
-/// The place of a part in a segment's memory.
+/// The range of a part in a segment's memory.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct PartPlace {
+pub(crate) struct PartRange {
     chunk: usize,
     offset: u64,
     bytes: u64,
 }
 
-impl PartPlace {
+impl PartRange {
     /// Finds a part in consecutive ranges of these lengths. Returns `None` if the part is empty or not within one
     /// range.
     pub(crate) fn find(ranges: &[u64], offset: u64, bytes: u64) -> Option<Self> {
@@ -46,40 +46,40 @@ impl Segment {
     }
 
     /// Finds a part. Refreshes the segment if the part is beyond the length that this process knows.
-    pub(crate) fn part(&self, offset: u64, bytes: u64) -> Result<PartPlace> {
-        if let Some(place) = PartPlace::find(&self.ranges()?, offset, bytes) {
-            return Ok(place);
+    pub(crate) fn part(&self, offset: u64, bytes: u64) -> Result<PartRange> {
+        if let Some(range) = PartRange::find(&self.ranges()?, offset, bytes) {
+            return Ok(range);
         }
         let _ = self.refresh()?;
-        PartPlace::find(&self.ranges()?, offset, bytes).ok_or_else(|| no_part(self.name(), offset, bytes, self.bytes()))
+        PartRange::find(&self.ranges()?, offset, bytes).ok_or_else(|| no_part(self.name(), offset, bytes, self.bytes()))
     }
 
     /// Returns the bytes of a part of frozen host memory.
-    pub(crate) fn part_bytes(&self, place: PartPlace) -> Result<&[u8]> {
-        self.view()?.bytes(place.chunk, place.offset, place.bytes).map_err(|e| self.named(e))
+    pub(crate) fn part_bytes(&self, range: PartRange) -> Result<&[u8]> {
+        self.view()?.bytes(range.chunk, range.offset, range.bytes).map_err(|e| self.named(e))
     }
 
     /// Returns the first address of a part of host memory.
-    pub(crate) fn part_address(&self, place: PartPlace) -> Result<*const u8> {
+    pub(crate) fn part_address(&self, range: PartRange) -> Result<*const u8> {
         if !self.facts.chosen.mutable {
-            return self.part_bytes(place).map(<[u8]>::as_ptr);
+            return self.part_bytes(range).map(<[u8]>::as_ptr);
         }
-        let map = self.view()?.shared(place.chunk).map_err(|e| self.named(e))?;
-        // In bounds: the place was found within the present length.
-        Ok(map.as_ptr().wrapping_add(place.offset as usize))
+        let map = self.view()?.shared(range.chunk).map_err(|e| self.named(e))?;
+        // In bounds: the range was found within the present length.
+        Ok(map.as_ptr().wrapping_add(range.offset as usize))
     }
 
     /// Copies bytes of a part, from `offset` on, to `out`. The caller has checked the range. Host-synchronous.
-    pub(crate) fn read_part(&self, place: PartPlace, offset: u64, out: &mut [u8]) -> Result<()> {
+    pub(crate) fn read_part(&self, range: PartRange, offset: u64, out: &mut [u8]) -> Result<()> {
         if out.is_empty() {
             return Ok(());
         }
-        self.view()?.read(place.chunk, place.offset + offset, out).map_err(|e| self.named(e))
+        self.view()?.read(range.chunk, range.offset + offset, out).map_err(|e| self.named(e))
     }
 
     /// Returns a part on its GPU.
-    pub(crate) fn part_device(&self, place: PartPlace) -> Result<DeviceRange<'_>> {
-        self.view()?.device(place.chunk, place.offset, place.bytes).map_err(|e| self.named(e))
+    pub(crate) fn part_device(&self, range: PartRange) -> Result<DeviceRange<'_>> {
+        self.view()?.device(range.chunk, range.offset, range.bytes).map_err(|e| self.named(e))
     }
 }
 
@@ -95,7 +95,7 @@ mod tests {
     #[test]
     fn part_lies_within_one_piece_of_memory() {
         let find = |offset, bytes| {
-            PartPlace::find(&[10, 0, 20], offset, bytes).map(|place| (place.chunk, place.offset, place.bytes))
+            PartRange::find(&[10, 0, 20], offset, bytes).map(|range| (range.chunk, range.offset, range.bytes))
         };
         assert_eq!(
             (find(0, 10), find(9, 1), find(10, 20), find(29, 1)),

@@ -11,7 +11,7 @@ use crate::{
     domain::{Domain, check_name, unexpected},
     error::{Denied, DeviceFault, Error, InvalidArgument, Result},
     gpu::{Gpu, access_error, cuda_error},
-    heap::{Block, block_at},
+    heap::{HeapBlock, block_at},
     info::TableBytes,
     kind::{by_wire, legacy, live},
     place::Place,
@@ -307,7 +307,7 @@ impl Publication {
 
     /// Returns the blocks of heaps that contain the tensors; `None` if no tensor is in a heap, and the driver makes
     /// handles of all their memory.
-    fn blocks(&self) -> Result<Option<Vec<Arc<Block>>>> {
+    fn blocks(&self) -> Result<Option<Vec<Arc<HeapBlock>>>> {
         let blocks: Vec<_> = self.memory.iter().map(|memory| block_at(memory.info().address)).collect();
         if blocks.iter().all(Option::is_none) {
             let refused = self.memory.iter().position(|memory| !memory.info().legacy_ipc);

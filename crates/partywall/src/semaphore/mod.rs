@@ -65,13 +65,13 @@ pub const MAX_PERMITS: u32 = shm::MAX_PERMITS;
 /// The semaphore ends with the last handle and the last permit. May be used from any thread.
 #[derive(Debug)]
 pub struct Semaphore {
-    open: Arc<Open>,
+    open: Arc<OpenSemaphore>,
     spin: AdaptiveSpin,
 }
 
 /// An open semaphore. Permits own it too, because giving the lease back frees them.
 #[derive(Debug)]
-struct Open {
+struct OpenSemaphore {
     name: String,
     memory: Arc<shm::Semaphore>,
     /// `None` once this is dropped.
@@ -129,7 +129,7 @@ impl SemaphoreOptions {
         let keep = Some(Arc::new(domain.keep(lease)));
         let mapped = shm::Semaphore::map(fd);
         let memory = mapped.map_err(|source| Error::io(format!("mapping semaphore {name:?}"), source))?;
-        let open = Open { name: name.to_owned(), memory: Arc::new(memory), keep, domain: domain.clone() };
+        let open = OpenSemaphore { name: name.to_owned(), memory: Arc::new(memory), keep, domain: domain.clone() };
         Ok(Semaphore { open: Arc::new(open), spin: AdaptiveSpin::on_memory() })
     }
 }
@@ -153,7 +153,7 @@ impl Semaphore {
     /// [`Error::Timeout`], [`Error::Cancelled`]; [`Unreachable::Gone`](crate::error::Unreachable::Gone) when it has to
     /// wait; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn acquire<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<Permit> {
-        let Open { name, memory, domain, .. } = &*self.open;
+        let OpenSemaphore { name, memory, domain, .. } = &*self.open;
         let what = || format!("cannot acquire a permit of semaphore {name:?}: none was given back");
         let live = || domain.link().require_broker();
         slots::take(&**memory, domain, &self.spin, wait.into(), live, what).map(|held| self.permit(held))
@@ -164,7 +164,7 @@ impl Semaphore {
     /// # Errors
     /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn try_acquire(&self) -> Result<Option<Permit>> {
-        let Open { memory, domain, .. } = &*self.open;
+        let OpenSemaphore { memory, domain, .. } = &*self.open;
         Ok(slots::try_take(&**memory, domain)?.map(|held| self.permit(held)))
     }
 
@@ -198,7 +198,7 @@ impl Semaphore {
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenSemaphore {
     fn drop(&mut self) {
         if let Some(keep) = self.keep.take() {
             keep.release();

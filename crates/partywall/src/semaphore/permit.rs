@@ -5,7 +5,7 @@ use std::sync::Arc;
 use partywall_cuda::StreamRef;
 use partywall_shm::slots::HeldSlot;
 
-use super::Open;
+use super::OpenSemaphore;
 use crate::{
     completion::Completion,
     error::{Error, Failed, Gone, Result},
@@ -16,13 +16,13 @@ use crate::{
 #[derive(Debug)]
 #[must_use = "a permit is given back when it is dropped"]
 pub struct Permit {
-    open: Arc<Open>,
+    open: Arc<OpenSemaphore>,
     /// `None` once the permit is released, or belongs to a stream.
     held: Option<HeldSlot>,
 }
 
 impl Permit {
-    pub(super) fn new(open: Arc<Open>, held: HeldSlot) -> Self {
+    pub(super) fn new(open: Arc<OpenSemaphore>, held: HeldSlot) -> Self {
         Self { open, held: Some(held) }
     }
 
@@ -47,7 +47,7 @@ impl Permit {
     /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda);
     /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn release_on(mut self, stream: StreamRef<'_>) -> Result<(), Failed<Self>> {
-        let Open { name, memory, keep, domain } = &*self.open;
+        let OpenSemaphore { name, memory, keep, domain } = &*self.open;
         let fence = match domain.fence_on(stream, || format!("giving a permit of semaphore {name:?} to a stream")) {
             Ok(fence) => fence,
             Err(error) => return Err(Failed::new(error, self)),

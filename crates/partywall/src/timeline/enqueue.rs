@@ -8,7 +8,7 @@ use partywall_shm::timeline::Progress;
 use super::Timeline;
 use crate::{
     completion::Fence,
-    domain::{Domain, LeaseGuard, MappedSlab, PrivateWord, Waits, Word},
+    domain::{Domain, LeaseGuard, MappedSlab, PrivateWord, TrackWaits, Word},
     error::{DeviceFault, Error, InvalidArgument, Result, Unreachable},
     gpu::{Gpu, failed_call},
 };
@@ -24,8 +24,8 @@ pub(super) fn wait(timeline: &Timeline, stream: StreamRef<'_>, v: u64) -> Result
         let mut waits = track.lock();
         work.mark_if_due(stream, &mut waits)?;
         // Noted before it is enqueued: if the enqueuing fails, the only cost is a lease that is kept too long.
-        waits.wait(&keep, &word.place, v);
-        stream.enqueue_wait_u64(slab.word(&word.place)?, v)?;
+        waits.wait(&keep, &word.cell, v);
+        stream.enqueue_wait_u64(slab.word(&word.cell)?, v)?;
         word.note_wait(v);
         Ok(())
     })
@@ -64,7 +64,7 @@ pub(super) fn device_ptr(timeline: &Timeline, gpu: &Gpu) -> Result<u64> {
     // A kernel may poll at any time, for any value.
     domain.stream_waits().keep_for_good(&keep);
     word.note_polled();
-    Ok(slab.word(&word.place)?.device_ptr())
+    Ok(slab.word(&word.cell)?.device_ptr())
 }
 
 impl Domain {
@@ -78,7 +78,7 @@ impl Domain {
         let work = Work { domain: self, stream, what: &what };
         work.run(|stream| {
             let (word, slab) = work.take_private()?;
-            stream.enqueue_write_u64(slab.word(&word.place)?, word.target)?;
+            stream.enqueue_write_u64(slab.word(&word.cell)?, word.target)?;
             Ok(Fence::PrivateWord(word))
         })
     }
@@ -138,14 +138,14 @@ impl Work<'_> {
     }
 
     /// Makes the stream write a private word behind its waits, if it has waited often since it last wrote one.
-    pub(super) fn mark_if_due(&self, stream: &CurrentStream<'_>, waits: &mut Waits) -> Result<(), Refusal> {
+    pub(super) fn mark_if_due(&self, stream: &CurrentStream<'_>, waits: &mut TrackWaits) -> Result<(), Refusal> {
         if waits.need_a_mark() {
             let mark = match waits.take_mark() {
                 Some(mark) => mark,
                 None => self.domain.timeline_memory().take_private()?,
             };
-            stream.enqueue_write_u64(self.private(&mark)?.word(&mark.place)?, mark.target)?;
-            waits.mark(&mark.place, mark.target);
+            stream.enqueue_write_u64(self.private(&mark)?.word(&mark.cell)?, mark.target)?;
+            waits.mark(&mark.cell, mark.target);
             waits.keep_mark(mark.next());
         }
         Ok(())

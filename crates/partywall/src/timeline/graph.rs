@@ -1,8 +1,8 @@
 //! Waits and signals that are nodes of CUDA graphs.
 //!
-//! A node is a place for a wait or a signal, without a timeline and a value of its own. It is idle between launches: a
-//! wait passes, a signal writes a private word that no thread reads. [`GraphLaunch::run`] does for each launch what
-//! `wait_on` and `signal_on` do for a stream:
+//! A node is a placeholder for a wait or a signal, without a timeline and a value of its own. It is idle between
+//! launches: a wait passes, a signal writes a private word that no thread reads. [`GraphLaunch::run`] does for each
+//! launch what `wait_on` and `signal_on` do for a stream:
 //!
 //! 1. It checks all values, and locks the writers, in one order for all threads.
 //! 2. It gives the nodes their words and values.
@@ -29,10 +29,10 @@ use partywall_shm::timeline::{MAX_VALUE, Progress};
 use super::{
     Timeline, TimelineWriter,
     enqueue::{self, Refusal, Work},
-    writer::Turn,
+    writer::SignalGuard,
 };
 use crate::{
-    domain::{CellPlace, Domain, LeaseGuard, MappedSlab, Word},
+    domain::{CellRef, Domain, LeaseGuard, MappedSlab, Word},
     error::{Error, InvalidArgument, Result},
     recorder::{Action, timeline_object},
 };
@@ -55,7 +55,7 @@ pub struct GraphSignal(Node);
 struct Node {
     operation: WordNode,
     /// The word and value of the operation between launches.
-    idle: CellPlace,
+    idle: CellRef,
     idle_value: u64,
     slab: Arc<MappedSlab>,
 }
@@ -239,7 +239,7 @@ impl<'a> GraphLaunch<'a> {
             let mut behind = None;
             let mut ends = word.progress(*v) != Progress::Pending;
             for (GraphSignal(signal), writer, signalled) in &self.signals {
-                if ends || !writer.word().place.is(&word.place) {
+                if ends || !writer.word().cell.is(&word.cell) {
                     continue;
                 }
                 // If the driver does not say where the signal stands, the launch may be sound.
@@ -276,7 +276,7 @@ impl<'a> GraphLaunch<'a> {
         &self,
         work: &Work<'_>,
         waits: &[PendingWait<'a>],
-        turns: &[Turn<'_>],
+        turns: &[SignalGuard<'_>],
         armed: &mut Armed<'a>,
     ) -> Result<StreamId> {
         work.run(|stream| {
@@ -287,13 +287,13 @@ impl<'a> GraphLaunch<'a> {
                 let work = Work { domain: wait.timeline.domain(), ..*work };
                 let slab = work.ready(wait.word.slab)?;
                 work.mark_if_due(stream, &mut work.domain.stream_waits().track(id).lock())?;
-                armed.set(&wait.node.0, slab.word(&wait.word.place)?, wait.v)?;
+                armed.set(&wait.node.0, slab.word(&wait.word.cell)?, wait.v)?;
             }
             for (node, writer, v) in &self.signals {
                 let work = Work { domain: writer.timeline().domain(), ..*work };
                 let word = writer.word();
                 let slab = work.ready(word.slab)?;
-                armed.set(&node.0, slab.word(&word.place)?, *v)?;
+                armed.set(&node.0, slab.word(&word.cell)?, *v)?;
             }
             Ok(id)
         })
@@ -340,7 +340,7 @@ struct LaunchedWaits<'a> {
 impl Drop for LaunchedWaits<'_> {
     fn drop(&mut self) {
         for PendingWait { timeline, word, keep, v, .. } in &self.waits {
-            timeline.domain().stream_waits().track(self.stream).lock().wait(keep, &word.place, *v);
+            timeline.domain().stream_waits().track(self.stream).lock().wait(keep, &word.cell, *v);
         }
     }
 }

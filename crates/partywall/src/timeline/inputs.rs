@@ -24,7 +24,7 @@ pub(super) struct Input {
 
 /// The state of an input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Fate {
+pub(super) enum InputState {
     /// The input has not failed, or only after every value that was waited for.
     Sound,
     /// The input has failed before a value that was waited for. No signalled value rests on it yet; the next one would.
@@ -52,10 +52,10 @@ impl Input {
 
     /// Returns the present state of the input. Moves on to the handle's present incarnation if the former has not
     /// failed.
-    pub(super) fn check(&mut self) -> Fate {
+    pub(super) fn check(&mut self) -> InputState {
         let fate = self.fate();
         let (present, lease) = self.at.now();
-        if matches!(fate, Fate::Failed(_)) || Arc::ptr_eq(&present, &self.word) {
+        if matches!(fate, InputState::Failed(_)) || Arc::ptr_eq(&present, &self.word) {
             return fate;
         }
         // The handle follows another writer now, and no value rests on the former writer's failure.
@@ -65,14 +65,14 @@ impl Input {
         self.fate()
     }
 
-    fn fate(&self) -> Fate {
+    fn fate(&self) -> InputState {
         let cell = self.word.cell();
         let ended = self.word.ending().map(|_| cell.value() + 1);
-        let Some(failed) = ended.into_iter().chain(cell.tainted()).min() else { return Fate::Sound };
+        let Some(failed) = ended.into_iter().chain(cell.tainted()).min() else { return InputState::Sound };
         match self.history.iter().find(|(_, waited)| *waited >= failed) {
-            Some((first, _)) => Fate::Failed(*first),
-            None if self.word.waited() >= failed => Fate::Suspect,
-            None => Fate::Sound,
+            Some((first, _)) => InputState::Failed(*first),
+            None if self.word.waited() >= failed => InputState::Suspect,
+            None => InputState::Sound,
         }
     }
 }

@@ -66,7 +66,7 @@ pub(super) fn wait(timeline: &Timeline, stream: StreamRef<'_>, v: u64, limit: Du
     let work = Work { domain, stream, what: &|| format!("waiting on a stream for timeline {:?}", at.name) };
     let private = work.run(|stream| {
         let (private, slab) = work.take_private()?;
-        if let Err(error) = stream.enqueue_wait_u64(slab.word(&private.place)?, private.target) {
+        if let Err(error) = stream.enqueue_wait_u64(slab.word(&private.cell)?, private.target) {
             // If the wait was enqueued in spite of the error, it must end soon.
             private.store();
             return Err(error.into());

@@ -26,7 +26,7 @@ impl Order {
     }
 
     pub(crate) fn cell(&self) -> TimelineCell {
-        let Word { slab, incarnation, ref place, .. } = *self.word;
-        TimelineCell { slab, cell: place.index(), incarnation }
+        let Word { slab, incarnation, ref cell, .. } = *self.word;
+        TimelineCell { slab, cell: cell.index(), incarnation }
     }
 }

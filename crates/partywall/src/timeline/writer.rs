@@ -12,7 +12,7 @@ use partywall_shm::timeline::{Cell, Progress, Refused, TimelineEnding};
 use super::{
     At, Timeline,
     enqueue::Work,
-    inputs::{Fate, Input},
+    inputs::{Input, InputState},
     waiting::Poller,
 };
 use crate::{
@@ -44,11 +44,11 @@ struct Writer {
     _keep: Arc<LeaseGuard>,
     at: Arc<At>,
     word: Arc<Word>,
-    state: Mutex<State>,
+    state: Mutex<SignalState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct SignalState {
     /// The stream of the last signal; `None` if the host signalled last.
     stream: Option<StreamId>,
     inputs: Vec<Input>,
@@ -132,9 +132,9 @@ impl TimelineWriter {
     /// As [`signal_on`](Self::signal_on). If only the host function is refused, `v` is still signalled.
     pub fn signal_on_and_wake(&self, stream: StreamRef<'_>, v: u64) -> Result<()> {
         self.signal_on(stream, v)?;
-        let place = self.writer.word.place.clone();
+        let cell = self.writer.word.cell.clone();
         let work = Work { domain: &self.timeline.domain, stream, what: &|| self.signalling() };
-        work.run(|stream| Ok(stream.enqueue_host_function(move || place.cell().notify())?))
+        work.run(|stream| Ok(stream.enqueue_host_function(move || cell.get().notify())?))
     }
 
     /// Announces that a kernel already on `stream` will store `v` ([`Timeline::device_ptr`]), and nothing else before
@@ -185,7 +185,7 @@ impl TimelineWriter {
         store: impl FnOnce(&CurrentStream<'_>, DeviceSlice<'_>) -> Result<(), AccessError>,
     ) -> Result<()> {
         let Timeline { domain, .. } = &self.timeline;
-        let Word { place, slab, .. } = &*self.writer.word;
+        let Word { cell, slab, .. } = &*self.writer.word;
         let turn = self.turn([v])?;
         let work = Work { domain, stream, what: &|| self.signalling() };
         let id = work.run(|stream| {
@@ -194,8 +194,8 @@ impl TimelineWriter {
             turn.follow(id)?;
             let track = domain.stream_waits().track(id);
             let mut waits = track.lock();
-            store(stream, slab.word(place)?)?;
-            waits.mark(place, v);
+            store(stream, slab.word(cell)?)?;
+            waits.mark(cell, v);
             Ok(id)
         })?;
         turn.promise(id, [v]);
@@ -203,7 +203,7 @@ impl TimelineWriter {
     }
 
     /// Begins to order a stream to store `values`, which grow. Other signals wait until the result is dropped.
-    pub(super) fn turn(&self, values: impl IntoIterator<Item = u64>) -> Result<Turn<'_>> {
+    pub(super) fn turn(&self, values: impl IntoIterator<Item = u64>) -> Result<SignalGuard<'_>> {
         self.timeline.domain.link().require_ours()?;
         let mut state = self.writer.lock();
         let mut before = None;
@@ -215,7 +215,7 @@ impl TimelineWriter {
             }
             before = Some(v);
         }
-        Ok(Turn { writer: self, state })
+        Ok(SignalGuard { writer: self, state })
     }
 
     /// Returns whether both are the same writer.
@@ -277,12 +277,12 @@ impl TimelineWriter {
 
 /// A writer that orders a stream to store values. Other threads cannot signal meanwhile.
 #[derive(Debug)]
-pub(super) struct Turn<'a> {
+pub(super) struct SignalGuard<'a> {
     writer: &'a TimelineWriter,
-    state: MutexGuard<'a, State>,
+    state: MutexGuard<'a, SignalState>,
 }
 
-impl Turn<'_> {
+impl SignalGuard<'_> {
     /// Waits until the values of another stream than `stream` are stored.
     pub(super) fn follow(&self, stream: StreamId) -> Result<()> {
         if self.state.stream.is_some_and(|last| last != stream) {
@@ -334,7 +334,7 @@ impl Writer {
     }
 
     /// Checks that the broker runs, and that the next value, `v`, would rest on no failed input.
-    fn check(&self, state: &mut State, v: u64) -> Result<()> {
+    fn check(&self, state: &mut SignalState, v: u64) -> Result<()> {
         let suspect = self.taint(state);
         if self.word.ending() == Some(TimelineEnding::BrokerGone) {
             return Err(self.at.ended(&self.word, TimelineEnding::BrokerGone, v));
@@ -350,25 +350,25 @@ impl Writer {
     }
 
     /// Taints values that rest on failed inputs. Returns whether the next value would rest on one.
-    fn taint(&self, state: &mut State) -> bool {
+    fn taint(&self, state: &mut SignalState) -> bool {
         let mut suspect = false;
         for input in &mut state.inputs {
             match input.check() {
-                Fate::Sound => {}
-                Fate::Suspect => suspect = true,
-                Fate::Failed(from) => self.word.cell().taint(from),
+                InputState::Sound => {}
+                InputState::Suspect => suspect = true,
+                InputState::Failed(from) => self.word.cell().taint(from),
             }
         }
         suspect
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, SignalState> {
         // A thread that panicked under the lock leaves no half-done signal.
         self.state.lock().ignore_poison()
     }
 }
 
-impl State {
+impl SignalState {
     fn signalled(&mut self, v: u64, stream: Option<StreamId>) {
         self.stream = stream;
         self.inputs.iter_mut().for_each(|input| input.signalled(v));

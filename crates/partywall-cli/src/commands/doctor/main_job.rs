@@ -8,7 +8,7 @@ use std::{
 
 use partywall::{
     Domain,
-    doctor::{Ended, Finding, run_within},
+    doctor::{ChildEnd, Finding, run_within},
 };
 use partywall_os::{dir::PrivateDir, environment};
 use serde_json::Value;
@@ -41,7 +41,7 @@ pub(super) fn run(limit: Duration, device: &str) -> Finding {
     }
 }
 
-fn judge(ended: &Ended, limit: Duration, stopped: bool) -> Finding {
+fn judge(ended: &ChildEnd, limit: Duration, stopped: bool) -> Finding {
     let said: Vec<Value> =
         ended.stdout.split(|byte| *byte == b'\n').filter_map(|it| serde_json::from_slice(it).ok()).collect();
     let passed = said.iter().any(|line| line["role"] == "demo" && line["step"] == "passed");

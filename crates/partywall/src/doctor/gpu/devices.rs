@@ -29,7 +29,7 @@ pub(in crate::doctor) fn devices(scope: Scope) -> Finding {
                 .fix("`nvidia-smi` must work first");
         }
     };
-    let facts: Vec<_> = chosen.iter().map(|device| (device.ordinal(), Facts::of(device))).collect();
+    let facts: Vec<_> = chosen.iter().map(|device| (device.ordinal(), DeviceFacts::of(device))).collect();
     judge(&facts)
 }
 
@@ -47,7 +47,7 @@ fn none_visible(why: &str) -> Finding {
 
 /// The facts that the driver reports about a GPU.
 #[derive(Debug, Clone)]
-struct Facts {
+struct DeviceFacts {
     uuid: String,
     name: String,
     capability: (u32, u32),
@@ -57,7 +57,7 @@ struct Facts {
     integrated: bool,
 }
 
-impl Facts {
+impl DeviceFacts {
     fn of(device: &Device) -> Result<Self, CudaError> {
         Ok(Self {
             uuid: device.uuid()?.to_string(),
@@ -130,7 +130,7 @@ impl Facts {
     }
 }
 
-fn judge(facts: &[(u32, Result<Facts, CudaError>)]) -> Finding {
+fn judge(facts: &[(u32, Result<DeviceFacts, CudaError>)]) -> Finding {
     let mut lines = Vec::new();
     let mut outcome = Outcome::Ok;
     let mut means = Vec::new();
@@ -198,7 +198,7 @@ pub(in crate::doctor) fn peers(scope: Scope) -> Finding {
             for peer in all.iter().filter(|peer| peer.ordinal() != device.ordinal()) {
                 let rank =
                     if device.can_access_peer(peer)? { Some(device.peer_performance_rank(peer).ok()) } else { None };
-                links.push(Link { from: device.ordinal(), to: peer.ordinal(), rank });
+                links.push(PeerLink { from: device.ordinal(), to: peer.ordinal(), rank });
             }
         }
         Ok(reach(&links))
@@ -214,18 +214,18 @@ fn silent(trouble: &Trouble) -> Finding {
 
 /// The connection from one GPU to the memory of another.
 #[derive(Debug, Clone, Copy)]
-struct Link {
+struct PeerLink {
     from: u32,
     to: u32,
     /// `None` if there is no connection; else the driver's rank, if it has one. 0 is the fastest.
     rank: Option<Option<u32>>,
 }
 
-fn reach(links: &[Link]) -> Finding {
+fn reach(links: &[PeerLink]) -> Finding {
     if links.is_empty() {
         return Finding::ok("one GPU is visible, so there is nothing to reach");
     }
-    let line = |link: &Link| match link.rank {
+    let line = |link: &PeerLink| match link.rank {
         Some(Some(rank)) => format!("cuda:{} reaches cuda:{} (rank {rank}, 0 is the fastest)", link.from, link.to),
         Some(None) => format!("cuda:{} reaches cuda:{}", link.from, link.to),
         None => format!("cuda:{} does not reach cuda:{}", link.from, link.to),
@@ -245,8 +245,8 @@ fn reach(links: &[Link]) -> Finding {
 mod tests {
     use super::*;
 
-    fn gpu(name: &str) -> Facts {
-        Facts {
+    fn gpu(name: &str) -> DeviceFacts {
+        DeviceFacts {
             uuid: "GPU-0".into(),
             name: name.into(),
             capability: (9, 0),
@@ -274,15 +274,15 @@ mod tests {
 
     #[test]
     fn compute_modes_say_which_processes_may_share() {
-        let exclusive = Facts { mode: ComputeMode::EXCLUSIVE_PROCESS, ..gpu("NVIDIA H200") };
+        let exclusive = DeviceFacts { mode: ComputeMode::EXCLUSIVE_PROCESS, ..gpu("NVIDIA H200") };
         let found = judge(&[(0, Ok(exclusive.clone()))]);
         assert_eq!(found.outcome, Outcome::Warning);
         assert!(found.meaning.contains("needs MPS") && found.fix.contains("nvidia-smi -c DEFAULT"));
-        assert_eq!(judge(&[(0, Ok(Facts { mps: true, ..exclusive.clone() }))]).outcome, Outcome::Ok);
-        let prohibited = Facts { mode: ComputeMode::PROHIBITED, ..gpu("NVIDIA H200") };
+        assert_eq!(judge(&[(0, Ok(DeviceFacts { mps: true, ..exclusive.clone() }))]).outcome, Outcome::Ok);
+        let prohibited = DeviceFacts { mode: ComputeMode::PROHIBITED, ..gpu("NVIDIA H200") };
         let found = judge(&[(0, Ok(prohibited)), (1, Ok(exclusive))]);
         assert_eq!((found.outcome, found.meaning.lines().count()), (Outcome::Failed, 2));
-        let old = Facts { capability: (6, 1), ..gpu("Quadro P2000") };
+        let old = DeviceFacts { capability: (6, 1), ..gpu("Quadro P2000") };
         assert!(judge(&[(0, Ok(old))]).meaning.contains("below 7.0"));
     }
 
@@ -298,7 +298,7 @@ mod tests {
 
     #[test]
     fn unreachable_peer_is_a_warning() {
-        let link = |to, rank| Link { from: 0, to, rank };
+        let link = |to, rank| PeerLink { from: 0, to, rank };
         assert_eq!(reach(&[]).outcome, Outcome::Ok);
         let found = reach(&[link(1, Some(Some(0))), link(2, Some(None))]);
         assert_eq!((found.outcome, found.detail.lines().count()), (Outcome::Ok, 2));

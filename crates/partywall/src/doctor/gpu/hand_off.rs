@@ -48,7 +48,7 @@ fn measure(doctor: &Doctor, device: &Device) -> Result<String, Trouble> {
     let file = memfd::Draft::create("partywall:doctor", BYTES).and_then(memfd::Draft::share);
     let file = file.map_err(|errno| Trouble::Wrong(format!("making shared memory: {errno}")))?;
     let context = Context::retain(*device)?;
-    let side = Side::new(&context, &file)?;
+    let side = HandOffSide::new(&context, &file)?;
     let parcel = Parcel { bytes: BYTES, gpu: device.uuid()?.to_string(), handle: Vec::new() };
     let taken = thread::scope(|threads| {
         let hand_over = || exchange::hand_over(doctor, Probe::TakeHandOff, &parcel, Some(file.as_fd()));
@@ -74,13 +74,13 @@ fn measure(doctor: &Doctor, device: &Device) -> Result<String, Trouble> {
 pub(in crate::doctor) fn take_hand_off(parcel: &Parcel, memory: Option<OwnedFd>) -> Result<String, String> {
     let memory = memory.ok_or("no file descriptor came along")?;
     in_context(parcel, |context| {
-        Side::new(context, &memory)?.second()?;
+        HandOffSide::new(context, &memory)?.second()?;
         Ok("every turn taken".into())
     })
 }
 
 /// One side: its stream, and the words of both.
-struct Side {
+struct HandOffSide {
     map: Arc<SharedMap>,
     words: HostRegistration,
     stream: Stream,
@@ -90,7 +90,7 @@ struct Side {
 
 /// A shared word, by its number. Each has two cache lines of its own.
 #[derive(Debug, Clone, Copy)]
-enum Word {
+enum HandOffWord {
     /// The first side writes how many turns it has taken.
     First,
     /// The second side writes how many turns it has taken.
@@ -101,7 +101,7 @@ enum Word {
     Gate,
 }
 
-impl Side {
+impl HandOffSide {
     fn new(context: &Context, file: &OwnedFd) -> Result<Self, Trouble> {
         let map = SharedMap::writable(file).map_err(|errno| Trouble::Wrong(format!("mapping memory: {errno}")))?;
         let map = Arc::new(map);
@@ -119,14 +119,14 @@ impl Side {
     /// Takes the first turn and every other one, once the other side is ready, unless it has `ended` before. Returns
     /// how long all turns took.
     fn first(&self, ended: &dyn Fn() -> bool) -> Result<Duration, Trouble> {
-        self.wait_for_host(Word::Ready, ended)?;
-        self.enqueue_wait(Word::Gate, 1)?;
+        self.wait_for_host(HandOffWord::Ready, ended)?;
+        self.enqueue_wait(HandOffWord::Gate, 1)?;
         for turn in 1..=TURNS {
-            self.take_turn(Word::First, turn)?;
-            self.enqueue_wait(Word::Second, turn)?;
+            self.take_turn(HandOffWord::First, turn)?;
+            self.enqueue_wait(HandOffWord::Second, turn)?;
         }
         let start = Instant::now();
-        self.store(Word::Gate, 1);
+        self.store(HandOffWord::Gate, 1);
         self.finish()?;
         Ok(start.elapsed())
     }
@@ -134,20 +134,20 @@ impl Side {
     /// Takes the other turns.
     fn second(&self) -> Result<(), Trouble> {
         for turn in 1..=TURNS {
-            self.enqueue_wait(Word::First, turn)?;
-            self.take_turn(Word::Second, turn)?;
+            self.enqueue_wait(HandOffWord::First, turn)?;
+            self.take_turn(HandOffWord::Second, turn)?;
         }
-        self.store(Word::Ready, 1);
+        self.store(HandOffWord::Ready, 1);
         self.finish()
     }
 
-    fn take_turn(&self, word: Word, turn: u64) -> Result<(), Trouble> {
+    fn take_turn(&self, word: HandOffWord, turn: u64) -> Result<(), Trouble> {
         self.kernels.enqueue_double(self.stream.as_ref(), self.data.as_slice())?;
         self.stream.as_ref().enqueue_write_u64(self.words.slice(word.offset(), 8)?, turn)?;
         Ok(())
     }
 
-    fn enqueue_wait(&self, word: Word, value: u64) -> Result<(), Trouble> {
+    fn enqueue_wait(&self, word: HandOffWord, value: u64) -> Result<(), Trouble> {
         self.stream.as_ref().enqueue_wait_u64(self.words.slice(word.offset(), 8)?, value)?;
         Ok(())
     }
@@ -165,7 +165,7 @@ impl Side {
         Ok(())
     }
 
-    fn wait_for_host(&self, word: Word, ended: &dyn Fn() -> bool) -> Result<(), Trouble> {
+    fn wait_for_host(&self, word: HandOffWord, ended: &dyn Fn() -> bool) -> Result<(), Trouble> {
         let deadline = Instant::now() + TIMEOUT;
         while self.host_word(word).load(Ordering::Acquire) == 0 {
             if ended() || Instant::now() > deadline {
@@ -178,22 +178,22 @@ impl Side {
 
     /// Ends all waits of both streams.
     fn release(&self) {
-        for word in [Word::First, Word::Second, Word::Gate] {
+        for word in [HandOffWord::First, HandOffWord::Second, HandOffWord::Gate] {
             self.store(word, TURNS);
         }
     }
 
-    fn store(&self, word: Word, value: u64) {
+    fn store(&self, word: HandOffWord, value: u64) {
         self.host_word(word).store(value, Ordering::Release);
     }
 
-    fn host_word(&self, word: Word) -> &AtomicU64 {
+    fn host_word(&self, word: HandOffWord) -> &AtomicU64 {
         let words = self.map.atomics::<AtomicU64>(word.offset() as usize, 1);
         &words.expect("the map is writable and has room for four words")[0]
     }
 }
 
-impl Word {
+impl HandOffWord {
     fn offset(self) -> u64 {
         self as u64 * 128
     }

@@ -33,11 +33,11 @@ use partywall_shm::MAX_SLEEP;
 use partywall_wire::{Answer, Call, LeaseId, Notice, Refusal, Request, RequestId, Resume, Staleness, frame};
 
 pub(crate) use self::stale::{device_lost, withdrawn};
-pub(super) use self::{renewal::NoBroker, socket::giving_back, waits::Completion};
+pub(super) use self::{renewal::NoBroker, socket::giving_back, waits::Delivery};
 use self::{
-    socket::{CallSocket, Lost},
+    socket::{CallSocket, NoReply},
     stale::StaleLeases,
-    waits::Waits,
+    waits::PendingCalls,
 };
 use super::{connect::Greeted, locate::Location, unexpected};
 use crate::{
@@ -59,11 +59,11 @@ pub(super) const MAX_OWED: usize = 4096;
 pub(crate) type Answered = (Answer, Vec<OwnedFd>);
 
 /// An answer or a refusal, and the file descriptors that came with it.
-type Outcome = (Result<Answer, Refusal>, Vec<OwnedFd>);
+type CallOutcome = (Result<Answer, Refusal>, Vec<OwnedFd>);
 
 /// The result of a request.
 struct Asked {
-    outcome: Outcome,
+    outcome: CallOutcome,
     /// Whether the connection was lost before the answer came, so that this is the answer to a repeated request.
     twice: bool,
 }
@@ -82,17 +82,17 @@ pub(crate) struct Link {
     generation: u64,
     max_message: usize,
     /// The queue for `calls`. Separate from `calls`, because a `Mutex` has no lock with a timeout.
-    queue: Mutex<Queue>,
+    queue: Mutex<CallQueue>,
     freed: Condvar,
     /// Locked only by the thread that has the turn, so it never waits.
     calls: Mutex<CallSocket>,
-    waits: Waits,
+    waits: PendingCalls,
     stale: StaleLeases,
     leaving: AtomicBool,
 }
 
 #[derive(Debug, Default)]
-struct Queue {
+struct CallQueue {
     in_use: bool,
     /// Number of threads that wait for their turn. A needless wake would cost a system call.
     waiting: usize,
@@ -106,7 +106,7 @@ struct Queue {
 struct Repeating<'a>(&'a Link);
 
 /// The use of the call socket, by one thread at a time.
-struct Turn<'a> {
+struct CallTurn<'a> {
     link: &'a Link,
     /// An option, because `drop` has to unlock it before it ends the turn.
     calls: Option<MutexGuard<'a, CallSocket>>,
@@ -128,7 +128,7 @@ impl Link {
             queue: Mutex::default(),
             freed: Condvar::new(),
             calls: Mutex::new(CallSocket::new(call)),
-            waits: Waits::default(),
+            waits: PendingCalls::default(),
             stale: StaleLeases::default(),
             leaving: AtomicBool::new(false),
         };
@@ -258,14 +258,14 @@ impl Link {
     }
 
     /// Sends a request once. Returns `None` if the connection is lost.
-    fn ask_once(&self, turn: &mut Turn<'_>, call: Call) -> Result<Option<Outcome>> {
+    fn ask_once(&self, turn: &mut CallTurn<'_>, call: Call) -> Result<Option<CallOutcome>> {
         let id = turn.calls().next_id();
         let message = self.encode(id, call, 0)?;
         self.exchange(turn, id, &message, &[])
     }
 
     /// Turns a refusal into an error.
-    fn accept(&self, (outcome, fds): Outcome) -> Result<Answered> {
+    fn accept(&self, (outcome, fds): CallOutcome) -> Result<Answered> {
         match outcome {
             Ok(answer) => Ok((answer, fds)),
             Err(refusal) => Err(Error::refused(refusal, self.socket_path())),
@@ -280,24 +280,24 @@ impl Link {
     /// Sends a request and waits for its answer. `None` if the connection is lost: the service thread renews it.
     fn exchange(
         &self,
-        turn: &mut Turn<'_>,
+        turn: &mut CallTurn<'_>,
         id: RequestId,
         message: &[u8],
         fds: &[BorrowedFd<'_>],
-    ) -> Result<Option<Outcome>> {
+    ) -> Result<Option<CallOutcome>> {
         let calls = turn.calls();
         match calls.exchange(message, id, fds) {
             Ok((reply, fds)) => {
                 self.return_owed(calls);
                 Ok(Some((reply.outcome, fds)))
             }
-            Err(Lost::Ended) => {
+            Err(NoReply::Ended) => {
                 calls.close();
                 Ok(None)
             }
-            Err(Lost::Silent) => Err(self.unreachable("it did not answer a call in time; is it stopped?")),
-            Err(Lost::InFlight) => Err(Error::descriptors_in_flight()),
-            Err(Lost::Malformed(why)) => {
+            Err(NoReply::Silent) => Err(self.unreachable("it did not answer a call in time; is it stopped?")),
+            Err(NoReply::InFlight) => Err(Error::descriptors_in_flight()),
+            Err(NoReply::Malformed(why)) => {
                 calls.close();
                 Err(Unreachable::protocol(why))
             }
@@ -323,10 +323,10 @@ impl Link {
     }
 
     /// Waits for a turn to use the call socket, behind a request that has to be repeated unless `is_first` is set.
-    fn turn(&self, is_first: bool) -> Result<Turn<'_>> {
+    fn turn(&self, is_first: bool) -> Result<CallTurn<'_>> {
         self.require_ours()?;
         let mut queue = self.queue.lock().ignore_poison();
-        let must_wait = |queue: &Queue| queue.in_use || queue.repeating && !is_first;
+        let must_wait = |queue: &CallQueue| queue.in_use || queue.repeating && !is_first;
         if must_wait(&queue) {
             queue.waiting += 1;
             queue = self.freed.wait_timeout_while(queue, TIMEOUT, |queue| must_wait(queue)).ignore_poison().0;
@@ -337,11 +337,11 @@ impl Link {
         }
         queue.in_use = true;
         drop(queue);
-        Ok(Turn { link: self, calls: Some(self.calls.lock().ignore_poison()) })
+        Ok(CallTurn { link: self, calls: Some(self.calls.lock().ignore_poison()) })
     }
 
     /// Waits for a turn to use a connected call socket, even while the connection is being renewed.
-    fn connected_turn(&self, is_first: bool) -> Result<Turn<'_>> {
+    fn connected_turn(&self, is_first: bool) -> Result<CallTurn<'_>> {
         let mut deadline = None;
         loop {
             let mut turn = self.turn(is_first)?;
@@ -373,14 +373,14 @@ impl Link {
     }
 }
 
-impl Turn<'_> {
+impl CallTurn<'_> {
     fn calls(&mut self) -> &mut CallSocket {
         // Only `drop` takes the socket.
         self.calls.as_mut().expect("a turn has the calls until it ends")
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for CallTurn<'_> {
     fn drop(&mut self) {
         self.calls = None;
         let mut queue = self.link.queue.lock().ignore_poison();

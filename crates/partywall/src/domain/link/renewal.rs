@@ -19,7 +19,7 @@ use partywall_os::{lock::IgnorePoison, socket};
 use partywall_wire::Call;
 
 use super::{
-    super::connect::{self, Answered, Greeted, Role},
+    super::connect::{self, Greeted, Greeting, Role},
     Link,
 };
 use crate::error::{Error, Unreachable};
@@ -69,12 +69,12 @@ impl Link {
             Err(error) => Err(error),
         };
         match answered {
-            Ok(Answered { instance, .. }) if instance != self.resume.instance => Err(gone),
+            Ok(Greeting { instance, .. }) if instance != self.resume.instance => Err(gone),
             Err(Error::Unreachable(Unreachable::Version { .. })) => Err(gone),
-            Ok(Answered { outcome: Ok(greeted), .. }) if greeted.welcome.resumed => Ok(greeted),
-            Ok(Answered { outcome: Ok(_), .. }) => Err(gone),
+            Ok(Greeting { outcome: Ok(greeted), .. }) if greeted.welcome.resumed => Ok(greeted),
+            Ok(Greeting { outcome: Ok(_), .. }) => Err(gone),
             // This broker has dropped this member, and still ends the waits of other members.
-            Ok(Answered { outcome: Err(Error::Unreachable(Unreachable::Refused(_))), .. }) => {
+            Ok(Greeting { outcome: Err(Error::Unreachable(Unreachable::Refused(_))), .. }) => {
                 Err(Some(NoBroker { gone: false }))
             }
             Ok(_) | Err(_) => Err(None),

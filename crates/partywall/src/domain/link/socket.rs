@@ -34,7 +34,7 @@ pub(super) struct CallSocket {
 }
 
 /// Why no reply came.
-pub(super) enum Lost {
+pub(super) enum NoReply {
     /// The connection ended.
     Ended,
     /// Nothing came in time. The connection stays usable unless a message was sent in part.
@@ -106,19 +106,19 @@ impl CallSocket {
         message: &[u8],
         id: RequestId,
         fds: &[BorrowedFd<'_>],
-    ) -> Result<(Reply, Vec<OwnedFd>), Lost> {
+    ) -> Result<(Reply, Vec<OwnedFd>), NoReply> {
         let deadline = Instant::now() + self.timeout();
         self.send(message, fds, deadline)?;
-        let socket = self.socket.as_ref().ok_or(Lost::Ended)?.as_fd();
+        let socket = self.socket.as_ref().ok_or(NoReply::Ended)?.as_fd();
         loop {
             // Usually the socket's own time limit is enough, which saves a system call.
             let in_time = !self.silent || socket::wait(socket, Ready::Read, Some(deadline)) == Ok(true);
             match if in_time { self.inbox.read_soon(&self.spin, socket) } else { Err(Errno::AGAIN) } {
                 Ok(true) => {}
                 Err(Errno::AGAIN) => break,
-                _ => return Err(Lost::Ended),
+                _ => return Err(NoReply::Ended),
             }
-            while let Some((frame, fds)) = self.inbox.next().map_err(Lost::Malformed)? {
+            while let Some((frame, fds)) = self.inbox.next().map_err(NoReply::Malformed)? {
                 let reply: Reply = frame.decode().map_err(malformed)?;
                 self.silent = false;
                 if reply.id == id {
@@ -126,7 +126,7 @@ impl CallSocket {
                 }
                 // The late answer to a call that gave up waiting; its file descriptors are closed here.
                 let late = self.unanswered.iter().position(|asked| *asked == reply.id);
-                let late = late.ok_or_else(|| Lost::Malformed("an answer without a request".into()))?;
+                let late = late.ok_or_else(|| NoReply::Malformed("an answer without a request".into()))?;
                 self.unanswered.swap_remove(late);
                 self.owed.extend(returning(reply));
             }
@@ -137,12 +137,12 @@ impl CallSocket {
         }
         self.silent = true;
         self.unanswered.push(id);
-        Err(Lost::Silent)
+        Err(NoReply::Silent)
     }
 
     /// Sends a whole message. After a partial send nothing else can be sent: the connection ends.
-    fn send(&mut self, message: &[u8], fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<(), Lost> {
-        let socket = self.socket.as_ref().ok_or(Lost::Ended)?.as_fd();
+    fn send(&mut self, message: &[u8], fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<(), NoReply> {
+        let socket = self.socket.as_ref().ok_or(NoReply::Ended)?.as_fd();
         let (mut rest, mut fds): (&[u8], &[BorrowedFd<'_>]) = (message, fds);
         while !rest.is_empty() {
             let in_time = !self.silent || socket::wait(socket, Ready::Write, Some(deadline)) == Ok(true);
@@ -153,10 +153,10 @@ impl CallSocket {
                     if rest.len() < message.len() {
                         self.socket = None;
                     }
-                    return Err(Lost::Silent);
+                    return Err(NoReply::Silent);
                 }
-                Err(Errno::TOOMANYREFS) => return Err(Lost::InFlight),
-                Err(_) => return Err(Lost::Ended),
+                Err(Errno::TOOMANYREFS) => return Err(NoReply::InFlight),
+                Err(_) => return Err(NoReply::Ended),
             }
         }
         Ok(())
@@ -184,6 +184,6 @@ pub(in super::super) fn giving_back(answer: &Answer) -> Option<Call> {
     }
 }
 
-fn malformed(error: WireError) -> Lost {
-    Lost::Malformed(error.to_string())
+fn malformed(error: WireError) -> NoReply {
+    NoReply::Malformed(error.to_string())
 }

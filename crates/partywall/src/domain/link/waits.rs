@@ -19,7 +19,7 @@ use crate::{
 
 /// A message of the service thread to a waiting caller.
 #[derive(Debug)]
-pub(in super::super) enum Completion {
+pub(in super::super) enum Delivery {
     /// The end of the wait.
     Ended(Box<Result<Answer, Refusal>>, Vec<OwnedFd>),
     /// The connection was renewed and the broker has forgotten the wait, so the caller must ask again.
@@ -28,34 +28,34 @@ pub(in super::super) enum Completion {
 
 /// Callers that wait for completions.
 #[derive(Debug, Default)]
-pub(super) struct Waits {
-    state: Mutex<State>,
+pub(super) struct PendingCalls {
+    state: Mutex<Tickets>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct Tickets {
     /// The completions by the numbers of their calls; `None` until a completion has come.
-    tickets: HashMap<RequestId, Option<Completion>>,
+    tickets: HashMap<RequestId, Option<Delivery>>,
     /// Whether the broker is gone for good.
     gone: bool,
 }
 
-impl Waits {
+impl PendingCalls {
     /// Registers a call that waits for its completion.
     fn register(&self, id: RequestId) {
         self.state.lock().ignore_poison().tickets.insert(id, None);
     }
 
     /// Forgets a call. Returns its completion, if it has come.
-    fn forget(&self, id: RequestId) -> Option<Completion> {
+    fn forget(&self, id: RequestId) -> Option<Delivery> {
         self.state.lock().ignore_poison().tickets.remove(&id).flatten()
     }
 
     /// Hands a completion to its waiter. Returns it if no caller waits for it: its grant must then be given back.
-    fn deliver(&self, id: RequestId, completion: Completion) -> Option<Completion> {
+    fn deliver(&self, id: RequestId, completion: Delivery) -> Option<Delivery> {
         match self.state.lock().ignore_poison().tickets.get_mut(&id) {
-            Some(place) => *place = Some(completion),
+            Some(waiting) => *waiting = Some(completion),
             None => return Some(completion),
         }
         self.changed.notify_all();
@@ -64,8 +64,8 @@ impl Waits {
 
     /// Makes all waiters ask again, on a renewed connection.
     pub(super) fn ask_again(&self) {
-        for place in self.state.lock().ignore_poison().tickets.values_mut().filter(|place| place.is_none()) {
-            *place = Some(Completion::AskAgain);
+        for waiting in self.state.lock().ignore_poison().tickets.values_mut().filter(|waiting| waiting.is_none()) {
+            *waiting = Some(Delivery::AskAgain);
         }
     }
 
@@ -108,20 +108,20 @@ impl Link {
                 return self.accept(asked?.outcome).map(Some);
             }
             match self.await_completion(id, waiting)? {
-                Some(Completion::Ended(outcome, fds)) => return self.accept((*outcome, fds)).map(Some),
-                Some(Completion::AskAgain) => {}
+                Some(Delivery::Ended(outcome, fds)) => return self.accept((*outcome, fds)).map(Some),
+                Some(Delivery::AskAgain) => {}
                 None => return Ok(None),
             }
         }
     }
 
     /// Hands a completion to its waiter. Returns it if no caller waits for it: its grant must then be given back.
-    pub(in super::super) fn deliver(&self, ticket: RequestId, completion: Completion) -> Option<Completion> {
+    pub(in super::super) fn deliver(&self, ticket: RequestId, completion: Delivery) -> Option<Delivery> {
         self.waits.deliver(ticket, completion)
     }
 
     /// Waits for a completion. If the wait is over before it comes, cancels the call.
-    fn await_completion(&self, id: RequestId, waiting: &Waiting<'_>) -> Result<Option<Completion>> {
+    fn await_completion(&self, id: RequestId, waiting: &Waiting<'_>) -> Result<Option<Delivery>> {
         if let Some(completion) = self.completion_within(id, waiting)? {
             return Ok(Some(completion));
         }
@@ -131,7 +131,7 @@ impl Link {
             // The completion was sent before the call was cancelled, so this caller owns it and its lease.
             Ok(Some((Err(Refusal::Stale { .. }), _))) => self.completion_within(id, &Wait::from(TIMEOUT).begin())?,
             // The broker has forgotten the wait with the connection, but it may have granted the call before.
-            Ok(None) => Some(Completion::AskAgain),
+            Ok(None) => Some(Delivery::AskAgain),
             Ok(Some(outcome)) => self.accept(outcome).map(|_| None)?,
             Err(error) => {
                 self.waits.forget(id);
@@ -140,10 +140,10 @@ impl Link {
         };
         // The service thread gives back later grants.
         let late = self.waits.forget(id);
-        Ok(completion.or(late.filter(|completion| matches!(completion, Completion::Ended(..)))))
+        Ok(completion.or(late.filter(|completion| matches!(completion, Delivery::Ended(..)))))
     }
 
-    fn completion_within(&self, id: RequestId, waiting: &Waiting<'_>) -> Result<Option<Completion>> {
+    fn completion_within(&self, id: RequestId, waiting: &Waiting<'_>) -> Result<Option<Delivery>> {
         loop {
             // Without the lock, because this may call the caller's cancellation check.
             let left = waiting.left(Instant::now());

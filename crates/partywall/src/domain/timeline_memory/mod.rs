@@ -37,7 +37,7 @@ use partywall_wire::OpenedTimeline;
 use self::private::PrivateWords;
 pub(crate) use self::{
     private::PrivateWord,
-    slab::{CellPlace, MappedSlab},
+    slab::{CellRef, MappedSlab},
     word::Word,
 };
 use crate::{
@@ -96,8 +96,8 @@ impl TimelineMemory {
         }
         let OpenedTimeline { slab: number, incarnation, cell, .. } = *opened;
         let outside = || Unreachable::protocol(format!("it gave cell {cell} of a slab"));
-        let place = slab.place(cell).ok_or_else(outside)?;
-        let word = Arc::new(Word::new(place, number, incarnation, self.gone.clone()));
+        let cell = slab.cell(cell).ok_or_else(outside)?;
+        let word = Arc::new(Word::new(cell, number, incarnation, self.gone.clone()));
         let mut open = self.open.lock().ignore_poison();
         if open.len() == open.capacity() {
             // Only when the list would grow, because with thousands of timelines checking all words at each open would
@@ -172,13 +172,13 @@ impl TimelineMemory {
     }
 
     /// Returns the word of idle nodes of graphs, and its slab. Call [`prepare`](Self::prepare) first.
-    pub(crate) fn idle(&self) -> Result<(CellPlace, Arc<MappedSlab>)> {
+    pub(crate) fn idle(&self) -> Result<(CellRef, Arc<MappedSlab>)> {
         if self.idle.get().is_none()
             && let Err(unused) = self.idle.set(self.take_private()?)
         {
             unused.give_back();
         }
-        let known = self.idle.get().and_then(|word| Some((word.place.clone(), self.private_slab(word)?)));
+        let known = self.idle.get().and_then(|word| Some((word.cell.clone(), self.private_slab(word)?)));
         known.ok_or_else(|| Unreachable::Refused("no word is registered with a GPU".into()).into())
     }
 
@@ -206,8 +206,8 @@ impl TimelineMemory {
     }
 
     /// Returns the cells of all words of handles.
-    pub(crate) fn places(&self) -> Vec<CellPlace> {
-        self.open.lock().ignore_poison().iter().filter_map(Weak::upgrade).map(|word| word.place.clone()).collect()
+    pub(crate) fn cells(&self) -> Vec<CellRef> {
+        self.open.lock().ignore_poison().iter().filter_map(Weak::upgrade).map(|word| word.cell.clone()).collect()
     }
 }
 

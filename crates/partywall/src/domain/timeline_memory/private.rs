@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use partywall_os::lock::IgnorePoison;
 use partywall_shm::timeline::{CELLS, MAX_VALUE, Progress};
 
-use super::{CellPlace, MappedSlab};
+use super::{CellRef, MappedSlab};
 
 /// The private words of a connection.
 #[derive(Debug, Default)]
@@ -27,7 +27,7 @@ struct Free {
 /// A private word for one use: `target` is stored in it once. Any thread may drop it.
 #[derive(Debug)]
 pub(crate) struct PrivateWord {
-    pub(crate) place: CellPlace,
+    pub(crate) cell: CellRef,
     pub(crate) target: u64,
     slab: usize,
     free: Arc<Mutex<Vec<Free>>>,
@@ -49,9 +49,9 @@ impl PrivateWords {
         loop {
             let Free { slab, index } = self.free.lock().ignore_poison().pop()?;
             // A free word is in one of the slabs, unless they were unregistered.
-            if let Some(place) = self.slabs.lock().ignore_poison().get(slab).and_then(|slab| slab.place(index)) {
-                let target = place.cell().value() + 1;
-                return Some(PrivateWord { place, target, slab, free: self.free.clone() });
+            if let Some(cell) = self.slabs.lock().ignore_poison().get(slab).and_then(|slab| slab.cell(index)) {
+                let target = cell.get().value() + 1;
+                return Some(PrivateWord { cell, target, slab, free: self.free.clone() });
             }
         }
     }
@@ -76,20 +76,20 @@ impl PrivateWords {
 impl PrivateWord {
     /// Returns whether its value has been stored.
     pub(crate) fn is_reached(&self) -> bool {
-        self.place.cell().progress(self.target) == Progress::Reached
+        self.cell.get().progress(self.target) == Progress::Reached
     }
 
     /// Stores its value from the host, and gives the word back.
     pub(crate) fn store(self) {
         // Refused if the value is stored already.
-        let _ = self.place.cell().signal(self.target);
+        let _ = self.cell.get().signal(self.target);
         self.give_back();
     }
 
     /// Gives the word back once its value has been stored. A word that is not given back is never reused.
     pub(crate) fn give_back(self) {
         if self.target < MAX_VALUE {
-            self.free.lock().ignore_poison().push(Free { slab: self.slab, index: self.place.index() });
+            self.free.lock().ignore_poison().push(Free { slab: self.slab, index: self.cell.index() });
         }
     }
 
@@ -103,6 +103,6 @@ impl PrivateWord {
 impl PrivateWord {
     /// Creates a word that only hosts write.
     pub(crate) fn of_hosts() -> Self {
-        Self { place: CellPlace::of_tests(), target: 1, slab: 0, free: Arc::default() }
+        Self { cell: CellRef::of_tests(), target: 1, slab: 0, free: Arc::default() }
     }
 }

@@ -1,4 +1,4 @@
-//! Mapped slabs of timelines, and the places of cells in them for hosts and streams.
+//! Mapped slabs of timelines, and references to their cells for hosts and streams.
 
 use std::sync::{Arc, OnceLock};
 
@@ -19,7 +19,7 @@ pub(crate) struct MappedSlab {
 
 /// A reference to a cell. It keeps only the mapping alive, so any thread may drop it.
 #[derive(Debug, Clone)]
-pub(crate) struct CellPlace {
+pub(crate) struct CellRef {
     slab: Slab,
     index: u32,
 }
@@ -59,25 +59,25 @@ impl MappedSlab {
         !self.is_registered() && Arc::strong_count(self) == 1 && Arc::strong_count(self.slab.memory()) == 1
     }
 
-    pub(super) fn place(&self, index: u32) -> Option<CellPlace> {
-        self.slab.cell(index).is_some().then(|| CellPlace { slab: self.slab.clone(), index })
+    pub(super) fn cell(&self, index: u32) -> Option<CellRef> {
+        self.slab.cell(index).is_some().then(|| CellRef { slab: self.slab.clone(), index })
     }
 
     /// Returns the word of a cell, for use by streams.
     ///
     /// # Errors
     /// Before [`TimelineMemory::prepare`](super::TimelineMemory::prepare) no stream can have it.
-    pub(crate) fn word(&self, place: &CellPlace) -> Result<DeviceSlice<'_>> {
-        let offset = cell_offset(place.index) as u64;
+    pub(crate) fn word(&self, cell: &CellRef) -> Result<DeviceSlice<'_>> {
+        let offset = cell_offset(cell.index) as u64;
         let word = self.registration.get().and_then(|all| all.slice(offset, size_of::<u64>() as u64).ok());
         word.ok_or_else(|| Error::Unreachable(Unreachable::Refused("this word is not registered with a GPU".into())))
     }
 }
 
-impl CellPlace {
-    pub(crate) fn cell(&self) -> &Cell {
-        // Only `MappedSlab::place` makes places, and the number of cells of a slab does not change.
-        self.slab.cell(self.index).expect("a place is in its slab")
+impl CellRef {
+    pub(crate) fn get(&self) -> &Cell {
+        // Only `MappedSlab::cell` makes these, and the number of cells of a slab does not change.
+        self.slab.cell(self.index).expect("the cell is in its slab")
     }
 
     /// Returns whether both are the same cell.
@@ -92,13 +92,13 @@ impl CellPlace {
 
     /// Returns whether it is still open if `v` will be reached.
     pub(crate) fn is_undecided(&self, v: u64) -> bool {
-        matches!(self.cell().progress(v), Progress::Pending | Progress::Announced)
+        matches!(self.get().progress(v), Progress::Pending | Progress::Announced)
     }
 }
 
 #[cfg(test)]
-impl CellPlace {
-    /// Creates a place that only this process uses.
+impl CellRef {
+    /// Creates a cell that only this process uses.
     pub(super) fn of_tests() -> Self {
         Self { slab: Slab::create().and_then(Slab::map).expect("a memfd can be had"), index: 0 }
     }

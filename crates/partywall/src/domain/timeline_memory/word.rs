@@ -7,12 +7,12 @@ use std::sync::{
 
 use partywall_shm::timeline::{Cell, Progress, TimelineEnding};
 
-use super::CellPlace;
+use super::CellRef;
 
 /// One incarnation of a timeline, as used by one handle.
 #[derive(Debug)]
 pub(crate) struct Word {
-    pub(crate) place: CellPlace,
+    pub(crate) cell: CellRef,
     /// The number of its slab.
     pub(crate) slab: u32,
     pub(crate) incarnation: u32,
@@ -25,12 +25,12 @@ pub(crate) struct Word {
 }
 
 impl Word {
-    pub(super) fn new(place: CellPlace, slab: u32, incarnation: u32, gone: Arc<AtomicBool>) -> Self {
-        Self { place, slab, incarnation, waited: AtomicU64::new(0), polled: AtomicBool::new(false), gone }
+    pub(super) fn new(cell: CellRef, slab: u32, incarnation: u32, gone: Arc<AtomicBool>) -> Self {
+        Self { cell, slab, incarnation, waited: AtomicU64::new(0), polled: AtomicBool::new(false), gone }
     }
 
     pub(crate) fn cell(&self) -> &Cell {
-        self.place.cell()
+        self.cell.get()
     }
 
     /// Returns the progress towards `v`.
@@ -74,6 +74,6 @@ impl Word {
 impl Word {
     /// Creates a word that only hosts write.
     pub(crate) fn of_hosts() -> Self {
-        Self::new(CellPlace::of_tests(), 0, 0, Arc::default())
+        Self::new(CellRef::of_tests(), 0, 0, Arc::default())
     }
 }

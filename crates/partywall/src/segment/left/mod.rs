@@ -1,8 +1,8 @@
 //! Names and published memory that remain after their committers have dropped the segments.
 //!
 //! One thread of a connection keeps the memory, however many versions were left ([`LeftVersions`]). It watches all
-//! their names by one pattern ([`Watched`]), and asks the broker about a version only after an event of its name. It
-//! exists only while there are left versions.
+//! their names by one pattern ([`WatchedVersions`]), and asks the broker about a version only after an event of its
+//! name. It exists only while there are left versions.
 //!
 //! A name that is committed `until_unused` (`Lifetime::Shared`, as those of pools and topics) ends with the last
 //! process that has it open. A publisher that leaves such a name gives its lease back at once, so the leases of the
@@ -26,8 +26,8 @@ use partywall_wire::Call;
 
 pub(super) use self::version::Version;
 use self::{
-    version::{Kept, Left},
-    watched::Watched,
+    version::{KeptMemory, LeftVersion},
+    watched::WatchedVersions,
 };
 use super::Segment;
 use crate::{
@@ -59,7 +59,7 @@ impl Segment {
         if !self.is_published() || self.is_live() {
             return self.close(|lease| Call::LeaveName { lease });
         }
-        Left { version: Version::of(&self.domain, &self.facts), kept: Kept::Segment(self) }.keep();
+        LeftVersion { version: Version::of(&self.domain, &self.facts), kept: KeptMemory::Segment(self) }.keep();
         Ok(())
     }
 }
@@ -70,14 +70,14 @@ impl Segment {
 /// thread, and so drops no memory of its parent.
 #[derive(Default)]
 pub(crate) struct LeftVersions {
-    state: Mutex<State>,
+    state: Mutex<LeftState>,
     /// True if versions were added since the thread took the last ones. Ends its wait for events.
     has_added: AtomicBool,
 }
 
 #[derive(Default)]
-struct State {
-    added: Vec<Left>,
+struct LeftState {
+    added: Vec<LeftVersion>,
     is_running: bool,
     /// True if a poll task starts the thread, which could not be started before.
     is_retried: bool,
@@ -86,7 +86,7 @@ struct State {
 impl LeftVersions {
     /// Keeps the memory of a version until the version has ended. If the thread cannot be started, this keeps the
     /// memory nevertheless, because other processes may use it, and the service thread tries again.
-    fn add(self: &Arc<Self>, poll_tasks: &PollTasks, left: Left) {
+    fn add(self: &Arc<Self>, poll_tasks: &PollTasks, left: LeftVersion) {
         let mut state = self.state.lock().ignore_poison();
         state.added.push(left);
         self.has_added.store(true, Ordering::Release);
@@ -105,7 +105,7 @@ impl LeftVersions {
     }
 
     /// Starts the thread, if there are versions for it and it does not run.
-    fn start(self: &Arc<Self>, state: &mut State) -> io::Result<()> {
+    fn start(self: &Arc<Self>, state: &mut LeftState) -> io::Result<()> {
         if !state.is_running && !state.added.is_empty() {
             let versions = self.clone();
             thread::spawn("partywall-name", move || versions.run())?;
@@ -115,7 +115,7 @@ impl LeftVersions {
     }
 
     fn run(&self) {
-        let mut watched = Watched::default();
+        let mut watched = WatchedVersions::default();
         while let Some(added) = self.take_added(watched.is_empty()) {
             watched.extend(added);
             watched.step(&self.has_added);
@@ -124,7 +124,7 @@ impl LeftVersions {
 
     /// Returns the added versions. If there are none, and the thread has no others (`is_idle`), returns `None`: the
     /// next version needs another thread.
-    fn take_added(&self, is_idle: bool) -> Option<Vec<Left>> {
+    fn take_added(&self, is_idle: bool) -> Option<Vec<LeftVersion>> {
         let mut state = self.state.lock().ignore_poison();
         self.has_added.store(false, Ordering::Release);
         state.is_running = !(is_idle && state.added.is_empty());

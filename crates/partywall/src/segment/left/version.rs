@@ -22,13 +22,13 @@ pub(in super::super) struct Version {
 }
 
 /// A version, and the memory that is kept for it.
-pub(super) struct Left {
+pub(super) struct LeftVersion {
     pub(super) version: Version,
-    pub(super) kept: Kept,
+    pub(super) kept: KeptMemory,
 }
 
 /// What keeps the memory of a version.
-pub(super) enum Kept {
+pub(super) enum KeptMemory {
     /// The committer's segment, of kind `legacy`.
     Segment(Segment),
     /// Memory of a heap, whose segment is closed. Its allocator would use it for other tensors.
@@ -37,7 +37,7 @@ pub(super) enum Kept {
 
 /// What becomes of a version.
 #[derive(Debug, Clone, Copy)]
-enum State {
+enum VersionState {
     /// It is the latest of its name.
     Latest,
     /// It is not, and somebody has a lease on it.
@@ -75,24 +75,24 @@ impl Version {
 
     /// Keeps memory until the version has ended: it is not the latest, and nobody has a lease on it. Returns at once.
     pub(in super::super) fn keep(mut self, memory: Box<dyn Memory>) {
-        if matches!(self.state(), Ok(State::Ended)) {
+        if matches!(self.state(), Ok(VersionState::Ended)) {
             return drop(memory);
         }
-        Left { version: self, kept: Kept::Memory(memory) }.keep();
+        LeftVersion { version: self, kept: KeptMemory::Memory(memory) }.keep();
     }
 
     /// Asks for the state.
     ///
     /// # Errors
     /// The version may exist, and the broker has to be asked again. For instance the broker is stopped.
-    fn state(&mut self) -> Result<State> {
+    fn state(&mut self) -> Result<VersionState> {
         match self.domain.inspect(&format!("{}@{}", self.name, self.number)) {
             Ok(info) => {
                 let at = info.version.committed_at;
                 Ok(match *self.committed_at.get_or_insert(at) == at {
-                    false => State::Ended,
-                    true if info.is_latest => State::Latest,
-                    true => State::Leased,
+                    false => VersionState::Ended,
+                    true if info.is_latest => VersionState::Latest,
+                    true => VersionState::Leased,
                 })
             }
             Err(
@@ -100,15 +100,15 @@ impl Version {
                 | Error::Gone(Gone::OwnerDied { .. } | Gone::Withdrawn { .. })
                 // All leases have ended with the broker, or belong to the parent process.
                 | Error::Unreachable(Unreachable::Gone { .. } | Unreachable::Forked { .. }),
-            ) => Ok(State::Ended),
+            ) => Ok(VersionState::Ended),
             // The broker does not answer this process any more.
-            Err(Error::Gone(Gone::Evicted { .. })) => Ok(State::Unknown),
+            Err(Error::Gone(Gone::Evicted { .. })) => Ok(VersionState::Unknown),
             Err(error) => Err(error),
         }
     }
 }
 
-impl Left {
+impl LeftVersion {
     /// Has the thread of the connection keep the memory.
     pub(super) fn keep(self) {
         let domain = self.version.domain.clone();
@@ -123,7 +123,7 @@ impl Left {
     pub(super) fn fate(&mut self) -> Result<Fate> {
         let mut state = self.version.state()?;
         let is_shared = match &mut self.kept {
-            Kept::Segment(segment) if segment.facts.chosen.lifetime == Lifetime::Shared => {
+            KeptMemory::Segment(segment) if segment.facts.chosen.lifetime == Lifetime::Shared => {
                 if let Some(lease) = segment.lease {
                     leave_to_others(&self.version.domain, lease)?;
                     segment.lease = None;
@@ -131,14 +131,14 @@ impl Left {
                 }
                 true
             }
-            Kept::Segment(_) => false,
-            Kept::Memory(_) => true,
+            KeptMemory::Segment(_) => false,
+            KeptMemory::Memory(_) => true,
         };
         Ok(match (state, &self.kept) {
-            (State::Latest, _) => Fate::Needed,
-            (State::Leased, _) if is_shared => Fate::Needed,
-            (State::Unknown, Kept::Memory(_)) => Fate::Unknown,
-            (State::Leased | State::Unknown | State::Ended, _) => Fate::Over,
+            (VersionState::Latest, _) => Fate::Needed,
+            (VersionState::Leased, _) if is_shared => Fate::Needed,
+            (VersionState::Unknown, KeptMemory::Memory(_)) => Fate::Unknown,
+            (VersionState::Leased | VersionState::Unknown | VersionState::Ended, _) => Fate::Over,
         })
     }
 
@@ -146,8 +146,8 @@ impl Left {
     pub(super) fn let_go(self) {
         let Self { version, kept } = self;
         let memory = match kept {
-            Kept::Segment(mut segment) => segment.memory.take(),
-            Kept::Memory(memory) => Some(memory),
+            KeptMemory::Segment(mut segment) => segment.memory.take(),
+            KeptMemory::Memory(memory) => Some(memory),
         };
         version.domain.workers().user.run(move || drop(memory));
     }

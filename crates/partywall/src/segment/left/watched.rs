@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     RETRY,
-    version::{Fate, Left},
+    version::{Fate, LeftVersion},
 };
 use crate::{
     domain::{Watch, WatchEvent},
@@ -24,8 +24,8 @@ const REST: Duration = Duration::from_millis(5);
 
 /// The versions that the thread of a connection keeps.
 #[derive(Default)]
-pub(super) struct Watched {
-    versions: BTreeMap<String, Vec<Left>>,
+pub(super) struct WatchedVersions {
+    versions: BTreeMap<String, Vec<LeftVersion>>,
     /// Names of versions about which to ask.
     unsettled: BTreeSet<String>,
     /// A watch, and its pattern.
@@ -34,12 +34,12 @@ pub(super) struct Watched {
     had_event: bool,
 }
 
-impl Watched {
+impl WatchedVersions {
     pub(super) fn is_empty(&self) -> bool {
         self.versions.is_empty()
     }
 
-    pub(super) fn extend(&mut self, added: Vec<Left>) {
+    pub(super) fn extend(&mut self, added: Vec<LeftVersion>) {
         for left in added {
             let name = left.version.name.clone();
             self.unsettled.insert(name.clone());
@@ -89,7 +89,7 @@ impl Watched {
         else {
             return Ok(());
         };
-        let Some(Left { version, .. }) = versions.first() else { return Ok(()) };
+        let Some(LeftVersion { version, .. }) = versions.first() else { return Ok(()) };
         let pattern = covering(first, last);
         let watch = match &self.watch {
             Some((watched, _)) if *watched == pattern => return Ok(()),
