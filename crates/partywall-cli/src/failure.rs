@@ -77,9 +77,7 @@ impl Failure {
 
     /// Returns the exit code, see [`EXIT_CODES`].
     pub(crate) fn code(&self) -> u8 {
-        let of_kind = EXIT_CODES.iter().find(|(_, kind, _)| *kind == Some(self.kind));
-        // `ErrorKind` is non-exhaustive: a kind that is not in the table counts as a refusal.
-        of_kind.map_or(5, |(code, ..)| *code)
+        self.kind.exit_code()
     }
 
     /// Prints the failure on standard error, or as JSON on standard output.
@@ -95,30 +93,28 @@ impl Failure {
     }
 }
 
-/// Every exit code, the class of errors that ends with it, and its meaning. `partywall --help` and `docs/cli.md` list
-/// them.
-pub(crate) const EXIT_CODES: [(u8, Option<ErrorKind>, &str); 8] = [
-    (0, None, "success"),
-    (1, Some(ErrorKind::CheckFailed), "a check failed: something is not as expected"),
-    (2, Some(ErrorKind::Usage), "usage: the arguments are invalid"),
-    (3, Some(ErrorKind::NotFound), "not found: a name, version, tensor, process or file"),
-    (4, Some(ErrorKind::Unreachable), "no broker can be reached"),
-    (5, Some(ErrorKind::Refused), "refused, or at a limit"),
-    (6, Some(ErrorKind::Device), "the GPU or its driver"),
-    (7, Some(ErrorKind::TimedOut), "timed out"),
+/// The class of errors of each exit code but 0, and its meaning. `partywall --help` and `docs/cli.md` list them.
+pub(crate) const EXIT_CODES: [(ErrorKind, &str); 7] = [
+    (ErrorKind::CheckFailed, "a check failed: something is not as expected"),
+    (ErrorKind::Usage, "usage: the arguments are invalid"),
+    (ErrorKind::NotFound, "not found: a name, version, tensor, process or file"),
+    (ErrorKind::Unreachable, "no broker can be reached"),
+    (ErrorKind::Refused, "refused, or at a limit"),
+    (ErrorKind::Device, "the GPU or its driver"),
+    (ErrorKind::TimedOut, "timed out"),
 ];
 
 /// Returns the class of failure of a `partywall` process that ended with this exit code; the reverse of
 /// [`Failure::code`]. A process that a signal ended, or whose code is not in the table, counts as a failed check.
 pub(crate) fn kind_of(code: Option<i32>) -> ErrorKind {
-    let of_code = EXIT_CODES.iter().find(|(number, ..)| code == Some(i32::from(*number)));
-    of_code.and_then(|(_, kind, _)| *kind).unwrap_or(ErrorKind::CheckFailed)
+    let of_code = EXIT_CODES.iter().find(|(kind, _)| code == Some(kind.exit_code().into()));
+    of_code.map_or(ErrorKind::CheckFailed, |(kind, _)| *kind)
 }
 
 /// Returns the table of exit codes at the end of `partywall --help`.
 pub(crate) fn exit_codes_help() -> String {
-    let rows = EXIT_CODES.iter().map(|(code, _, meaning)| format!("\n  {code}  {meaning}"));
-    format!("Exit codes:{}", rows.collect::<String>())
+    let rows = EXIT_CODES.iter().map(|(kind, meaning)| format!("\n  {}  {meaning}", kind.exit_code()));
+    format!("Exit codes:\n  0  success{}", rows.collect::<String>())
 }
 
 impl fmt::Display for Failure {

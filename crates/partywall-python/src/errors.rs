@@ -3,13 +3,9 @@
 use std::{convert::Infallible, ffi::CString, fmt::Display, str::FromStr};
 
 use partywall::{
-    DType, Error, ErrorKind, Language, Place, TimelineEnding,
-    cuda::CuResult,
-    error::{
-        Busy, Denied, DeviceFault, Gone, InvalidArgument, InvalidData, LimitReached, Mismatch, NotFound, TopicLimit,
-        Unreachable,
-    },
-    info::Named,
+    DType, Error, Language, Place,
+    cuda::{CuResult, CudaError},
+    error::LimitReached,
 };
 use pyo3::{
     exceptions::{PyResourceWarning, PyValueError},
@@ -49,16 +45,13 @@ impl<'py> IntoPyObject<'py> for Never {
 
 /// Returns the exception for an error.
 pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
+    let refused = std::error::Error::source(error).and_then(|source| source.downcast_ref::<CudaError>());
     let cuda_error = match error {
-        Error::DeviceFault(
-            DeviceFault::Cuda { source, .. }
-            | DeviceFault::ContextLost { source, .. }
-            | DeviceFault::NotMapped { source, .. },
-        ) => Some(source.code.0),
         Error::LimitReached(LimitReached::Memory { place: Place::Gpu(_), .. }) => Some(CuResult::OUT_OF_MEMORY.0),
-        _ => None,
+        _ => refused.map(|refused| refused.code.0),
     };
-    raise(py, class(error), &error.to_string(), &error.advice_in(Language::Python), error.anchor(), cuda_error)
+    let advice = error.advice_in(Language::Python);
+    raise(py, error.python_class(), &error.to_string(), &advice, error.anchor(), cuda_error)
 }
 
 /// Returns the exception for the use of a closed object.
@@ -154,7 +147,7 @@ pub(crate) fn bad_source(py: Python<'_>, why: &str, advice: &str) -> PyErr {
 pub(crate) fn not_utf8(text: &Bound<'_, PyAny>, what: &str, class: &str) -> PyErr {
     let made = text.py().import("partywall._errors").and_then(|module| {
         let class = module.getattr(class)?;
-        module.getattr("not_utf8")?.call1((class, what, text))
+        text.py().import("partywall._arrays")?.call_method1("not_utf8", (class, what, text))
     });
     made.map_or_else(|error| error, PyErr::from_value)
 }
@@ -171,130 +164,6 @@ fn raise(py: Python<'_>, class: &str, message: &str, advice: &str, anchor: &str,
         class.call1((message, advice, anchor, cuda_error))
     });
     made.map_or_else(|error| error, PyErr::from_value)
-}
-
-/// Returns the name of the error's class in `partywall._errors`.
-fn class(error: &Error) -> &'static str {
-    match error {
-        Error::NotFound(NotFound::Name { .. } | NotFound::Object { .. }) => "NameNotFound",
-        Error::NotFound(NotFound::Version { .. }) => "VersionNotFound",
-        Error::Gone(Gone::OwnerDied { .. }) => "OwnerDied",
-        Error::Gone(Gone::Withdrawn { .. }) => "Withdrawn",
-        Error::NotFound(NotFound::Tensor { .. }) => "TensorNotFound",
-        Error::Denied(Denied::NameExists { .. }) => "NameExists",
-        Error::Denied(Denied::ReadOnly { .. }) => "ReadOnly",
-        Error::Denied(Denied::Growth { .. }) => "CannotGrow",
-        Error::Gone(Gone::Timeline { ending, .. }) => match ending {
-            TimelineEnding::OwnerDied => "WriterDied",
-            TimelineEnding::OwnerFaulted => "WriterFaulted",
-            TimelineEnding::Closed => "WriterClosed",
-            TimelineEnding::Abandoned => "Abandoned",
-            TimelineEnding::BrokerGone => "TimelineLost",
-            TimelineEnding::Evicted => "WriterEvicted",
-            _ => "TimelineEnded",
-        },
-        Error::Busy(Busy::Writer { .. }) => "WriterExists",
-        Error::InvalidArgument(InvalidArgument::Value { .. }) => "BadValue",
-        Error::InvalidData(InvalidData::Tainted { .. } | InvalidData::SampleTainted { .. }) => "Tainted",
-        Error::DeviceFault(DeviceFault::LaunchBlocking { .. }) => "LaunchBlocking",
-        Error::DeviceFault(DeviceFault::Captured { .. }) => "Captured",
-        Error::Mismatch(Mismatch::Maximum { .. }) | Error::InvalidArgument(InvalidArgument::Maximum { .. }) => {
-            "WrongMaximum"
-        }
-        Error::Gone(Gone::Permit { .. } | Gone::HeldBlock { .. }) => "NotHeld",
-        Error::InvalidArgument(InvalidArgument::Options { of: Named::Segment, .. }) => "CannotKeep",
-        Error::Mismatch(Mismatch::Object { wanted: of, .. } | Mismatch::Options { of, .. })
-        | Error::InvalidArgument(InvalidArgument::Options { of, .. }) => match of {
-            Named::Pool => "WrongPool",
-            Named::Topic => "WrongTopic",
-            Named::Queue => "WrongQueue",
-            _ => "WrongKind",
-        },
-        Error::Mismatch(Mismatch::BlockSize { .. } | Mismatch::Room { .. }) => "BlockTooSmall",
-        Error::Gone(Gone::Block { .. }) => "StaleBlock",
-        Error::InvalidArgument(InvalidArgument::TooFewBlocks { .. }) => "WrongTopic",
-        Error::Mismatch(Mismatch::Sample { .. }) => "WrongSample",
-        Error::LimitReached(LimitReached::Topic { limit: TopicLimit::Loans | TopicLimit::Viewed, .. }) => {
-            "TooManyLoans"
-        }
-        Error::LimitReached(LimitReached::Topic { limit: TopicLimit::Held, .. }) => "TooManyHeld",
-        Error::Busy(Busy::TopicFull { .. }) => "TopicFull",
-        Error::Busy(Busy::QueueFull { .. }) => "QueueFull",
-        Error::Busy(Busy::OutputsFull { .. }) => "OutputsFull",
-        Error::Busy(Busy::TasksKept { .. }) => "StillUsed",
-        Error::Busy(Busy::TaskRunning { .. }) => "TaskRunning",
-        Error::Busy(Busy::TaskState { .. }) => "WrongTaskState",
-        Error::Busy(Busy::InputsNotReady { .. }) => "InputsNotReady",
-        Error::Gone(Gone::Claim { .. } | Gone::Attempt { .. }) => "ClaimLost",
-        Error::Gone(Gone::Attachment { .. }) => "NotAttached",
-        Error::Busy(Busy::Withdrawing { .. }) => "BeingWithdrawn",
-        Error::InvalidArgument(InvalidArgument::Deadline { .. }) => "BadDeadline",
-        Error::InvalidArgument(InvalidArgument::Graph { .. }) => "BadGraph",
-        Error::InvalidArgument(InvalidArgument::Task { .. }) => "BadTask",
-        Error::Busy(Busy::AttachmentInUse { .. }) => "SegmentInUse",
-        Error::Denied(Denied::Attaching { .. }) => "CannotAttach",
-        Error::Denied(Denied::Offering { .. }) => "WrongKind",
-        Error::Gone(Gone::Task { .. }) => "TaskGone",
-        Error::InvalidData(InvalidData::TaskFailed { .. }) => "TaskFailed",
-        Error::InvalidData(InvalidData::TaskInputs { .. }) => "InputsLost",
-        Error::InvalidData(InvalidData::TaskAttempt { .. }) => "AttemptFailed",
-        Error::Gone(Gone::TopicIdle { .. }) => "TopicIdle",
-        Error::Busy(Busy::NotReady { .. }) => "NotReady",
-        Error::InvalidData(InvalidData::SampleFailed { .. }) => "SampleFailed",
-        Error::Gone(Gone::Detached { .. }) => "Detached",
-        Error::NotFound(NotFound::Member { .. }) => "NoSuchMember",
-        Error::InvalidArgument(InvalidArgument::Yourself) => "NotYourself",
-        Error::Denied(Denied::Unproven { .. } | Denied::NotUnproven { .. }) => "Unproven",
-        Error::Gone(Gone::Evicted { .. }) => "Evicted",
-        Error::InvalidArgument(
-            InvalidArgument::Name { .. } | InvalidArgument::Version { .. } | InvalidArgument::SocketPath { .. },
-        ) => "BadName",
-        Error::InvalidArgument(InvalidArgument::Pattern { .. }) => "BadPattern",
-        Error::InvalidArgument(
-            InvalidArgument::Table { .. } | InvalidArgument::Range { .. } | InvalidArgument::Header { .. },
-        ) => "BadTensor",
-        Error::Mismatch(
-            Mismatch::DType { .. } | Mismatch::Kind { .. } | Mismatch::HostTarget { .. } | Mismatch::Tensors { .. },
-        ) => "WrongKind",
-        Error::Mismatch(Mismatch::Layout { .. }) => "LayoutChanged",
-        Error::DeviceFault(DeviceFault::NotShareable { .. }) => "NotShareable",
-        Error::Denied(Denied::Keeping { .. }) => "CannotKeep",
-        Error::Denied(Denied::Sharing { .. }) => "CannotShare",
-        Error::Denied(Denied::OtherUser { .. }) => "OtherUser",
-        Error::LimitReached(
-            LimitReached::Memory { .. } | LimitReached::SystemMemory { .. } | LimitReached::Heap { .. },
-        ) => "OutOfMemory",
-        Error::LimitReached(_) => "LimitReached",
-        Error::DeviceFault(DeviceFault::NoDevice { .. } | DeviceFault::NoPinned { .. }) => "NoDevice",
-        Error::DeviceFault(DeviceFault::Remote { .. }) => "RemoteDevice",
-        Error::DeviceFault(DeviceFault::Cuda { .. } | DeviceFault::NotMapped { .. }) => "CudaError",
-        Error::DeviceFault(DeviceFault::ContextLost { .. }) => "ContextLost",
-        Error::DeviceFault(DeviceFault::DeviceLost { .. }) => "DeviceLost",
-        Error::Mps(_) => "NotUnderMps",
-        Error::Timeout { .. } | Error::Cancelled { .. } => "TimeoutError",
-        Error::Unreachable(Unreachable::Gone { .. }) => "BrokerGone",
-        Error::Unreachable(
-            Unreachable::NoProgram { .. }
-            | Unreachable::NotStarted { .. }
-            | Unreachable::NoAnswer { .. }
-            | Unreachable::NoPidfd(_)
-            | Unreachable::Clock { .. }
-            | Unreachable::Unbound { .. }
-            | Unreachable::NoDirectory { .. },
-        ) => "BrokerUnreachable",
-        Error::Unreachable(Unreachable::Version { .. }) => "VersionMismatch",
-        Error::InvalidData(InvalidData::Table { .. }) => "BadTensor",
-        Error::Unreachable(
-            Unreachable::UnsafeDirectory { .. }
-            | Unreachable::User { .. }
-            | Unreachable::Barred { .. }
-            | Unreachable::Driver { .. },
-        ) => "AccessDenied",
-        Error::Unreachable(Unreachable::Forked { .. }) => "Forked",
-        Error::File(_) if error.kind() == ErrorKind::NotFound => "FileNotFound",
-        Error::File(_) => "BadFile",
-        _ => "Error",
-    }
 }
 
 /// Parses a dtype by its full name in NumPy and torch. Short names are refused because they are ambiguous: `i8` is 8

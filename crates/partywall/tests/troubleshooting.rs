@@ -1,7 +1,12 @@
 //! Each message of the library has its entry in `docs/troubleshooting.md`, and the entry quotes it.
 #![allow(clippy::unwrap_used)] // tests
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use partywall::{
     DType, Domain, Ended, Ending, Error, ErrorKind, MemoryLimit, OtherUsers, Place,
@@ -16,6 +21,7 @@ use partywall::{
 use partywall_wire::{FdFault, Limit, MemberState, NoReplacement, ObjectKind, TimelineEnding, Whom};
 
 const DOCUMENT: &str = include_str!("../../../docs/troubleshooting.md");
+const PYTHON: &str = include_str!("../../../python/src/partywall/_errors.py");
 
 /// The quoted message of an entry.
 fn quoted(anchor: &str) -> &'static str {
@@ -221,6 +227,10 @@ fn every_error() -> Vec<Error> {
             version: 1,
             source: CudaError::new("cuMemMap", CuResult::OUT_OF_MEMORY),
         }),
+        Error::DeviceFault(DeviceFault::ContextLost {
+            what: "a copy".into(),
+            source: CudaError::new("cuMemcpyAsync", CuResult::ILLEGAL_ADDRESS),
+        }),
         Error::DeviceFault(DeviceFault::Captured { what: "waiting for timeline \"x\"".into() }),
         Error::InvalidArgument(InvalidArgument::Graph {
             what: "launching a graph with timelines \"x\"".into(),
@@ -357,6 +367,7 @@ fn every_error() -> Vec<Error> {
         Error::Unreachable(Unreachable::Refused("nonsense".into())),
         Error::System { what: "a call".into(), source: io() },
         Error::File(FileProblem::Open(io()).of("/x")),
+        Error::File(FileProblem::Open(std::io::Error::from_raw_os_error(13)).of("/x")),
     ]
 }
 
@@ -387,53 +398,98 @@ fn reader_is_not_blamed_for_a_damaged_table() {
     assert!(!error.advice().contains("correct the tensors"), "{}", error.advice());
 }
 
+/// Returns the text of each source file below a folder of the repository.
+fn sources(folder: &Path) -> Vec<String> {
+    let mut all = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            all.extend(sources(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs" || extension == "py") {
+            all.push(fs::read_to_string(&path).unwrap());
+        }
+    }
+    all
+}
+
+/// Returns the entry and the Python class of each error, as the sources of the library name them: `"entry", "Class"`.
+fn rows() -> BTreeSet<(String, String)> {
+    let mut rows = BTreeSet::new();
+    for source in sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/error")) {
+        let source = source.split_whitespace().collect::<Vec<_>>().join(" ");
+        for (at, between) in source.match_indices("\", \"") {
+            let entry = source[..at].rsplit('"').next().unwrap();
+            let class = source[at + between.len()..].split('"').next().unwrap();
+            if entry.chars().all(|c| c.is_ascii_lowercase() || c == '-')
+                && class.starts_with(|c: char| c.is_ascii_uppercase())
+                && class.chars().all(char::is_alphanumeric)
+            {
+                rows.insert((entry.to_owned(), class.to_owned()));
+            }
+        }
+    }
+    rows
+}
+
+/// An error that is added is in [`every_error`], so that the tests above see it, and Python has its class.
+#[test]
+fn each_row_has_an_example_and_a_python_class() {
+    let examples = every_error();
+    let examples: BTreeSet<_> = examples.iter().map(|error| (error.anchor(), error.python_class())).collect();
+    let without = [
+        // Only on machines without /proc.
+        ("no-proc", "Error"),
+        // Endings of timelines that only later releases have.
+        ("writer-died", "TimelineEnded"),
+        // The entry quotes another message; see the test above.
+        ("no-file-descriptor", "BadFile"),
+    ];
+    let rows = rows();
+    assert!(rows.len() > 100, "{rows:?}");
+    for (entry, class) in &rows {
+        let row = (entry.as_str(), class.as_str());
+        assert!(examples.contains(&row) || without.contains(&row), "no example has {row:?}");
+        assert!(PYTHON.contains(&format!("\nclass {class}(")), "{entry}: Python has no class {class}");
+    }
+}
+
+/// Entries belong to errors of the library, of other programs or of the Python package: their sources name them.
 #[test]
 fn each_entry_belongs_to_an_error() {
-    let anchors: Vec<_> = every_error().iter().map(|error| error.anchor()).collect();
-    // Entries for errors that need a driver or lack /proc, or that other programs than the library report: the Python
-    // package.
-    let elsewhere = [
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let crates = fs::read_dir(root.join("crates")).unwrap().map(|entry| entry.unwrap().path().join("src"));
+    let sources: Vec<_> = crates.chain([root.join("python/src")]).flat_map(|folder| sources(&folder)).collect();
+    // No program names these: they are about brokers that do not start, and about calls of the driver by programs other
+    // than ours.
+    let unnamed = [
         "socket-exists",
-        "no-proc",
         "too-few-files",
         "bad-limit",
         "socket-not-taken",
-        "driver-error",
-        "broken-context",
-        "not-supported",
-        "cannot-page-lock",
-        "size-not-aligned",
-        "wrong-clean-up",
-        "stream-waits-refused",
         "legacy-refused",
-        "event-not-shared",
         "compute-mode",
         "locked-memory",
-        "closed",
-        "still-used",
-        "too-many-torch-pools",
-        "not-writer",
-        "no-such-view",
-        "bad-source",
-        "not-utf-8",
-        "module-mismatch",
-        "no-checksums",
-        "checksum-mismatch",
-        "no-module",
-        "module-format",
-        "tensor-in-use",
-        "expired-payload",
-        "reductions-patched",
-        "unsupported-tensor",
-        "vllm-unsupported",
-        "shared-parameter",
-        "guarded-write",
-        "cannot-preload",
-        "worker-failed",
-        "torch-too-old",
     ];
     for heading in DOCUMENT.lines().filter_map(|line| line.strip_prefix("### ")) {
-        assert!(anchors.contains(&heading) || elsewhere.contains(&heading), "{heading} belongs to nothing");
+        let name = format!("\"{heading}\"");
+        let named = sources.iter().any(|source| source.contains(&name));
+        assert!(named || unnamed.contains(&heading), "{heading} belongs to nothing");
+    }
+}
+
+/// In the examples, it is process 7.
+#[test]
+fn errors_return_the_process_that_their_message_names() {
+    for error in every_error() {
+        let message = error.to_string();
+        let names = match error {
+            // It may be one of the clients, none of which the message names.
+            Error::Mps(MpsFault::InUse { .. }) => true,
+            // The largest holders are a hint, not what the error is about.
+            Error::LimitReached(LimitReached::User { .. }) => false,
+            _ => message.contains("pid 7") || message.contains("process 7"),
+        };
+        assert_eq!(error.pid(), names.then_some(7), "{message}");
     }
 }
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, SupportsIndex, TypeAlias
 
-from partywall._errors import BadSource, BadTensor, not_utf8
+from partywall._errors import BadSource, BadTensor, Error
 from partywall._native import Source
 
 Access: TypeAlias = Literal["cpu", "gpu", "both"]
@@ -125,6 +125,14 @@ def check_text(text: str, what: str) -> None:
         text.encode()
     except UnicodeEncodeError:
         raise not_utf8(BadTensor, what, text) from None
+
+
+def not_utf8(kind: type[Error], what: str, text: str) -> Error:
+    """Returns the error that a text has surrogates, as in a file name that `os.fsdecode` could not decode."""
+    at = next(at for at, character in enumerate(text) if "\ud800" <= character <= "\udfff")
+    advice = 'leave it out, or replace it: `text.encode("utf-8", "replace").decode()`'
+    message = f"{text!r} cannot be {what}: its character {at} is a surrogate, which is not UTF-8"
+    return kind(message, advice, "not-utf-8")
 
 
 def source(tensor: Any, stream: Any) -> Source:

@@ -1,8 +1,10 @@
-"""Exceptions. Each class also derives from the built-in exception that users expect to catch."""
+"""Exceptions. Each class also derives from the built-in exception that users expect to catch.
 
-import builtins
-import sys
-from typing import Any
+The package exports every name of this module that does not begin with `_`. `Error::python_class` of the library names
+the classes of its errors.
+"""
+
+import builtins as _builtins
 
 
 class Error(Exception):
@@ -22,14 +24,13 @@ class Error(Exception):
         self.advice = advice
         self.anchor = anchor
         self.cuda_error = cuda_error
-        # Tracebacks print notes below the text; Python 3.10 has none.
-        if anchor and sys.version_info >= (3, 11):
+        if anchor:
             self.add_note(f"more: partywall explain {anchor}")
 
     def __str__(self) -> str:
         return f"{self._message}; {self.advice}" if self.advice else self._message
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self._message, self.advice, self.anchor, self.cuda_error)
 
 
@@ -138,7 +139,7 @@ class NotWriter(Error, PermissionError):
     """The timeline was opened for waiting, not for signalling."""
 
 
-class TimeoutError(Error, builtins.TimeoutError):
+class TimeoutError(Error, _builtins.TimeoutError):
     """The operation did not finish in time."""
 
 
@@ -391,11 +392,3 @@ class FileNotFound(Error, FileNotFoundError):
 
 class BadFile(Error, OSError):
     """A file could not be read."""
-
-
-def not_utf8(kind: type[Error], what: str, text: str) -> Error:
-    """Returns the error that a text has surrogates, as in a file name that `os.fsdecode` could not decode."""
-    at = next(at for at, character in enumerate(text) if "\ud800" <= character <= "\udfff")
-    advice = 'leave it out, or replace it: `text.encode("utf-8", "replace").decode()`'
-    message = f"{text!r} cannot be {what}: its character {at} is a surrogate, which is not UTF-8"
-    return kind(message, advice, "not-utf-8")

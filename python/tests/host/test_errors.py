@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import partywall as pw
+from partywall import _errors
 
 PAGE = Path(__file__).parents[3] / "docs/troubleshooting.md"
 
@@ -113,6 +114,13 @@ def test_traceback_names_the_entry(domain):
         domain.open("nothing")
     assert raised.value.__notes__ == ["more: partywall explain not-found"]
     assert pickle.loads(pickle.dumps(raised.value)).__notes__ == raised.value.__notes__
+
+
+def test_package_exports_every_error_class_and_nothing_else_of_their_module():
+    classes = {name for name, value in vars(_errors).items() if isinstance(value, type)}
+    assert {"Error", "NameNotFound", "WriterDied"} <= classes <= set(pw.__all__)
+    assert all(getattr(pw, name) is getattr(_errors, name) for name in classes)
+    assert len(pw.__all__) == len(set(pw.__all__)) and not hasattr(pw, "builtins")
 
 
 def test_every_error_class_goes_through_a_pickle():

@@ -1,4 +1,5 @@
-//! The class of an error, the advice about it, and its entry in the documentation.
+//! What is reported about an error beside its message: its class, its entry in the documentation, its Python class, the
+//! advice, and the process that it is about. Each error has all of it in one arm of the `help` of its group.
 //!
 //! A match on an enum of this module has no `_` arm, so that a new variant does not compile without advice. An enum of
 //! a crate below is `non_exhaustive`, so a match on it needs one, which serves variants of later releases.
@@ -14,12 +15,12 @@ use rustix::process::{Resource, getrlimit};
 use super::Error;
 use crate::files::FileProblem;
 
-/// The class of an error. The binary's exit codes have the same classes.
+/// The class of an error. Its number is the exit code of a `partywall` command that fails so.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// A comparison or check failed.
-    CheckFailed,
+    CheckFailed = 1,
     /// The arguments are invalid.
     Usage,
     /// A name, version, tensor or file does not exist.
@@ -45,13 +46,24 @@ pub enum Language {
     Shell,
 }
 
-/// What is reported about an error in addition to its message.
+/// What is reported about an error beside its message.
 pub(super) struct Help {
     kind: ErrorKind,
     /// The entry of `docs/troubleshooting.md`.
     anchor: &'static str,
+    /// The class in `python/src/partywall/_errors.py`.
+    python_class: &'static str,
     /// What to do, as a sentence in the imperative.
     advice: Cow<'static, str>,
+    /// The process that the error is about.
+    pid: Option<u32>,
+}
+
+impl Help {
+    /// Sets the process that the error is about.
+    pub(super) fn about(self, pid: impl Into<Option<u32>>) -> Self {
+        Self { pid: pid.into(), ..self }
+    }
 }
 
 impl Error {
@@ -75,6 +87,19 @@ impl Error {
         self.help(Language::Rust).anchor
     }
 
+    /// Returns the name of its class in the Python package.
+    pub fn python_class(&self) -> &'static str {
+        self.help(Language::Rust).python_class
+    }
+
+    /// Returns the pid of the process that the error is about: the one that has the object, ended it, or keeps this
+    /// call from succeeding. If there are several, it is the first that the message names.
+    ///
+    /// `None` if the error is about no process, or about this one only, or the process is not known.
+    pub fn pid(&self) -> Option<u32> {
+        self.help(Language::Rust).pid
+    }
+
     fn help(&self, language: Language) -> Help {
         match self {
             Self::InvalidArgument(error) => error.help(language),
@@ -83,26 +108,37 @@ impl Error {
             Self::Denied(error) => error.help(language),
             Self::LimitReached(error) => error.help(language),
             Self::Busy(error) => error.help(),
-            Self::Timeout { .. } => ErrorKind::TimedOut.help("timeout", "wait longer, or check the process that should have done it: `partywall ps` lists members, `partywall ls` names"),
-            Self::Cancelled { .. } => ErrorKind::TimedOut.help("cancelled", "call it again to continue waiting: nothing was taken or lost"),
+            Self::Timeout { .. } => ErrorKind::TimedOut.help("timeout", "TimeoutError", "wait longer, or check the process that should have done it: `partywall ps` lists members, `partywall ls` names"),
+            Self::Cancelled { .. } => ErrorKind::TimedOut.help("cancelled", "TimeoutError", "call it again to continue waiting: nothing was taken or lost"),
             Self::Gone(error) => error.help(language),
             Self::InvalidData(error) => error.help(),
             Self::Unreachable(error) => error.help(),
             Self::DeviceFault(error) => error.help(language),
             Self::Mps(error) => error.help(),
             // Not an error of the kernel: mapping control memory of another layout returns it.
-            Self::System { source, .. } if source.kind() == io::ErrorKind::InvalidData => ErrorKind::Refused.help("system-call", "run the same Partywall release on both sides"),
-            Self::System { source, .. } if source.kind() == io::ErrorKind::NotFound && !process::has_proc() => ErrorKind::Refused.help("no-proc", "mount /proc (`mount -t proc proc /proc`): Partywall opens its own descriptors there"),
-            Self::System { .. } => ErrorKind::Refused.help("system-call", "see the kernel's error"),
+            Self::System { source, .. } if source.kind() == io::ErrorKind::InvalidData => ErrorKind::Refused.help("system-call", "Error", "run the same Partywall release on both sides"),
+            Self::System { source, .. } if source.kind() == io::ErrorKind::NotFound && !process::has_proc() => ErrorKind::Refused.help("no-proc", "Error", "mount /proc (`mount -t proc proc /proc`): Partywall opens its own descriptors there"),
+            Self::System { .. } => ErrorKind::Refused.help("system-call", "Error", "see the kernel's error"),
             Self::File(error) => file_help(&error.problem),
         }
     }
 }
 
 impl ErrorKind {
-    /// Returns what is reported about an error of this class in addition to its message.
-    pub(super) fn help(self, anchor: &'static str, advice: impl Into<Cow<'static, str>>) -> Help {
-        Help { kind: self, anchor, advice: advice.into() }
+    /// Returns what is reported about an error of this class beside its message: its entry of
+    /// `docs/troubleshooting.md`, its Python class, and what to do about it.
+    pub(super) fn help(
+        self,
+        anchor: &'static str,
+        python_class: &'static str,
+        advice: impl Into<Cow<'static, str>>,
+    ) -> Help {
+        Help { kind: self, anchor, python_class, advice: advice.into(), pid: None }
+    }
+
+    /// Returns the exit code of a `partywall` command that fails with an error of this class.
+    pub fn exit_code(self) -> u8 {
+        self as u8
     }
 }
 
@@ -195,25 +231,27 @@ pub(super) fn after_the_end(ending: Ending, language: Language) -> &'static str 
 }
 
 fn file_help(problem: &FileProblem) -> Help {
-    let kind = match problem {
+    let advice = problem.advice();
+    match problem {
         FileProblem::Open(source) | FileProblem::Write(source) if source.kind() == io::ErrorKind::NotFound => {
-            ErrorKind::NotFound
+            ErrorKind::NotFound.help("file", "FileNotFound", advice)
         }
-        FileProblem::NoSuchTensor { .. } | FileProblem::MissingShard { .. } => ErrorKind::NotFound,
+        FileProblem::NoSuchTensor { .. } | FileProblem::MissingShard { .. } => {
+            ErrorKind::NotFound.help("file", "FileNotFound", advice)
+        }
         FileProblem::NotOneTensor { .. }
         | FileProblem::FormatLacksElements { .. }
         | FileProblem::FormatLacksStrides { .. }
-        | FileProblem::IsFolder => ErrorKind::Usage,
-        FileProblem::Cancelled => ErrorKind::CheckFailed,
+        | FileProblem::IsFolder => ErrorKind::Usage.help("file", "BadFile", advice),
+        FileProblem::Cancelled => ErrorKind::CheckFailed.help("file", "BadFile", advice),
         // An error of the memory, to or from which the bytes were copied, has its own entry.
         FileProblem::Sink(source) | FileProblem::Content { source, .. } => match source.downcast_ref::<Error>() {
-            Some(cause) => return cause.kind().help(cause.anchor(), problem.advice()),
-            None => ErrorKind::Refused,
+            Some(cause) => cause.kind().help(cause.anchor(), "BadFile", advice).about(cause.pid()),
+            None => ErrorKind::Refused.help("file", "BadFile", advice),
         },
-        problem if problem.lacks_files() => return ErrorKind::Refused.help("no-file-descriptor", open_files()),
-        _ => ErrorKind::Refused,
-    };
-    kind.help("file", problem.advice())
+        _ if problem.lacks_files() => ErrorKind::Refused.help("no-file-descriptor", "BadFile", open_files()),
+        _ => ErrorKind::Refused.help("file", "BadFile", advice),
+    }
 }
 
 const CREATE_AGAIN: &str = "create it again if it is still needed";

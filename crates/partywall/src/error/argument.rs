@@ -168,32 +168,32 @@ impl InvalidArgument {
         Self::Task { task: task.into(), why: why.into() }.into()
     }
 
-    /// Returns the class of the error, its entry of the documentation, and what to do about it.
+    /// Returns what is reported about the error beside its message.
     pub(super) fn help(&self, language: Language) -> Help {
         match self {
-            Self::Value { .. } => ErrorKind::Usage.help("bad-value", "signal increasing values, up to 2^61"),
-            Self::Maximum { .. } => ErrorKind::Usage.help("bad-maximum", "open it with a number in that range"),
-            Self::Deadline { .. } => ErrorKind::Usage.help("bad-deadline", "give a number of seconds from 0 to a year, or no deadline"),
-            Self::Options { of: Named::Pool, .. } => ErrorKind::Usage.help("bad-pool", "give the number of blocks and the bytes of each block, within the range"),
-            Self::Options { of: Named::Queue, .. } => ErrorKind::Usage.help("bad-queue", "give numbers within that range, or leave them out for the defaults"),
-            Self::Options { of: Named::Segment, .. } => ErrorKind::Usage.help("cannot-keep", "give only one of kept(), until_unused() and owner()"),
-            Self::Options { .. } => ErrorKind::Usage.help("bad-topic", match language {
+            Self::Value { .. } => ErrorKind::Usage.help("bad-value", "BadValue", "signal increasing values, up to 2^61"),
+            Self::Maximum { .. } => ErrorKind::Usage.help("bad-maximum", "WrongMaximum", "open it with a number in that range"),
+            Self::Deadline { .. } => ErrorKind::Usage.help("bad-deadline", "BadDeadline", "give a number of seconds from 0 to a year, or no deadline"),
+            Self::Options { of: Named::Pool, .. } => ErrorKind::Usage.help("bad-pool", "WrongPool", "give the number of blocks and the bytes of each block, within the range"),
+            Self::Options { of: Named::Queue, .. } => ErrorKind::Usage.help("bad-queue", "WrongQueue", "give numbers within that range, or leave them out for the defaults"),
+            Self::Options { of: Named::Segment, .. } => ErrorKind::Usage.help("cannot-keep", "CannotKeep", "give only one of kept(), until_unused() and owner()"),
+            Self::Options { .. } => ErrorKind::Usage.help("bad-topic", "WrongTopic", match language {
                 Language::Rust => "give dtype() and shape(), or max_bytes() if samples vary, and numbers within the range",
                 Language::Python => "give dtype= and shape=, or max_bytes= if samples vary, and numbers within the range",
                 Language::Shell => "give --dtype and --shape, or --max-bytes if samples vary, or a file to take them from, and numbers within the range",
             }),
-            Self::TooFewBlocks { needed, .. } => ErrorKind::Usage.help("pool-too-small", format!("omit the number of blocks, or give at least {needed}, or reduce the other numbers")),
-            Self::Version { name, .. } => ErrorKind::Usage.help("bad-version", format!("`partywall show {name}` lists its versions; without `@` it means the latest")),
-            Self::SocketPath { .. } => ErrorKind::Usage.help("path-too-long", "use a shorter path (--socket, PARTYWALL_SOCKET), or shorten $XDG_RUNTIME_DIR or $TMPDIR, which contain the default socket"),
-            Self::Name { .. } => ErrorKind::Usage.help("bad-name", "choose a name of letters, digits and `._-`"),
-            Self::Pattern { .. } => ErrorKind::Usage.help("bad-pattern", "`*` stands for any characters and `?` for one, the rest is as in a name"),
-            Self::Table { source: TableError::ForeignLayout { .. }, .. } => ErrorKind::Refused.help("bad-table", "run the same Partywall release on both sides"),
-            Self::Table { .. } => ErrorKind::Refused.help("bad-table", "correct the tensors' names, shapes and dtypes"),
-            Self::Range { .. } => ErrorKind::Usage.help("bad-range", "use a range inside the tensor, or read(), in Python tobytes(), for a copy"),
-            Self::Header { .. } => ErrorKind::Usage.help("header-too-long", "shorten it, or put the data into the sample itself"),
-            Self::Graph { .. } => ErrorKind::Usage.help("bad-graph", "capture the nodes on the stream that is being captured, name each node once in a launch of their graph, and let no launch wait for its own later signals"),
-            Self::Task { .. } => ErrorKind::Usage.help("bad-task", "submit a task within the limits: a kind of 32 bytes, arguments of 512 bytes, 8 inputs, 1 to 255 attempts; give it an output if its worker writes one"),
-            Self::Yourself => ErrorKind::Usage.help("not-yourself", "drop the Domain to leave, or name another process"),
+            Self::TooFewBlocks { needed, .. } => ErrorKind::Usage.help("pool-too-small", "WrongTopic", format!("omit the number of blocks, or give at least {needed}, or reduce the other numbers")),
+            Self::Version { name, .. } => ErrorKind::Usage.help("bad-version", "BadName", format!("`partywall show {name}` lists its versions; without `@` it means the latest")),
+            Self::SocketPath { .. } => ErrorKind::Usage.help("path-too-long", "BadName", "use a shorter path (--socket, PARTYWALL_SOCKET), or shorten $XDG_RUNTIME_DIR or $TMPDIR, which contain the default socket"),
+            Self::Name { .. } => ErrorKind::Usage.help("bad-name", "BadName", "choose a name of letters, digits and `._-`"),
+            Self::Pattern { .. } => ErrorKind::Usage.help("bad-pattern", "BadPattern", "`*` stands for any characters and `?` for one, the rest is as in a name"),
+            Self::Table { source: TableError::ForeignLayout { .. }, .. } => ErrorKind::Refused.help("bad-table", "BadTensor", "run the same Partywall release on both sides"),
+            Self::Table { .. } => ErrorKind::Refused.help("bad-table", "BadTensor", "correct the tensors' names, shapes and dtypes"),
+            Self::Range { .. } => ErrorKind::Usage.help("bad-range", "BadTensor", "use a range inside the tensor, or read(), in Python tobytes(), for a copy"),
+            Self::Header { .. } => ErrorKind::Usage.help("header-too-long", "BadTensor", "shorten it, or put the data into the sample itself"),
+            Self::Graph { .. } => ErrorKind::Usage.help("bad-graph", "BadGraph", "capture the nodes on the stream that is being captured, name each node once in a launch of their graph, and let no launch wait for its own later signals"),
+            Self::Task { .. } => ErrorKind::Usage.help("bad-task", "BadTask", "submit a task within the limits: a kind of 32 bytes, arguments of 512 bytes, 8 inputs, 1 to 255 attempts; give it an output if its worker writes one"),
+            Self::Yourself => ErrorKind::Usage.help("not-yourself", "NotYourself", "drop the Domain to leave, or name another process"),
         }
     }
 }

@@ -139,26 +139,32 @@ pub enum Busy {
 }
 
 impl Busy {
-    /// Returns the class of the error, its entry of the documentation, and what to do about it.
+    /// Returns what is reported about the error beside its message.
     pub(super) fn help(&self) -> Help {
         match self {
-            Self::Writer { .. } => ErrorKind::Refused.help("writer-exists", "one writer at a time: use another name, close that writer, or end its waits with `partywall abandon NAME`"),
-            Self::TopicFull { pid: Some(pid), .. } => ErrorKind::Refused.help("topic-full", format!("wait for it, or detach it with `partywall evict {pid}`; a subscriber that may miss samples never blocks publishers")),
-            Self::TopicFull { topic, .. } => ErrorKind::Refused.help("topic-full", format!("`partywall show {topic}` names the subscriber; `partywall evict PID` detaches it; a subscriber that may miss samples never blocks publishers")),
-            Self::NotReady { .. } => ErrorKind::CheckFailed.help("not-ready", "wait() for it on the host, or order a stream behind it with device_on()"),
-            Self::QueueFull { results: 0, kept: 1.., .. } => ErrorKind::Refused.help("queue-full", "delete arrays of tasks that have ended (`del`), start workers, or wait longer"),
-            Self::QueueFull { queue, results: 1.., .. } => ErrorKind::Refused.help("queue-full", format!("take results, or drop them with `partywall queue purge {queue} --results`; a queue made with more tasks and outputs has more room")),
-            Self::QueueFull { queue, .. } => ErrorKind::Refused.help("queue-full", format!("start workers, or wait longer; `partywall show {queue}` says where the tasks are; a queue made with more tasks has more room")),
-            Self::OutputsFull { outputs, kept, .. } if kept >= outputs => ErrorKind::Refused.help("outputs-full", DELETE_ARRAYS),
-            Self::TasksKept { .. } => ErrorKind::Refused.help("tasks-kept", DELETE_ARRAYS),
-            Self::OutputsFull { results: 0, kept: 1.., .. } => ErrorKind::Refused.help("outputs-full", "delete arrays of tasks that have ended (`del`), or wait longer; a queue made with more outputs has more room"),
-            Self::OutputsFull { queue, .. } => ErrorKind::Refused.help("outputs-full", format!("take results, or drop them with `partywall queue purge {queue} --results`; a queue made with more outputs has more room")),
-            Self::TaskRunning { .. } => ErrorKind::Refused.help("task-running", "wait for its result; only a pending task can be cancelled"),
-            Self::TaskState { .. } => ErrorKind::Refused.help("task-state", "only a dead letter can be retried, up to 255 attempts in all, and only a dead letter or a result that was not taken can be purged; a pending task can be cancelled by its ticket"),
-            Self::InputsNotReady { .. } => ErrorKind::CheckFailed.help("inputs-not-ready", "wait_inputs() on the host, or order a stream behind them with wait_inputs_on(), and complete the task after that"),
-            Self::AttachmentInUse { queue, .. } => ErrorKind::Refused.help("attachment-in-use", format!("wait for the tasks, or retry or purge dead letters (`partywall queue ls {queue}` lists them), then detach it")),
-            Self::Withdrawing { name, .. } => ErrorKind::Refused.help("withdrawing", format!("`partywall show {name}` lists its readers and the deadline; `partywall evict PID` takes it from one of them now")),
-            Self::BrokerInUse { .. } => ErrorKind::Refused.help("in-use", "`partywall ls` and `partywall status` show them; `partywall stop --force` drops all"),
+            Self::Writer { pid, .. } => ErrorKind::Refused.help("writer-exists", "WriterExists", "one writer at a time: use another name, close that writer, or end its waits with `partywall abandon NAME`").about(*pid),
+            Self::TopicFull { topic, pid, .. } => ErrorKind::Refused.help("topic-full", "TopicFull", match pid {
+                Some(pid) => format!("wait for it, or detach it with `partywall evict {pid}`; a subscriber that may miss samples never blocks publishers"),
+                None => format!("`partywall show {topic}` names the subscriber; `partywall evict PID` detaches it; a subscriber that may miss samples never blocks publishers"),
+            }).about(*pid),
+            Self::NotReady { .. } => ErrorKind::CheckFailed.help("not-ready", "NotReady", "wait() for it on the host, or order a stream behind it with device_on()"),
+            Self::QueueFull { queue, results, kept, .. } => ErrorKind::Refused.help("queue-full", "QueueFull", match (results, kept) {
+                (0, 0) => format!("start workers, or wait longer; `partywall show {queue}` says where the tasks are; a queue made with more tasks has more room"),
+                (0, _) => "delete arrays of tasks that have ended (`del`), start workers, or wait longer".to_owned(),
+                (_, _) => format!("take results, or drop them with `partywall queue purge {queue} --results`; a queue made with more tasks and outputs has more room"),
+            }),
+            Self::OutputsFull { queue, outputs, results, kept } => ErrorKind::Refused.help("outputs-full", "OutputsFull", match (results, kept) {
+                (_, kept) if kept >= outputs => DELETE_ARRAYS.to_owned(),
+                (0, 1..) => "delete arrays of tasks that have ended (`del`), or wait longer; a queue made with more outputs has more room".to_owned(),
+                (_, _) => format!("take results, or drop them with `partywall queue purge {queue} --results`; a queue made with more outputs has more room"),
+            }),
+            Self::TasksKept { .. } => ErrorKind::Refused.help("tasks-kept", "StillUsed", DELETE_ARRAYS),
+            Self::TaskRunning { .. } => ErrorKind::Refused.help("task-running", "TaskRunning", "wait for its result; only a pending task can be cancelled"),
+            Self::TaskState { .. } => ErrorKind::Refused.help("task-state", "WrongTaskState", "only a dead letter can be retried, up to 255 attempts in all, and only a dead letter or a result that was not taken can be purged; a pending task can be cancelled by its ticket"),
+            Self::InputsNotReady { .. } => ErrorKind::CheckFailed.help("inputs-not-ready", "InputsNotReady", "wait_inputs() on the host, or order a stream behind them with wait_inputs_on(), and complete the task after that"),
+            Self::AttachmentInUse { queue, .. } => ErrorKind::Refused.help("attachment-in-use", "SegmentInUse", format!("wait for the tasks, or retry or purge dead letters (`partywall queue ls {queue}` lists them), then detach it")),
+            Self::Withdrawing { name, pid, .. } => ErrorKind::Refused.help("withdrawing", "BeingWithdrawn", format!("`partywall show {name}` lists its readers and the deadline; `partywall evict PID` takes it from one of them now")).about(*pid),
+            Self::BrokerInUse { .. } => ErrorKind::Refused.help("in-use", "Error", "`partywall ls` and `partywall status` show them; `partywall stop --force` drops all"),
         }
     }
 }

@@ -83,18 +83,18 @@ pub enum InvalidData {
 }
 
 impl InvalidData {
-    /// Returns the class of the error, its entry of the documentation, and what to do about it.
+    /// Returns what is reported about the error beside its message.
     pub(super) fn help(&self) -> Help {
         match self {
-            Self::Tainted { .. } => ErrorKind::CheckFailed.help("tainted", "do the work again from its inputs; a new writer of the timeline starts without the mark"),
-            Self::SampleFailed { .. } => ErrorKind::CheckFailed.help("sample-failed", "drop the sample and everything made from it; later samples of other publishers are not affected"),
-            Self::SampleTainted { .. } => ErrorKind::CheckFailed.help("sample-tainted", "drop it, and make it again from samples that check() accepts"),
-            Self::TaskFailed { .. } => ErrorKind::CheckFailed.help("task-failed", "fix the reported cause, then retry or purge the task: `partywall queue ls NAME` lists dead letters"),
-            Self::TaskInputs { .. } => ErrorKind::CheckFailed.help("inputs-never-complete", "drop the task; its submitter must submit it again"),
-            Self::TaskAttempt { .. } => ErrorKind::CheckFailed.help("attempt-without-result", "drop everything made from its output, and wait for the task again: another worker runs it"),
-            Self::OtherPlace { name, .. } => ErrorKind::Refused.help("other-place", format!("commit {name:?} again: the process that committed it passed other memory; `partywall show {name}` names that process")),
-            Self::Table { source: TableError::ForeignLayout { .. }, .. } => ErrorKind::Refused.help("damaged-table", "run the same Partywall release on both sides"),
-            Self::Table { name, .. } => ErrorKind::Refused.help("damaged-table", format!("commit {name:?} again: the process that committed it wrote a bad table, this one only read it; `partywall show {name}` names that process")),
+            Self::Tainted { .. } => ErrorKind::CheckFailed.help("tainted", "Tainted", "do the work again from its inputs; a new writer of the timeline starts without the mark"),
+            Self::SampleFailed { .. } => ErrorKind::CheckFailed.help("sample-failed", "SampleFailed", "drop the sample and everything made from it; later samples of other publishers are not affected"),
+            Self::SampleTainted { .. } => ErrorKind::CheckFailed.help("sample-tainted", "Tainted", "drop it, and make it again from samples that check() accepts"),
+            Self::TaskFailed { .. } => ErrorKind::CheckFailed.help("task-failed", "TaskFailed", "fix the reported cause, then retry or purge the task: `partywall queue ls NAME` lists dead letters"),
+            Self::TaskInputs { .. } => ErrorKind::CheckFailed.help("inputs-never-complete", "InputsLost", "drop the task; its submitter must submit it again"),
+            Self::TaskAttempt { .. } => ErrorKind::CheckFailed.help("attempt-without-result", "AttemptFailed", "drop everything made from its output, and wait for the task again: another worker runs it"),
+            Self::OtherPlace { name, .. } => ErrorKind::Refused.help("other-place", "Error", format!("commit {name:?} again: the process that committed it passed other memory; `partywall show {name}` names that process")),
+            Self::Table { source: TableError::ForeignLayout { .. }, .. } => ErrorKind::Refused.help("damaged-table", "BadTensor", "run the same Partywall release on both sides"),
+            Self::Table { name, .. } => ErrorKind::Refused.help("damaged-table", "BadTensor", format!("commit {name:?} again: the process that committed it wrote a bad table, this one only read it; `partywall show {name}` names that process")),
         }
     }
 }

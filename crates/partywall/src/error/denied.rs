@@ -102,20 +102,22 @@ pub enum Denied {
 }
 
 impl Denied {
-    /// Returns the class of the error, its entry of the documentation, and what to do about it.
+    /// Returns what is reported about the error beside its message.
     pub(super) fn help(&self, language: Language) -> Help {
         match self {
-            Self::NameExists { name, is: Named::Segment, .. } => ErrorKind::Refused.help("name-exists", format!("`partywall rm {name}` removes it; without if-absent it gets a new version")),
-            Self::NameExists { name, is, .. } => ErrorKind::Refused.help("name-exists", format!("choose another name, or {}; `partywall rm {name}` removes it", use_as_it_is(name, *is, language))),
-            Self::ReadOnly { .. } => ErrorKind::Refused.help("read-only", "commit a new version, or create the segment as mutable and open it for writing"),
-            Self::Growth { why: NoGrowth::Behind, .. } => ErrorKind::Refused.help("cannot-grow", "refresh() the segment, then grow it"),
-            Self::Growth { why: NoGrowth::Reserved { .. }, .. } => ErrorKind::Refused.help("cannot-grow", "create it with a larger reserve(), or commit a new version"),
-            Self::Growth { .. } => ErrorKind::Refused.help("cannot-grow", "create it as mutable and let its committer grow it, or commit a new version"),
-            Self::Keeping { .. } => ErrorKind::Refused.help("cannot-keep", "publish a copy (commit_copy(), in Python put()), which the broker keeps; or create the tensors in a Heap (in Python torch_pool() or cupy_pool()); or leave out kept()"),
-            Self::Sharing { .. } => ErrorKind::Usage.help("cannot-share", "leave out mutable, or share a pool or topic"),
-            Self::Offering { .. } => ErrorKind::Refused.help("cannot-offer", "send the reference of the task, whose result any process can take, or copy the output into a block of a pool"),
-            Self::Attaching { .. } => ErrorKind::Refused.help("cannot-attach", "publish a copy (commit_copy(), in Python put()), or commit a segment, and attach that"),
-            Self::NotMember => ErrorKind::Refused.help("not-a-member", "connect without operator(true)"),
+            Self::NameExists { name, is: Named::Segment, .. } => ErrorKind::Refused.help("name-exists", "NameExists", format!("`partywall rm {name}` removes it; without if-absent it gets a new version")),
+            Self::NameExists { name, is, .. } => ErrorKind::Refused.help("name-exists", "NameExists", format!("choose another name, or {}; `partywall rm {name}` removes it", use_as_it_is(name, *is, language))),
+            Self::ReadOnly { .. } => ErrorKind::Refused.help("read-only", "ReadOnly", "commit a new version, or create the segment as mutable and open it for writing"),
+            Self::Growth { why, .. } => ErrorKind::Refused.help("cannot-grow", "CannotGrow", match why {
+                NoGrowth::Behind => "refresh() the segment, then grow it",
+                NoGrowth::Reserved { .. } => "create it with a larger reserve(), or commit a new version",
+                _ => "create it as mutable and let its committer grow it, or commit a new version",
+            }),
+            Self::Keeping { .. } => ErrorKind::Refused.help("cannot-keep", "CannotKeep", "publish a copy (commit_copy(), in Python put()), which the broker keeps; or create the tensors in a Heap (in Python torch_pool() or cupy_pool()); or leave out kept()"),
+            Self::Sharing { .. } => ErrorKind::Usage.help("cannot-share", "CannotShare", "leave out mutable, or share a pool or topic"),
+            Self::Offering { .. } => ErrorKind::Refused.help("cannot-offer", "WrongKind", "send the reference of the task, whose result any process can take, or copy the output into a block of a pool"),
+            Self::Attaching { .. } => ErrorKind::Refused.help("cannot-attach", "CannotAttach", "publish a copy (commit_copy(), in Python put()), or commit a segment, and attach that"),
+            Self::NotMember => ErrorKind::Refused.help("not-a-member", "Error", "connect without operator(true)"),
             Self::OtherUser { what, owner, uid } => {
                 let advice = match what {
                     OtherUsers::Open { .. } | OtherUsers::Inspect { .. } => format!("create it shared, as user {owner}: shared(true), in Python shared=True, in the shell --shared"),
@@ -124,13 +126,19 @@ impl Denied {
                     OtherUsers::Replace => format!("run this as user {owner}"),
                     _ => format!("run this as user {owner}; `--allow-uid {uid}` of `partywall serve` admits a user, and gives it nothing of others"),
                 };
-                ErrorKind::Refused.help("other-user", advice)
+                let pid = match what {
+                    OtherUsers::Evict { pid } | OtherUsers::Free { pid } => Some(*pid),
+                    _ => None,
+                };
+                ErrorKind::Refused.help("other-user", "OtherUser", advice).about(pid)
             }
-            Self::Unproven { pid } => ErrorKind::Refused.help("unproven", format!("`partywall rm --unproven {pid}` frees it; run this once no work of the process is left on a GPU")),
-            Self::Replacement { why: NoReplacement::InProgress } => ErrorKind::Refused.help("not-replaced", "`partywall status` shows the release that serves; try again if it is not the one you want"),
-            Self::Replacement { why: NoReplacement::Elsewhere { .. } } => ErrorKind::Refused.help("not-replaced", "run `partywall serve --replace` where the broker runs, not in another container"),
-            Self::Replacement { .. } => ErrorKind::Refused.help("not-replaced", "everything goes on as before; to start the other program anew, end this broker with `partywall stop`, which drops all names"),
-            Self::NotUnproven { pid, .. } => ErrorKind::Refused.help("not-unproven", format!("`partywall evict {pid} --kill` ends it; its memory is freed once it is dead")),
+            Self::Unproven { pid } => ErrorKind::Refused.help("unproven", "Unproven", format!("`partywall rm --unproven {pid}` frees it; run this once no work of the process is left on a GPU")).about(*pid),
+            Self::Replacement { why } => ErrorKind::Refused.help("not-replaced", "Error", match why {
+                NoReplacement::InProgress => "`partywall status` shows the release that serves; try again if it is not the one you want",
+                NoReplacement::Elsewhere { .. } => "run `partywall serve --replace` where the broker runs, not in another container",
+                _ => "everything goes on as before; to start the other program anew, end this broker with `partywall stop`, which drops all names",
+            }),
+            Self::NotUnproven { pid, .. } => ErrorKind::Refused.help("not-unproven", "Unproven", format!("`partywall evict {pid} --kill` ends it; its memory is freed once it is dead")).about(*pid),
         }
     }
 }

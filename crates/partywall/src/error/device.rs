@@ -106,40 +106,18 @@ pub enum DeviceFault {
 }
 
 impl DeviceFault {
-    /// Returns the class of the error, its entry of the documentation, and what to do about it.
+    /// Returns what is reported about the error beside its message.
     pub(super) fn help(&self, language: Language) -> Help {
         match self {
-            Self::LaunchBlocking { .. } => {
-                ErrorKind::Refused.help("launch-blocking", "unset CUDA_LAUNCH_BLOCKING, or wait on the host")
-            }
+            Self::LaunchBlocking { .. } => ErrorKind::Refused.help("launch-blocking", "LaunchBlocking", "unset CUDA_LAUNCH_BLOCKING, or wait on the host"),
             Self::NotShareable { kind, .. } => not_shareable(*kind),
-            Self::NoDevice { .. } => ErrorKind::Device.help(
-                "no-device",
-                format!("`partywall doctor` says what is missing; host memory works without one ({})", on_host(language)),
-            ),
-            Self::NoPinned { .. } => ErrorKind::Device.help(
-                "no-pinned-memory",
-                format!(
-                    "`partywall doctor` says what is missing; if you named a node, name one that exists; host memory works without it ({}, and pin() where a GPU reads it)",
-                    on_host(language)
-                ),
-            ),
-            Self::Remote { .. } => ErrorKind::Device.help(
-                "remote-device",
-                "open it with allow_peer if the link's cost is acceptable, or read on the owner's GPU",
-            ),
-            Self::ContextLost { .. } => ErrorKind::Device
-                .help("broken-context", "restart this process; nothing else brings its CUDA context back"),
-            Self::NotMapped { .. } => ErrorKind::Device
-                .help("not-mapped", "drop it with everything made of it, and open the name again"),
-            Self::DeviceLost { .. } => ErrorKind::Device.help(
-                "device-lost",
-                "drop it, restart the processes that used the memory, and commit the name again from its source",
-            ),
-            Self::Captured { .. } => ErrorKind::Usage.help(
-                "captured",
-                "do that outside of the capture; waits and signals can also be nodes of the graph (capture_wait, capture_signal)",
-            ),
+            Self::NoDevice { .. } => ErrorKind::Device.help("no-device", "NoDevice", format!("`partywall doctor` says what is missing; host memory works without one ({})", on_host(language))),
+            Self::NoPinned { .. } => ErrorKind::Device.help("no-pinned-memory", "NoDevice", format!("`partywall doctor` says what is missing; if you named a node, name one that exists; host memory works without it ({}, and pin() where a GPU reads it)", on_host(language))),
+            Self::Remote { .. } => ErrorKind::Device.help("remote-device", "RemoteDevice", "open it with allow_peer if the link's cost is acceptable, or read on the owner's GPU"),
+            Self::ContextLost { .. } => ErrorKind::Device.help("broken-context", "ContextLost", "restart this process; nothing else brings its CUDA context back"),
+            Self::NotMapped { .. } => ErrorKind::Device.help("not-mapped", "CudaError", "drop it with everything made of it, and open the name again"),
+            Self::DeviceLost { .. } => ErrorKind::Device.help("device-lost", "DeviceLost", "drop it, restart the processes that used the memory, and commit the name again from its source"),
+            Self::Captured { .. } => ErrorKind::Usage.help("captured", "Captured", "do that outside of the capture; waits and signals can also be nodes of the graph (capture_wait, capture_signal)"),
             Self::Cuda { source, .. } => {
                 let anchor = cuda_anchor(source);
                 let advice = match anchor {
@@ -150,7 +128,7 @@ impl DeviceFault {
                     }
                     _ => "`partywall doctor` checks the driver",
                 };
-                ErrorKind::Device.help(anchor, advice)
+                ErrorKind::Device.help(anchor, "CudaError", advice)
             }
         }
     }
@@ -166,37 +144,17 @@ fn on_host(language: Language) -> &'static str {
 }
 
 fn not_shareable(kind: PointerKind) -> Help {
-    let (anchor, advice) = match kind {
-        PointerKind::Device => (
-            "no-memory-handles",
-            "publish a copy (commit_copy(), in Python put()); `partywall doctor` says what this driver lacks",
-        ),
-        PointerKind::Imported => (
-            "imported-memory",
-            "publish it in the process that allocated it, or publish a copy (commit_copy(), in Python put())",
-        ),
-        PointerKind::Pool => (
-            "pool-memory",
-            "publish a copy (commit_copy(), in Python put()), or allocate it with cuMemAlloc; torch does with PYTORCH_CUDA_ALLOC_CONF=backend:native",
-        ),
-        PointerKind::Vmm => (
-            "vmm-memory",
-            "create it in a pool of torch_pool(), in Rust a Heap; or set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False, or publish a copy (commit_copy(), in Python put())",
-        ),
-        PointerKind::Managed => {
-            ("managed-memory", "publish a copy (commit_copy(), in Python put()), or allocate it with cuMemAlloc")
-        }
-        PointerKind::Pinned => ("pinned-memory", IN_HOST_MEMORY),
-        PointerKind::Registered => ("registered-memory", IN_HOST_MEMORY),
-        PointerKind::Unknown => UNKNOWN_POINTER,
-        _ => UNKNOWN_POINTER,
-    };
-    ErrorKind::Refused.help(anchor, advice)
+    match kind {
+        PointerKind::Device => ErrorKind::Refused.help("no-memory-handles", "NotShareable", "publish a copy (commit_copy(), in Python put()); `partywall doctor` says what this driver lacks"),
+        PointerKind::Imported => ErrorKind::Refused.help("imported-memory", "NotShareable", "publish it in the process that allocated it, or publish a copy (commit_copy(), in Python put())"),
+        PointerKind::Pool => ErrorKind::Refused.help("pool-memory", "NotShareable", "publish a copy (commit_copy(), in Python put()), or allocate it with cuMemAlloc; torch does with PYTORCH_CUDA_ALLOC_CONF=backend:native"),
+        PointerKind::Vmm => ErrorKind::Refused.help("vmm-memory", "NotShareable", "create it in a pool of torch_pool(), in Rust a Heap; or set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False, or publish a copy (commit_copy(), in Python put())"),
+        PointerKind::Managed => ErrorKind::Refused.help("managed-memory", "NotShareable", "publish a copy (commit_copy(), in Python put()), or allocate it with cuMemAlloc"),
+        PointerKind::Pinned => ErrorKind::Refused.help("pinned-memory", "NotShareable", IN_HOST_MEMORY),
+        PointerKind::Registered => ErrorKind::Refused.help("registered-memory", "NotShareable", IN_HOST_MEMORY),
+        // `Unknown`, and kinds of later releases.
+        _ => ErrorKind::Refused.help("unknown-pointer", "NotShareable", "use put() for an array in host memory; to publish one on a GPU check its address, and that it is not yet freed"),
+    }
 }
-
-const UNKNOWN_POINTER: (&str, &str) = (
-    "unknown-pointer",
-    "use put() for an array in host memory; to publish one on a GPU check its address, and that it is not yet freed",
-);
 
 const IN_HOST_MEMORY: &str = "use put(), which copies it; or build a segment in host memory with create()";

@@ -123,71 +123,52 @@ pub enum Gone {
 }
 
 impl Gone {
-    /// Returns the class of the error, its entry of the documentation, and what to do about it.
+    /// Returns what is reported about the error beside its message.
     pub(super) fn help(&self, language: Language) -> Help {
         match self {
-            Self::OwnerDied { .. } => ErrorKind::NotFound.help(
-                "owner-died",
-                "start its publisher again and wait for \
-                it with a timeout; memory that must outlive its process is committed or published as a copy",
-            ),
-            Self::Withdrawn { .. } => ErrorKind::NotFound
-                .help("withdrawn", "drop it; open the name again with a timeout if it will be published again"),
+            Self::OwnerDied { pid, .. } => ErrorKind::NotFound.help("owner-died", "OwnerDied", "start its publisher again and wait for it with a timeout; memory that must outlive its process is committed or published as a copy").about(*pid),
+            Self::Withdrawn { pid, .. } => ErrorKind::NotFound.help("withdrawn", "Withdrawn", "drop it; open the name again with a timeout if it will be published again").about(*pid),
             Self::Timeline { ending, .. } => ended_timeline(*ending),
-            Self::Permit { .. } => {
-                ErrorKind::Refused.help("not-held", "give each permit back once, by the process that acquired it")
-            }
-            Self::Block { .. } => ErrorKind::NotFound.help(
-                "stale-block",
-                "accept each reference once, while the process that offered it lives and has the pool open",
-            ),
-            Self::HeldBlock { .. } => ErrorKind::Refused.help(
-                "block-not-held",
-                "give each block back once, by the process that holds it, and do not use it afterwards",
-            ),
-            Self::TopicIdle { .. } => {
-                let otherwise = match language {
-                    Language::Rust => "subscribe without until_idle()",
-                    Language::Python => "subscribe without until=\"idle\"",
-                    Language::Shell => "leave out --until-idle",
-                };
-                ErrorKind::CheckFailed
-                    .help("topic-idle", format!("stop receiving; to wait for further publishers {otherwise}"))
-            }
-            Self::Detached { .. } => ErrorKind::Refused.help("detached", "join the topic again"),
-            Self::Claim { .. } => ErrorKind::Refused.help(
-                "claim-taken-back",
-                "drop its results and claim the next task; a worker that needs more time must extend its lease",
-            ),
-            Self::Attempt { .. } => {
-                ErrorKind::Refused.help("attempt-ended", "complete or fail each task once, as the last call")
-            }
-            Self::Task { .. } => ErrorKind::NotFound
-                .help("task-gone", "take each result once; `partywall show NAME` counts the tasks of the queue"),
-            Self::Attachment { .. } => ErrorKind::NotFound
-                .help("attachment-gone", "attach the segment again, and name the part by the new attachment"),
-            Self::Evicted { .. } => ErrorKind::Refused
-                .help("evicted", "restart this process, or connect anew: a new connection is a new member"),
+            Self::Permit { .. } => ErrorKind::Refused.help("not-held", "NotHeld", "give each permit back once, by the process that acquired it"),
+            Self::Block { .. } => ErrorKind::NotFound.help("stale-block", "StaleBlock", "accept each reference once, while the process that offered it lives and has the pool open"),
+            Self::HeldBlock { .. } => ErrorKind::Refused.help("block-not-held", "NotHeld", "give each block back once, by the process that holds it, and do not use it afterwards"),
+            Self::TopicIdle { .. } => ErrorKind::CheckFailed.help("topic-idle", "TopicIdle", match language {
+                Language::Rust => "stop receiving; to wait for further publishers subscribe without until_idle()",
+                Language::Python => "stop receiving; to wait for further publishers subscribe without until=\"idle\"",
+                Language::Shell => "stop receiving; to wait for further publishers leave out --until-idle",
+            }),
+            Self::Detached { .. } => ErrorKind::Refused.help("detached", "Detached", "join the topic again"),
+            Self::Claim { .. } => ErrorKind::Refused.help("claim-taken-back", "ClaimLost", "drop its results and claim the next task; a worker that needs more time must extend its lease"),
+            Self::Attempt { .. } => ErrorKind::Refused.help("attempt-ended", "ClaimLost", "complete or fail each task once, as the last call"),
+            Self::Task { .. } => ErrorKind::NotFound.help("task-gone", "TaskGone", "take each result once; `partywall show NAME` counts the tasks of the queue"),
+            Self::Attachment { .. } => ErrorKind::NotFound.help("attachment-gone", "NotAttached", "attach the segment again, and name the part by the new attachment"),
+            Self::Evicted { by, .. } => ErrorKind::Refused.help("evicted", "Evicted", "restart this process, or connect anew: a new connection is a new member").about(*by),
         }
     }
 }
 
 fn ended_timeline(ending: TimelineEnding) -> Help {
-    let again = "start its writer again, then follow() the timeline: the next writer continues from the last value; treat the results of work enqueued behind this wait as garbage";
     match ending {
-        TimelineEnding::OwnerFaulted => ErrorKind::CheckFailed.help("writer-faulted", again),
-        TimelineEnding::Evicted => ErrorKind::CheckFailed.help("writer-evicted", again),
+        TimelineEnding::OwnerDied => ErrorKind::CheckFailed.help("writer-died", "WriterDied", START_AGAIN),
+        TimelineEnding::OwnerFaulted => ErrorKind::CheckFailed.help("writer-faulted", "WriterFaulted", START_AGAIN),
+        TimelineEnding::Evicted => ErrorKind::CheckFailed.help("writer-evicted", "WriterEvicted", START_AGAIN),
         TimelineEnding::Closed => ErrorKind::CheckFailed.help(
             "timeline-closed",
+            "WriterClosed",
             "wait for values that its writer signals, or follow() the timeline when it has another writer",
         ),
         TimelineEnding::Abandoned => ErrorKind::CheckFailed.help(
             "timeline-abandoned",
+            "Abandoned",
             "open it again in its writer, which continues from the last value; waiters then follow()",
         ),
-        TimelineEnding::BrokerGone => ErrorKind::CheckFailed
-            .help("timeline-lost", "connect again; the processes that open timelines create them again"),
-        TimelineEnding::OwnerDied => ErrorKind::CheckFailed.help("writer-died", again),
-        _ => ErrorKind::CheckFailed.help("writer-died", again),
+        TimelineEnding::BrokerGone => ErrorKind::CheckFailed.help(
+            "timeline-lost",
+            "TimelineLost",
+            "connect again; the processes that open timelines create them again",
+        ),
+        _ => ErrorKind::CheckFailed.help("writer-died", "TimelineEnded", START_AGAIN),
     }
 }
+
+const START_AGAIN: &str = "start its writer again, then follow() the timeline: the next writer continues from the last value; treat the results of work enqueued behind this wait as garbage";

@@ -146,41 +146,47 @@ impl LimitReached {
         Self::Memory { name: name.to_owned(), place, asked, free, total, held: None }.into()
     }
 
-    /// Returns the class of the error, its entry of the documentation, and what to do about it.
+    /// Returns what is reported about the error beside its message.
     pub(super) fn help(&self, language: Language) -> Help {
         match self {
             Self::Topic { topic, limit, most } => limit.help(topic, *most, language),
-            Self::SystemMemory { limit: MemoryLimit::AddressSpace(_), .. } => ErrorKind::Refused.help("no-memory", "raise the limit (`ulimit -v`, RLIMIT_AS), or share less at a time"),
-            Self::SystemMemory { limit: MemoryLimit::FileSize(_), .. } => ErrorKind::Refused.help("no-memory", "raise the limit in the shell that starts this (`ulimit -f unlimited`, RLIMIT_FSIZE): host memory is files in memory"),
-            Self::SystemMemory { limit: MemoryLimit::Container(_), .. } => ErrorKind::Refused.help("no-memory", "raise the container's memory limit, or remove names (`partywall ls`): host memory counts against the container that wrote it, for as long as the name is there"),
-            Self::SystemMemory { .. } => ErrorKind::Refused.help("no-memory", "free memory or addresses, or check the container's limits"),
+            Self::SystemMemory { limit, .. } => ErrorKind::Refused.help("no-memory", "OutOfMemory", match limit {
+                MemoryLimit::AddressSpace(_) => "raise the limit (`ulimit -v`, RLIMIT_AS), or share less at a time",
+                MemoryLimit::FileSize(_) => "raise the limit in the shell that starts this (`ulimit -f unlimited`, RLIMIT_FSIZE): host memory is files in memory",
+                MemoryLimit::Container(_) => "raise the container's memory limit, or remove names (`partywall ls`): host memory counts against the container that wrote it, for as long as the name is there",
+                MemoryLimit::Unknown => "free memory or addresses, or check the container's limits",
+            }),
             Self::Memory { place, .. } => {
                 let kind = if *place == Place::Host { ErrorKind::Refused } else { ErrorKind::Device };
-                kind.help("out-of-memory", "free memory there: `partywall status` shows what Partywall holds, `partywall rm NAME` drops it")
+                kind.help("out-of-memory", "OutOfMemory", "free memory there: `partywall status` shows what Partywall holds, `partywall rm NAME` drops it")
             }
-            Self::Heap { .. } => ErrorKind::Refused.help("heap-is-full", match language {
+            Self::Heap { .. } => ErrorKind::Refused.help("heap-is-full", "OutOfMemory", match language {
                 Language::Python => "create the pool with a larger size=, or drop tensors that are in it",
                 _ => "create the heap with a higher limit, or free blocks",
             }),
-            Self::FileDescriptors(_) => ErrorKind::Refused.help("no-file-descriptor", open_files()),
-            Self::Processes(_) => ErrorKind::Refused.help("no-process", "end threads or processes, or raise the limit: `ulimit -u` of the user, the container's limit of pids, TasksMax= of systemd"),
-            Self::User { limit, .. } => ErrorKind::Refused.help("user-limit", format!("remove something of this user (`partywall status` shows its share), or start the broker with a higher {}", user_option(*limit))),
-            Self::Broker { limit: Limit::Handshakes, .. } => ErrorKind::Refused.help("limit-reached", "try again: other processes are connecting"),
-            Self::Broker { limit: Limit::Chunks | Limit::Growths, .. } => ErrorKind::Refused.help("limit-reached", "grow in fewer, larger steps (spare()), or commit a new version"),
-            Self::Broker { limit: Limit::ClientsOfProcess, .. } => ErrorKind::Refused.help("limit-reached", "share one connection among the threads of the process, or start the broker with a higher --max-clients"),
-            Self::Broker { limit: Limit::HungUp, .. } => ErrorKind::Refused.help("limit-reached", "close connections with a good-bye (drop the Domain, in Python close()); restart the process to forget the others"),
-            Self::Broker { limit: Limit::Operators, .. } => ErrorKind::Refused.help("limit-reached", "try again in a second; `partywall logs` shows which process connects so often"),
-            Self::Broker { limit: Limit::Clients, .. } => ErrorKind::Refused.help("limit-reached", "`partywall ps` lists them; `partywall rm --unproven` forgets those that are dead without proof; or start the broker with a higher --max-clients"),
-            Self::Broker { limit: Limit::Leases, .. } => ErrorKind::Refused.help("limit-reached", "drop segments, timelines and semaphores that are open and not used (`partywall ps` shows the leases of each process), or start the broker with a higher --max-leases"),
-            Self::Broker { limit: Limit::Waits, .. } => ErrorKind::Refused.help("limit-reached", "end processes that wait for names and are not needed (`partywall ps` shows what each waits for), or start the broker with a higher --max-waits"),
-            Self::Broker { limit: Limit::WaitsOfMember, .. } => ErrorKind::Refused.help("limit-reached", "have fewer calls of this process wait at a time"),
-            Self::Broker { limit: Limit::LeasesOfMember, .. } => ErrorKind::Refused.help("limit-reached", "drop segments, timelines and semaphores that this process has open and does not use"),
-            Self::Broker { limit: Limit::Attachments, .. } => ErrorKind::Refused.help("limit-reached", "detach segments that no task names, or put more tensors into one segment"),
-            Self::Broker { limit: Limit::Pinned(_), .. } => ErrorKind::Refused.help("limit-reached", "remove names there (`partywall ls`), take another node (device `pinned:N`), or start the broker with a higher --max-pinned-bytes"),
-            Self::Broker { .. } => ErrorKind::Refused.help("limit-reached", "remove something, or start the broker with a higher limit (`partywall serve --help`)"),
-            Self::UnreadDescriptors { pids, .. } if pids.is_empty() => ErrorKind::Refused.help("unread-descriptors", "have the threads of this process that wait for the broker read their answers, or close those connections"),
-            Self::UnreadDescriptors { pids, .. } => ErrorKind::Refused.help("unread-descriptors", format!("see whether those processes are stopped (`partywall ps`); `partywall evict {} --kill` ends one", pids[0])),
-            Self::DescriptorsInFlight { .. } => ErrorKind::Refused.help("descriptors-in-flight", "end the processes of this user that do not read what they are sent, or raise the limit with `ulimit -n`"),
+            Self::FileDescriptors(_) => ErrorKind::Refused.help("no-file-descriptor", "LimitReached", open_files()),
+            Self::Processes(_) => ErrorKind::Refused.help("no-process", "LimitReached", "end threads or processes, or raise the limit: `ulimit -u` of the user, the container's limit of pids, TasksMax= of systemd"),
+            Self::User { limit, .. } => ErrorKind::Refused.help("user-limit", "LimitReached", format!("remove something of this user (`partywall status` shows its share), or start the broker with a higher {}", user_option(*limit))),
+            Self::Broker { limit, .. } => ErrorKind::Refused.help("limit-reached", "LimitReached", match limit {
+                Limit::Handshakes => "try again: other processes are connecting",
+                Limit::Chunks | Limit::Growths => "grow in fewer, larger steps (spare()), or commit a new version",
+                Limit::ClientsOfProcess => "share one connection among the threads of the process, or start the broker with a higher --max-clients",
+                Limit::HungUp => "close connections with a good-bye (drop the Domain, in Python close()); restart the process to forget the others",
+                Limit::Operators => "try again in a second; `partywall logs` shows which process connects so often",
+                Limit::Clients => "`partywall ps` lists them; `partywall rm --unproven` forgets those that are dead without proof; or start the broker with a higher --max-clients",
+                Limit::Leases => "drop segments, timelines and semaphores that are open and not used (`partywall ps` shows the leases of each process), or start the broker with a higher --max-leases",
+                Limit::Waits => "end processes that wait for names and are not needed (`partywall ps` shows what each waits for), or start the broker with a higher --max-waits",
+                Limit::WaitsOfMember => "have fewer calls of this process wait at a time",
+                Limit::LeasesOfMember => "drop segments, timelines and semaphores that this process has open and does not use",
+                Limit::Attachments => "detach segments that no task names, or put more tensors into one segment",
+                Limit::Pinned(_) => "remove names there (`partywall ls`), take another node (device `pinned:N`), or start the broker with a higher --max-pinned-bytes",
+                _ => "remove something, or start the broker with a higher limit (`partywall serve --help`)",
+            }),
+            Self::UnreadDescriptors { pids, .. } => ErrorKind::Refused.help("unread-descriptors", "LimitReached", match pids.first() {
+                None => "have the threads of this process that wait for the broker read their answers, or close those connections".to_owned(),
+                Some(pid) => format!("see whether those processes are stopped (`partywall ps`); `partywall evict {pid} --kill` ends one"),
+            }).about(pids.first().copied()),
+            Self::DescriptorsInFlight { .. } => ErrorKind::Refused.help("descriptors-in-flight", "LimitReached", "end the processes of this user that do not read what they are sent, or raise the limit with `ulimit -n`"),
         }
     }
 }
@@ -199,33 +205,33 @@ impl TopicLimit {
     }
 
     fn help(self, topic: &str, most: u32, language: Language) -> Help {
-        let (anchor, option, fewer) = match self {
+        let (anchor, python_class, option, fewer) = match self {
             Self::Publishers => {
-                ("too-many-publishers", "publishers", format!("close one of them, `partywall show {topic}` lists them"))
+                let fewer = format!("close one of them, `partywall show {topic}` lists them");
+                ("too-many-publishers", "LimitReached", "publishers", fewer)
             }
-            Self::Subscribers => (
-                "too-many-subscribers",
-                "subscribers",
-                format!("close one of them and drop its samples, `partywall show {topic}` lists them"),
-            ),
-            Self::Loans => ("too-many-loans", "loans", "publish or drop loans before taking more".into()),
+            Self::Subscribers => {
+                let fewer = format!("close one of them and drop its samples, `partywall show {topic}` lists them");
+                ("too-many-subscribers", "LimitReached", "subscribers", fewer)
+            }
+            Self::Loans => {
+                ("too-many-loans", "TooManyLoans", "loans", "publish or drop loans before taking more".into())
+            }
             Self::Viewed => {
-                return ErrorKind::Refused
-                    .help("too-many-loans", "drop arrays of former loans before taking more loans");
+                return ErrorKind::Refused.help(
+                    "too-many-loans",
+                    "TooManyLoans",
+                    "drop arrays of former loans before taking more loans",
+                );
             }
-            Self::Held => ("too-many-held", "held", "drop samples before receiving more".into()),
+            Self::Held => ("too-many-held", "TooManyHeld", "held", "drop samples before receiving more".into()),
         };
         let more = most.saturating_add(1);
         let more = match language {
-            Language::Rust => format!("{option}({more})"),
-            Language::Python => format!("{option}={more}"),
-            Language::Shell => {
-                return ErrorKind::Refused.help(
-                    anchor,
-                    format!("{fewer}; or make the topic with more, as `partywall topic pub --{option} {more}` does"),
-                );
-            }
+            Language::Rust => format!(": {option}({more})"),
+            Language::Python => format!(": {option}={more}"),
+            Language::Shell => format!(", as `partywall topic pub --{option} {more}` does"),
         };
-        ErrorKind::Refused.help(anchor, format!("{fewer}; or make the topic with more: {more}"))
+        ErrorKind::Refused.help(anchor, python_class, format!("{fewer}; or make the topic with more{more}"))
     }
 }

@@ -126,56 +126,57 @@ pub enum Mismatch {
 }
 
 impl Mismatch {
-    /// Returns the class of the error, its entry of the documentation, and what to do about it.
+    /// Returns what is reported about the error beside its message.
     pub(super) fn help(&self, language: Language) -> Help {
         match self {
             Self::Object { name, is, wanted } => {
-                let anchor = match wanted {
-                    Named::Pool => "not-a-pool",
-                    Named::Topic => "not-a-topic",
-                    Named::Queue => "not-a-queue",
-                    Named::Segment | Named::Timeline | Named::Semaphore => "not-a-segment",
-                    _ => "not-a-segment",
+                let (anchor, python_class) = match wanted {
+                    Named::Pool => ("not-a-pool", "WrongPool"),
+                    Named::Topic => ("not-a-topic", "WrongTopic"),
+                    Named::Queue => ("not-a-queue", "WrongQueue"),
+                    Named::Segment | Named::Timeline | Named::Semaphore => ("not-a-segment", "WrongKind"),
+                    _ => ("not-a-segment", "WrongKind"),
                 };
-                ErrorKind::Usage.help(anchor, format!("{}, or choose another name", use_as_it_is(name, *is, language)))
+                ErrorKind::Usage.help(anchor, python_class, format!("{}, or choose another name", use_as_it_is(name, *is, language)))
             }
-            Self::Maximum { .. } => ErrorKind::Usage.help("wrong-maximum", "open it with the number that it has, or use another name; it ends with the last process that has it open"),
+            Self::Maximum { .. } => ErrorKind::Usage.help("wrong-maximum", "WrongMaximum", "open it with the number that it has, or use another name; it ends with the last process that has it open"),
             Self::Options { of, name, .. } => {
-                let anchor = match of {
-                    Named::Pool => "wrong-pool",
-                    Named::Queue => "wrong-queue",
-                    Named::Topic => "wrong-topic",
-                    Named::Segment | Named::Timeline | Named::Semaphore => "wrong-topic", // have no options
-                    _ => "wrong-topic",
+                let (anchor, python_class) = match of {
+                    Named::Pool => ("wrong-pool", "WrongPool"),
+                    Named::Queue => ("wrong-queue", "WrongQueue"),
+                    // No other object has options.
+                    _ => ("wrong-topic", "WrongTopic"),
                 };
-                ErrorKind::Usage.help(anchor, format!("open it with its own options, which `partywall show {name}` lists, or use another name"))
+                ErrorKind::Usage.help(anchor, python_class, format!("open it with its own options, which `partywall show {name}` lists, or use another name"))
             }
-            Self::BlockSize { of: Named::Topic, .. } => ErrorKind::Usage.help("block-too-small", "make the topic with a larger max_bytes, or publish smaller samples"),
-            Self::BlockSize { of: Named::Queue, .. } => ErrorKind::Usage.help("block-too-small", "make the queue with larger outputs, or ask for less room"),
-            Self::BlockSize { .. } => ErrorKind::Usage.help("block-too-small", "make the pool with larger blocks (block_bytes), or put in less"),
-            Self::Room { .. } => ErrorKind::Usage.help("block-too-small", "use no more than that, or submit the task with more"),
-            Self::Sample { .. } => ErrorKind::Usage.help("wrong-sample", "publish samples of the topic's type, or make the topic with another dtype and shape; one that is made with max_bytes alone takes any"),
-            Self::DType { has, .. } => ErrorKind::Usage.help("wrong-dtype", format!("use it as {has}, or use its bytes")),
-            Self::Tensors { source_name, .. } => ErrorKind::Usage.help("other-tensors", match language {
+            Self::BlockSize { of, .. } => ErrorKind::Usage.help("block-too-small", "BlockTooSmall", match of {
+                Named::Topic => "make the topic with a larger max_bytes, or publish smaller samples",
+                Named::Queue => "make the queue with larger outputs, or ask for less room",
+                _ => "make the pool with larger blocks (block_bytes), or put in less",
+            }),
+            Self::Room { .. } => ErrorKind::Usage.help("block-too-small", "BlockTooSmall", "use no more than that, or submit the task with more"),
+            Self::Sample { .. } => ErrorKind::Usage.help("wrong-sample", "WrongSample", "publish samples of the topic's type, or make the topic with another dtype and shape; one that is made with max_bytes alone takes any"),
+            Self::DType { has, .. } => ErrorKind::Usage.help("wrong-dtype", "WrongKind", format!("use it as {has}, or use its bytes")),
+            Self::Tensors { source_name, .. } => ErrorKind::Usage.help("other-tensors", "WrongKind", match language {
                 Language::Python => format!("create the target with the same names, types and shapes, or make it of the source: `{source_name}.to(…)`"),
                 _ => "create the target with the same names, types and shapes (Builder::like), or make it of the source (Segment::to)".to_owned(),
             }),
-            Self::Layout { .. } => ErrorKind::Usage.help("layout-changed", match language {
+            Self::Layout { .. } => ErrorKind::Usage.help("layout-changed", "LayoutChanged", match language {
                 Language::Python => "open the new version beside this one: advance without stable_address, or open()",
                 _ => "open the new version beside this one, at addresses of its own (Domain::open)",
             }),
-            Self::Kind { operation: "advancing in place", .. } => ErrorKind::Refused.help("wrong-kind", match language {
+            Self::Kind { operation: "advancing in place", .. } => ErrorKind::Refused.help("wrong-kind", "WrongKind", match language {
                 Language::Python => "open the new version beside this one: advance without stable_address, or open()",
                 _ => "open the new version beside this one, at addresses of its own (Domain::open)",
             }),
-            Self::HostTarget { .. } => ErrorKind::Refused.help("copy-to-host", match language {
+            Self::HostTarget { .. } => ErrorKind::Refused.help("copy-to-host", "WrongKind", match language {
                 Language::Python => "copy it by the CPU (`Domain.put(name, {key: source[key] for key in source}, \"host\")`), or to pinned memory (\"pinned\")",
                 _ => "copy it by the CPU (Put::segment, `partywall cp`), or to pinned memory (`pinned`)",
             }),
-            Self::Kind { wanted: "pinned or GPU", .. } => ErrorKind::Refused.help("wrong-kind", "pin it first (Segment::pin, in Python pin()), or create it as pinned memory"),
-            Self::Kind { has: "legacy", wanted: "host, pinned or vmm", .. } => ErrorKind::Refused.help("wrong-kind", "its publisher allocated it, and the driver shares it by a handle that only CUDA takes: publish a copy of it (Publication::commit_copy, in Python put), which has file descriptors"),
-            Self::Kind { has: "pinned", operation: "pinning", .. } => ErrorKind::Refused.help("wrong-kind", "use it as it is: the driver pinned it when it was allocated"),
-            Self::Kind { wanted, .. } => ErrorKind::Refused.help("wrong-kind", format!("create it as {wanted} memory, or copy it with read(), in Python tobytes()")),
+            Self::Kind { wanted: "pinned or GPU", .. } => ErrorKind::Refused.help("wrong-kind", "WrongKind", "pin it first (Segment::pin, in Python pin()), or create it as pinned memory"),
+            Self::Kind { has: "legacy", wanted: "host, pinned or vmm", .. } => ErrorKind::Refused.help("wrong-kind", "WrongKind", "its publisher allocated it, and the driver shares it by a handle that only CUDA takes: publish a copy of it (Publication::commit_copy, in Python put), which has file descriptors"),
+            Self::Kind { has: "pinned", operation: "pinning", .. } => ErrorKind::Refused.help("wrong-kind", "WrongKind", "use it as it is: the driver pinned it when it was allocated"),
+            Self::Kind { wanted, .. } => ErrorKind::Refused.help("wrong-kind", "WrongKind", format!("create it as {wanted} memory, or copy it with read(), in Python tobytes()")),
         }
     }
 }

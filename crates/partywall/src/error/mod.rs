@@ -1,7 +1,8 @@
 //! All errors of the library: what happened, why, and what to do.
 //!
 //! [`Error`] has one variant for each reaction that a program can have. Most variants contain an enum in a file of its
-//! own, with the messages, the advice and the entries of `docs/troubleshooting.md`.
+//! own, with the messages and, in one row for each error, the advice, the entry of `docs/troubleshooting.md` and the
+//! class of the Python package.
 
 mod advice;
 mod argument;

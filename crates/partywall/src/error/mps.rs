@@ -82,18 +82,18 @@ pub enum MpsFault {
 }
 
 impl MpsFault {
-    /// Returns the class of the error, its entry of the documentation, and what to do about it.
+    /// Returns what is reported about the error beside its message.
     pub(super) fn help(&self) -> Help {
         match self {
-            Self::NoProgram { .. } => ErrorKind::NotFound.help("mps-not-installed", "install it with the driver (Debian: nvidia-cuda-mps; containers: NVIDIA_DRIVER_CAPABILITIES=compute,utility), or go on without MPS: sharing works, and processes take turns on a GPU"),
-            Self::NotStarted { advice: Some(advice), kind, .. } => kind.help("mps-not-started", advice.clone()),
-            Self::NotStarted { kind, .. } => kind.help("mps-not-started", "check that `nvidia-smi` works, then run `nvidia-cuda-mps-control -f` to see why; a longer `partywall mps start --timeout` gives it more time"),
-            Self::NoAnswer { .. } => ErrorKind::TimedOut.help("mps-no-answer", "try again; `partywall mps stop --force` ends the domain's daemon, and its log says more (`partywall mps status`)"),
-            Self::NoDaemon { .. } => ErrorKind::Refused.help("mps-no-daemon", "start this program with `partywall run --mps COMMAND`, or unset CUDA_MPS_PIPE_DIRECTORY where it names another daemon"),
-            Self::User { .. } => ErrorKind::Refused.help("mps-wrong-user", "unset CUDA_MPS_PIPE_DIRECTORY and run a daemon of your own with `partywall mps start`"),
-            Self::Initialized => ErrorKind::Refused.help("mps-too-late", "connect before torch or another library uses the GPU, or start the program with `partywall run --mps COMMAND`"),
-            Self::InUse { .. } => ErrorKind::Refused.help("mps-in-use", "end them first; `partywall mps stop --force` ends CUDA in all of them"),
-            Self::PathTooLong { .. } => ErrorKind::Usage.help("mps-path-too-long", "choose a shorter --socket, or a shorter $XDG_RUNTIME_DIR"),
+            Self::NoProgram { .. } => ErrorKind::NotFound.help("mps-not-installed", "NotUnderMps", "install it with the driver (Debian: nvidia-cuda-mps; containers: NVIDIA_DRIVER_CAPABILITIES=compute,utility), or go on without MPS: sharing works, and processes take turns on a GPU"),
+            Self::NotStarted { advice: Some(advice), kind, .. } => kind.help("mps-not-started", "NotUnderMps", advice.clone()),
+            Self::NotStarted { kind, .. } => kind.help("mps-not-started", "NotUnderMps", "check that `nvidia-smi` works, then run `nvidia-cuda-mps-control -f` to see why; a longer `partywall mps start --timeout` gives it more time"),
+            Self::NoAnswer { .. } => ErrorKind::TimedOut.help("mps-no-answer", "NotUnderMps", "try again; `partywall mps stop --force` ends the domain's daemon, and its log says more (`partywall mps status`)"),
+            Self::NoDaemon { .. } => ErrorKind::Refused.help("mps-no-daemon", "NotUnderMps", "start this program with `partywall run --mps COMMAND`, or unset CUDA_MPS_PIPE_DIRECTORY where it names another daemon"),
+            Self::User { .. } => ErrorKind::Refused.help("mps-wrong-user", "NotUnderMps", "unset CUDA_MPS_PIPE_DIRECTORY and run a daemon of your own with `partywall mps start`"),
+            Self::Initialized => ErrorKind::Refused.help("mps-too-late", "NotUnderMps", "connect before torch or another library uses the GPU, or start the program with `partywall run --mps COMMAND`"),
+            Self::InUse { clients, .. } => ErrorKind::Refused.help("mps-in-use", "NotUnderMps", "end them first; `partywall mps stop --force` ends CUDA in all of them").about(clients.first().copied()),
+            Self::PathTooLong { .. } => ErrorKind::Usage.help("mps-path-too-long", "NotUnderMps", "choose a shorter --socket, or a shorter $XDG_RUNTIME_DIR"),
         }
     }
 }

@@ -80,34 +80,39 @@ pub enum NotFound {
 }
 
 impl NotFound {
-    /// Returns the class of the error, its entry of the documentation, and what to do about it.
+    /// Returns what is reported about the error beside its message.
     pub(super) fn help(&self, language: Language) -> Help {
         match self {
-            Self::Name { ended: Some(ended), .. } => {
-                ErrorKind::NotFound.help("not-found", after_the_end(ended.ending, language))
-            }
+            Self::Name { ended: Some(ended), .. } => ErrorKind::NotFound
+                .help("not-found", "NameNotFound", after_the_end(ended.ending, language))
+                .about(ended.pid),
             Self::Name { name, is, near, .. } => {
-                ErrorKind::NotFound.help("not-found", other_name(name, is, near, language))
+                ErrorKind::NotFound.help("not-found", "NameNotFound", other_name(name, is, near, language))
             }
-            Self::Version { name, .. } => {
-                ErrorKind::NotFound.help("version-not-found", format!("`partywall show {name}` lists its versions"))
-            }
-            Self::Tensor { segment, near, .. } if !near.is_empty() => ErrorKind::NotFound.help(
-                "no-such-tensor",
-                format!("did you mean {:?}? `partywall show {segment}` lists its tensors", near[0]),
+            Self::Version { name, .. } => ErrorKind::NotFound.help(
+                "version-not-found",
+                "VersionNotFound",
+                format!("`partywall show {name}` lists its versions"),
             ),
-            Self::Tensor { segment, .. } => {
-                ErrorKind::NotFound.help("no-such-tensor", format!("`partywall show {segment}` lists its tensors"))
+            Self::Tensor { segment, near, .. } => {
+                let near = near.first().map_or_else(String::new, |near| format!("did you mean {near:?}? "));
+                let advice = format!("{near}`partywall show {segment}` lists its tensors");
+                ErrorKind::NotFound.help("no-such-tensor", "TensorNotFound", advice)
             }
             Self::Object { name, is, near, .. } => {
-                ErrorKind::NotFound.help("object-not-found", other_name(name, is, near, language))
+                ErrorKind::NotFound.help("object-not-found", "NameNotFound", other_name(name, is, near, language))
             }
-            Self::Member { near, .. } if !near.is_empty() => ErrorKind::NotFound
-                .help("no-such-member", format!("did you mean {}? `partywall ps` lists all members", near[0])),
-            Self::Member { .. } => ErrorKind::NotFound.help(
-                "no-such-member",
-                "`partywall ps` lists all members; check --domain and PARTYWALL_SOCKET if it should be there",
-            ),
+            Self::Member { whom, near } => {
+                let advice = match near.first() {
+                    Some(near) => format!("did you mean {near}? `partywall ps` lists all members"),
+                    None => format!("`partywall ps` lists all members; {IF_THERE}"),
+                };
+                let pid = match whom {
+                    Whom::Pid(pid) => Some(*pid),
+                    Whom::Member(_) => None,
+                };
+                ErrorKind::NotFound.help("no-such-member", "NoSuchMember", advice).about(pid)
+            }
         }
     }
 }
@@ -117,6 +122,8 @@ fn other_name(name: &str, is: &[Named], near: &[String], language: Language) -> 
     match (is, near) {
         ([is, ..], _) => use_as_it_is(name, *is, language),
         ([], [near, ..]) => format!("did you mean {near:?}? `partywall ls` lists all names"),
-        ([], []) => "`partywall ls` lists all names; check --domain and PARTYWALL_SOCKET if it should be there".into(),
+        ([], []) => format!("`partywall ls` lists all names; {IF_THERE}"),
     }
 }
+
+const IF_THERE: &str = "check --domain and PARTYWALL_SOCKET if it should be there";

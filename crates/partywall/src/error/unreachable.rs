@@ -202,34 +202,38 @@ impl Unreachable {
         Self::Protocol(why.into()).into()
     }
 
-    /// Returns the class of the error, its entry of the documentation, and what to do about it.
+    /// Returns what is reported about the error beside its message.
     pub(super) fn help(&self) -> Help {
         match self {
-            Self::NoDirectory { parent, .. } => ErrorKind::Unreachable.help("no-directory", format!("make it with `mkdir -p {}`, or check --socket, PARTYWALL_SOCKET and XDG_RUNTIME_DIR", parent.display())),
-            Self::NoProgram { .. } if is_privileged() => ErrorKind::Unreachable.help("broker-not-found", "install the partywall program in /usr/local/bin, or name it with `DomainOptions::program`: a program with privileges reads no variable"),
-            Self::NoProgram { .. } => ErrorKind::Unreachable.help("broker-not-found", "set PARTYWALL_BIN to the partywall binary, or put it on PATH (cargo install --locked --path crates/partywall-cli)"),
-            Self::NotStarted { advice: Some(advice), .. } => ErrorKind::Unreachable.help("broker-not-started", advice.clone()),
-            Self::NotStarted { .. } => ErrorKind::Unreachable.help("broker-not-started", "run `partywall serve` to see why, and `partywall doctor`"),
-            Self::NoAnswer { why, .. } if why == NO_SOCKET => ErrorKind::Unreachable.help("connection-refused", "nothing is shared there yet: `partywall put` and `partywall serve` start a broker; if one should run, check --domain and PARTYWALL_SOCKET"),
-            Self::NoAnswer { .. } => ErrorKind::Unreachable.help("connection-refused", "start one with `partywall serve`, or check --domain and PARTYWALL_SOCKET"),
-            Self::Unbound { parent: Some(parent), .. } => ErrorKind::Unreachable.help("socket-removed", format!("make it again (`mkdir -p {}`, with its former owner and mode): the broker then binds its socket within 2 s", parent.display())),
-            Self::Unbound { directory, .. } => ErrorKind::Unreachable.help("socket-removed", format!("give it back to the broker's user alone (mode 0700, or 0711 with --allow-uid), or remove it (`rmdir {}`): the broker then binds its socket within 2 s", directory.display())),
-            Self::Gone { .. } => ErrorKind::Unreachable.help("broker-gone", "connect again; the owners of names must create them again"),
-            Self::Version { .. } => ErrorKind::Unreachable.help("version-mismatch", "run `partywall stop --force` (it drops all names), then try again"),
-            Self::UnsafeDirectory { path, .. } => ErrorKind::Unreachable.help("unsafe-directory", format!("give only your user access (chmod 700 {}) if it is yours, or set PARTYWALL_SOCKET to a socket in another directory", path.display())),
-            Self::User { ours, why: ForeignBroker::NotAdmitted, .. } => ErrorKind::Unreachable.help("wrong-user", format!("start the broker with `partywall serve --allow-uid {ours}` or --group, run both as one user, or use another PARTYWALL_SOCKET")),
-            Self::Barred { ours, .. } => ErrorKind::Unreachable.help("barred-socket", format!("start the broker with `partywall serve --allow-uid {ours}` or --group and its socket in a directory of mode 0711, run both as one user, or use another PARTYWALL_SOCKET")),
-            Self::User { why: ForeignBroker::NotNamed, .. } => ErrorKind::Unreachable.help("wrong-user", "name its socket with --socket or PARTYWALL_SOCKET, and start it with --allow-uid"),
-            Self::User { broker, .. } => ErrorKind::Unreachable.help("wrong-user", format!("put the socket of a broker with --allow-uid into a directory of root or of user {broker} that others cannot write (mode 0711)")),
-            Self::Driver { simulated: true, .. } => ErrorKind::Refused.help("simulated-driver", "choose another --domain, or set PARTYWALL_LIBCUDA as its members have"),
-            Self::Driver { .. } => ErrorKind::Refused.help("simulated-driver", "choose another --domain, or run without PARTYWALL_LIBCUDA and --simulated"),
-            Self::FileDescriptor { fault: FdFault::Missing, .. } => ErrorKind::Refused.help("bad-fd", "the broker has no free file descriptor: remove names, or raise its limit"),
-            Self::FileDescriptor { .. } => ErrorKind::Refused.help("bad-fd", BUG),
-            Self::NoPidfd(_) => ErrorKind::Unreachable.help("not-identified", "mount /proc where the broker runs (`mount -t proc proc /proc`), and start the broker again"),
-            Self::Clock { .. } => ErrorKind::Unreachable.help("other-clock", "mount /proc in both containers (`mount -t proc proc /proc`), or run both without a time namespace; a process that has made one for its children (`unshare -T`) connects in a child"),
-            Self::Protocol(_) => ErrorKind::Unreachable.help("broken-protocol", BUG),
-            Self::Refused(_) => ErrorKind::Refused.help("refused", BUG),
-            Self::Forked { .. } => ErrorKind::Unreachable.help("forked", "connect in the child, or start it with exec (Python: the spawn start method)"),
+            Self::NoDirectory { parent, .. } => ErrorKind::Unreachable.help("no-directory", "BrokerUnreachable", format!("make it with `mkdir -p {}`, or check --socket, PARTYWALL_SOCKET and XDG_RUNTIME_DIR", parent.display())),
+            Self::NoProgram { .. } if is_privileged() => ErrorKind::Unreachable.help("broker-not-found", "BrokerUnreachable", "install the partywall program in /usr/local/bin, or name it with `DomainOptions::program`: a program with privileges reads no variable"),
+            Self::NoProgram { .. } => ErrorKind::Unreachable.help("broker-not-found", "BrokerUnreachable", "set PARTYWALL_BIN to the partywall binary, or put it on PATH (cargo install --locked --path crates/partywall-cli)"),
+            Self::NotStarted { advice: Some(advice), .. } => ErrorKind::Unreachable.help("broker-not-started", "BrokerUnreachable", advice.clone()),
+            Self::NotStarted { .. } => ErrorKind::Unreachable.help("broker-not-started", "BrokerUnreachable", "run `partywall serve` to see why, and `partywall doctor`"),
+            Self::NoAnswer { why, .. } if why == NO_SOCKET => ErrorKind::Unreachable.help("connection-refused", "BrokerUnreachable", "nothing is shared there yet: `partywall put` and `partywall serve` start a broker; if one should run, check --domain and PARTYWALL_SOCKET"),
+            Self::NoAnswer { .. } => ErrorKind::Unreachable.help("connection-refused", "BrokerUnreachable", "start one with `partywall serve`, or check --domain and PARTYWALL_SOCKET"),
+            Self::Unbound { parent: Some(parent), pid, .. } => ErrorKind::Unreachable.help("socket-removed", "BrokerUnreachable", format!("make it again (`mkdir -p {}`, with its former owner and mode): the broker then binds its socket within 2 s", parent.display())).about(*pid),
+            Self::Unbound { directory, pid, .. } => ErrorKind::Unreachable.help("socket-removed", "BrokerUnreachable", format!("give it back to the broker's user alone (mode 0700, or 0711 with --allow-uid), or remove it (`rmdir {}`): the broker then binds its socket within 2 s", directory.display())).about(*pid),
+            Self::Gone { .. } => ErrorKind::Unreachable.help("broker-gone", "BrokerGone", "connect again; the owners of names must create them again"),
+            Self::Version { pid, .. } => ErrorKind::Unreachable.help("version-mismatch", "VersionMismatch", "run `partywall stop --force` (it drops all names), then try again").about(*pid),
+            Self::UnsafeDirectory { path, .. } => ErrorKind::Unreachable.help("unsafe-directory", "AccessDenied", format!("give only your user access (chmod 700 {}) if it is yours, or set PARTYWALL_SOCKET to a socket in another directory", path.display())),
+            Self::User { ours, why: ForeignBroker::NotAdmitted, .. } => ErrorKind::Unreachable.help("wrong-user", "AccessDenied", format!("start the broker with `partywall serve --allow-uid {ours}` or --group, run both as one user, or use another PARTYWALL_SOCKET")),
+            Self::Barred { ours, .. } => ErrorKind::Unreachable.help("barred-socket", "AccessDenied", format!("start the broker with `partywall serve --allow-uid {ours}` or --group and its socket in a directory of mode 0711, run both as one user, or use another PARTYWALL_SOCKET")),
+            Self::User { why: ForeignBroker::NotNamed, .. } => ErrorKind::Unreachable.help("wrong-user", "AccessDenied", "name its socket with --socket or PARTYWALL_SOCKET, and start it with --allow-uid"),
+            Self::User { broker, .. } => ErrorKind::Unreachable.help("wrong-user", "AccessDenied", format!("put the socket of a broker with --allow-uid into a directory of root or of user {broker} that others cannot write (mode 0711)")),
+            Self::Driver { simulated, .. } => ErrorKind::Refused.help("simulated-driver", "AccessDenied", match simulated {
+                true => "choose another --domain, or set PARTYWALL_LIBCUDA as its members have",
+                false => "choose another --domain, or run without PARTYWALL_LIBCUDA and --simulated",
+            }),
+            Self::FileDescriptor { fault, .. } => ErrorKind::Refused.help("bad-fd", "Error", match fault {
+                FdFault::Missing => "the broker has no free file descriptor: remove names, or raise its limit",
+                _ => BUG,
+            }),
+            Self::NoPidfd(_) => ErrorKind::Unreachable.help("not-identified", "BrokerUnreachable", "mount /proc where the broker runs (`mount -t proc proc /proc`), and start the broker again"),
+            Self::Clock { .. } => ErrorKind::Unreachable.help("other-clock", "BrokerUnreachable", "mount /proc in both containers (`mount -t proc proc /proc`), or run both without a time namespace; a process that has made one for its children (`unshare -T`) connects in a child"),
+            Self::Protocol(_) => ErrorKind::Unreachable.help("broken-protocol", "Error", BUG),
+            Self::Refused(_) => ErrorKind::Refused.help("refused", "Error", BUG),
+            Self::Forked { parent } => ErrorKind::Unreachable.help("forked", "Forked", "connect in the child, or start it with exec (Python: the spawn start method)").about(*parent),
         }
     }
 }
