@@ -15,11 +15,10 @@ use partywall_wire::{AttachedInfo, QueueHolder};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Answer, Decision, Registry, STALE_LEASE,
-    effect::{Effect, Effects},
+    Answer, Registry,
+    effect::{Decision, Effect, Effects},
     event::Call,
-    segments::limit,
-    types::{Access, FdId, LeaseId, Limit, MemberId, Name, Named, Refusal, RequestId},
+    types::{Access, FdId, LeaseId, Limit, MemberId, Name, Named, Refusal, RequestId, STALE_LEASE, limit},
 };
 
 /// A queue: its name and version.
@@ -77,7 +76,7 @@ impl Registry {
         if let Some(attachment) = found.queues.get(&queue) {
             return Ok(Answer::Attached { attachment: *attachment }.into());
         }
-        let entries = self.bounds.attachments;
+        let entries = self.people.bounds().attachments;
         let Some(holder) = self.version_mut(&queue.0, queue.1) else { return Err(STALE_LEASE) };
         let present = holder.attached.segments.len() as u64;
         limit(Limit::Attachments, entries.into(), present + 1)?;
@@ -102,7 +101,7 @@ impl Registry {
     /// attachment: only there it is known whether tasks name it. `None` if the request is another, or would be refused.
     pub(crate) fn to_detach(&self, member: MemberId, call: &Call) -> Option<(FdId, u32)> {
         let Call::DetachSegment { queue, attachment } = call else { return None };
-        self.check_evicted(member, call).and_then(|()| self.check_membership(member, call)).ok()?;
+        self.people.check_evicted(member, call).and_then(|()| self.people.check_membership(member, call)).ok()?;
         let (queue, object) = self.queue_of(member, *queue).ok()?;
         self.attachment(&queue, *attachment).ok().map(|_| (object, *attachment))
     }

@@ -27,9 +27,8 @@ use serde::{Deserialize, Serialize};
 use super::{
     Registry,
     effect::{Effect, Effects},
-    segments::limit,
-    types::{Bounds, CellAt, CellId, ControlMemory, FdId, LeaseId, Limit, MemberId, Refusal, TimelineEnding},
-    users::Owned,
+    people::Owned,
+    types::{Bounds, CellAt, CellId, ControlMemory, FdId, LeaseId, Limit, MemberId, Refusal, TimelineEnding, limit},
 };
 
 /// All cells.
@@ -221,7 +220,7 @@ impl Registry {
         slab: Option<ControlMemory>,
     ) -> Result<Source, Refusal> {
         let free = area.and_then(|area| self.cells.areas.get(&area));
-        if let Some(source) = free.and_then(|free| free.source(&self.bounds)) {
+        if let Some(source) = free.and_then(|free| free.source(self.people.bounds())) {
             return Ok(source);
         }
         match self.check_slab(area, free.map_or(0, |free| free.slabs.len() as u64), uid, slab) {
@@ -233,15 +232,15 @@ impl Registry {
 
     /// Refuses one more slab of an area that has `slabs` slabs.
     fn check_slab(&self, area: Option<Area>, slabs: u64, uid: u32, slab: Option<ControlMemory>) -> Result<(), Refusal> {
-        let most = if let Some(Area::User(_)) = area { self.bounds.slabs } else { 1 };
+        let most = if let Some(Area::User(_)) = area { self.people.bounds().slabs } else { 1 };
         if slabs >= most {
-            let allowed = most * self.bounds.cells;
+            let allowed = most * self.people.bounds().cells;
             return Err(Refusal::Limit { limit: Limit::Timelines, allowed, needed: allowed + 1, holders: Vec::new() });
         }
         let bytes = slab.map_or(0, |slab| slab.bytes);
-        limit(Limit::Fds, self.bounds.fds, self.totals.fds + 1)?;
-        limit(Limit::Bytes, self.bounds.bytes, self.totals.bytes().saturating_add(bytes))?;
-        self.check_memory(uid, 1, bytes)
+        limit(Limit::Fds, self.people.bounds().fds, self.people.totals().fds + 1)?;
+        limit(Limit::Bytes, self.people.bounds().bytes, self.people.totals().bytes().saturating_add(bytes))?;
+        self.people.check_memory(uid, 1, bytes)
     }
 
     /// Takes a cell for an incarnation that begins at the value of the cell `from`. The timeline is its only use at
@@ -259,13 +258,13 @@ impl Registry {
         let area = area.unwrap_or(Area::Shared(self.cells.last_slab));
         if source == Source::Slab {
             let memory = slab?;
-            self.charge(uid, |totals| totals.add_control(memory));
+            self.people.charge(uid, |totals| totals.add_control(memory));
             let number = self.cells.last_slab;
             self.cells.last_slab += 1;
             self.cells.slabs.insert(number, Slab { memory, area, uid });
             self.cells.areas.entry(area).or_default().slabs.push(number);
         }
-        let id = self.cells.areas.get_mut(&area)?.take(source, &self.bounds)?;
+        let id = self.cells.areas.get_mut(&area)?.take(source, self.people.bounds())?;
         let at = self.at(id)?;
         before.push(Effect::StartCell { at, from: from.and_then(|from| self.at(from)), incarnation });
         self.cells.used.insert(id, Cell { incarnation, uses: 1, ended: false, writing: Writing::Over, writer: None });
@@ -281,7 +280,7 @@ impl Registry {
 
     /// Closes the slabs of shared timelines that no process can use any more.
     pub(super) fn close_unused_slabs(&mut self, out: &mut Effects) {
-        let cells = self.bounds.cells;
+        let cells = self.people.bounds().cells;
         let used = &self.cells.used;
         let first = |slab: u32| CellId(u64::from(slab) * cells);
         let is_unused = |slab: &u32| used.range(first(*slab)..first(slab + 1)).next().is_none();
@@ -290,7 +289,7 @@ impl Registry {
             self.cells.ended.remove(&number);
             self.cells.areas.remove(&Area::Shared(number));
             if let Some(Slab { memory, uid, .. }) = self.cells.slabs.remove(&number) {
-                self.charge(uid, |totals| totals.subtract_control(memory));
+                self.people.charge(uid, |totals| totals.subtract_control(memory));
                 out.push(Effect::Close(vec![memory.fd]));
             }
         }
@@ -298,13 +297,11 @@ impl Registry {
 
     /// Makes a lease of a member the writer of a cell.
     pub(super) fn begin_writing(&mut self, cell: CellId, member: MemberId, lease: LeaseId) {
-        self.cells.set_writing(cell, Writing::By(member), &self.bounds);
+        self.cells.set_writing(cell, Writing::By(member), self.people.bounds());
         if let Some(record) = self.cells.used.get_mut(&cell) {
             record.writer = Some(lease);
         }
-        if let Some(record) = self.members.get_mut(&member) {
-            record.cells.insert(cell);
-        }
+        self.people.add_cell(member, cell);
     }
 
     /// Ends an incarnation. Its writer may still store in it, so the server guards it.
@@ -334,20 +331,19 @@ impl Registry {
         if !self.cells.restless.contains(&id) {
             return;
         }
-        if let Some(Writing::By(writer)) = self.cells.used.get(&id).map(|cell| cell.writing)
-            && let Some(record) = self.members.get_mut(&writer)
-        {
-            record.cells.remove(&id);
+        if let Some(Writing::By(writer)) = self.cells.used.get(&id).map(|cell| cell.writing) {
+            self.people.drop_cell(writer, id);
         }
-        self.cells.set_writing(id, Writing::Over, &self.bounds);
+        self.cells.set_writing(id, Writing::Over, self.people.bounds());
     }
 
     /// Ends a member's writing in all its cells. A dead member stores nothing more; the streams of one that left may.
     pub(super) fn settle_cells_of(&mut self, member: MemberId, dead: bool) {
-        let Some(record) = self.members.get_mut(&member) else { return };
-        for cell in std::mem::take(&mut record.cells) {
+        let Some(record) = self.people.member(member) else { return };
+        for cell in record.cells.clone() {
+            self.people.drop_cell(member, cell);
             let writing = if dead { Writing::Over } else { Writing::Unobserved };
-            self.cells.set_writing(cell, writing, &self.bounds);
+            self.cells.set_writing(cell, writing, self.people.bounds());
         }
     }
 
@@ -371,7 +367,7 @@ impl Registry {
     /// Returns the number of a cell's slab, and the cell's index there.
     pub(super) fn place_in_slab(&self, cell: CellId) -> (u32, u32) {
         // The first is a 32-bit number of a slab, and the second is small: the casts lose nothing.
-        ((cell.0 / self.bounds.cells) as u32, (cell.0 % self.bounds.cells) as u32)
+        ((cell.0 / self.people.bounds().cells) as u32, (cell.0 % self.people.bounds().cells) as u32)
     }
 
     /// The memory of all slabs.
@@ -397,6 +393,6 @@ impl Registry {
 
     fn number(&self, at: CellAt) -> Option<CellId> {
         let (slab, _) = self.cells.slabs.iter().find(|(_, slab)| slab.memory.fd == at.slab)?;
-        Some(CellId(u64::from(*slab) * self.bounds.cells + u64::from(at.index)))
+        Some(CellId(u64::from(*slab) * self.people.bounds().cells + u64::from(at.index)))
     }
 }

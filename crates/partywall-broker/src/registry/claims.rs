@@ -1,11 +1,10 @@
 //! Claims: one member at a time builds a name that does not exist. If it gives up, the longest waiting request builds.
 
 use super::{
-    Answer, Decision, Registry, STALE_CLAIM,
-    effect::Effects,
-    segments::limit,
+    Answer, Registry,
+    effect::{Decision, Effects},
     state::{Claim, Want},
-    types::{Access, ClaimId, Limit, MemberId, Name, RequestId},
+    types::{Access, ClaimId, Limit, MemberId, Name, RequestId, STALE_CLAIM, limit},
 };
 
 impl Registry {
@@ -19,9 +18,9 @@ impl Registry {
             return self.wait(member, request, &name, Want::Build);
         }
         // A claim is a future name. Without a bound, requests for ever new names would exhaust the broker's memory.
-        limit(Limit::Names, self.bounds.names, self.totals.names + self.claims.len() as u64 + 1)?;
+        limit(Limit::Names, self.people.bounds().names, self.people.totals().names + self.claims.len() as u64 + 1)?;
         self.check_new_name(member, &name)?;
-        self.check_names(self.uid_of(member))?;
+        self.people.check_names(self.people.uid_of(member))?;
         let claim = self.claim(member, request, &name);
         Ok(Answer::Build { claim }.into())
     }
@@ -35,7 +34,7 @@ impl Registry {
 
     /// Drops all claims of a member and makes the longest waiting request of each name the builder.
     pub(super) fn drop_claims(&mut self, member: MemberId, out: &mut Effects) {
-        let Some(record) = self.members.get(&member) else { return };
+        let Some(record) = self.people.member(member) else { return };
         for claim in record.claims.iter().copied().collect::<Vec<_>>() {
             self.hand_on(claim, out);
         }
@@ -44,11 +43,7 @@ impl Registry {
     /// Ends a claim that was fulfilled or whose holder will not build any more.
     pub(super) fn drop_claim(&mut self, id: ClaimId) -> Option<Claim> {
         let claim = self.claims.remove(&id)?;
-        let uid = self.uid_of(claim.member);
-        self.user_mut(uid).claims -= 1;
-        if let Some(holder) = self.members.get_mut(&claim.member) {
-            holder.claims.remove(&id);
-        }
+        self.people.drop_claim(claim.member, id);
         if let Some(entry) = self.entries.get_mut(&claim.name) {
             entry.claim = None;
         }
@@ -60,7 +55,8 @@ impl Registry {
     fn hand_on(&mut self, id: ClaimId, out: &mut Effects) {
         let Some(Claim { name, .. }) = self.drop_claim(id) else { return };
         while let Some((member, ticket)) = self.next_builder(&name) {
-            let allowed = self.check_new_name(member, &name).and_then(|()| self.check_names(self.uid_of(member)));
+            let allowed =
+                self.check_new_name(member, &name).and_then(|()| self.people.check_names(self.people.uid_of(member)));
             let is_allowed = allowed.is_ok();
             let decision = allowed.map(|()| Answer::Build { claim: self.claim(member, ticket, &name) }.into());
             self.conclude(member, ticket, decision, out);
@@ -80,11 +76,7 @@ impl Registry {
         self.last_claim += 1;
         let id = ClaimId(self.last_claim);
         self.entries.entry(name.clone()).or_default().claim = Some(id);
-        if let Some(record) = self.members.get_mut(&member) {
-            record.claims.insert(id);
-        }
-        let uid = self.uid_of(member);
-        self.user_mut(uid).claims += 1;
+        self.people.add_claim(member, id);
         self.claims.insert(id, Claim { member, name: name.clone(), origin });
         id
     }

@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use partywall_wire::{Answer, AttachedInfo, Refusal};
+use partywall_wire::{AttachedInfo, Refusal};
 
 use super::types::{
     CellAt, CloseId, FdId, LeaseId, Limit, MemberId, MemberState, Millis, OtherUsers, RequestId, Staleness,
     TimelineEnding, WithdrawalId,
 };
+
+pub(crate) use partywall_wire::Answer;
 
 /// An action for the server. Effects are carried out in the order in which the registry returns them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -124,4 +126,24 @@ pub(crate) struct RowOwner {
     pub(crate) uid: u32,
     pub(crate) pid: u32,
     pub(crate) state: MemberState,
+}
+
+/// A granted request, the file descriptors that go with the answer, and what the server adds.
+pub(crate) struct Granted(pub(crate) Answer, pub(crate) Vec<FdId>, pub(crate) Unread);
+
+impl From<Answer> for Granted {
+    fn from(answer: Answer) -> Self {
+        Self(answer, Vec::new(), Unread::Nothing)
+    }
+}
+
+/// The decision on a request.
+pub(crate) type Decision = Result<Granted, Refusal>;
+
+/// Separates the outcome of a decision from what goes with it.
+pub(crate) fn split(decision: Decision) -> (Outcome, Vec<FdId>, Unread) {
+    match decision {
+        Ok(Granted(answer, fds, unread)) => (Ok(answer), fds, unread),
+        Err(refused) => (Err(refused), Vec::new(), Unread::Nothing),
+    }
 }

@@ -50,7 +50,7 @@ pub(crate) enum Event {
 }
 
 /// A member's process, as people see it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Identity {
     pub(crate) pid: u32,
     pub(crate) uid: u32,

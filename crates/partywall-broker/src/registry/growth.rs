@@ -6,12 +6,11 @@ use std::sync::Arc;
 use partywall_wire::{Grow, Grown};
 
 use super::{
-    Answer, Decision, Granted, Registry, STALE_LEASE,
-    effect::{Effect, Effects, Unread},
+    Answer, Registry,
+    effect::{Decision, Effect, Effects, Granted, Unread},
     event::Received,
-    segments::limit,
     state::{Version, VersionLease, Want},
-    types::{LeaseId, Limit, MemberId, Memory, Name, NoGrowth, Refusal, RequestId, joined},
+    types::{LeaseId, Limit, MemberId, Memory, Name, NoGrowth, Refusal, RequestId, STALE_LEASE, joined, limit},
 };
 
 impl Registry {
@@ -25,13 +24,11 @@ impl Registry {
         version.growths += 1;
         let holders: Vec<_> = version.holders.keys().copied().collect();
         for holder in holders {
-            if let Some(record) = self.members.get_mut(&holder) {
-                record.bytes = record.bytes.saturating_add(memory.bytes() - before.bytes());
-            }
+            self.people.grow(holder, memory.bytes() - before.bytes());
         }
-        let uid = self.uid_of(member);
-        self.charge(uid, |totals| totals.subtract(&before));
-        self.charge(uid, |totals| totals.add(&memory));
+        let uid = self.people.uid_of(member);
+        self.people.charge(uid, |totals| totals.subtract(&before));
+        self.people.charge(uid, |totals| totals.add(&memory));
         out.extend(before.table_fd().map(|table| Effect::Close(vec![table])));
         self.notify_growth_waiters(&name, number, || Ok(Answer::Done.into()), out);
         Ok(Answer::Done.into())
@@ -60,18 +57,22 @@ impl Registry {
         if needed > reserved {
             return Err(cannot(NoGrowth::Reserved { reserved, needed }));
         }
-        limit(Limit::Growths, self.bounds.growths, version.growths + 1)?;
-        limit(Limit::Chunks, self.bounds.chunks, memory.chunks.len() as u64)?;
-        let others = self.totals.bytes() - before.bytes() - before.other_bytes();
-        limit(Limit::Bytes, self.bounds.bytes, others.saturating_add(needed).saturating_add(memory.other_bytes()))?;
-        let fds = self.totals.fds - before.fds().len() as u64 + memory.fds().len() as u64;
-        limit(Limit::Fds, self.bounds.fds, fds)?;
+        limit(Limit::Growths, self.people.bounds().growths, version.growths + 1)?;
+        limit(Limit::Chunks, self.people.bounds().chunks, memory.chunks.len() as u64)?;
+        let others = self.people.totals().bytes() - before.bytes() - before.other_bytes();
+        limit(
+            Limit::Bytes,
+            self.people.bounds().bytes,
+            others.saturating_add(needed).saturating_add(memory.other_bytes()),
+        )?;
+        let fds = self.people.totals().fds - before.fds().len() as u64 + memory.fds().len() as u64;
+        limit(Limit::Fds, self.people.bounds().fds, fds)?;
         // A table may become small enough to need no descriptor.
         let more_fds = memory.fds().len().saturating_sub(before.fds().len()) as u64;
         let more_bytes = needed.saturating_sub(before.bytes());
-        self.check_node(version.uid, memory.facts.place, more_bytes)?;
+        self.people.check_node(version.uid, memory.facts.place, more_bytes)?;
         let more_bytes = more_bytes.saturating_add(memory.other_bytes().saturating_sub(before.other_bytes()));
-        self.check_memory(version.uid, more_fds, more_bytes)?;
+        self.people.check_memory(version.uid, more_fds, more_bytes)?;
         Ok((lease.name.clone(), lease.version, Arc::new(memory)))
     }
 

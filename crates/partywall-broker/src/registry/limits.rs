@@ -9,9 +9,9 @@ use partywall_wire::{LimitHolder, Refusal};
 
 use super::{
     Registry,
-    state::{Life, Version},
+    people::{Life, Owned},
+    state::Version,
     types::{ControlMemory, Limit, MemberId, Place},
-    users::Owned,
 };
 
 /// What processes have, by user and pid.
@@ -74,7 +74,7 @@ impl Registry {
             Limit::Timelines => self.count_objects(&mut held, |is_timeline, _| u64::from(is_timeline)),
             Limit::Semaphores => self.count_objects(&mut held, |is_timeline, _| u64::from(!is_timeline)),
             Limit::Clients | Limit::Operators | Limit::Leases | Limit::Waits => {
-                for member in self.members.values() {
+                for member in self.people.members().values() {
                     let is_operator = member.identity.operator;
                     let amount = match limit {
                         Limit::Operators => u64::from(is_operator),
@@ -90,7 +90,7 @@ impl Registry {
             // Limits of one process or one object.
             _ => {}
         }
-        let is_seen = |uid: u32| uid == asker || asker == self.bounds.user;
+        let is_seen = |uid: u32| uid == asker || asker == self.people.bounds().user;
         largest(held.amounts.into_iter().filter(|((uid, _), _)| is_seen(*uid)))
     }
 
@@ -110,7 +110,7 @@ impl Registry {
     fn count_objects(&self, held: &mut Held, amount: impl Fn(bool, Option<ControlMemory>) -> u64) {
         let its = |owned: Owned, holders: &BTreeMap<MemberId, u64>| {
             let members = holders.keys().copied();
-            members.filter(|member| self.uid_of(*member) == owned.uid).collect::<Vec<_>>()
+            members.filter(|member| self.people.uid_of(*member) == owned.uid).collect::<Vec<_>>()
         };
         let mut slabs = BTreeSet::new();
         for timeline in self.timelines.values() {
@@ -128,7 +128,7 @@ impl Registry {
     }
 
     fn count_member(&self, held: &mut Held, member: MemberId, amount: u64) {
-        if let Some(record) = self.members.get(&member) {
+        if let Some(record) = self.people.member(member) {
             held.add(record.identity.uid, record.identity.pid, amount);
         }
     }

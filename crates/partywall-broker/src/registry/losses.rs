@@ -14,8 +14,9 @@ use std::collections::BTreeSet;
 use super::{
     Registry,
     effect::Effects,
-    state::{Ender, Version},
-    types::{Ending, FdId, MemberId, Place, Staleness},
+    people::Ender,
+    state::Version,
+    types::{Ending, FdId, MemberId, Place, Staleness, TimelineEnding},
 };
 
 impl Version {
@@ -42,7 +43,7 @@ impl Registry {
 
     /// Returns the NUMA nodes with pinned memory.
     pub(crate) fn nodes(&self) -> Vec<Place> {
-        self.totals.places.keys().copied().filter(|place| matches!(place, Place::Pinned(_))).collect()
+        self.people.totals().places.keys().copied().filter(|place| matches!(place, Place::Pinned(_))).collect()
     }
 
     /// Ends the versions at a place that have one of these first chunks: their names, and further views of those that
@@ -78,7 +79,7 @@ impl Registry {
         let is_lost = |version: &Version| version.first_chunk().is_some_and(|first| lost.contains(&first));
         for reader in readers {
             self.report_stale(reader, is_lost, out);
-            self.detach_from_topics(reader, is_lost, out);
+            self.detach(reader, TimelineEnding::Closed, |version| is_lost(version) && version.is_topic(), out);
         }
     }
 }

@@ -19,7 +19,9 @@
 //! | [`types`] | ids, memory, bounds |
 //! | [`event`] | the input: events, and requests with what came with them |
 //! | [`effect`] | the output: effects, and what the server adds to answers |
-//! | `state` | the objects and the sums over them |
+//! | `people` | members and users: what belongs to whom, and what each may use |
+//! | `closing` | memory that was released, until it is closed |
+//! | `state` | names, and the versions, leases and waiting requests of each |
 //! | `segments` | commit, open, release, withdrawal, and the one place where memory is released |
 //! | `withdrawals` | withdrawals with a deadline |
 //! | `losses` | GPUs that have lost their memory |
@@ -31,10 +33,10 @@
 //! | `attachments` | segments that queues hold |
 //! | `objects` | the common parts of timelines and semaphores |
 //! | `reclaim` | reclaims what a member held that is gone |
-//! | `users` | what belongs to which user, and what each user may use |
+//! | `users` | which names a user may create, and what is written down of what users do to each other |
 //! | `limits` | the processes that a refusal because of a limit names |
 //! | `members` | members in trouble: evicted, with a broken CUDA context, or dead while their work may continue |
-//! | `report` | listings |
+//! | `report`, `pages` | listings |
 //! | `restart` | what a server needs to continue after a restart |
 //! | `watch` | the log of events of names, and requests that wait for events |
 //! | `tombstones` | how names ended in the last minute |
@@ -48,6 +50,7 @@ pub(crate) mod types;
 mod attachments;
 mod cells;
 mod claims;
+mod closing;
 mod coding;
 mod growth;
 mod limits;
@@ -55,6 +58,8 @@ mod losses;
 mod members;
 mod near;
 mod objects;
+mod pages;
+mod people;
 mod reclaim;
 mod report;
 mod restart;
@@ -88,27 +93,24 @@ pub(crate) use tests::{Asked, Commit, sample};
 pub(crate) use types::{Bounds, CloseId, FdId, MemberId, RequestId};
 
 use cells::Cells;
+use closing::Closing;
+use effect::{Decision, Granted, split};
 use objects::ObjectLease;
-use segments::limit;
+use people::{Life, People};
 use semaphores::Semaphore;
-use state::{Claim, Entry, HeldBack, Life, Member, PendingClose, Rows, Totals, VersionLease};
+use state::{Claim, Entry, VersionLease};
 use timelines::Timeline;
 use tombstones::Tombstones;
-use types::{
-    ClaimId, Ending, Handle, LeaseId, Limit, Millis, Name, OtherUsers, Refusal, TimelineEnding, WaitId, WithdrawalId,
-};
-use users::User;
+use types::{ClaimId, Ending, LeaseId, Millis, Name, OtherUsers, Refusal, TimelineEnding, WaitId, WithdrawalId};
 use watch::{Log, Watcher};
 use withdrawals::Withdrawal;
 
 /// All state of a broker that is not tied to its process.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Registry {
-    bounds: Bounds,
+    people: People,
     /// The number of the broker, which points in its sequence of events carry.
     instance: u64,
-    members: BTreeMap<MemberId, Member>,
-    rows: Rows,
     /// Entries with a version, a claim or a waiting request; others are removed ([`Registry::drop_unreferenced`]).
     #[serde(deserialize_with = "coding::ordered")]
     entries: BTreeMap<Name, Entry>,
@@ -122,24 +124,9 @@ pub(crate) struct Registry {
     #[serde(deserialize_with = "coding::ordered")]
     object_leases: BTreeMap<LeaseId, ObjectLease>,
     cells: Cells,
-    /// Always equal to a recount.
-    totals: Totals,
-    /// The users of all members, and those to which something belongs or has belonged. Its sums equal a recount.
-    users: BTreeMap<u32, User>,
-    /// Members that died.
-    deaths: u64,
-    /// Deaths among them that did not prove that the work of the process was over.
-    unproven_deaths: u64,
     /// Versions that may have lost their last reference. Empty between events.
     maybe_unreferenced: VecDeque<(Name, u64)>,
-    /// Memory that the current event released. Empty between events.
-    pending_close: PendingClose,
-    /// Memory that was released and is not closed yet.
-    closing: BTreeMap<CloseId, PendingClose>,
-    /// Number of rows that are being cleared.
-    uncleared: usize,
-    /// Closes and confirmations that wait until no row is being cleared.
-    held_back: HeldBack,
+    closing: Closing,
     /// The events of names.
     log: Log,
     watchers: BTreeMap<WaitId, Watcher>,
@@ -150,20 +137,8 @@ pub(crate) struct Registry {
     /// The time of the current event.
     #[serde(skip)]
     now: Millis,
-    last_lease: u64,
     last_claim: u64,
-    last_wait: u64,
-    last_close: u64,
     last_withdrawal: u64,
-}
-
-/// A granted request, the file descriptors that go with the answer, and what the server adds.
-struct Granted(Answer, Vec<FdId>, Unread);
-
-impl From<Answer> for Granted {
-    fn from(answer: Answer) -> Self {
-        Self(answer, Vec::new(), Unread::Nothing)
-    }
 }
 
 /// Returns whether the answer to a repeated request cannot be found again in the registry's state. Answers that carry
@@ -175,23 +150,10 @@ fn is_found_only_here(answer: &Answer) -> bool {
     )
 }
 
-/// The decision on a request.
-type Decision = Result<Granted, Refusal>;
-
-/// Separates the outcome of a decision from what goes with it.
-fn split(decision: Decision) -> (Outcome, Vec<FdId>, Unread) {
-    match decision {
-        Ok(Granted(answer, fds, unread)) => (Ok(answer), fds, unread),
-        Err(refused) => (Err(refused), Vec::new(), Unread::Nothing),
-    }
-}
-
 impl Registry {
     /// Creates the registry of the broker with this number.
     pub(crate) fn new(bounds: Bounds, instance: u64) -> Self {
-        // Sums of numbers from members saturate at the maximum, so the maximum must exceed every bound.
-        let bounds = Bounds { bytes: bounds.bytes.min(u64::MAX - 1), ..bounds };
-        Self { bounds, instance, ..Self::default() }
+        Self { people: People::new(bounds), instance, ..Self::default() }
     }
 
     /// Applies one event, which happened at this time.
@@ -199,27 +161,19 @@ impl Registry {
         self.now = at;
         let mut out = Vec::new();
         match event {
-            Event::Joined { member, identity } => {
-                // The server has checked that a row is left.
-                if let Some(row) = self.rows.take() {
-                    if !identity.operator {
-                        self.user_mut(identity.uid).simulated = identity.simulated;
-                    }
-                    self.members.insert(member, Member::new(identity, row, at));
-                }
-            }
+            Event::Joined { member, identity } => self.people.join(member, identity, at),
             // An operator holds nothing, so nothing has to wait for its death.
-            Event::Suspected { member } if self.is_operator(member) => self.leave(member, &mut out),
+            Event::Suspected { member } if self.people.is_operator(member) => self.leave(member, &mut out),
             Event::Suspected { member } => {
                 self.drop_waits(member);
                 // A child of a member that has exited still holds its memory if it only closes a connection, as it does
                 // when it executes another program.
-                if self.members.get(&member).is_some_and(|record| record.life == Life::Alive) {
-                    self.set_life(member, Life::Suspect);
+                if self.people.member(member).is_some_and(|record| record.life == Life::Alive) {
+                    self.people.set_life(member, Life::Suspect);
                 }
             }
             Event::Resumed { member } => {
-                self.set_life(member, Life::Alive);
+                self.people.set_life(member, Life::Alive);
                 self.remind(member, &mut out);
             }
             Event::HeldByChild { member } => {
@@ -227,7 +181,7 @@ impl Registry {
                 // mapped is kept: the leases, and the names that they own.
                 self.drop_waits(member);
                 self.drop_claims(member, &mut out);
-                self.set_life(member, Life::HeldByChild);
+                self.people.set_life(member, Life::HeldByChild);
             }
             Event::Dismissed { member } => self.leave(member, &mut out),
             Event::Died { member } => self.bury(member, &mut out),
@@ -237,8 +191,8 @@ impl Registry {
             Event::Closed { id } => self.closed(id),
             Event::CellSettled { at } => self.settle_cell(at),
             Event::RowCleared { row } => {
-                self.uncleared -= 1;
-                self.rows.give_back(row);
+                self.closing.row_cleared();
+                self.people.give_back_row(row);
             }
             Event::TimelineEnded { name } => self.end_timeline(&name, TimelineEnding::Abandoned, &mut out),
             Event::Request { member, request, call, received } => {
@@ -247,9 +201,9 @@ impl Registry {
         }
         self.drop_unreferenced(&mut out);
         self.close_unused_slabs(&mut out);
-        self.ask_for_closing(&mut out);
+        self.closing.ask(&mut out);
         self.notify_watchers(&mut out);
-        self.hold_back_closes(&mut out);
+        self.closing.hold_back(&mut out);
         out
     }
 
@@ -258,67 +212,40 @@ impl Registry {
         self.instance
     }
 
-    /// Refuses another member of a user if the maximum number is connected. A member counts while it, or a child that
-    /// it forked, is connected. Operators do not count, nor do members that have hung up or are in quarantine, but
-    /// those keep their row, and count for their user.
-    pub(crate) fn check_room(&self, uid: u32) -> Result<(), Refusal> {
-        let is_connected = |member: &&Member| matches!(member.life, Life::Alive | Life::HeldByChild);
-        let connected = self.sharing_members().map(|(_, member)| member).filter(is_connected).count();
-        limit(Limit::Clients, self.bounds.members, connected as u64 + 1)?;
-        self.check_quota(uid, Limit::Clients, self.members_of(uid), 1)?;
-        self.check_rows()
-    }
-
-    /// Refuses a member if no row is left.
-    pub(crate) fn check_rows(&self) -> Result<(), Refusal> {
-        limit(Limit::Clients, self.bounds.rows, self.rows.in_use() + 1)
-    }
-
-    /// Returns the members that are not operators.
-    fn sharing_members(&self) -> impl Iterator<Item = (&MemberId, &Member)> {
-        self.members.iter().filter(|(_, member)| !member.identity.operator)
-    }
-
-    /// Returns whether a connection is an operator's.
-    fn is_operator(&self, member: MemberId) -> bool {
-        self.members.get(&member).is_some_and(|record| record.identity.operator)
-    }
-
-    /// Returns a member's user, and its row in the memory of that user's members.
-    pub(crate) fn row_of(&self, member: MemberId) -> Option<(u32, u16)> {
-        self.members.get(&member).map(|member| (member.identity.uid, member.row))
-    }
-
-    /// Returns a member's row.
-    fn row(&self, member: MemberId) -> Option<u16> {
-        self.members.get(&member).map(|member| member.row)
+    /// Returns the members and their users.
+    pub(crate) fn people(&self) -> &People {
+        &self.people
     }
 
     /// Returns whether a process of a user may join. Members on the simulated driver and on the real one cannot share
     /// memory. The first member of a user decides which of the two all its members use, for as long as it has a member
     /// or GPU memory.
     pub(crate) fn admits(&self, uid: u32, simulated: bool) -> bool {
-        simulated == self.is_simulated(uid) || self.members_of(uid) == 0 && !self.has_driver_memory(uid)
+        simulated == self.people.is_simulated(uid) || self.people.members_of(uid) == 0 && !self.has_driver_memory(uid)
     }
 
     /// Returns whether no member, name, timeline or semaphore exists.
     pub(crate) fn is_idle(&self) -> bool {
-        self.members.is_empty() && self.entries.is_empty() && self.timelines.is_empty() && self.semaphores.is_empty()
+        self.people.members().is_empty()
+            && self.entries.is_empty()
+            && self.timelines.is_empty()
+            && self.semaphores.is_empty()
     }
 
     fn request(&mut self, member: MemberId, request: RequestId, call: Call, received: Received, out: &mut Effects) {
-        let Some(record) = self.members.get(&member) else { return };
+        let Some(record) = self.people.member(member) else { return };
         let only_asks = call.only_asks();
-        let repeated = !only_asks && request <= record.last_request;
+        let repeated = !only_asks && Some(request) <= record.last_request;
 
         // Most effects of a call come after its reply, because the caller waits for the answer. Only effects that the
         // reply reports as done come before it.
         let mut before = Vec::new();
         let mut rest = Vec::new();
-        let settled = match self.check_evicted(member, &call).and_then(|()| self.check_membership(member, &call)) {
-            Ok(()) => repeated.then(|| self.outcome_of_repeated(member, request, &call)).flatten().map(Ok),
-            Err(refused) => Some(Err(refused)),
-        };
+        let settled =
+            match self.people.check_evicted(member, &call).and_then(|()| self.people.check_membership(member, &call)) {
+                Ok(()) => repeated.then(|| self.outcome_of_repeated(member, request, &call)).flatten().map(Ok),
+                Err(refused) => Some(Err(refused)),
+            };
         let granted = match settled {
             Some(settled) => {
                 let fds = received.all();
@@ -330,14 +257,8 @@ impl Registry {
             None => self.call(member, request, call, received, &mut before, &mut rest),
         };
         let (outcome, fds, unread) = split(granted);
-        if !only_asks
-            && let Ok(answer) = &outcome
-            && let Some(record) = self.members.get_mut(&member)
-        {
-            record.last_request = record.last_request.max(request);
-            if is_found_only_here(answer) {
-                record.answered = Some((request, answer.clone()));
-            }
+        if !only_asks && let Ok(answer) = &outcome {
+            self.people.answered(member, request, Some(answer).filter(|answer| is_found_only_here(answer)));
         }
         out.append(&mut before);
         let audited = self.audited(member, &outcome);
@@ -366,7 +287,7 @@ impl Registry {
             Call::Release { lease } => self.release(member, lease, false, out),
             Call::LeaveName { lease } => self.release(member, lease, true, out),
             Call::WithdrawNames => {
-                self.withdraw_names(member, Ending::Withdrawn, &self.ender(member), out);
+                self.withdraw_names(member, Ending::Withdrawn, &self.people.ender(member), out);
                 Ok(Answer::Done.into())
             }
             Call::AwaitWithdrawal { lease } => self.await_withdrawal(member, request, lease),
@@ -394,11 +315,14 @@ impl Registry {
             Call::InspectObject { kind, name } => self.inspect_object(member, kind, &name),
             Call::Status => Ok(self.status(member).into()),
             Call::Stop { force } => self.stop(member, force, before, out),
-            Call::UsesGpu { mps } => Ok(self.uses_gpu(member, mps).into()),
+            Call::UsesGpu { mps } => {
+                self.people.uses_gpu(member, mps);
+                Ok(Answer::Done.into())
+            }
             Call::ContextLost { .. } => Ok(self.context_lost(member, out).into()),
             Call::CheckBytes { place, bytes } => {
-                let uid = self.uid_of(member);
-                self.check_bytes(uid, place, bytes, 0).map(|()| Answer::Done.into())
+                let uid = self.people.uid_of(member);
+                self.people.check_bytes(uid, place, bytes, 0).map(|()| Answer::Done.into())
             }
             Call::Watch { pattern, after } => self.watch(member, request, &pattern, after),
             Call::Evict { whom, kill } => self.evict(member, whom, kill, before),
@@ -419,7 +343,7 @@ impl Registry {
     /// Leases and claims are found by the request that created them, other answers are kept until the member's next
     /// request. Requests that were refused are simply executed again: they changed nothing.
     fn outcome_of_repeated(&self, member: MemberId, request: RequestId, call: &Call) -> Option<Granted> {
-        let record = self.members.get(&member)?;
+        let record = self.people.member(member)?;
         if record.waits.contains_key(&request) {
             return Some(Answer::Pending.into());
         }
@@ -443,9 +367,9 @@ impl Registry {
     }
 
     fn stop(&mut self, member: MemberId, force: bool, before: &mut Effects, out: &mut Effects) -> Decision {
-        self.check_owner(member, self.bounds.user, || OtherUsers::Stop)?;
-        let names = self.totals.names + (self.timelines.len() + self.semaphores.len()) as u64;
-        let members = self.others(member);
+        self.people.check_owner(member, self.people.bounds().user, || OtherUsers::Stop)?;
+        let names = self.people.totals().names + (self.timelines.len() + self.semaphores.len()) as u64;
+        let members = self.people.others(member);
         if !force && (names > 0 || members > 0) {
             return Err(Refusal::InUse { names, members });
         }
@@ -453,24 +377,4 @@ impl Registry {
         out.push(Effect::Stop);
         Ok(Answer::Done.into())
     }
-
-    /// Returns the number of members besides `member`.
-    fn others(&self, member: MemberId) -> u64 {
-        self.sharing_members().filter(|(id, _)| **id != member).count() as u64
-    }
-
-    /// Refuses calls of an operator that only members may make.
-    fn check_membership(&self, member: MemberId, call: &Call) -> Result<(), Refusal> {
-        if self.is_operator(member) && call.needs_member() { Err(Refusal::NotMember) } else { Ok(()) }
-    }
-
-    fn set_life(&mut self, member: MemberId, life: Life) {
-        if let Some(record) = self.members.get_mut(&member) {
-            record.life = life;
-        }
-    }
 }
-
-const STALE_LEASE: Refusal = Refusal::Stale { what: Handle::Lease };
-const STALE_CLAIM: Refusal = Refusal::Stale { what: Handle::Claim };
-const STALE_TICKET: Refusal = Refusal::Stale { what: Handle::Ticket };

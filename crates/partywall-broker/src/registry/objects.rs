@@ -9,15 +9,15 @@ use partywall_wire::{ObjectDetail, ObjectHolder, ObjectInfo, SemaphoreInfo, Time
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Answer, Decision, Granted, Registry, STALE_LEASE,
+    Answer, Registry,
     cells::Source,
-    effect::{Effect, Effects, ObjectAt, Unread},
+    effect::{Decision, Effect, Effects, Granted, ObjectAt, Unread},
     event::Call,
     near::near,
-    report::{SLOTS_AS_A_BYTE, count, page},
+    pages::{SLOTS_AS_A_BYTE, count, page},
     semaphores::Semaphore,
     timelines::Timeline,
-    types::{CellId, FdId, LeaseId, MemberId, Name, ObjectKind, Refusal, RequestId, TimelineEnding},
+    types::{CellId, FdId, LeaseId, MemberId, Name, ObjectKind, Refusal, RequestId, STALE_LEASE, TimelineEnding},
 };
 
 /// A member's lease on a timeline or semaphore.
@@ -51,7 +51,7 @@ impl Registry {
     /// Returns the control memory that the server has to create before it applies a request: a slab if no free cell is
     /// left, or the memory of a new semaphore. `None` if the request needs none, or would be refused.
     pub(crate) fn control_needed(&self, member: MemberId, call: &Call) -> Option<ControlNeeded> {
-        self.check_evicted(member, call).ok()?;
+        self.people.check_evicted(member, call).ok()?;
         match call {
             Call::OpenTimeline { name, writer, shared } => {
                 let source = self.check_open_timeline(member, name, *writer, *shared, None);
@@ -67,13 +67,7 @@ impl Registry {
 
     /// Gives a member a lease on a timeline or semaphore.
     pub(super) fn lease_object(&mut self, member: MemberId, origin: RequestId, object: LeasedObject) -> LeaseId {
-        self.last_lease += 1;
-        let id = LeaseId(self.last_lease);
-        if let Some(record) = self.members.get_mut(&member) {
-            record.object_leases.insert(id);
-        }
-        let uid = self.uid_of(member);
-        self.user_mut(uid).leases += 1;
+        let id = self.people.lease_object(member);
         self.object_leases.insert(id, ObjectLease { member, origin, object });
         id
     }
@@ -81,10 +75,10 @@ impl Registry {
     /// Gives back a lease on a timeline or semaphore.
     pub(super) fn release_object_lease(&mut self, member: MemberId, lease: LeaseId, out: &mut Effects) -> Decision {
         self.object_leases.get(&lease).filter(|held| held.member == member).ok_or(STALE_LEASE)?;
-        if self.members.get(&member).is_some_and(|record| record.lost_context) {
+        if self.people.member(member).is_some_and(|record| record.lost_context) {
             // As with a lease on memory, only the end of the process proves that its work is over.
             self.end_timeline_of(lease, TimelineEnding::Closed, out);
-        } else if let (Some(semaphore), Some(row)) = (self.drop_object_lease(lease, out), self.row(member)) {
+        } else if let (Some(semaphore), Some(row)) = (self.drop_object_lease(lease, out), self.people.row(member)) {
             out.push(Effect::Return { control: semaphore, row });
         }
         Ok(Answer::Done.into())
@@ -94,11 +88,7 @@ impl Registry {
     /// to be returned.
     pub(super) fn drop_object_lease(&mut self, lease: LeaseId, out: &mut Effects) -> Option<FdId> {
         let ObjectLease { member, object, .. } = self.object_leases.remove(&lease)?;
-        if let Some(record) = self.members.get_mut(&member) {
-            record.object_leases.remove(&lease);
-        }
-        let uid = self.uid_of(member);
-        self.user_mut(uid).leases -= 1;
+        self.people.drop_object_lease(member, lease);
         match object {
             LeasedObject::Timeline { name, cells } => {
                 self.drop_timeline_lease(member, lease, &name, cells, out);
@@ -111,12 +101,12 @@ impl Registry {
     /// Returns the lease on a timeline or semaphore that a request of a member created, if it created one.
     pub(super) fn object_lease_of(&self, member: MemberId, request: RequestId) -> Option<LeaseId> {
         let made = |lease: &&LeaseId| self.object_leases.get(lease).is_some_and(|held| held.origin == request);
-        self.members.get(&member)?.object_leases.iter().find(made).copied()
+        self.people.member(member)?.object_leases.iter().find(made).copied()
     }
 
     /// Returns the pid of the process that has a lease.
     pub(super) fn holder_pid(&self, lease: LeaseId) -> Option<u32> {
-        Some(self.members.get(&self.object_leases.get(&lease)?.member)?.identity.pid)
+        Some(self.people.members().get(&self.object_leases.get(&lease)?.member)?.identity.pid)
     }
 
     /// Returns a page of timelines, then of semaphores, that a member sees.
@@ -127,9 +117,9 @@ impl Registry {
             Some((_, name)) => (None, Excluded(name.as_str())),
         };
         let timelines = timelines.into_iter().flat_map(|from| self.timelines.range::<str, _>((from, Unbounded)));
-        let timelines = timelines.filter(|(_, timeline)| self.sees(member, timeline.owned));
+        let timelines = timelines.filter(|(_, timeline)| self.people.sees(member, timeline.owned));
         let semaphores = self.semaphores.range::<str, _>((semaphores, Unbounded));
-        let semaphores = semaphores.filter(|(_, semaphore)| self.sees(member, semaphore.owned));
+        let semaphores = semaphores.filter(|(_, semaphore)| self.people.sees(member, semaphore.owned));
         let timelines = timelines.map(|(name, timeline)| self.timeline_row(name, timeline));
         let rows = timelines.chain(semaphores.map(|(name, semaphore)| semaphore_row(name, semaphore)));
         let (objects, more) = page(rows, |(info, _)| {
@@ -156,13 +146,15 @@ impl Registry {
         };
         let Some(((info, at), holders, owned)) = found else {
             let near = match kind {
-                ObjectKind::Timeline => near(&self.timelines, name, |timeline| self.sees(member, timeline.owned)),
-                _ => near(&self.semaphores, name, |semaphore| self.sees(member, semaphore.owned)),
+                ObjectKind::Timeline => {
+                    near(&self.timelines, name, |timeline| self.people.sees(member, timeline.owned))
+                }
+                _ => near(&self.semaphores, name, |semaphore| self.people.sees(member, semaphore.owned)),
             };
             return Err(Refusal::ObjectNotFound { kind, near, is: self.kinds_of(member, name), name: name.clone() });
         };
-        self.check_sight(member, name, owned)?;
-        let (holders, rows) = self.holders_of(holders);
+        self.people.check_sight(member, name, owned)?;
+        let (holders, rows) = self.people.holders_of(holders);
         let holders = holders.into_iter().map(|holder| ObjectHolder { holder, permits: 0 }).collect();
         let detail = ObjectDetail { info, holders };
         Ok(Granted(Answer::Object(Box::new(detail)), Vec::new(), Unread::Object(at, rows)))

@@ -8,8 +8,10 @@ use std::collections::BTreeSet;
 
 use super::{
     Registry,
+    closing::PendingVersion,
     effect::{Effect, Effects},
-    state::{Dead, Ender, Eviction, HeldBack, Life, Member, PendingClose, PendingVersion},
+    people::{Ender, Eviction},
+    state::Version,
     types::{Change, CloseId, Ending, MemberId, Refusal, TimelineEnding},
 };
 
@@ -53,7 +55,7 @@ const NOTIFY: [(&str, Hook); 5] = [
     ("claims", |registry, member, _, out| registry.drop_claims(member, out)),
     ("owned names", Registry::drop_owned_names),
     ("timelines", |registry, member, departure, out| registry.end_timelines_of(member, departure.into(), out)),
-    ("topics and queues", |registry, member, departure, out| registry.detach_objects(member, departure.into(), out)),
+    ("topics and queues", |registry, member, departure, out| registry.detach(member, departure.into(), |_| true, out)),
 ];
 
 /// The second step. Names were withdrawn before the leases go, because an owned name is found by its owner's lease.
@@ -68,7 +70,7 @@ impl Registry {
     /// Ends the membership of a member that says it leaves. Leaving asserts that its work on the memory is over. For an
     /// evicted member, or one with a broken context, only the end of the process proves that.
     pub(super) fn leave(&mut self, member: MemberId, out: &mut Effects) {
-        let Some(record) = self.members.get(&member) else { return };
+        let Some(record) = self.people.member(member) else { return };
         let is_believed = record.eviction.is_none() && !record.lost_context;
         self.notify(member, Departure::Left, out);
         if is_believed {
@@ -82,19 +84,15 @@ impl Registry {
     /// Reclaims a dead member, or puts its leases in quarantine if its work may continue.
     pub(super) fn bury(&mut self, member: MemberId, out: &mut Effects) {
         self.notify(member, Departure::Died, out);
-        let Some(record) = self.members.get_mut(&member) else { return };
-        self.deaths += 1;
-        match record.doubt() {
-            Some(doubt) if record.all_leases() > 0 || !record.cells.is_empty() => {
+        match self.people.die(member) {
+            Some((record, doubt)) => {
                 let pid = record.identity.pid;
                 let leases = record.all_leases();
                 let bytes = record.bytes;
                 tracing::warn!(%member, pid, ?doubt, leases, bytes, "is dead, and what it held is in quarantine");
-                record.life = Life::Unproven;
-                self.unproven_deaths += 1;
                 out.push(Effect::Quarantined(member));
             }
-            _ => self.give_back(member, Departure::Died, out),
+            None => self.give_back(member, Departure::Died, out),
         }
     }
 
@@ -105,63 +103,24 @@ impl Registry {
 
     /// Runs the second step: frees what a member held, and forgets the member.
     pub(super) fn give_back(&mut self, member: MemberId, departure: Departure, out: &mut Effects) {
-        let before = self.pending_close.versions.len();
+        let before = self.closing.released();
         let begun = out.len();
         self.run(&GIVE_BACK, member, &departure, out);
-        let Some(Member { identity, since, row, .. }) = self.members.remove(&member) else { return };
+        let Some(record) = self.people.forget(member) else { return };
         // A row that is being cleared is freed by `RowCleared`; the row's next member would lose its own permits and
         // blocks otherwise.
         if !out[begun..].iter().any(|effect| matches!(effect, Effect::ClearRow { .. })) {
-            self.rows.give_back(row);
+            self.people.give_back_row(record.row);
         }
-        let with_it = &self.pending_close.versions[before..];
-        if departure == Departure::Died && !with_it.is_empty() {
-            let bytes = with_it.iter().fold(0, |sum: u64, version| sum.saturating_add(version.bytes));
-            self.pending_close.dead.insert(member, Dead { identity, since, bytes });
+        if departure == Departure::Died {
+            self.closing.bury(member, record, before);
         }
     }
 
-    /// Asks the server to confirm when everything that this event released is closed.
-    pub(super) fn ask_for_closing(&mut self, out: &mut Effects) {
-        let pending_close = std::mem::take(&mut self.pending_close);
-        if !pending_close.versions.is_empty() {
-            self.last_close += 1;
-            let id = CloseId(self.last_close);
-            self.closing.insert(id, pending_close);
-            out.push(Effect::Confirm(id));
-        }
-    }
-
-    /// Holds closes back while the permits and blocks of a dead member are still being returned, and emits them
-    /// afterwards.
-    pub(super) fn hold_back_closes(&mut self, out: &mut Effects) {
-        if self.uncleared == 0 {
-            let HeldBack { closes, confirms } = std::mem::take(&mut self.held_back);
-            if !closes.is_empty() {
-                out.push(Effect::Close(closes));
-            }
-            out.extend(confirms.into_iter().map(Effect::Confirm));
-        } else {
-            let is_close = |effect: &mut Effect| matches!(effect, Effect::Close(_) | Effect::Confirm(_));
-            for effect in out.extract_if(.., is_close) {
-                match effect {
-                    Effect::Close(fds) => self.held_back.closes.extend(fds),
-                    Effect::Confirm(id) => self.held_back.confirms.push(id),
-                    _ => {}
-                }
-            }
-        }
-    }
-
-    /// Records that released memory is closed and back with the driver and the kernel.
+    /// Logs that released memory is closed.
     pub(super) fn closed(&mut self, id: CloseId) {
-        let Some(PendingClose { mut versions, dead }) = self.closing.remove(&id) else { return };
-        versions.sort_by(|a, b| (&a.name, a.version).cmp(&(&b.name, b.version)));
-        for PendingVersion { name, version, named, bytes, owned } in versions {
+        for PendingVersion { name, version, named, bytes, owned } in self.closing.closed(id) {
             self.log(named, &name, owned, Change::Reclaimed { version, bytes });
-        }
-        for (member, Dead { bytes, .. }) in dead {
-            tracing::info!(%member, bytes, "what it held is free");
         }
     }
 
@@ -174,8 +133,8 @@ impl Registry {
 
     fn drop_owned_names(&mut self, member: MemberId, departure: &Departure, out: &mut Effects) {
         let (ending, by) = match departure {
-            Departure::Left => (Ending::Withdrawn, self.ender(member)),
-            Departure::Died => (Ending::OwnerDied, self.ender(member)),
+            Departure::Left => (Ending::Withdrawn, self.people.ender(member)),
+            Departure::Died => (Ending::OwnerDied, self.people.ender(member)),
             Departure::Evicted { by } => (Ending::Removed, by.clone()),
         };
         self.withdraw_names(member, ending, &by, out);
@@ -184,7 +143,7 @@ impl Registry {
     /// Drops a member's waits. An evicted member lives on, so its waits are completed with the refusal.
     fn end_waits(&mut self, member: MemberId, departure: &Departure, out: &mut Effects) {
         if matches!(departure, Departure::Evicted { .. })
-            && let Some(record) = self.members.get(&member)
+            && let Some(record) = self.people.member(member)
             && let Some(Eviction { by, at }) = record.eviction
         {
             for ticket in record.waits.keys().copied().collect::<Vec<_>>() {
@@ -194,18 +153,23 @@ impl Registry {
         self.drop_waits(member);
     }
 
-    /// Detaches the member from its topics and queues: other members no longer wait for it there. The member keeps its
-    /// blocks.
-    pub(super) fn detach_objects(&self, member: MemberId, ending: TimelineEnding, out: &mut Effects) {
-        let Some(record) = self.members.get(&member) else { return };
-        let held = record.version_leases.iter().filter_map(|lease| self.version_leases.get(lease));
-        let objects = held.filter_map(|lease| self.version(&lease.name, lease.version)?.memory.control?.object);
-        let objects: BTreeSet<_> = objects.map(|memory| memory.fd).collect();
-        out.extend(objects.into_iter().map(|object| Effect::Detach { object, row: record.row, ending }));
+    /// Detaches a member from those of its topics and queues for which `is_meant` is true: no process waits for it there
+    /// any more. The member keeps its blocks.
+    pub(super) fn detach(
+        &self,
+        member: MemberId,
+        ending: TimelineEnding,
+        is_meant: impl Fn(&Version) -> bool,
+        out: &mut Effects,
+    ) {
+        let Some(row) = self.people.row(member) else { return };
+        let meant = self.versions_of(member).map(|(_, version)| version).filter(|version| is_meant(version));
+        let objects: BTreeSet<_> = meant.filter_map(|version| Some(version.memory.control?.object?.fd)).collect();
+        out.extend(objects.into_iter().map(|object| Effect::Detach { object, row, ending }));
     }
 
     fn drop_leases(&mut self, member: MemberId, out: &mut Effects) {
-        let Some(record) = self.members.get(&member) else { return };
+        let Some(record) = self.people.member(member) else { return };
         let row = record.row;
         let holds = record.object_leases.clone();
         let leases = record.version_leases.clone();
@@ -213,8 +177,7 @@ impl Registry {
         let pools = leases.into_iter().filter_map(|lease| self.drop_version_lease(lease, out));
         control.extend(pools.map(|control| control.slot_table()));
         if !control.is_empty() {
-            self.uncleared += 1;
-            out.push(Effect::ClearRow { row, control });
+            self.closing.clear_row(row, control, out);
         }
     }
 }

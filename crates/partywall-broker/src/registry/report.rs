@@ -10,12 +10,14 @@ use partywall_wire::{
 };
 
 use super::{
-    Answer, Decision, Granted, Registry,
-    effect::{MemberAt, RowOwner, Unread},
+    Answer, Registry,
+    effect::{Decision, Granted, MemberAt, Unread},
     event::Identity,
     objects::LeasedObject,
-    state::{Entry, Life, Member, Version, Waiting, Want},
-    types::{Awaited, FdId, LeaseId, MemberId, MemberState, Millis, Name, Place, Refusal, UserInfo, VersionFacts},
+    pages::{SLOTS_AS_A_BYTE, count, in_order, page},
+    people::{Life, Member, Waiting},
+    state::{Entry, Version, Want},
+    types::{Awaited, FdId, LeaseId, MemberId, MemberState, Millis, Name, Place, Refusal, VersionFacts},
 };
 
 impl Registry {
@@ -26,14 +28,14 @@ impl Registry {
             return Err(self.not_found(member, name.clone(), version));
         };
         if let Some((_, newest)) = entry.versions.last_key_value() {
-            self.check_sight(member, name, newest.owned())?;
+            self.people.check_sight(member, name, newest.owned())?;
         }
         let newest = || entry.versions.last_key_value().map(|(number, _)| *number);
         let wanted = version.or(entry.latest).or_else(newest).unwrap_or(0);
         let Some(found) = entry.versions.get(&wanted) else {
             return Err(Refusal::VersionNotFound { name: name.clone(), version: wanted, latest: entry.latest });
         };
-        self.check_sight(member, name, found.owned())?;
+        self.people.check_sight(member, name, found.owned())?;
         let (_, holders, rows) = self.holders(name, Some(wanted));
         let info = SegmentInfo {
             name: name.to_string(),
@@ -45,7 +47,7 @@ impl Registry {
             versions: entry
                 .versions
                 .iter()
-                .filter(|(_, version)| self.sees(member, version.owned()))
+                .filter(|(_, version)| self.people.sees(member, version.owned()))
                 .skip(entry.versions.len().saturating_sub(VERSIONS))
                 .map(|(number, version)| self.version_info(*number, version))
                 .collect(),
@@ -57,7 +59,7 @@ impl Registry {
         let unread = found.memory.control.map_or(Unread::Nothing, |control| Unread::Version {
             slots: control.slot_table(),
             holders: rows,
-            rows: self.rows_of(found),
+            rows: self.people.rows_of(found.holders.keys()),
             attached: self.held_segments(&found.attached),
         });
         let fds = found.memory.table_fd().into_iter().collect();
@@ -68,7 +70,7 @@ impl Registry {
     pub(super) fn list(&self, member: MemberId, after: Option<&str>) -> Granted {
         let from = after.map_or(Unbounded, Excluded);
         let seen = |entry: &Entry| {
-            entry.versions.last_key_value().is_some_and(|(_, newest)| self.sees(member, newest.owned()))
+            entry.versions.last_key_value().is_some_and(|(_, newest)| self.people.sees(member, newest.owned()))
         };
         let existing = self.entries.range::<str, _>((from, Unbounded)).filter(|(_, entry)| seen(entry));
         let (names, more) = page(existing.map(|(name, entry)| self.name_row(name, entry)), |(info, _)| {
@@ -84,10 +86,10 @@ impl Registry {
     /// Returns a page of members that a member may act for.
     pub(super) fn list_members(&self, asker: MemberId, after: Option<MemberId>) -> Granted {
         let from = (after.map_or(Unbounded, Excluded), Unbounded);
-        let is_seen = |identity: &Identity| !identity.operator && self.acts_for(asker, identity.uid);
-        let living = self.members.range(from).filter(|(_, member)| is_seen(&member.identity));
+        let is_seen = |identity: &Identity| !identity.operator && self.people.acts_for(asker, identity.uid);
+        let living = self.people.members().range(from).filter(|(_, member)| is_seen(&member.identity));
         let living = living.map(|(id, member)| (*id, self.member_row(*id, member)));
-        let dead = self.closing.values().flat_map(|pending_close| pending_close.dead.range(from));
+        let dead = self.closing.dead().filter(|(id, _)| after.is_none_or(|after| **id > after));
         let dead = dead.filter(|(_, dead)| is_seen(&dead.identity));
         let dead: BTreeMap<_, _> = dead
             .map(|(id, dead)| (*id, (bare_info(*id, &dead.identity, dead.since, dead.bytes), MemberAt::default())))
@@ -114,7 +116,7 @@ impl Registry {
     /// Returns the pid of the process that builds a name's next version under a claim.
     fn builder(&self, entry: &Entry) -> Option<u32> {
         let claim = self.claims.get(&entry.claim?)?;
-        Some(self.members.get(&claim.member)?.identity.pid)
+        Some(self.people.member(claim.member)?.identity.pid)
     }
 
     /// Returns the first waits of a member for names.
@@ -128,7 +130,8 @@ impl Registry {
                 Want::Growth(lease) => {
                     let version = number(lease);
                     let owner = version.and_then(|version| entry.versions.get(&version)?.owner);
-                    let owner = owner.and_then(|owner| self.members.get(&self.version_leases.get(&owner)?.member));
+                    let owner =
+                        owner.and_then(|owner| self.people.members().get(&self.version_leases.get(&owner)?.member));
                     (Awaited::Growth, version, owner.map(|owner| owner.identity.pid))
                 }
             };
@@ -175,7 +178,7 @@ impl Registry {
             committer: version.committer,
             owner: version
                 .keeper
-                .and_then(|id| self.members.get(&id))
+                .and_then(|id| self.people.member(id))
                 .map_or(version.committer, |keeper| keeper.identity.pid),
             uid: version.uid,
             shared,
@@ -199,8 +202,7 @@ impl Registry {
             LeasedObject::Semaphore { name } => Some(self.semaphores.get(name)?.memory.fd),
             LeasedObject::Timeline { .. } => None,
         });
-        let versions = member.version_leases.iter().filter_map(|lease| self.version_leases.get(lease));
-        let pools = versions.filter_map(|l| Some(self.version(&l.name, l.version)?.memory.control?.slot_table()));
+        let pools = self.versions_of(id).filter_map(|(_, version)| Some(version.memory.control?.slot_table()));
         let at = MemberAt {
             row: Some(member.row),
             semaphores: semaphores.collect::<BTreeSet<_>>().into_iter().collect(),
@@ -220,7 +222,8 @@ impl Registry {
 
     /// Returns the sums, without the member `asker`.
     pub(super) fn status(&self, asker: MemberId) -> Answer {
-        let mut bytes: Vec<(Place, u64)> = self.totals.places.iter().map(|(place, bytes)| (*place, *bytes)).collect();
+        let mut bytes: Vec<(Place, u64)> =
+            self.people.totals().places.iter().map(|(place, bytes)| (*place, *bytes)).collect();
         bytes.sort_by_key(|(place, bytes)| (std::cmp::Reverse(*bytes), *place));
         bytes.truncate(PLACES);
         let mut largest: Vec<(&Name, Place, u64)> = self
@@ -228,7 +231,7 @@ impl Registry {
             .iter()
             .filter_map(|(name, entry)| {
                 let (_, newest) = entry.versions.last_key_value()?;
-                self.sees(asker, newest.owned()).then_some(())?;
+                self.people.sees(asker, newest.owned()).then_some(())?;
                 let bytes = entry.versions.values().fold(0, |sum: u64, v| sum.saturating_add(v.memory.held_bytes()));
                 Some((name, newest.memory.facts.place, bytes))
             })
@@ -240,64 +243,31 @@ impl Registry {
         }
         largest.sort_by(|a, b| (b.2, a.0).cmp(&(a.2, b.0)));
         let (unproven, unproven_bytes) = self.unproven();
+        let (deaths, unproven_deaths) = self.people.deaths();
         Answer::Status(Box::new(StatusInfo {
-            simulated: self.runs_simulated(asker),
-            members: self.others(asker),
-            names: self.totals.names,
-            versions: self.totals.versions,
+            simulated: self.people.runs_simulated(asker),
+            members: self.people.others(asker),
+            names: self.people.totals().names,
+            versions: self.people.totals().versions,
             timelines: self.timelines.len() as u64,
             semaphores: self.semaphores.len() as u64,
-            leases: self.all_leases(),
+            leases: self.people.all_leases(),
             unproven,
             unproven_bytes,
-            deaths: self.deaths,
-            unproven_deaths: self.unproven_deaths,
-            fds: self.totals.fds,
+            deaths,
+            unproven_deaths,
+            fds: self.people.totals().fds,
             bytes,
             largest: largest.into_iter().map(|(name, place, bytes)| (name.to_string(), place, bytes)).collect(),
-            users: self.users_seen_by(asker),
+            users: self.people.users_seen_by(asker),
             ..StatusInfo::default()
         }))
     }
 
-    /// Returns the users that have something, of those that a member may act for.
-    fn users_seen_by(&self, asker: MemberId) -> Vec<UserInfo> {
-        let mut members = BTreeMap::<u32, u64>::new();
-        let mut seats = BTreeMap::<u32, u64>::new();
-        for (_, member) in self.members.iter().filter(|(id, _)| **id != asker) {
-            let counted = if member.identity.operator { &mut seats } else { &mut members };
-            *counted.entry(member.identity.uid).or_default() += 1;
-        }
-        let users = self.users.iter().filter(|(uid, _)| self.acts_for(asker, **uid)).map(|(uid, user)| {
-            let on_node = |(place, held): (&Place, &u64)| match place {
-                Place::Pinned(node) => Some((*node, *held)),
-                Place::Host | Place::Gpu(_) => None,
-            };
-            let mut nodes: Vec<_> = user.totals.places.iter().filter_map(on_node).collect();
-            nodes.sort_by_key(|(node, held)| (std::cmp::Reverse(*held), *node));
-            nodes.truncate(NODES);
-            UserInfo {
-                uid: *uid,
-                members: members.get(uid).copied().unwrap_or(0),
-                names: user.names(),
-                fds: user.totals.fds,
-                bytes: user.totals.bytes(),
-                leases: user.leases,
-                timelines: user.timelines,
-                semaphores: user.semaphores,
-                waits: user.waits,
-                pinned: nodes,
-                seats: seats.get(uid).copied().unwrap_or(0),
-                limits: self.quota_of(*uid),
-            }
-        });
-        users.take(USERS).collect()
-    }
-
     /// Returns the number of dead members in quarantine, and the bytes of the versions that they hold leases on.
     fn unproven(&self) -> (u64, u64) {
-        let unproven = |id: &MemberId| self.members.get(id).is_some_and(|member| member.life == Life::Unproven);
-        let members = self.members.keys().filter(|id| unproven(id)).count() as u64;
+        let unproven = |id: &MemberId| self.people.member(*id).is_some_and(|member| member.life == Life::Unproven);
+        let members = self.people.members().keys().filter(|id| unproven(id)).count() as u64;
         if members == 0 {
             return (0, 0);
         }
@@ -320,50 +290,9 @@ impl Registry {
                 }
             }
         }
-        let (holders, rows) = self.holders_of(&leases);
+        let (holders, rows) = self.people.holders_of(&leases);
         (bytes, holders, rows)
     }
-
-    /// Returns the members that have a version open, by row.
-    fn rows_of(&self, version: &Version) -> BTreeMap<u16, RowOwner> {
-        let members = version.holders.keys().filter_map(|id| self.members.get(id));
-        let owner =
-            |member: &Member| RowOwner { uid: member.identity.uid, pid: member.identity.pid, state: member.state() };
-        members.map(|member| (member.row, owner(member))).collect()
-    }
-
-    /// Returns the holders of an object with their rows, given the leases of each member.
-    pub(super) fn holders_of(&self, leases: &BTreeMap<MemberId, u64>) -> (Vec<HolderInfo>, Vec<u16>) {
-        let known = leases.iter().filter_map(|(id, leases)| {
-            let member = self.members.get(id)?;
-            let info = HolderInfo {
-                pid: member.identity.pid,
-                command: member.identity.command.to_string(),
-                leases: count(*leases),
-                blocks: 0,
-                tasks: 0,
-                waiting: 0,
-                unproven: member.life == Life::Unproven,
-            };
-            Some((info, member.row))
-        });
-        known.take(HOLDERS).unzip()
-    }
-}
-
-/// Collects rows until they fill one answer. `text` returns the length of a row's text. Returns the rows, and whether
-/// more follow.
-pub(super) fn page<T>(rows: impl Iterator<Item = T>, text: impl Fn(&T) -> usize) -> (Vec<T>, bool) {
-    let mut rows = rows.fuse();
-    let mut page = Vec::new();
-    let mut bytes = 0;
-    while bytes <= PAGE_BYTES
-        && let Some(row) = rows.next()
-    {
-        bytes += text(&row) + ROW_BYTES;
-        page.push(row);
-    }
-    (page, rows.next().is_some())
 }
 
 /// Returns what a listing says of a dead member, without leases. Rows of living members add to it.
@@ -389,42 +318,11 @@ fn bare_info(id: MemberId, identity: &Identity, since: Millis, bytes: u64) -> Me
     }
 }
 
-/// Merges two ordered sequences.
-fn in_order<K: Ord, V>(
-    a: impl Iterator<Item = (K, V)>,
-    b: impl Iterator<Item = (K, V)>,
-) -> impl Iterator<Item = (K, V)> {
-    let mut a = a.peekable();
-    let mut b = b.peekable();
-    std::iter::from_fn(move || match (a.peek(), b.peek()) {
-        (Some(x), Some(y)) if y.0 < x.0 => b.next(),
-        (Some(_), _) => a.next(),
-        (None, _) => b.next(),
-    })
-}
-
-pub(super) fn count(n: u64) -> u32 {
-    u32::try_from(n).unwrap_or(u32::MAX)
-}
-
-/// A page ends with the row that exceeds this number of bytes: half of the smallest message limit (64 KiB).
-const PAGE_BYTES: usize = 32 * 1024;
-
-/// Upper bound on a row without its text: at most twenty numbers of ten bytes and a UUID.
-const ROW_BYTES: usize = 220;
-
 /// Upper bound on a wait in a listing without its name: a kind, three numbers, and which of them are there.
 const WAIT_BYTES: usize = 40;
 
 /// Waits for names in a listing of members, for each of them.
 const WAITS: usize = 4;
-
-/// The number of permits or blocks that count as one byte of a page. Counting a page full of them takes about two
-/// milliseconds.
-pub(super) const SLOTS_AS_A_BYTE: usize = 16;
-
-/// Holders in one answer. With a command line of 256 bytes each, they are the largest part of any answer.
-const HOLDERS: usize = 100;
 
 /// Versions in one answer.
 const VERSIONS: usize = 50;
@@ -434,9 +332,3 @@ const PLACES: usize = 64;
 
 /// Names in a status.
 const LARGEST: usize = 10;
-
-/// Users in a status.
-const USERS: usize = 100;
-
-/// NUMA nodes listed for each user.
-const NODES: usize = 16;

@@ -2,8 +2,7 @@
 
 use super::{
     Registry,
-    state::Life,
-    types::{BlockControl, CloseId, FdId, MemberId, Millis, WithdrawalId},
+    types::{BlockControl, CloseId, FdId, Millis, WithdrawalId},
 };
 
 impl Registry {
@@ -26,36 +25,17 @@ impl Registry {
 
     /// Returns the closes that the server was asked to confirm.
     pub(crate) fn unconfirmed(&self) -> Vec<CloseId> {
-        self.closing.keys().copied().filter(|id| !self.held_back.confirms.contains(id)).collect()
+        self.closing.unconfirmed()
     }
 
     /// Returns the numbers of leases and claims, and of members.
     pub(crate) fn given_out(&self) -> (u64, u64) {
         let leases = self.version_leases.len() + self.object_leases.len() + self.claims.len();
-        (leases as u64, self.members.len() as u64)
-    }
-
-    /// Returns the members in quarantine.
-    pub(crate) fn in_quarantine(&self) -> Vec<MemberId> {
-        self.members_in(Life::Unproven)
-    }
-
-    /// Returns the connected members, without operators.
-    pub(crate) fn connected(&self) -> Vec<MemberId> {
-        self.members_in(Life::Alive).into_iter().filter(|member| !self.is_operator(*member)).collect()
-    }
-
-    /// Returns whether a process, or a child of it, belongs to this member.
-    pub(crate) fn has_process(&self, member: MemberId) -> bool {
-        self.members.get(&member).is_some_and(|record| record.life != Life::Unproven)
+        (leases as u64, self.people.members().len() as u64)
     }
 
     /// Returns the deadlines of withdrawals.
     pub(crate) fn deadlines(&self) -> Vec<(WithdrawalId, Millis)> {
         self.withdrawals.iter().map(|(id, withdrawal)| (*id, withdrawal.until())).collect()
-    }
-
-    fn members_in(&self, life: Life) -> Vec<MemberId> {
-        self.members.iter().filter(|(_, record)| record.life == life).map(|(id, _)| *id).collect()
     }
 }

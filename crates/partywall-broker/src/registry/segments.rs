@@ -5,18 +5,19 @@ use std::{collections::BTreeMap, sync::Arc};
 use partywall_wire::{Commit, Open, Opened};
 
 use super::{
-    Answer, Decision, Granted, Registry, STALE_CLAIM, STALE_LEASE,
+    Answer, Registry,
     attachments::{Attached, Attachment},
-    effect::{Effect, Effects, Unread},
+    closing::PendingVersion,
+    effect::{Decision, Effect, Effects, Granted, Unread},
     event::Received,
     near::near,
-    state::{Ender, Entry, Member, PendingVersion, Version, VersionLease, Want},
+    people::{Ender, Owned},
+    state::{Entry, Version, VersionLease, Want},
     tombstones::Tombstone,
     types::{
         Access, BlockControl, Change, Deadline, Ending, LeaseId, Lifetime, Limit, MemberId, Memory, Name, Named,
-        Notice, OtherUsers, Refusal, RequestId, WithdrawalId,
+        Notice, OtherUsers, Refusal, RequestId, STALE_CLAIM, STALE_LEASE, WithdrawalId, limit,
     },
-    users::Owned,
 };
 
 impl Registry {
@@ -34,11 +35,11 @@ impl Registry {
         let checked = memory.and_then(|memory| self.check_commit(member, &commit, &memory).map(|()| memory));
         let memory = checked.inspect_err(|_| out.push(Effect::Close(received.all())))?;
         let Commit { name, claim, owner, .. } = commit;
-        let uid = self.uid_of(member);
+        let uid = self.people.uid_of(member);
         let owned = Owned { uid, shared: memory.facts.shared };
         self.tombstones.remove(&name);
-        self.charge(uid, |totals| totals.add(&memory));
-        let committer = self.pid_of(member);
+        self.people.charge(uid, |totals| totals.add(&memory));
+        let committer = self.people.pid_of(member);
         let entry = self.entries.entry(name.clone()).or_default();
         entry.last += 1;
         let number = entry.last;
@@ -62,13 +63,13 @@ impl Registry {
             stale: None,
         };
         entry.versions.insert(number, Box::new(version));
-        if let Some(record) = owner.and_then(|owner| self.members.get_mut(&owner)) {
-            record.names.insert((name.clone(), number));
+        if let Some(owner) = owner {
+            self.people.keep_name(owner, name.clone(), number);
         }
         match before {
             Some(before) => self.maybe_unreferenced.push_back((name.clone(), before)),
             None => {
-                self.charge(uid, |totals| totals.names += 1);
+                self.people.charge(uid, |totals| totals.names += 1);
                 self.log(named, &name, owned, Change::Created { pid: committer });
             }
         }
@@ -101,9 +102,9 @@ impl Registry {
                 return Err(STALE_CLAIM);
             }
         }
-        let uid = self.uid_of(member);
+        let uid = self.people.uid_of(member);
         if let Some(owner) = commit.owner {
-            self.check_may_own(owner, uid)?;
+            self.people.check_may_own(owner, uid)?;
         }
         self.check_replaces(member, name)?;
         let latest = self.entries.get(name).and_then(Entry::latest);
@@ -117,16 +118,16 @@ impl Registry {
         if memory.control.is_some() {
             self.check_names_below(member, name)?;
         }
-        let names = self.totals.names + u64::from(latest.is_none());
-        limit(Limit::Names, self.bounds.names, names)?;
+        let names = self.people.totals().names + u64::from(latest.is_none());
+        limit(Limit::Names, self.people.bounds().names, names)?;
         if latest.is_none() && commit.claim.is_none() {
-            self.check_names(uid)?;
+            self.people.check_names(uid)?;
         }
-        self.check_bytes(uid, memory.facts.place, memory.held_bytes(), memory.other_bytes())?;
+        self.people.check_bytes(uid, memory.facts.place, memory.held_bytes(), memory.other_bytes())?;
         let fds = memory.fds().len() as u64;
-        limit(Limit::Fds, self.bounds.fds, self.totals.fds + fds)?;
-        self.check_memory(uid, fds, 0)?;
-        self.check_leases(member)
+        limit(Limit::Fds, self.people.bounds().fds, self.people.totals().fds + fds)?;
+        self.people.check_memory(uid, fds, 0)?;
+        self.people.check_leases(member)
     }
 
     /// Opens an existing version, or waits for one that does not exist yet.
@@ -153,7 +154,7 @@ impl Registry {
                 }
                 let newest = entry.and_then(|entry| entry.versions.last_key_value());
                 if let Some((_, newest)) = newest {
-                    self.check_access(member, &name, newest.owned())?;
+                    self.people.check_access(member, &name, newest.owned())?;
                 }
                 Err(Refusal::VersionNotFound { name, version, latest })
             }
@@ -172,17 +173,17 @@ impl Registry {
         access: Access,
     ) -> Decision {
         let version = self.version(name, number).ok_or(STALE_LEASE)?;
-        self.check_access(member, name, version.owned())?;
+        self.people.check_access(member, name, version.owned())?;
         version.check_stale(name, number)?;
-        let simulated = self.is_simulated(version.uid);
-        if version.memory.facts.place.needs_driver() && simulated != self.runs_simulated(member) {
+        let simulated = self.people.is_simulated(version.uid);
+        if version.memory.facts.place.needs_driver() && simulated != self.people.runs_simulated(member) {
             return Err(Refusal::OtherDriver { simulated });
         }
         let mutable = version.memory.facts.mutable;
         if access == Access::Write && !mutable {
             return Err(Refusal::ReadOnly { name: name.clone(), version: number });
         }
-        self.check_leases(member)?;
+        self.people.check_leases(member)?;
         let lease = self.lease_version(member, name, number, request);
         self.opened(lease).ok_or(STALE_LEASE)
     }
@@ -220,12 +221,12 @@ impl Registry {
         }
         self.version_lease(member, lease)?;
         if !(leaves_name && self.leave_name(member, lease)) {
-            self.withdraw_if_owned_by(lease, Ending::Withdrawn, &self.ender(member), out);
+            self.withdraw_if_owned_by(lease, Ending::Withdrawn, &self.people.ender(member), out);
         }
         // Without its context a process cannot know which of its work still runs. Only its end proves that none does.
-        if self.members.get(&member).is_none_or(|record| !record.lost_context)
+        if self.people.member(member).is_none_or(|record| !record.lost_context)
             && let Some(control) = self.drop_version_lease(lease, out)
-            && let Some(row) = self.row(member)
+            && let Some(row) = self.people.row(member)
         {
             out.push(Effect::Return { control: control.slot_table(), row });
         }
@@ -246,15 +247,13 @@ impl Registry {
             |version: &&mut Box<Version>| version.ends_with(lease) && !(version.is_legacy() && version.is_owned());
         let Some(version) = entry.versions.get_mut(&number).filter(leaves) else { return false };
         version.keeper = Some(member);
-        if let Some(record) = self.members.get_mut(&member) {
-            record.names.insert((name, number));
-        }
+        self.people.keep_name(member, name, number);
         true
     }
 
     /// Withdraws all names that a member owns.
     pub(super) fn withdraw_names(&mut self, member: MemberId, ending: Ending, by: &Ender, out: &mut Effects) {
-        let Some(record) = self.members.get(&member) else { return };
+        let Some(record) = self.people.member(member) else { return };
         let leases = record.version_leases.clone();
         let names = record.names.clone();
         for lease in leases {
@@ -283,10 +282,10 @@ impl Registry {
             });
         };
         if let Some(found) = self.version(name, version) {
-            self.check_owner(member, found.uid, || OtherUsers::Remove { name: name.to_string() })?;
+            self.people.check_owner(member, found.uid, || OtherUsers::Remove { name: name.to_string() })?;
         }
         let notice = deadline.map(|deadline| self.begin_withdrawal(member, name, deadline, out));
-        self.withdraw(name, Ending::Removed, &self.ender(member), notice, out);
+        self.withdraw(name, Ending::Removed, &self.people.ender(member), notice, out);
         let (bytes_kept, holders, _) = self.holders(name, None);
         let queues = self.holding_queues(name, None);
         Ok(Answer::Removed { version, bytes_kept, holders, queues, notice: notice.map(|(_, notice)| notice) }.into())
@@ -322,7 +321,7 @@ impl Registry {
             Ending::DeviceLost(place) => Change::DeviceLost { place },
             _ => Change::Withdrawn { pid },
         };
-        self.charge(owned.uid, |totals| totals.names -= 1);
+        self.people.charge(owned.uid, |totals| totals.names -= 1);
         self.log(named, name, owned, change);
         if let Some((_, notice)) = notice {
             self.log(named, name, owned, Change::DeadlineSet { notice });
@@ -350,8 +349,6 @@ impl Registry {
 
     /// Gives `member` a lease on a version that exists.
     fn lease_version(&mut self, member: MemberId, name: &Name, version: u64, origin: RequestId) -> LeaseId {
-        self.last_lease += 1;
-        let id = LeaseId(self.last_lease);
         let mut bytes = 0;
         if let Some(found) = self.version_mut(name, version) {
             found.leases += 1;
@@ -361,12 +358,7 @@ impl Registry {
                 bytes = found.memory.bytes();
             }
         }
-        if let Some(record) = self.members.get_mut(&member) {
-            record.version_leases.insert(id);
-            record.bytes = record.bytes.saturating_add(bytes);
-        }
-        let uid = self.uid_of(member);
-        self.user_mut(uid).leases += 1;
+        let id = self.people.lease_version(member, bytes);
         self.version_leases
             .insert(id, VersionLease { member, name: name.clone(), version, origin, awaited_by: Vec::new() });
         id
@@ -396,17 +388,12 @@ impl Registry {
             }
             is_last = version.leases == 0 && version.memory.facts.lifetime == Lifetime::Shared;
         }
-        if let Some(record) = self.members.get_mut(&lease.member) {
-            record.version_leases.remove(&id);
-            record.bytes = record.bytes.saturating_sub(bytes);
-        }
-        let uid = self.uid_of(lease.member);
-        self.user_mut(uid).leases -= 1;
+        self.people.drop_version_lease(lease.member, id, bytes);
         if owned {
             self.notify_last_length(&lease.name, lease.version, out);
         }
         if is_last && self.entries.get(&lease.name).is_some_and(|entry| entry.latest == Some(lease.version)) {
-            self.withdraw(&lease.name, Ending::Unused, &self.ender(lease.member), None, out);
+            self.withdraw(&lease.name, Ending::Unused, &self.people.ender(lease.member), None, out);
         }
         let control = control.filter(|_| self.is_needed(&lease.name, lease.version));
         self.maybe_unreferenced.push_back((lease.name, lease.version));
@@ -431,15 +418,15 @@ impl Registry {
             let mut discharged = None;
             let Some(entry) = self.entries.get_mut(&name) else { continue };
             if !is_needed && let Some(version) = entry.versions.remove(&number) {
-                if let Some(record) = version.keeper.and_then(|member| self.members.get_mut(&member)) {
-                    record.names.remove(&(name.clone(), number));
+                if let Some(keeper) = version.keeper {
+                    self.people.drop_name(keeper, &name, number);
                 }
                 notice = version.notice;
                 let named = version.memory.facts.named();
                 let bytes = version.memory.held_bytes();
                 let owned = version.owned();
                 let pending = PendingVersion { name: name.clone(), version: number, named, bytes, owned };
-                self.pending_close.versions.push(pending);
+                self.closing.release(pending);
                 discharged = Some((version.uid, Arc::clone(&version.memory)));
                 let fds = version.memory.fds();
                 if !fds.is_empty() {
@@ -454,7 +441,7 @@ impl Registry {
                 self.entries.remove(&name);
             }
             if let Some((uid, memory)) = discharged {
-                self.charge(uid, |totals| totals.subtract(&memory));
+                self.people.charge(uid, |totals| totals.subtract(&memory));
             }
             if let Some((id, _)) = notice {
                 self.forget_withdrawal_without_versions(id);
@@ -474,7 +461,7 @@ impl Registry {
     /// Returns the refusal of a request for a segment, pool, topic or queue that does not exist.
     pub(super) fn not_found(&self, member: MemberId, name: Name, version: Option<u64>) -> Refusal {
         let ended = self.tombstones.find(&name, version, self.now);
-        let ended = ended.filter(|tombstone| self.sees(member, tombstone.owned));
+        let ended = ended.filter(|tombstone| self.people.sees(member, tombstone.owned));
         match ended {
             Some(tombstone) if tombstone.legacy || matches!(tombstone.ending, Ending::DeviceLost(_)) => {
                 Refusal::Ended { name, end: tombstone.end() }
@@ -483,7 +470,7 @@ impl Registry {
                 let near = match ended {
                     Some(_) => Vec::new(),
                     None => near(&self.entries, &name, |entry| {
-                        entry.latest().is_some_and(|(_, version)| self.sees(member, version.owned()))
+                        entry.latest().is_some_and(|(_, version)| self.people.sees(member, version.owned()))
                     }),
                 };
                 Refusal::NotFound {
@@ -503,7 +490,16 @@ impl Registry {
         let timeline = self.timelines.get(name).map(|timeline| (Named::Timeline, timeline.owned));
         let semaphore = self.semaphores.get(name).map(|semaphore| (Named::Semaphore, semaphore.owned));
         let found = [segment, timeline, semaphore].into_iter().flatten();
-        found.filter(|(_, owned)| self.sees(member, *owned)).map(|(named, _)| named).collect()
+        found.filter(|(_, owned)| self.people.sees(member, *owned)).map(|(named, _)| named).collect()
+    }
+
+    /// Returns the versions that a member has open, by its leases.
+    pub(super) fn versions_of(&self, member: MemberId) -> impl Iterator<Item = (LeaseId, &Version)> {
+        let leases = self.people.member(member).into_iter().flat_map(|record| &record.version_leases);
+        leases.filter_map(|id| {
+            let lease = self.version_leases.get(id)?;
+            Some((*id, self.version(&lease.name, lease.version)?))
+        })
     }
 
     pub(super) fn version(&self, name: &Name, number: u64) -> Option<&Version> {
@@ -518,23 +514,4 @@ impl Registry {
     pub(super) fn version_lease(&self, member: MemberId, lease: LeaseId) -> Result<&VersionLease, Refusal> {
         self.version_leases.get(&lease).filter(|held| held.member == member).ok_or(STALE_LEASE)
     }
-
-    /// Refuses another lease of a member.
-    pub(super) fn check_leases(&self, member: MemberId) -> Result<(), Refusal> {
-        let held = self.members.get(&member).map_or(0, Member::all_leases);
-        limit(Limit::LeasesOfMember, self.bounds.member_leases, held + 1)?;
-        limit(Limit::Leases, self.bounds.leases, self.all_leases() + 1)?;
-        let uid = self.uid_of(member);
-        self.check_one_more(uid, Limit::Leases, |user| user.leases)
-    }
-
-    /// Returns the number of leases of all members.
-    pub(super) fn all_leases(&self) -> u64 {
-        (self.version_leases.len() + self.object_leases.len()) as u64
-    }
-}
-
-/// Refuses a request that would exceed a bound.
-pub(super) fn limit(limit: Limit, allowed: u64, needed: u64) -> Result<(), Refusal> {
-    if needed > allowed { Err(Refusal::Limit { limit, allowed, needed, holders: Vec::new() }) } else { Ok(()) }
 }

@@ -6,12 +6,13 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Answer, Decision, Granted, Registry, STALE_LEASE,
-    effect::{Effect, Effects, Unread},
+    Answer, Registry,
+    effect::{Decision, Effect, Effects, Granted, Unread},
     objects::LeasedObject,
-    segments::limit,
-    types::{Change, ControlMemory, FdId, LeaseId, Limit, MemberId, Name, Named, Refusal, RequestId},
-    users::Owned,
+    people::Owned,
+    types::{
+        Change, ControlMemory, FdId, LeaseId, Limit, MemberId, Name, Named, Refusal, RequestId, STALE_LEASE, limit,
+    },
 };
 
 /// A semaphore that a member has open.
@@ -39,12 +40,12 @@ impl Registry {
         }
         if is_new? {
             let memory = memory.ok_or(Refusal::invalid("no memory was created for the semaphore"))?;
-            let uid = self.uid_of(member);
+            let uid = self.people.uid_of(member);
             let owned = Owned { uid, shared };
-            self.charge(uid, |totals| totals.add_control(memory));
-            self.user_mut(uid).semaphores += 1;
+            self.people.charge(uid, |totals| totals.add_control(memory));
+            self.people.user_mut(uid).semaphores += 1;
             self.semaphores.insert(name.clone(), Semaphore { memory, maximum, owned, holders: BTreeMap::new() });
-            let pid = self.pid_of(member);
+            let pid = self.people.pid_of(member);
             self.log(Named::Semaphore, &name, owned, Change::Created { pid });
         }
         if let Some(semaphore) = self.semaphores.get_mut(&name) {
@@ -62,24 +63,24 @@ impl Registry {
         maximum: u32,
         memory: Option<ControlMemory>,
     ) -> Result<bool, Refusal> {
-        self.check_leases(member)?;
+        self.people.check_leases(member)?;
         if let Some(semaphore) = self.semaphores.get(name) {
-            self.check_access(member, name, semaphore.owned)?;
+            self.people.check_access(member, name, semaphore.owned)?;
             if semaphore.maximum != maximum {
                 let has = semaphore.maximum;
                 return Err(Refusal::WrongMaximum { name: name.clone(), maximum: has, asked: maximum });
             }
             return Ok(false);
         }
-        limit(Limit::Semaphores, self.bounds.semaphores, self.semaphores.len() as u64 + 1)?;
-        limit(Limit::Fds, self.bounds.fds, self.totals.fds + 1)?;
+        limit(Limit::Semaphores, self.people.bounds().semaphores, self.semaphores.len() as u64 + 1)?;
+        limit(Limit::Fds, self.people.bounds().fds, self.people.totals().fds + 1)?;
         let bytes = memory.map_or(0, |memory| memory.bytes);
-        limit(Limit::Bytes, self.bounds.bytes, self.totals.bytes().saturating_add(bytes))?;
+        limit(Limit::Bytes, self.people.bounds().bytes, self.people.totals().bytes().saturating_add(bytes))?;
         self.check_new_name(member, name)?;
-        let uid = self.uid_of(member);
-        self.check_names(uid)?;
-        self.check_one_more(uid, Limit::Semaphores, |user| user.semaphores)?;
-        self.check_memory(uid, 1, bytes)?;
+        let uid = self.people.uid_of(member);
+        self.people.check_names(uid)?;
+        self.people.check_one_more(uid, Limit::Semaphores, |user| user.semaphores)?;
+        self.people.check_memory(uid, 1, bytes)?;
         Ok(true)
     }
 
@@ -97,10 +98,10 @@ impl Registry {
             return Some(semaphore.memory.fd);
         }
         if let Some(Semaphore { memory, owned, .. }) = self.semaphores.remove(name) {
-            self.charge(owned.uid, |totals| totals.subtract_control(memory));
-            self.user_mut(owned.uid).semaphores -= 1;
+            self.people.charge(owned.uid, |totals| totals.subtract_control(memory));
+            self.people.user_mut(owned.uid).semaphores -= 1;
             out.push(Effect::Close(vec![memory.fd]));
-            let pid = self.pid_of(member);
+            let pid = self.people.pid_of(member);
             self.log(Named::Semaphore, name, owned, Change::Withdrawn { pid });
         }
         None

@@ -10,17 +10,16 @@ use partywall_wire::OpenedTimeline;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Answer, Decision, Granted, Registry, STALE_LEASE,
+    Answer, Registry,
     cells::{Cells, Source},
-    effect::{Effect, Effects, Unread},
+    effect::{Decision, Effect, Effects, Granted, Unread},
     near::near,
     objects::LeasedObject,
-    segments::limit,
+    people::Owned,
     types::{
         CellAt, CellId, Change, ControlMemory, LeaseId, Limit, MemberId, Name, Named, ObjectKind, OtherUsers, Refusal,
-        RequestId, TimelineEnding,
+        RequestId, STALE_LEASE, TimelineEnding, limit,
     },
-    users::Owned,
 };
 
 /// A timeline that a member has open.
@@ -54,9 +53,11 @@ impl Registry {
         if let Some(source) = source? {
             let former = self.timelines.get(&name).map(|timeline| timeline.present);
             let incarnation = former.and_then(|cell| self.cells.used.get(&cell)).map_or(0, |cell| cell.incarnation);
-            let owned =
-                self.timelines.get(&name).map_or(Owned { uid: self.uid_of(member), shared }, |found| found.owned);
-            let area = Cells::area(owned, former.map(|cell| (cell, &self.bounds)));
+            let owned = self
+                .timelines
+                .get(&name)
+                .map_or(Owned { uid: self.people.uid_of(member), shared }, |found| found.owned);
+            let area = Cells::area(owned, former.map(|cell| (cell, self.people.bounds())));
             let incarnation = incarnation.wrapping_add(1);
             let started = self.start_cell((area, owned.uid), (source, slab), former, incarnation, before);
             let present = started.ok_or(Refusal::invalid("no cell was created for the timeline"))?;
@@ -68,13 +69,13 @@ impl Registry {
                 None => {
                     let timeline = Timeline { present, ended: false, writer: None, owned, holders: BTreeMap::new() };
                     self.timelines.insert(name.clone(), timeline);
-                    self.user_mut(owned.uid).timelines += 1;
-                    let pid = self.pid_of(member);
+                    self.people.user_mut(owned.uid).timelines += 1;
+                    let pid = self.people.pid_of(member);
                     self.log(Named::Timeline, &name, owned, Change::Created { pid });
                 }
             }
             if let Some(former) = former {
-                self.cells.drop_use(former, &self.bounds);
+                self.cells.drop_use(former, self.people.bounds());
             }
         }
         let Some(timeline) = self.timelines.get_mut(&name) else { return Err(STALE_LEASE) };
@@ -101,19 +102,19 @@ impl Registry {
         shared: bool,
         slab: Option<ControlMemory>,
     ) -> Result<Option<Source>, Refusal> {
-        self.check_leases(member)?;
+        self.people.check_leases(member)?;
         let found = self.timelines.get(name);
-        let owned = found.map_or(Owned { uid: self.uid_of(member), shared }, |timeline| timeline.owned);
+        let owned = found.map_or(Owned { uid: self.people.uid_of(member), shared }, |timeline| timeline.owned);
         let begins = match found {
             None => {
-                limit(Limit::Timelines, self.bounds.timelines, self.timelines.len() as u64 + 1)?;
+                limit(Limit::Timelines, self.people.bounds().timelines, self.timelines.len() as u64 + 1)?;
                 self.check_new_timeline(member, name)?;
-                self.check_names(owned.uid)?;
-                self.check_one_more(owned.uid, Limit::Timelines, |user| user.timelines)?;
+                self.people.check_names(owned.uid)?;
+                self.people.check_one_more(owned.uid, Limit::Timelines, |user| user.timelines)?;
                 true
             }
             Some(timeline) => {
-                self.check_access(member, name, owned)?;
+                self.people.check_access(member, name, owned)?;
                 if writer && let Some(writer) = timeline.writer {
                     let pid = self.holder_pid(writer).unwrap_or(0);
                     return Err(Refusal::WriterExists { name: name.clone(), pid });
@@ -121,7 +122,7 @@ impl Registry {
                 writer && timeline.ended
             }
         };
-        let area = Cells::area(owned, found.map(|timeline| (timeline.present, &self.bounds)));
+        let area = Cells::area(owned, found.map(|timeline| (timeline.present, self.people.bounds())));
         if begins { self.cell_source(area, owned.uid, slab).map(Some) } else { Ok(None) }
     }
 
@@ -141,18 +142,18 @@ impl Registry {
     /// Ends all waits for values that a timeline has not reached.
     pub(super) fn abandon_timeline(&mut self, member: MemberId, name: &Name, before: &mut Effects) -> Decision {
         let Some(timeline) = self.timelines.get(name) else {
-            let near = near(&self.timelines, name, |timeline| self.sees(member, timeline.owned));
+            let near = near(&self.timelines, name, |timeline| self.people.sees(member, timeline.owned));
             let is = self.kinds_of(member, name);
             return Err(Refusal::ObjectNotFound { kind: ObjectKind::Timeline, name: name.clone(), near, is });
         };
-        self.check_owner(member, timeline.owned.uid, || OtherUsers::Abandon { name: name.to_string() })?;
+        self.people.check_owner(member, timeline.owned.uid, || OtherUsers::Abandon { name: name.to_string() })?;
         self.end_timeline(name, TimelineEnding::Abandoned, before);
         Ok(Answer::Done.into())
     }
 
     /// Ends the incarnations that a member writes.
     pub(super) fn end_timelines_of(&mut self, member: MemberId, ending: TimelineEnding, out: &mut Effects) {
-        let Some(record) = self.members.get(&member) else { return };
+        let Some(record) = self.people.member(member) else { return };
         for lease in record.object_leases.iter().copied().collect::<Vec<_>>() {
             self.end_timeline_of(lease, ending, out);
         }
@@ -183,7 +184,7 @@ impl Registry {
         }
         for cell in cells {
             self.end_writing(cell, lease, out);
-            self.cells.drop_use(cell, &self.bounds);
+            self.cells.drop_use(cell, self.people.bounds());
         }
         let Some(timeline) = self.timelines.get_mut(name) else { return };
         if let Some(held) = timeline.holders.get_mut(&member) {
@@ -197,10 +198,10 @@ impl Registry {
             // lease.
             self.end_timeline(name, TimelineEnding::Abandoned, out);
             if let Some(timeline) = self.timelines.remove(name) {
-                self.cells.drop_use(timeline.present, &self.bounds);
+                self.cells.drop_use(timeline.present, self.people.bounds());
                 self.end_area(timeline.present);
-                self.user_mut(timeline.owned.uid).timelines -= 1;
-                let pid = self.pid_of(member);
+                self.people.user_mut(timeline.owned.uid).timelines -= 1;
+                let pid = self.people.pid_of(member);
                 self.log(Named::Timeline, name, timeline.owned, Change::Withdrawn { pid });
             }
         }

@@ -7,8 +7,8 @@ use partywall_wire::NameEnd;
 use serde::{Deserialize, Serialize};
 
 use super::{
+    people::Owned,
     types::{Ending, Millis, Name},
-    users::Owned,
 };
 
 /// The end of a name.

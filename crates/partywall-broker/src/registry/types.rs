@@ -265,3 +265,12 @@ pub(crate) struct Bounds {
     /// Segments attached to one queue; at most [`MAX_ATTACHMENTS`](partywall_shm::queue::MAX_ATTACHMENTS).
     pub(crate) attachments: u32,
 }
+
+/// Refuses a request that would exceed a bound.
+pub(crate) fn limit(limit: Limit, allowed: u64, needed: u64) -> Result<(), Refusal> {
+    if needed > allowed { Err(Refusal::Limit { limit, allowed, needed, holders: Vec::new() }) } else { Ok(()) }
+}
+
+pub(crate) const STALE_LEASE: Refusal = Refusal::Stale { what: Handle::Lease };
+pub(crate) const STALE_CLAIM: Refusal = Refusal::Stale { what: Handle::Claim };
+pub(crate) const STALE_TICKET: Refusal = Refusal::Stale { what: Handle::Ticket };

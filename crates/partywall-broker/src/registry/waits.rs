@@ -5,37 +5,19 @@
 //! end; it sends its requests again.
 
 use super::{
-    Answer, Decision, Registry, STALE_LEASE, STALE_TICKET,
-    effect::{Effect, Effects},
-    segments::limit,
-    split,
-    state::{Wait, Waiting, Want},
-    types::{Access, ClaimId, LeaseId, Limit, MemberId, Name, Refusal, RequestId, WaitId},
+    Answer, Registry,
+    effect::{Decision, Effect, Effects, split},
+    people::Waiting,
+    state::{Wait, Want},
+    types::{Access, ClaimId, LeaseId, MemberId, Name, RequestId, STALE_LEASE, STALE_TICKET},
 };
 
 impl Registry {
     /// Makes a request wait.
     pub(super) fn wait(&mut self, member: MemberId, ticket: RequestId, name: &Name, want: Want) -> Decision {
-        let id = self.enlist(member, ticket, Waiting::For(name.clone()))?;
+        let id = self.people.enlist(member, ticket, Waiting::For(name.clone()))?;
         self.entries.entry(name.clone()).or_default().waits.insert(id, Wait { member, ticket, want });
         Ok(Answer::Pending.into())
-    }
-
-    /// Records a request among the waits of its member.
-    pub(super) fn enlist(&mut self, member: MemberId, ticket: RequestId, what: Waiting) -> Result<WaitId, Refusal> {
-        let record = self.members.get(&member).ok_or(STALE_TICKET)?;
-        let uid = record.identity.uid;
-        limit(Limit::WaitsOfMember, self.bounds.member_waits, record.waits.len() as u64 + 1)?;
-        let of_all: u64 = self.users.values().map(|user| user.waits).sum();
-        limit(Limit::Waits, self.bounds.waits, of_all + 1)?;
-        self.check_one_more(uid, Limit::Waits, |user| user.waits)?;
-        self.last_wait += 1;
-        let id = WaitId(self.last_wait);
-        self.user_mut(uid).waits += 1;
-        if let Some(record) = self.members.get_mut(&member) {
-            record.waits.insert(ticket, (id, what));
-        }
-        Ok(id)
     }
 
     /// Cancels a waiting request.
@@ -48,7 +30,7 @@ impl Registry {
     /// and does not know whether there was one.
     pub(super) fn give_up(&mut self, member: MemberId, request: RequestId, out: &mut Effects) -> Decision {
         self.end_wait(member, request);
-        let Some(record) = self.members.get(&member) else { return Ok(Answer::Done.into()) };
+        let Some(record) = self.people.member(member) else { return Ok(Answer::Done.into()) };
         let made = |id: &&ClaimId| self.claims.get(id).is_some_and(|claim| claim.origin == request);
         let claim = record.claims.iter().find(made).copied();
         let made = |id: &&LeaseId| self.version_leases.get(id).is_some_and(|lease| lease.origin == request);
@@ -126,17 +108,14 @@ impl Registry {
 
     /// Drops all waiting requests of a member.
     pub(super) fn drop_waits(&mut self, member: MemberId) {
-        let Some(record) = self.members.get(&member) else { return };
+        let Some(record) = self.people.member(member) else { return };
         for ticket in record.waits.keys().copied().collect::<Vec<_>>() {
             self.end_wait(member, ticket);
         }
     }
 
     fn end_wait(&mut self, member: MemberId, ticket: RequestId) -> Option<()> {
-        let record = self.members.get_mut(&member)?;
-        let (id, what) = record.waits.remove(&ticket)?;
-        let uid = record.identity.uid;
-        self.user_mut(uid).waits -= 1;
+        let (id, what) = self.people.drop_wait(member, ticket)?;
         let name = match what {
             Waiting::For(name) => name,
             Waiting::Watching => return self.watchers.remove(&id).map(drop),

@@ -14,12 +14,11 @@ use partywall_wire::{Happened, NameEvent, Pattern, Point};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Answer, Decision, Registry,
-    effect::Effects,
-    report::page,
-    state::Waiting,
+    Answer, Registry,
+    effect::{Decision, Effects},
+    pages::page,
+    people::{Owned, Waiting},
     types::{Change, Gap, MemberId, Millis, Name, Named, Refusal, RequestId},
-    users::Owned,
 };
 
 /// The most recent events.
@@ -107,7 +106,7 @@ impl Registry {
         let Owned { uid, shared } = owned;
         let happening =
             Happening { sequence: self.log.last, at: self.now, named, name: name.clone(), change, uid, shared };
-        self.log.put(happening, self.bounds.log);
+        self.log.put(happening, self.people.bounds().log);
     }
 
     /// Answers with the events since a point. If there are none, waits for the next ones.
@@ -133,11 +132,11 @@ impl Registry {
             }
             Some(_) => (begin, Some(Gap::OtherBroker)),
         };
-        let (events, next) = self.log.page(after, &pattern, |owned| self.sees(member, owned));
+        let (events, next) = self.log.page(after, &pattern, |owned| self.people.sees(member, owned));
         if gap.is_some() || !events.is_empty() {
             return Ok(Answer::Happened(Happened { gap, events, next: self.point(next) }).into());
         }
-        let id = self.enlist(member, ticket, Waiting::Watching)?;
+        let id = self.people.enlist(member, ticket, Waiting::Watching)?;
         self.watchers.insert(id, Watcher { member, ticket, pattern, asked: after });
         Ok(Answer::Pending.into())
     }
@@ -159,7 +158,7 @@ impl Registry {
         let mut happened = Vec::new();
         for watcher in self.watchers.values() {
             // This watcher has been notified of everything before.
-            let sees = |owned| self.sees(watcher.member, owned);
+            let sees = |owned| self.people.sees(watcher.member, owned);
             let (events, next) = self.log.page(notified, &watcher.pattern, sees);
             // If the log no longer reaches back to the watcher's point, the watcher gets a later point even without
             // events.

@@ -13,13 +13,13 @@ use serde::{Deserialize, Serialize};
 use super::{
     Answer, Registry,
     effect::{Effect, Effects},
-    report::count,
-    state::{Ender, Entry, Life, Version},
+    pages::count,
+    people::{Ender, Life, Owned},
+    state::{Entry, Version},
     types::{
         Change, Deadline, LeaseId, MemberId, Millis, Name, Named, Notice, Refusal, Staleness, Then, TimelineEnding,
         WithdrawalId,
     },
-    users::Owned,
 };
 
 /// A withdrawal whose deadline has not passed.
@@ -80,11 +80,11 @@ impl Registry {
     ) -> (WithdrawalId, Notice) {
         self.last_withdrawal += 1;
         let id = WithdrawalId(self.last_withdrawal);
-        let ender = self.ender(by);
+        let ender = self.people.ender(by);
         let Deadline { after, then } = deadline;
         let notice = Notice { pid: ender.pid, at: self.now, until: self.now.saturating_add(after), then };
         let owned = self.entries.get(name).and_then(Entry::latest).map(|(_, version)| version.owned());
-        let owned = owned.unwrap_or(Owned { uid: self.uid_of(by), shared: false });
+        let owned = owned.unwrap_or(Owned { uid: self.people.uid_of(by), shared: false });
         self.withdrawals.insert(id, Withdrawal { name: name.clone(), by, ender, owned, notice });
         out.push(Effect::AwaitDeadline { id, after });
         (id, notice)
@@ -120,13 +120,18 @@ impl Registry {
         let left = count(readers.len() as u64);
         self.log(named, &name, owned, Change::DeadlinePassed { then: notice.then, readers: left });
         let mut evicted = Vec::new();
-        let is_there = |id: &MemberId| self.members.get(id).is_some_and(|record| record.life != Life::Unproven);
+        let is_there = |id: &MemberId| self.people.member(*id).is_some_and(|record| record.life != Life::Unproven);
         for reader in readers {
             match self.policy(reader, &notice, owned.uid) {
                 Then::Wait => {}
                 Then::Stale => {
                     self.report_stale(reader, |version| version.is_part_of(id), out);
-                    self.detach_from_topics(reader, |version| version.is_part_of(id), out);
+                    self.detach(
+                        reader,
+                        TimelineEnding::Closed,
+                        |version| version.is_part_of(id) && version.is_topic(),
+                        out,
+                    );
                 }
                 Then::Evict if reader != by && is_there(&reader) => evicted.push(reader),
                 Then::Evict => {}
@@ -141,7 +146,7 @@ impl Registry {
     /// withdrawal that evicts makes the versions stale.
     fn policy(&self, reader: MemberId, notice: &Notice, owner: u32) -> Then {
         match notice.then {
-            Then::Evict if self.uid_of(reader) != owner => Then::Stale,
+            Then::Evict if self.people.uid_of(reader) != owner => Then::Stale,
             then => then,
         }
     }
@@ -151,34 +156,18 @@ impl Registry {
         self.report_stale(member, |_| true, out);
     }
 
-    /// Detaches a member from stale topics, so that no process waits for it there.
-    pub(super) fn detach_from_topics(&self, member: MemberId, is_meant: impl Fn(&Version) -> bool, out: &mut Effects) {
-        let Some(record) = self.members.get(&member) else { return };
-        let topic = |lease: &LeaseId| {
-            let held = self.version_leases.get(lease)?;
-            let version = self.version(&held.name, held.version).filter(|version| is_meant(version))?;
-            version.memory.control.filter(|_| version.memory.facts.named() == Named::Topic)?.object
-        };
-        let topics: BTreeSet<_> = record.version_leases.iter().filter_map(topic).map(|memory| memory.fd).collect();
-        let detach = |object| Effect::Detach { object, row: record.row, ending: TimelineEnding::Closed };
-        out.extend(topics.into_iter().map(detach));
-    }
-
     /// Reports the leases on stale versions for which `is_meant` is true.
     pub(super) fn report_stale(&self, member: MemberId, is_meant: impl Fn(&Version) -> bool, out: &mut Effects) {
-        let Some(record) = self.members.get(&member) else { return };
-        let stale = |lease: &LeaseId| {
-            let held = self.version_leases.get(lease)?;
-            let version = self.version(&held.name, held.version).filter(|version| is_meant(version))?;
-            let stale = version.stale?;
+        let stale = |(lease, version): (LeaseId, &Version)| {
+            let stale = version.stale.filter(|_| is_meant(version))?;
             // The others are evicted.
             let is_told = match stale {
                 Staleness::Withdrawn(notice) => self.policy(member, &notice, version.uid) == Then::Stale,
                 _ => true,
             };
-            is_told.then_some((*lease, stale))
+            is_told.then_some((lease, stale))
         };
-        let leases: Vec<_> = record.version_leases.iter().filter_map(stale).collect();
+        let leases: Vec<_> = self.versions_of(member).filter_map(stale).collect();
         out.extend(leases.chunks(LEASES).map(|leases| Effect::Stale { member, leases: leases.to_vec() }));
     }
 }

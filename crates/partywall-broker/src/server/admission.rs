@@ -59,7 +59,7 @@ impl Server {
                 holders: Vec::new(),
             });
         }
-        self.registry.check_room(process.uid)
+        self.registry.people().check_room(process.uid)
     }
 
     /// Makes room for another operator; if necessary, dismisses the one that has been idle for longest.
@@ -87,7 +87,7 @@ impl Server {
         let limit =
             |needed| Refusal::Limit { limit: Limit::Operators, allowed: OPERATORS, needed, holders: Vec::new() };
         self.make_room_for_operator(|_| true, OPERATORS, limit)?;
-        self.registry.check_rows()
+        self.registry.people().check_rows()
     }
 
     /// Makes room for another operator among those of some users; if necessary, dismisses the one that has been idle
@@ -216,7 +216,7 @@ impl Server {
         }
         let identity = Identity { pid, uid, command: command.into(), simulated, operator, has_pidfd };
         self.apply(Event::Joined { member, identity });
-        if let Some((uid, row)) = self.registry.row_of(member) {
+        if let Some((uid, row)) = self.registry.people().row_of(member) {
             self.runner.control.begin_row(uid, row);
         }
         self.welcome(id, member, ours, theirs, false);
@@ -233,7 +233,7 @@ impl Server {
             self.record(&Record::Connected { member, call });
         }
         tracing::info!(%member, "resumed");
-        if let Some((uid, row)) = self.registry.row_of(member) {
+        if let Some((uid, row)) = self.registry.people().row_of(member) {
             self.runner.control.begin_row(uid, row);
         }
         self.welcome(id, member, ours, theirs, true);
@@ -254,7 +254,7 @@ impl Server {
 
     fn welcome(&mut self, id: ConnectionId, member: MemberId, ours: OwnedFd, theirs: OwnedFd, resumed: bool) {
         let Some(token) = self.peers.members.token(member) else { return };
-        let Some((uid, row)) = self.registry.row_of(member) else { return };
+        let Some((uid, row)) = self.registry.people().row_of(member) else { return };
         let Some(rows) = self.runner.control.rows_fd(uid) else { return };
         let Some(connection) = self.peers.connections.get_mut(&id) else { return };
         let ours = self.runner.store.reclaimer().keep_socket(ours);

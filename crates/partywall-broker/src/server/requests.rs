@@ -81,7 +81,7 @@ impl Server {
             tracing::warn!(%member, arrived, sent = frame.fds, "file descriptors were lost because no descriptor was free");
             Err(missing(arrived))
         } else {
-            let simulated = self.registry.runs_simulated(member);
+            let simulated = self.registry.people().runs_simulated(member);
             check(&mut call, fds, &mut self.runner, simulated, self.about.highest_node)
         };
         let received = received.and_then(|received| self.provide(member, &call, received));

@@ -69,7 +69,7 @@ impl Past {
         let rows = rows.collect::<Result<_, _>>()?;
         let taken = state.fds.iter().map(|(id, number)| Ok((*id, left.take(*number).ok_or_else(|| lost(*number))?)));
         let fds = taken.collect::<Result<_, _>>()?;
-        state.members.retain(|member, _| state.registry.has_process(*member));
+        state.members.retain(|member, _| state.registry.people().has_process(*member));
         let files = state.members.iter().map(|(member, files)| {
             let pidfd = files.pidfd.and_then(|number| left.take(number));
             (*member, (pidfd, files.calls.iter().filter_map(|number| left.take(*number)).collect()))
@@ -215,7 +215,7 @@ impl Server {
         point("broker: members restored, effects not repeated");
         self.carry_out(redo);
         let left = Left { memory, unconfirmed: self.registry.unconfirmed() };
-        for member in self.registry.in_quarantine() {
+        for member in self.registry.people().in_quarantine() {
             self.await_end_of_quarantine(member);
         }
         for (id, until) in self.registry.deadlines() {
@@ -225,7 +225,7 @@ impl Server {
             let effects = self.guard_cells();
             self.carry_out(effects);
         }
-        for member in self.registry.connected() {
+        for member in self.registry.people().connected() {
             self.apply(Event::Suspected { member });
         }
         if let Some(supervised) = &mut self.supervised {

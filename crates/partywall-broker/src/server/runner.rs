@@ -88,7 +88,7 @@ impl Server {
                 answers::complete(&mut answer, unread, sources);
                 Ok(answer)
             }
-            Err(refusal) => Err(match self.registry.row_of(member) {
+            Err(refusal) => Err(match self.registry.people().row_of(member) {
                 Some((uid, _)) => self.registry.with_holders(refusal, uid),
                 None => refusal,
             }),

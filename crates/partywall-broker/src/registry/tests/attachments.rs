@@ -92,7 +92,8 @@ fn detached_segment_is_freed_unless_something_else_keeps_it() {
     let removed = w.ask(a, Call::Remove { name: called("x"), deadline: None }).1;
     let Ok(Answer::Removed { bytes_kept: 10, queues, .. }) = removed else { panic!("{removed:?}") };
     assert_eq!((queues.len(), &queues[0].name), (1, &"q".to_owned()));
-    let held: Vec<_> = w.registry.members[&a].version_leases.iter().copied().filter(|held| *held != queue).collect();
+    let held: Vec<_> =
+        w.registry.people.members()[&a].version_leases.iter().copied().filter(|held| *held != queue).collect();
     held.into_iter().for_each(|lease| assert_eq!(closed(&w.release(a, lease)), [], "{again} among them"));
     let in_use = InUse { tasks: 2, first: TaskId { index: 3, generation: 4 } };
     let call = Call::DetachSegment { queue, attachment: 0 };

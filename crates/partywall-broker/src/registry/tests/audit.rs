@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::SLAB_BYTES;
 use crate::registry::{
     CloseId, FdId, MemberId, Registry, RequestId,
-    state::{Life, Totals, Waiting, Want},
+    people::{Life, Totals, User, Waiting},
+    state::Want,
     types::{ControlMemory, LeaseId, Lifetime, Named},
-    users::User,
 };
 
 /// Panics if `registry` contradicts itself or the effects that it has returned so far.
@@ -18,14 +18,7 @@ pub(super) fn audit(
     unclosed: &BTreeSet<CloseId>,
 ) {
     assert!(registry.maybe_unreferenced.is_empty());
-    assert!(registry.pending_close.versions.is_empty() && registry.pending_close.dead.is_empty());
-    let held_back: BTreeSet<_> = registry.held_back.closes.iter().copied().collect();
-    let mut unconfirmed = unclosed.clone();
-    for id in &registry.held_back.confirms {
-        assert!(unconfirmed.insert(*id));
-    }
-    assert!(registry.uncleared > 0 || held_back.is_empty() && registry.held_back.confirms.is_empty());
-    assert_eq!(registry.closing.keys().copied().collect::<BTreeSet<_>>(), unconfirmed);
+    let held_back = registry.closing.audit(unclosed);
     let mut totals = Totals::default();
     let mut users = BTreeMap::<u32, User>::new();
     let mut fds = BTreeSet::new();
@@ -78,7 +71,8 @@ pub(super) fn audit(
             assert_eq!(version.holders, holders);
             assert_eq!(version.leases, holders.values().sum::<u64>());
             if entry.latest == Some(*number) && version.memory.facts.lifetime == Lifetime::Owned {
-                let is_kept = |keeper: MemberId| registry.members[&keeper].names.contains(&(name.clone(), *number));
+                let is_kept =
+                    |keeper: MemberId| registry.people.members()[&keeper].names.contains(&(name.clone(), *number));
                 assert!(version.keeper.map_or(version.owner.is_some(), is_kept), "{name}@{number} outlived its owner");
             }
             if entry.latest == Some(*number) && version.memory.facts.lifetime == Lifetime::Shared {
@@ -91,7 +85,7 @@ pub(super) fn audit(
         }
         for (id, wait) in &entry.waits {
             assert!(waiting.insert((wait.member, wait.ticket)));
-            assert_eq!(registry.members[&wait.member].waits[&wait.ticket], (*id, Waiting::For(name.clone())));
+            assert_eq!(registry.people.members()[&wait.member].waits[&wait.ticket], (*id, Waiting::For(name.clone())));
             match wait.want {
                 Want::Open { version: None, .. } => assert_eq!(entry.latest, None),
                 Want::Open { version: Some(version), .. } => assert!(version > entry.last),
@@ -127,25 +121,25 @@ pub(super) fn audit(
     }
     for (id, watcher) in &registry.watchers {
         assert!(waiting.insert((watcher.member, watcher.ticket)));
-        assert_eq!(registry.members[&watcher.member].waits[&watcher.ticket], (*id, Waiting::Watching));
+        assert_eq!(registry.people.members()[&watcher.member].waits[&watcher.ticket], (*id, Waiting::Watching));
     }
     assert!(registry.withdrawals.keys().all(|id| noticed.contains(id)), "a withdrawal ends with its last version");
     for timeline in registry.timelines.values() {
         users.entry(timeline.owned.uid).or_default().timelines += 1;
     }
     for claim in registry.claims.values() {
-        users.entry(registry.uid_of(claim.member)).or_default().claims += 1;
+        users.entry(registry.people.uid_of(claim.member)).or_default().claims += 1;
     }
-    for (id, member) in &registry.members {
+    for (id, member) in registry.people.members() {
         if member.all_leases() > 0 {
-            users.entry(registry.uid_of(*id)).or_default().leases += member.all_leases();
+            users.entry(registry.people.uid_of(*id)).or_default().leases += member.all_leases();
         }
         if !member.waits.is_empty() {
-            users.entry(registry.uid_of(*id)).or_default().waits += member.waits.len() as u64;
+            users.entry(registry.people.uid_of(*id)).or_default().waits += member.waits.len() as u64;
         }
     }
-    assert_eq!(registry.totals, totals);
-    for (uid, user) in &registry.users {
+    assert_eq!(*registry.people.totals(), totals);
+    for (uid, user) in registry.people.users() {
         let counted = users.remove(uid).unwrap_or_default();
         assert_eq!(*user, User { simulated: user.simulated, ..counted }, "what user {uid} has");
     }
@@ -156,12 +150,12 @@ pub(super) fn audit(
     assert_eq!(waiting, *pending, "requests that wait, and requests that were answered with `Pending`");
     assert_eq!(registry.claims.keys().copied().collect::<BTreeSet<_>>(), claims, "one claim per name");
 
-    let rows: BTreeSet<_> = registry.members.values().map(|member| member.row).collect();
-    assert_eq!(rows.len(), registry.members.len(), "one row per member");
+    let rows: BTreeSet<_> = registry.people.members().values().map(|member| member.row).collect();
+    assert_eq!(rows.len(), registry.people.members().len(), "one row per member");
     let mut leases = 0;
     let mut claimed = 0;
     let mut waits = 0;
-    for (id, member) in &registry.members {
+    for (id, member) in registry.people.members() {
         leases += member.version_leases.len();
         claimed += member.claims.len();
         waits += member.waits.len();

@@ -15,7 +15,7 @@ pub(super) fn audit(registry: &Registry, live_cells: &BTreeSet<CellAt>) {
     let mut timelines = BTreeMap::<&Name, BTreeMap<MemberId, u64>>::new();
     let mut semaphores = BTreeMap::<&Name, BTreeMap<MemberId, u64>>::new();
     for (id, hold) in &registry.object_leases {
-        assert!(registry.members[&hold.member].object_leases.contains(id), "lease {id} has no holder");
+        assert!(registry.people.members()[&hold.member].object_leases.contains(id), "lease {id} has no holder");
         assert!(!registry.version_leases.contains_key(id), "lease {id} is on two things");
         let holders = match &hold.object {
             LeasedObject::Timeline { name, cells } => {
@@ -27,7 +27,7 @@ pub(super) fn audit(registry: &Registry, live_cells: &BTreeSet<CellAt>) {
         };
         *holders.entry(hold.member).or_default() += 1;
     }
-    let held: usize = registry.members.values().map(|member| member.object_leases.len()).sum();
+    let held: usize = registry.people.members().values().map(|member| member.object_leases.len()).sum();
     assert_eq!(held, registry.object_leases.len());
 
     assert!(timelines.keys().copied().eq(registry.timelines.keys()), "a timeline is there as long as a lease is");
@@ -53,20 +53,24 @@ pub(super) fn audit(registry: &Registry, live_cells: &BTreeSet<CellAt>) {
     let cells = &registry.cells;
     let resting: BTreeSet<_> = cells.resting().collect();
     assert_eq!(resting.len(), cells.resting().count(), "a cell rests twice");
-    let taken: BTreeSet<_> = cells.taken(registry.bounds.cells).collect();
+    let taken: BTreeSet<_> = cells.taken(registry.people.bounds().cells).collect();
     for id in &taken {
         assert_ne!(cells.used.contains_key(id), resting.contains(id), "cell {id} is used or rests");
     }
     assert_eq!(cells.used.len() + resting.len(), taken.len());
     for (name, timeline) in &registry.timelines {
-        let area = Cells::area(timeline.owned, Some((timeline.present, &registry.bounds)));
-        assert_eq!(area, cells.area_of(timeline.present, registry.bounds.cells), "{name} is in the right slab");
+        let area = Cells::area(timeline.owned, Some((timeline.present, registry.people.bounds())));
+        assert_eq!(
+            area,
+            cells.area_of(timeline.present, registry.people.bounds().cells),
+            "{name} is in the right slab"
+        );
     }
     for (id, cell) in &cells.used {
         assert_eq!(cell.uses, uses.get(id).copied().unwrap_or(0), "uses of cell {id}");
         assert!(cell.uses > 0 || cell.writing != Writing::Over, "cell {id} ought to rest");
         assert_eq!(cells.restless.contains(id), cell.ended && cell.writing != Writing::Over);
-        let written_by = registry.members.iter().filter(|(_, member)| member.cells.contains(id));
+        let written_by = registry.people.members().iter().filter(|(_, member)| member.cells.contains(id));
         let written_by: Vec<_> = written_by.map(|(member, _)| Writing::By(*member)).collect();
         match cell.writing {
             Writing::By(_) => assert_eq!(written_by, [cell.writing]),
@@ -80,7 +84,7 @@ pub(super) fn audit(registry: &Registry, live_cells: &BTreeSet<CellAt>) {
         }
     }
     assert!(uses.keys().all(|id| cells.used.contains_key(id)));
-    assert!(registry.members.values().flat_map(|member| &member.cells).all(|id| cells.used.contains_key(id)));
+    assert!(registry.people.members().values().flat_map(|member| &member.cells).all(|id| cells.used.contains_key(id)));
     let not_ended = cells.used.iter().filter(|(_, cell)| !cell.ended).filter_map(|(id, _)| registry.at(*id));
     assert_eq!(not_ended.collect::<BTreeSet<_>>(), *live_cells, "cells that have not ended, here and at the server");
 }

@@ -30,9 +30,8 @@ use partywall_wire::{
 };
 
 use super::{
-    Answer, Bounds, Call, CloseId, ControlNeeded, Effect, Event, FdId, Granted, Guarded, MemberId, Outcome, Registry,
-    RequestId,
-    effect::Unread,
+    Answer, Bounds, Call, CloseId, ControlNeeded, Effect, Event, FdId, Guarded, MemberId, Outcome, Registry, RequestId,
+    effect::{Granted, Unread},
     event::{Identity, Received},
     types::{
         Access, BlockControl, CellAt, Change, Chunk, ClaimId, ControlMemory, Ending, Gap, Handle, Kind, LeaseId,
@@ -300,7 +299,7 @@ impl Watched {
         }
         let is_repeated = match &event {
             Event::Request { member, request, .. } => {
-                self.registry.members.get(member).is_some_and(|record| *request <= record.last_request)
+                self.registry.people.member(*member).is_some_and(|record| Some(*request) <= record.last_request)
             }
             _ => false,
         };

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use super::{model_objects::Objects, *};
 use crate::registry::{
-    state::Life,
+    people::Life,
     tombstones::Tombstone,
     types::{Doubt, Notice, Refusal, Staleness, WithdrawalId},
     watch::Happening,

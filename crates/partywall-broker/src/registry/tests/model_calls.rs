@@ -10,7 +10,7 @@ use super::{
 };
 use crate::registry::{
     effect::MemberAt,
-    state::Life,
+    people::Life,
     types::{Awaited, Deadline, Handle, Notice, Refusal, WithdrawalId},
 };
 

@@ -5,10 +5,9 @@ use super::{
     *,
 };
 use crate::registry::{
-    state::Life,
+    people::{Life, Owned},
     tombstones::{REMEMBERED, Tombstone},
     types::{Notice, Refusal, Staleness, Then, WithdrawalId},
-    users::Owned,
 };
 
 impl Model {

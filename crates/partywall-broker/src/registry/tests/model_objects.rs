@@ -9,7 +9,7 @@ use super::{
 };
 use std::collections::BTreeMap;
 
-use crate::registry::{effect::ObjectAt, state::Life};
+use crate::registry::{effect::ObjectAt, people::Life};
 
 /// The model's control memory.
 #[derive(Debug, Default)]

@@ -193,7 +193,7 @@ fn cell_is_reused_only_when_no_process_can_see_or_write_it() {
     assert_eq!(guarded(&w), [second]);
     w.apply(Event::CellSettled { at: second });
     assert_eq!((w.open_timeline(a, "more", false), guarded(&w)), (full, vec![]));
-    let lease = *w.registry.members[&c].object_leases.first().unwrap();
+    let lease = *w.registry.people.members()[&c].object_leases.first().unwrap();
     w.release(c, lease);
     assert_eq!(w.timeline(a, "more", false).cell, 1);
 }
@@ -279,22 +279,22 @@ fn unproven_death_quarantines_cells_and_permits() {
     w.ask(b, Call::UsesGpu { mps: Some("/pipe".into()) }).1.unwrap();
     w.timeline(b, "x", true);
     w.semaphore(b, "s", 2);
-    let row = w.registry.row(b).unwrap();
+    let row = w.registry.people.row(b).unwrap();
     let effects = w.apply(Event::Died { member: b });
     let [(cell, TimelineEnding::OwnerDied)] = ends(&effects)[..] else { panic!("waits end at once") };
     assert!(effects.contains(&Effect::Quarantined(b)) && returned(&effects).is_empty());
     assert_eq!(guarded(&w), [cell], "its kernels may run on");
     w.join(MemberId(3));
-    assert_ne!(w.registry.row(MemberId(3)), Some(row), "the row still belongs to the dead member");
+    assert_ne!(w.registry.people.row(MemberId(3)), Some(row), "the row still belongs to the dead member");
 
     w.clears_later = true;
     let effects = w.apply(Event::Expired { member: b });
     assert_eq!((returned(&effects).len(), guarded(&w)), (1, vec![]));
     w.join(MemberId(4));
-    assert_ne!(w.registry.row(MemberId(4)), Some(row), "its permits are still being returned");
+    assert_ne!(w.registry.people.row(MemberId(4)), Some(row), "its permits are still being returned");
     w.apply(Event::RowCleared { row });
     w.join(MemberId(5));
-    assert_eq!(w.registry.row(MemberId(5)), Some(row));
+    assert_eq!(w.registry.people.row(MemberId(5)), Some(row));
 }
 
 #[test]
@@ -341,8 +341,8 @@ fn permits_return_with_a_members_last_lease() {
     w.semaphore(b, "s", 3);
     let memory = w.registry.semaphores[&called("s")].memory.fd;
     assert_eq!(returned(&w.release(a, ours)), []);
-    assert_eq!(returned(&w.release(a, more)), [(memory, w.registry.row(a).unwrap())]);
-    let row = w.registry.row(b).unwrap();
+    assert_eq!(returned(&w.release(a, more)), [(memory, w.registry.people.row(a).unwrap())]);
+    let row = w.registry.people.row(b).unwrap();
     w.semaphore(a, "s", 3);
     w.apply(Event::Suspected { member: b });
     assert_eq!(returned(&w.apply(Event::Died { member: b })), [(memory, row)]);

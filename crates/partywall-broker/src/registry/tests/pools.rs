@@ -78,7 +78,7 @@ fn departed_member_is_detached_at_once_and_returns_blocks_when_dead() {
     let detach = |ending| Effect::Detach { object: topic, row: 1, ending };
     let faulted = w.ask(b, Call::ContextLost { gpu: None }).2;
     assert_eq!(in_control(&faulted), [&detach(TimelineEnding::OwnerFaulted)]);
-    let lease = w.registry.members[&b].version_leases.first().copied().unwrap();
+    let lease = w.registry.people.members()[&b].version_leases.first().copied().unwrap();
     assert_eq!(in_control(&w.release(b, lease)), [] as [&Effect; 0], "only its end proves that its work is over");
     let evicted = w.ask(c, Call::Evict { whom: Whom::Member(b.0), kill: false }).2;
     assert_eq!(in_control(&evicted), [&detach(TimelineEnding::Evicted)]);

@@ -9,7 +9,7 @@ use super::{
     *,
 };
 use crate::registry::{
-    state::Life,
+    people::Life,
     tombstones::REMEMBERED,
     types::{BlockControl, Deadline, Refusal, Then, Whom},
 };
@@ -290,7 +290,7 @@ impl Run {
                 let member = MemberId(self.last_member);
                 let uid = uid(member);
                 let has_room = self.model.has_room(uid);
-                assert_eq!(self.watched.registry.check_room(uid).is_ok(), has_room);
+                assert_eq!(self.watched.registry.people.check_room(uid).is_ok(), has_room);
                 let admitted = self.model.admits(uid, *simulated);
                 assert_eq!(self.watched.registry.admits(uid, *simulated), admitted);
                 if !has_room || !admitted {

@@ -346,7 +346,7 @@ fn each_user_has_a_share_of_leases_that_holds_after_a_restart() {
     let refused = |effect: &Effect| matches!(effect, Effect::Notify { outcome: Err(refused), .. } if *refused == full);
     assert!(effects.iter().any(refused), "{effects:?}");
 
-    let leases: Vec<_> = w.registry.members[&b].version_leases.iter().copied().collect();
+    let leases: Vec<_> = w.registry.people.members()[&b].version_leases.iter().copied().collect();
     for lease in leases {
         w.release(b, lease);
     }
@@ -402,8 +402,8 @@ fn each_user_has_quotas_that_hold_after_a_restart() {
     let (mut w, [a, _], [b, c]) = two_users_within(Bounds { guests, ..UNBOUNDED });
     let quota =
         |limit, allowed, held, needed| Refusal::Quota { uid: GUEST, limit, allowed, held, needed, holders: Vec::new() };
-    assert_eq!(w.registry.check_room(GUEST), Err(quota(Limit::Clients, 2, 2, 3)));
-    assert!(w.registry.check_room(0).is_ok());
+    assert_eq!(w.registry.people.check_room(GUEST), Err(quota(Limit::Clients, 2, 2, 3)));
+    assert!(w.registry.people.check_room(0).is_ok());
     commit_as(&mut w, b, "x", false).unwrap();
     timeline_as(&mut w, c, "t", true, false).unwrap();
     w.restart();
@@ -422,7 +422,7 @@ fn each_user_has_quotas_that_hold_after_a_restart() {
     assert_eq!(commit_as(&mut w, b, "x", false), Err(quota(Limit::Fds, 3, 3, 4)));
     commit_as(&mut w, a, "y", false).expect("the broker's user has other limits");
     remove(&mut w, b, "x").unwrap();
-    let leases: Vec<_> = w.registry.members[&b].version_leases.iter().copied().collect();
+    let leases: Vec<_> = w.registry.people.members()[&b].version_leases.iter().copied().collect();
     for lease in leases {
         w.release(b, lease);
     }

@@ -20,7 +20,7 @@ fn version_grows_in_one_step_and_keeps_its_number() {
     let refresh = Call::Refresh { lease: held.lease, growths: 0, chunks: 1 };
     assert_eq!(w.ask(b, refresh).1, Ok(Answer::Grown(grown)));
     assert_eq!(w.ask(b, Call::Refresh { lease: held.lease, growths: 1, chunks: 2 }).1, Ok(Answer::Done));
-    assert_eq!(w.registry.members[&b].bytes, 15, "each version counted once");
+    assert_eq!(w.registry.people.members()[&b].bytes, 15, "each version counted once");
 }
 
 #[test]

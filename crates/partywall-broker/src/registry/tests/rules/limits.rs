@@ -36,7 +36,7 @@ fn exceeded_limits_are_named_and_change_nothing() {
     assert_eq!(w.open(c, "q", None, true), over(Limit::Waits, 2, 3));
     w.opened(b, "a");
     assert_eq!(w.open(b, "a", None, false), over(Limit::Leases, 6, 7));
-    assert_eq!(w.registry.totals.names, 2);
+    assert_eq!(w.registry.people.totals().names, 2);
 }
 
 // Holds 86.

@@ -12,7 +12,7 @@ fn versions_count_from_one_while_any_exists() {
     let _ = w.ask(a, Call::Remove { name: name("x"), deadline: None });
     assert_eq!(w.commit(a, "x", true).0, 3);
     let _ = w.ask(a, Call::Remove { name: name("x"), deadline: None });
-    let leases: Vec<_> = w.registry.members[&a].version_leases.iter().copied().collect();
+    let leases: Vec<_> = w.registry.people.members()[&a].version_leases.iter().copied().collect();
     leases.into_iter().for_each(|lease| drop(w.release(a, lease)));
     w.release(b, held.lease);
     assert_eq!(w.commit(a, "x", true).0, 1, "nothing was left of it");
@@ -86,10 +86,10 @@ fn name_ends_with_the_member_that_owns_it() {
     w.ask(a, Call::Release { lease }).1.unwrap();
     w.opened(a, "x");
     w.apply(Event::Died { member: a });
-    assert_eq!(w.registry.totals.names, 1, "the committer's end does not end it");
+    assert_eq!(w.registry.people.totals().names, 1, "the committer's end does not end it");
     w.apply(Event::Died { member: b });
-    assert_eq!(w.registry.totals.names, 0);
-    assert_eq!(w.registry.totals.fds, 0);
+    assert_eq!(w.registry.people.totals().names, 0);
+    assert_eq!(w.registry.people.totals().fds, 0);
 
     w.join(MemberId(3));
     let call = given(&mut w, b);
