@@ -146,13 +146,13 @@ fn limit_behind(error: &io::Error) -> String {
 
 /// A listening socket and its file.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct BoundSocket {
     /// Non-blocking.
     pub(crate) listener: OwnedFd,
     pub(crate) file: SocketFile,
 }
 
-impl Place {
+impl BoundSocket {
     /// Listens where `config` says, or takes `listener` from a service manager.
     pub(crate) fn for_broker(config: &Config, listener: Option<OwnedFd>) -> Result<Self, StartError> {
         let entry = config.admission.entry(own_user());

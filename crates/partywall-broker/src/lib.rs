@@ -68,19 +68,19 @@ impl Broker {
     /// [`StartError`] if another broker listens there or the place is unsafe. A failed bind changes nothing.
     pub fn bind(config: Config) -> Result<Self, StartError> {
         let limits = config.limits.resolve(partywall_os::process::raise_fd_limit())?;
-        let place = bind::Place::for_broker(&config, None)?;
-        Ok(Self { server: server::event_loop::Server::new(config, limits, place, None)? })
+        let bound = bind::BoundSocket::for_broker(&config, None)?;
+        Ok(Self { server: server::event_loop::Server::new(config, limits, bound, None)? })
     }
 
     /// Serves what a supervisor has bound.
     fn of_worker(
         config: Config,
         limits: config::Resolved,
-        place: bind::Place,
+        bound: bind::BoundSocket,
         supervised: server::Supervised,
         left: LeftOpen,
     ) -> Result<Self, StartError> {
-        let server = server::event_loop::Server::new(config, limits, place, Some((supervised, left)))?;
+        let server = server::event_loop::Server::new(config, limits, bound, Some((supervised, left)))?;
         Ok(Self { server })
     }
 

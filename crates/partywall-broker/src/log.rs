@@ -30,11 +30,11 @@ use rustix::fs::{FlockOperation, fcntl_lock};
 pub struct RotatingLog {
     path: PathBuf,
     limit: u64,
-    state: Mutex<State>,
+    state: Mutex<LogState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct LogState {
     file: File,
     bytes: u64,
 }
@@ -52,7 +52,7 @@ impl RotatingLog {
     }
 
     fn with_limit(path: PathBuf, limit: u64) -> io::Result<Self> {
-        let state = Mutex::new(State::open(&path)?);
+        let state = Mutex::new(LogState::open(&path)?);
         Ok(Self { path, limit, state })
     }
 
@@ -66,7 +66,7 @@ impl RotatingLog {
         self.state().file.as_raw_fd()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, LogState> {
         // A panic while a line is written leaves at worst half a line.
         self.state.lock().ignore_poison()
     }
@@ -81,7 +81,7 @@ impl Write for &RotatingLog {
             let mut former = self.path.clone().into_os_string();
             former.push(".1");
             fs::rename(&self.path, former)?;
-            *state = State::open(&self.path)?;
+            *state = LogState::open(&self.path)?;
         }
         state.file.write_all(kept)?;
         state.bytes += kept.len() as u64;
@@ -93,7 +93,7 @@ impl Write for &RotatingLog {
     }
 }
 
-impl State {
+impl LogState {
     fn open(path: &Path) -> io::Result<Self> {
         let directory = path.parent().unwrap_or(Path::new("/"));
         // The mode applies to the directories created here. The log may be in the socket's directory, which must be

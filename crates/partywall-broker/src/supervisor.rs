@@ -50,7 +50,7 @@ use rustix::{
 
 use crate::{
     Broker, Config, Exit, StartError,
-    bind::Place,
+    bind::BoundSocket,
     config::Resolved,
     journal::Journal,
     log::RotatingLog,
@@ -92,7 +92,7 @@ pub struct Calls<F, S, E> {
 pub struct Worker {
     config: Config,
     limits: Resolved,
-    place: Place,
+    bound: BoundSocket,
     supervised: Supervised,
     /// The numbers of the descriptors that the supervisor has open.
     of_supervisor: BTreeSet<RawFd>,
@@ -194,9 +194,9 @@ impl Supervisor {
         let poke = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed("make an eventfd"))?;
         let poke = Arc::new(poke);
         let signals = Signals::block()?;
-        let place = Place::for_broker(&config, listener)?;
+        let bound = BoundSocket::for_broker(&config, listener)?;
         let supervised = Supervised::new(journal, page.clone(), Arc::clone(&poke), std::process::id(), signals.stray);
-        let worker = Worker { config, limits, place, supervised, of_supervisor: BTreeSet::new() };
+        let worker = Worker { config, limits, bound, supervised, of_supervisor: BTreeSet::new() };
         Ok(Self { worker: Some(worker), page, poke, signals, continues: false, former: None, log: None })
     }
 
@@ -219,7 +219,7 @@ impl Supervisor {
             let why = || format!("descriptor {number}, which the former program has left, is not open");
             left.take(number).ok_or_else(|| StartError::Journal { why: why() })
         };
-        let place = Place { listener: take(listener)?, file: file.clone() };
+        let bound = BoundSocket { listener: take(listener)?, file: file.clone() };
         let journal = Journal::of([take(first)?, take(second)?]);
         let page = take(page)?;
         let poke = Arc::new(take(poke)?);
@@ -243,7 +243,7 @@ impl Supervisor {
         let mut of_supervisor = of_supervisor.clone();
         of_supervisor.extend(former);
         let supervised = Supervised::new(journal, page.clone(), Arc::clone(&poke), std::process::id(), signals.stray);
-        let worker = Worker { config, limits, place, supervised, of_supervisor };
+        let worker = Worker { config, limits, bound, supervised, of_supervisor };
         page.clear_ready();
         Ok(Self { worker: Some(worker), page, poke, signals, continues: true, former: former_file, log: None })
     }
@@ -374,7 +374,7 @@ impl Supervisor {
         };
         // The worker was killed before it could remove it.
         if let Some(worker) = &self.worker {
-            worker.place.file.remove();
+            worker.bound.file.remove();
         }
         // Descriptors that a worker dropped when it ended the domain are closed here, too.
         std::mem::forget(self.worker);
@@ -415,8 +415,8 @@ impl Supervisor {
         // The next program opens the log anew, under any number.
         self.log.iter().for_each(|log| _ = of_supervisor.remove(&log.number()));
         let handover = Handover {
-            listener: worker.place.listener.as_raw_fd(),
-            file: worker.place.file.clone(),
+            listener: worker.bound.listener.as_raw_fd(),
+            file: worker.bound.file.clone(),
             journal: worker.supervised.journal.numbers(),
             page: self.page.file.as_raw_fd(),
             poke: self.poke.as_raw_fd(),
@@ -436,12 +436,12 @@ impl Supervisor {
     /// Binds the socket again if its file was removed or replaced. The worker learns of it when it is poked.
     fn restore_socket(&mut self) {
         if let Some(worker) = &mut self.worker
-            && worker.place.file.is_lost()
+            && worker.bound.file.is_lost()
             // A worker that ends the domain says so before it removes the file.
             && !self.page.is_ending()
         {
             // Tried again after the next pulse; meanwhile the worker says in the log that the file is missing, and why.
-            let _ = worker.place.bind_again(&worker.config);
+            let _ = worker.bound.bind_again(&worker.config);
         }
     }
 
@@ -523,9 +523,9 @@ impl Worker {
     /// # Errors
     /// [`StartError`], [`StartError::Journal`] if the former worker's state cannot be restored.
     pub fn start(self, left: LeftOpen) -> Result<Broker, StartError> {
-        let Self { config, limits, place, supervised, .. } = self;
+        let Self { config, limits, bound, supervised, .. } = self;
         let page = supervised.page.clone();
-        Broker::of_worker(config, limits, place, supervised, left).inspect_err(|error| page.set_reason(error))
+        Broker::of_worker(config, limits, bound, supervised, left).inspect_err(|error| page.set_reason(error))
     }
 }
 

@@ -14,7 +14,7 @@ use partywall_wire::{
 use rustix::event::{EventfdFlags, epoll::EventFlags, eventfd};
 
 use crate::{
-    bind::{Place, Sought, check, own_user},
+    bind::{BoundSocket, Sought, check, own_user},
     config::{Admission, Config},
     registry::largest,
     server::{
@@ -22,7 +22,7 @@ use crate::{
         event_loop::Server,
         in_flight::{Process, ProcessKey},
         peers::RETRY,
-        reactor::{Reactor, Source},
+        reactor::{EventSource, Reactor},
         reclaimer::{ClientSocket, Reclaimer},
         timers::Timer,
     },
@@ -31,7 +31,7 @@ use crate::{
 /// The listening socket and the unauthenticated connections.
 #[derive(Debug)]
 pub(super) struct Acceptor {
-    pub(super) place: Place,
+    pub(super) bound: BoundSocket,
     /// A spare file descriptor, closed briefly to refuse a connection when no other descriptor is left. It is absent
     /// only if it could not be reopened; a timer then retries.
     pub(super) spare: Option<OwnedFd>,
@@ -54,9 +54,9 @@ pub(super) struct Acceptor {
 
 impl Acceptor {
     /// `last` is the number of the last connection of former processes, or more.
-    pub(super) fn new(config: &Config, place: Place, spare: OwnedFd, instance: u64, last: u64) -> Self {
+    pub(super) fn new(config: &Config, bound: BoundSocket, spare: OwnedFd, instance: u64, last: u64) -> Self {
         Self {
-            place,
+            bound,
             spare: Some(spare),
             accepting: true,
             unauthenticated: BTreeMap::new(),
@@ -70,13 +70,13 @@ impl Acceptor {
 
     /// Locks the socket's directory; see [`SocketFile::lock_directory`](crate::bind::SocketFile::lock_directory).
     pub(super) fn lock_directory(&self) -> Result<Option<DirLock>, Sought> {
-        self.place.file.lock_directory(self.admission.entry(own_user()))
+        self.bound.file.lock_directory(self.admission.entry(own_user()))
     }
 
     /// Returns why no process can connect, if the socket's file was removed or replaced: what keeps the supervisor from
     /// binding it again, as far as this process sees it.
     pub(super) fn lost(&self) -> Option<String> {
-        let file = &self.place.file;
+        let file = &self.bound.file;
         file.is_lost().then(|| match check(file.path(), self.admission.entry(own_user())) {
             Ok(()) => "the supervisor has not bound it again yet".into(),
             Err(error) => error.to_string(),
@@ -99,7 +99,7 @@ impl Acceptor {
         if self.spare.is_none() {
             self.spare = spare().ok();
         }
-        if !self.accepting && reactor.change(&self.place.listener, Source::Listener, EventFlags::IN).is_ok() {
+        if !self.accepting && reactor.change(&self.bound.listener, EventSource::Listener, EventFlags::IN).is_ok() {
             self.accepting = true;
         }
     }
@@ -108,10 +108,10 @@ impl Acceptor {
     /// one was removed. Returns whether it has.
     pub(super) fn follow_listener(&mut self, reactor: &Reactor) -> bool {
         // The kernel refuses to watch the same socket twice.
-        let is_new = reactor.watch(&self.place.listener, Source::Listener, EventFlags::IN).is_ok();
+        let is_new = reactor.watch(&self.bound.listener, EventSource::Listener, EventFlags::IN).is_ok();
         if is_new {
             self.accepting = true;
-            self.place.file.follow();
+            self.bound.file.follow();
         }
         is_new
     }
@@ -119,7 +119,7 @@ impl Acceptor {
     /// Stops accepting for a while. Otherwise the kernel would report a connection that cannot be accepted in every
     /// turn.
     fn pause(&mut self, reactor: &mut Reactor, pause: Duration) {
-        if reactor.change(&self.place.listener, Source::Listener, EventFlags::empty()).is_ok() {
+        if reactor.change(&self.bound.listener, EventSource::Listener, EventFlags::empty()).is_ok() {
             self.accepting = false;
         }
         reactor.set_timer(pause, Timer::Accept);
@@ -130,7 +130,7 @@ impl Acceptor {
         if self.spare.take().is_none() {
             return false;
         }
-        if let Ok(Some(call)) = socket::accept(&self.place.listener) {
+        if let Ok(Some(call)) = socket::accept(&self.bound.listener) {
             self.refuse(reclaimer.keep_socket(call), no_fds());
         }
         self.spare = spare().ok();
@@ -199,7 +199,7 @@ impl Server {
                 // Pending connections wait until one of these completes its handshake or times out.
                 return self.acceptor.pause(&mut self.reactor, HANDSHAKE_RETRY);
             }
-            match socket::accept(&self.acceptor.place.listener) {
+            match socket::accept(&self.acceptor.bound.listener) {
                 Ok(None) => return,
                 Ok(Some(call)) => self.greet(self.runner.store.reclaimer().keep_socket(call)),
                 Err(errno) => {
@@ -240,7 +240,7 @@ impl Server {
                 }
             }
         }
-        if let Err(errno) = self.reactor.watch(&call, Source::Socket(Channel::Call, id), EventFlags::IN) {
+        if let Err(errno) = self.reactor.watch(&call, EventSource::Socket(Channel::Call, id), EventFlags::IN) {
             return tracing::warn!(%errno, "dropped a connection that cannot be watched");
         }
         self.reactor.set_timer(self.acceptor.timeout, Timer::Handshake(id));

@@ -33,7 +33,7 @@ use crate::{
         event_loop::{Server, random},
         in_flight::{Process, Room},
         membership::{Identified, identify, presentable},
-        reactor::Source,
+        reactor::EventSource,
         supervised::{Record, Supervised},
     },
 };
@@ -198,7 +198,7 @@ impl Server {
         let has_pidfd = client.pidfd.is_some();
         let member = self.peers.members.join(client, token, id, process.key, hello);
         let watched = match self.peers.members.pidfd(member) {
-            Some(pidfd) => self.reactor.watch(pidfd, Source::Exit(member), EventFlags::IN),
+            Some(pidfd) => self.reactor.watch(pidfd, EventSource::Exit(member), EventFlags::IN),
             None => Ok(()),
         };
         if let Err(errno) = watched {
@@ -248,7 +248,9 @@ impl Server {
     /// Creates the events socket of a connection. Returns the client's end.
     fn events_pair(&self, id: ConnectionId) -> Result<(OwnedFd, OwnedFd), Refusal> {
         let (ours, theirs) = socket::pair().map_err(|_| no_fds())?;
-        self.reactor.watch(&ours, Source::Socket(Channel::Events, id), EventFlags::empty()).map_err(|_| no_fds())?;
+        self.reactor
+            .watch(&ours, EventSource::Socket(Channel::Events, id), EventFlags::empty())
+            .map_err(|_| no_fds())?;
         Ok((ours, theirs))
     }
 

@@ -47,7 +47,7 @@ use crate::{
 #[derive(Debug, Default)]
 pub(super) struct Control {
     /// The rows of each user's members.
-    rows: BTreeMap<u32, Rows>,
+    rows: BTreeMap<u32, UserRows>,
     slabs: IdMap<FdId, Slab>,
     tables: IdMap<FdId, SlotTable>,
     /// For each ended cell: the highest value that was stored after the end and undone.
@@ -62,7 +62,7 @@ pub(super) struct Control {
 /// rows: only used pages take memory. A user gets its own memory alone, and so writes no heartbeats of others and reads
 /// no traces.
 #[derive(Debug)]
-struct Rows {
+struct UserRows {
     members: Members,
     fd: Arc<Donated>,
 }
@@ -183,7 +183,7 @@ impl Control {
         let members = Members::map(&fd).map_err(errno)?;
         let fd = Arc::new(store.adopt(fd));
         let number = fd.number();
-        self.rows.insert(uid, Rows { members, fd });
+        self.rows.insert(uid, UserRows { members, fd });
         Ok(number)
     }
 
@@ -222,7 +222,7 @@ impl Control {
         for (uid, fd) in rows {
             let failed = |error| lack(&StartError::errno("map the members' rows")(errno(error)));
             let members = Members::restore(&fd).unwrap_or_else(failed);
-            control.rows.insert(uid, Rows { members, fd: Arc::new(store.adopt(fd)) });
+            control.rows.insert(uid, UserRows { members, fd: Arc::new(store.adopt(fd)) });
         }
         for slab in registry.slabs() {
             if let Some(mapped) = map(slab, store, |fd| Slab::map(fd)) {

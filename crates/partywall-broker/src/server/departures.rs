@@ -10,7 +10,7 @@ use crate::{
         connection::{Channel, ConnectionId, Phase},
         event_loop::Server,
         membership::Proof,
-        reactor::Source,
+        reactor::EventSource,
         supervised::Record,
         timers::Timer,
     },
@@ -99,7 +99,7 @@ impl Server {
         }
         connection.linger(member, &mut self.peers.in_flight);
         // Nothing can be done if the kernel refuses; the member's exit is still noticed.
-        let _ = self.reactor.change(connection.call(), Source::Socket(Channel::Call, id), EventFlags::IN);
+        let _ = self.reactor.change(connection.call(), EventSource::Socket(Channel::Call, id), EventFlags::IN);
         let suspended = self.peers.members.suspend(member, id);
         if let Some(oldest) = self.peers.members.surplus(member) {
             self.drop_connection(oldest);

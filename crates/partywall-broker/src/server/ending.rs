@@ -46,7 +46,7 @@ impl Server {
             return;
         }
         self.set_ending();
-        self.acceptor.place.file.remove();
+        self.acceptor.bound.file.remove();
         tracing::info!("ending: the broker is idle");
         self.exit = Some(Exit::Idle);
     }
@@ -54,7 +54,7 @@ impl Server {
     /// Removes the socket, sends pending output and closes everything.
     pub(super) fn finish(mut self) {
         self.set_ending();
-        self.acceptor.place.file.remove();
+        self.acceptor.bound.file.remove();
         for cell in self.registry.live_cells() {
             self.runner.control.end(cell, TimelineEnding::BrokerGone);
         }
@@ -93,7 +93,7 @@ impl Server {
     /// Refuses the connections that wait to be accepted, because the broker is about to end.
     fn turn_away_the_rest(&mut self) {
         self.acceptor.spare = None;
-        while let Ok(Some(call)) = socket::accept(&self.acceptor.place.listener) {
+        while let Ok(Some(call)) = socket::accept(&self.acceptor.bound.listener) {
             self.acceptor.refuse(&call, Refusal::ShuttingDown);
         }
         for connection in self.peers.connections.values() {

@@ -18,7 +18,7 @@ use rustix::{
 
 use crate::{
     Config, Exit, RunError, StartError,
-    bind::{Place, own_user},
+    bind::{BoundSocket, own_user},
     config::Resolved,
     registry::{Bounds, Event, Registry},
     server::{
@@ -31,7 +31,7 @@ use crate::{
         membership::Membership,
         memory_checks::MemoryChecks,
         peers::Peers,
-        reactor::{Reactor, Source},
+        reactor::{EventSource, Reactor},
         reclaimer::Reclaimer,
         replacement::Replacement,
         requests::UNPARK,
@@ -82,16 +82,16 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Returns a server that listens at `place`: for a new domain, or for the one that a former process has served.
+    /// Returns a server that listens on a bound socket: for a new domain, or for the one that a former process has served.
     pub(crate) fn new(
         config: Config,
         limits: Resolved,
-        place: Place,
+        bound: BoundSocket,
         supervised: Option<(Supervised, LeftOpen)>,
     ) -> Result<Self, StartError> {
-        let file = place.file.clone();
+        let file = bound.file.clone();
         let is_supervised = supervised.is_some();
-        Self::start(config, limits, place, supervised).inspect_err(|_| {
+        Self::start(config, limits, bound, supervised).inspect_err(|_| {
             if !is_supervised {
                 file.remove();
             }
@@ -101,7 +101,7 @@ impl Server {
     fn start(
         config: Config,
         limits: Resolved,
-        place: Place,
+        bound: BoundSocket,
         supervised: Option<(Supervised, LeftOpen)>,
     ) -> Result<Self, StartError> {
         let failed = StartError::errno;
@@ -154,14 +154,16 @@ impl Server {
         };
         let Beginning { started_at, registry, store, control, members } = beginning;
         let instance = registry.instance();
-        let acceptor = Acceptor::new(&config, place, spare, instance, former_workers << WORKER_SHIFT);
+        let acceptor = Acceptor::new(&config, bound, spare, instance, former_workers << WORKER_SHIFT);
         let runner = Runner::new(store, control, config.unproven_after);
         reactor
-            .watch(&acceptor.place.listener, Source::Listener, EventFlags::IN)
-            .and_then(|()| reactor.watch(&stop, Source::Stop, EventFlags::IN))
-            .and_then(|()| reactor.watch(runner.store.reclaimer().reports(), Source::Closed, EventFlags::IN))
+            .watch(&acceptor.bound.listener, EventSource::Listener, EventFlags::IN)
+            .and_then(|()| reactor.watch(&stop, EventSource::Stop, EventFlags::IN))
+            .and_then(|()| reactor.watch(runner.store.reclaimer().reports(), EventSource::Closed, EventFlags::IN))
             .and_then(|()| match &supervised {
-                Some(supervised) => reactor.watch(supervised.poke(), Source::Poke, EventFlags::IN | EventFlags::ET),
+                Some(supervised) => {
+                    reactor.watch(supervised.poke(), EventSource::Poke, EventFlags::IN | EventFlags::ET)
+                }
                 None => Ok(()),
             })
             .map_err(failed("watch the listening socket"))?;
@@ -192,7 +194,7 @@ impl Server {
             seats: [limits.operators(true), limits.operators(false)],
         };
         tracing::info!(
-            domain = config.domain, socket = %acceptor.place.file.path().display(), pid = about.pid, version = about.version,
+            domain = config.domain, socket = %acceptor.bound.file.path().display(), pid = about.pid, version = about.version,
             instance = about.instance, clients = limits.clients, fds = limits.fds, "listening"
         );
         let mut server = Self {
@@ -258,7 +260,7 @@ impl Server {
             for event in &events {
                 let token = event.data.u64();
                 let flags = event.flags;
-                self.on_event(Source::of(token), flags);
+                self.on_event(EventSource::of(token), flags);
             }
             self.serve();
             self.unpark();
@@ -284,24 +286,24 @@ impl Server {
         self.about.instance
     }
 
-    fn on_event(&mut self, source: Source, flags: EventFlags) {
+    fn on_event(&mut self, source: EventSource, flags: EventFlags) {
         match source {
-            Source::Listener => self.accept(),
-            Source::Stop => {
+            EventSource::Listener => self.accept(),
+            EventSource::Stop => {
                 tracing::info!("asked to stop by a signal");
                 self.exit = Some(Exit::Signalled);
             }
             // The turn of the loop is the sign of life that the supervisor wants.
-            Source::Poke => self.on_poke(),
-            Source::Answer => self.on_answer(),
-            Source::MemoryCheck => self.on_memory_answer(),
-            Source::Exit(member) => self.on_exit(member),
-            Source::Closed => {
+            EventSource::Poke => self.on_poke(),
+            EventSource::Answer => self.on_answer(),
+            EventSource::MemoryCheck => self.on_memory_answer(),
+            EventSource::Exit(member) => self.on_exit(member),
+            EventSource::Closed => {
                 for id in self.runner.store.reclaimer().closed() {
                     self.apply(Event::Closed { id });
                 }
             }
-            Source::Socket(channel, id) => {
+            EventSource::Socket(channel, id) => {
                 if flags.intersects(EventFlags::HUP | EventFlags::ERR) {
                     self.peers.discard(&mut self.reactor, id, channel);
                     self.peers.readable.push(id);

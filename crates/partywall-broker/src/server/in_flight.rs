@@ -42,7 +42,7 @@ use crate::{
 /// Unread descriptors, by the sockets that carry them.
 #[derive(Debug, Default)]
 pub(super) struct InFlight {
-    held: BTreeMap<Port, Held>,
+    held: BTreeMap<Port, UnreadMessage>,
     by_process: HashMap<ProcessKey, usize>,
     /// Of each user other than the broker's.
     by_guest: HashMap<u32, usize>,
@@ -92,7 +92,7 @@ impl Process {
 }
 
 #[derive(Debug)]
-struct Held {
+struct UnreadMessage {
     socket: Arc<ClientSocket>,
     process: Process,
     slots: usize,
@@ -139,7 +139,7 @@ impl InFlight {
             }
             (false, true) => {
                 let total = if self.has_room_for_guest(process, FDS_AT_ONCE) { MAX_TOTAL } else { MAX_OF_GUEST };
-                let is_rival = |held: &Held| total == MAX_TOTAL || held.process.is_guest;
+                let is_rival = |held: &UnreadMessage| total == MAX_TOTAL || held.process.is_guest;
                 let slots = self.held.values().filter(|held| is_rival(held)).map(|held| held.slots).sum();
                 Room::Later(refusal(slots, total, self.slowest(is_rival)))
             }
@@ -160,7 +160,8 @@ impl InFlight {
             return false;
         }
         self.release(port);
-        let held = Held { socket: Arc::clone(socket), process, slots, unfinished: true, since: Instant::now() };
+        let held =
+            UnreadMessage { socket: Arc::clone(socket), process, slots, unfinished: true, since: Instant::now() };
         self.held.insert(port, held);
         *self.by_process.entry(process.key).or_default() += slots;
         if process.is_guest {
@@ -220,7 +221,7 @@ impl InFlight {
     }
 
     /// Returns the pids of processes that have not read for the longest time, of those that are meant.
-    fn slowest(&self, is_meant: impl Fn(&Held) -> bool) -> Vec<u32> {
+    fn slowest(&self, is_meant: impl Fn(&UnreadMessage) -> bool) -> Vec<u32> {
         let meant = self.held.values().filter(|held| is_meant(held));
         let mut held: Vec<_> = meant.filter_map(|held| Some((held.since, held.process.pid?))).collect();
         held.sort_unstable();

@@ -21,13 +21,13 @@ use crate::{
     memory_check::Found,
     registry::{Event, FdId, types::Place},
     replacement::{Purpose, VARIABLE, this_program},
-    server::{event_loop::Server, reactor::Source, timers::Timer},
+    server::{event_loop::Server, reactor::EventSource, timers::Timer},
 };
 
 /// The checks of places. There is one at a time.
 #[derive(Debug, Default)]
 pub(super) struct MemoryChecks {
-    running: Option<Check>,
+    running: Option<RunningCheck>,
     /// The child of the last check, until it has ended. A timer is set meanwhile.
     ending: Option<Child>,
     /// Places to check, each with the chunks.
@@ -40,7 +40,7 @@ pub(super) struct MemoryChecks {
 }
 
 #[derive(Debug)]
-struct Check {
+struct RunningCheck {
     place: Place,
     child: Child,
     /// The pipe through which it answers.
@@ -130,17 +130,17 @@ impl Server {
         }
     }
 
-    fn start_memory_check(&self, place: Place, mut chunks: Vec<FdId>) -> std::io::Result<Check> {
+    fn start_memory_check(&self, place: Place, mut chunks: Vec<FdId>) -> std::io::Result<RunningCheck> {
         let rest = chunks.split_off(chunks.len().min(MAX_CHUNKS));
         // Some may have been closed since.
         chunks.retain(|chunk| !self.runner.store.share(&[*chunk]).is_empty());
         let shared = self.runner.store.share(&chunks);
         let (answer, theirs) = pipe_with(PipeFlags::CLOEXEC)?;
         rustix::io::ioctl_fionbio(&answer, true)?;
-        self.reactor.watch(&answer, Source::MemoryCheck, EventFlags::IN)?;
+        self.reactor.watch(&answer, EventSource::MemoryCheck, EventFlags::IN)?;
         let fds: Vec<_> = std::iter::once(theirs.as_fd()).chain(shared.iter().filter_map(|fd| fd.fd())).collect();
         let child = start_program(this_program()?, &fds, VARIABLE, |numbers| Purpose::check_memory(place, numbers))?;
-        Ok(Check { place, child, answer, said: Vec::new(), chunks, rest, until: Instant::now() + MAX_CHECK })
+        Ok(RunningCheck { place, child, answer, said: Vec::new(), chunks, rest, until: Instant::now() + MAX_CHECK })
     }
 
     /// Reads what the child has said so far.
@@ -176,7 +176,8 @@ impl Server {
 
     /// Ends the child, and what it has found lost. `failed` says why it has found nothing.
     fn end_memory_check(&mut self, failed: Option<&str>) {
-        let Some(Check { place, mut child, answer, said, chunks, rest, .. }) = self.memory_checks.running.take() else {
+        let Some(RunningCheck { place, mut child, answer, said, chunks, rest, .. }) = self.memory_checks.running.take()
+        else {
             return;
         };
         self.reactor.unwatch(&answer);

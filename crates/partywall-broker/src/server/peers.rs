@@ -17,7 +17,7 @@ use crate::{
         ids::IdMap,
         in_flight::InFlight,
         membership::{MemberFiles, Membership},
-        reactor::{Reactor, Source},
+        reactor::{EventSource, Reactor},
         reclaimer::Donated,
         timers::Timer,
     },
@@ -198,7 +198,7 @@ impl Peers {
         if let Some(interest) = connection.change_of_interest(channel, sent)
             && let Some(socket) = connection.socket(channel)
         {
-            reactor.change(socket, Source::Socket(channel, id), interest)?;
+            reactor.change(socket, EventSource::Socket(channel, id), interest)?;
         }
         Ok(())
     }

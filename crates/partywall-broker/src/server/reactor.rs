@@ -29,12 +29,12 @@ impl Reactor {
     }
 
     /// Registers `interest` in a file descriptor. Its end is always reported.
-    pub(super) fn watch(&self, fd: impl AsFd, source: Source, interest: EventFlags) -> Result<(), Errno> {
+    pub(super) fn watch(&self, fd: impl AsFd, source: EventSource, interest: EventFlags) -> Result<(), Errno> {
         epoll::add(&self.epoll, fd, source.data(), interest)
     }
 
     /// Changes the interest in a watched file descriptor.
-    pub(super) fn change(&self, fd: impl AsFd, source: Source, interest: EventFlags) -> Result<(), Errno> {
+    pub(super) fn change(&self, fd: impl AsFd, source: EventSource, interest: EventFlags) -> Result<(), Errno> {
         epoll::modify(&self.epoll, fd, source.data(), interest)
     }
 
@@ -75,7 +75,7 @@ impl Reactor {
 
 /// The source of an event of the kernel. Numbers are never reused, so an event whose source is gone has no effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Source {
+pub(super) enum EventSource {
     Listener,
     Stop,
     /// The reclaimer has closed something.
@@ -90,7 +90,7 @@ pub(super) enum Source {
     Exit(MemberId),
 }
 
-impl Source {
+impl EventSource {
     pub(super) fn of(token: u64) -> Self {
         let id = token >> 2;
         match token & 3 {

@@ -49,12 +49,12 @@ struct Closer {
 #[derive(Debug, Clone)]
 struct CloseQueue {
     jobs: Sender<Job>,
-    counts: Arc<Counts>,
+    counts: Arc<CloseCounts>,
 }
 
 /// How many descriptors a thread was ever to close, and how many it has.
 #[derive(Debug, Default)]
-struct Counts {
+struct CloseCounts {
     dropped: AtomicUsize,
     closed: AtomicUsize,
 }
@@ -170,7 +170,7 @@ impl Closer {
         let (jobs, inbox) = channel::<Job>();
         let (report, done) = channel();
         let reports = Arc::clone(reports);
-        let counts = Arc::new(Counts::default());
+        let counts = Arc::new(CloseCounts::default());
         let of_thread = Arc::clone(&counts);
         let thread = thread::spawn(name, move || {
             for job in inbox {
@@ -199,7 +199,7 @@ impl Closer {
     }
 }
 
-impl Counts {
+impl CloseCounts {
     /// Returns how many descriptors wait to be closed.
     fn backlog(&self) -> usize {
         let closed = self.closed();

@@ -31,7 +31,7 @@ use crate::{
         event_loop::Server,
         fds::missing,
         in_flight::Process,
-        reactor::Source,
+        reactor::EventSource,
         reclaimer::Donated,
         supervised::encode,
         timers::Timer,
@@ -51,14 +51,14 @@ pub(super) struct Replacement {
 #[derive(Debug)]
 enum Stage {
     /// A child checks whether the program can continue.
-    Checking(Check),
+    Checking(ProgramCheck),
     /// It can. This is its release.
     Accepted(String),
 }
 
 /// A child that checks whether its program can continue.
 #[derive(Debug)]
-struct Check {
+struct ProgramCheck {
     child: Child,
     /// The pipe through which it answers.
     answer: OwnedFd,
@@ -130,7 +130,7 @@ impl Server {
         }
     }
 
-    fn start_check(&self, program: &Donated) -> std::io::Result<Check> {
+    fn start_check(&self, program: &Donated) -> std::io::Result<ProgramCheck> {
         let Some((supervised, program)) = self.supervised.as_ref().zip(program.fd()) else {
             return Err(Errno::BADF.into());
         };
@@ -138,11 +138,11 @@ impl Server {
         let state = memfd::frozen("partywall:state", &state)?;
         let (answer, theirs) = pipe_with(PipeFlags::CLOEXEC)?;
         rustix::io::ioctl_fionbio(&answer, true)?;
-        self.reactor.watch(&answer, Source::Answer, EventFlags::IN)?;
+        self.reactor.watch(&answer, EventSource::Answer, EventFlags::IN)?;
         point("broker: check prepared, not started");
         let child = start_program(program, &[state.as_fd(), theirs.as_fd()], VARIABLE, Purpose::check)?;
         point("broker: check started, not answered");
-        Ok(Check { child, answer, said: Vec::new(), until: Instant::now() + MAX_CHECK })
+        Ok(ProgramCheck { child, answer, said: Vec::new(), until: Instant::now() + MAX_CHECK })
     }
 
     /// Reads what the child has said so far.

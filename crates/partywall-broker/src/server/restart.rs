@@ -34,7 +34,7 @@ use crate::{
         event_loop::{Server, now},
         in_flight::Process,
         membership::{MemberFiles, TO_RESUME},
-        reactor::Source,
+        reactor::EventSource,
         supervised::{Record, State, lack},
         timers::Timer,
     },
@@ -284,14 +284,14 @@ impl Server {
             let id = self.acceptor.next_id();
             let process = Process::new(files.who.process, Some(files.who.pid), files.who.uid);
             self.reactor
-                .watch(&call, Source::Socket(Channel::Call, id), EventFlags::IN)
+                .watch(&call, EventSource::Socket(Channel::Call, id), EventFlags::IN)
                 .unwrap_or_else(|errno| lack(&StartError::errno("watch a connection of a member")(errno)));
             self.peers.connections.insert(id, self.lingering(id, call, process, member));
             held.push(id);
         }
         if let Some(pidfd) = &pidfd {
             self.reactor
-                .watch(pidfd, Source::Exit(member), EventFlags::IN)
+                .watch(pidfd, EventSource::Exit(member), EventFlags::IN)
                 .unwrap_or_else(|errno| lack(&StartError::errno("watch the process of a member")(errno)));
         }
         self.peers.members.restore(files, pidfd, held);

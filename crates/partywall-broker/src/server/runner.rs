@@ -171,7 +171,7 @@ impl Server {
                 Effect::Kill(member) => self.peers.members.kill(member),
                 Effect::RemoveSocket => {
                     self.set_ending();
-                    self.acceptor.place.file.remove();
+                    self.acceptor.bound.file.remove();
                 }
                 Effect::Stop => {
                     tracing::info!("asked to stop by a member");

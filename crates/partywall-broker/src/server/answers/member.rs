@@ -23,11 +23,11 @@ const COUNTED: u32 = 1 << 20;
 /// Adds what is in control memory to a listing of members.
 pub(super) fn read(infos: &mut [wire::MemberInfo], at: Vec<MemberAt>, control: &Control, registry: &Registry) {
     let now = members::now();
-    let mut slots = Slots { control, left: COUNTED, counted: BTreeMap::new() };
+    let mut slots = SlotCounts { control, left: COUNTED, counted: BTreeMap::new() };
     infos.iter_mut().zip(at).for_each(|(info, at)| read_one(info, at, now, &mut slots, registry));
 }
 
-fn read_one(info: &mut wire::MemberInfo, at: MemberAt, now: u64, slots: &mut Slots<'_>, registry: &Registry) {
+fn read_one(info: &mut wire::MemberInfo, at: MemberAt, now: u64, slots: &mut SlotCounts<'_>, registry: &Registry) {
     let Some(row) = at.row else { return };
     let uid = info.uid;
     let is_connected = matches!(info.state, MemberState::Alive | MemberState::LostContext | MemberState::Evicted);
@@ -63,27 +63,27 @@ fn state_by(state: MemberState, quiet: Option<u64>) -> MemberState {
 
 /// Counts the permits, blocks and tasks of members. Each semaphore, pool and queue is read once for all members. The
 /// number of slots is bounded, because members choose how many exist.
-struct Slots<'a> {
+struct SlotCounts<'a> {
     control: &'a Control,
     /// Slots that may still be read.
     left: u32,
-    counted: BTreeMap<FdId, Option<Counts>>,
+    counted: BTreeMap<FdId, Option<RowCounts>>,
 }
 
 /// What each row has in one table.
-struct Counts {
+struct RowCounts {
     /// Its permits or blocks.
     held: BTreeMap<u16, u32>,
     /// The tasks that it works on.
     tasks: BTreeMap<u16, u32>,
 }
 
-impl Slots<'_> {
-    fn of(&mut self, row: u16, tables: &[FdId], what: fn(&Counts) -> &BTreeMap<u16, u32>) -> Option<u32> {
+impl SlotCounts<'_> {
+    fn of(&mut self, row: u16, tables: &[FdId], what: fn(&RowCounts) -> &BTreeMap<u16, u32>) -> Option<u32> {
         tables.iter().try_fold(0_u32, |sum, table| {
             let counted = self.counted.entry(*table).or_insert_with(|| {
                 self.left = self.left.checked_sub(self.control.slots(*table))?;
-                Some(Counts { held: self.control.holders(*table), tasks: self.control.workers(*table) })
+                Some(RowCounts { held: self.control.holders(*table), tasks: self.control.workers(*table) })
             });
             Some(sum.saturating_add(what(counted.as_ref()?).get(&row).copied().unwrap_or(0)))
         })
