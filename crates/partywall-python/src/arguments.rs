@@ -26,7 +26,7 @@ pub(crate) struct ElementType(pub(crate) DType);
 pub(crate) struct Connection<'py>(Bound<'py, Domain>);
 
 /// The name of a device, or an object that converts to it.
-pub(crate) struct Device(pub(crate) String);
+pub(crate) struct DeviceName(pub(crate) String);
 
 /// Elements along each dimension. For one dimension Python may pass a number.
 pub(crate) struct Shape(pub(crate) Vec<u64>);
@@ -189,7 +189,7 @@ impl<'py> FromPyObject<'_, 'py> for Connection<'py> {
     }
 }
 
-impl<'py> FromPyObject<'_, 'py> for Device {
+impl<'py> FromPyObject<'_, 'py> for DeviceName {
     type Error = PyErr;
 
     const INPUT_TYPE: PyStaticExpr = type_hint_identifier!("typing", "Any");

@@ -28,20 +28,20 @@ const VERSION: Version = Version { major: 1, minor: 1 };
 
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Device {
+pub(crate) struct DLDevice {
     pub(crate) device_type: i32,
     pub(crate) device_id: i32,
 }
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct DataType {
+pub(crate) struct DLDataType {
     code: u8,
     bits: u8,
     lanes: u16,
 }
 
-impl DataType {
+impl DLDataType {
     /// Returns whether the elements are complex numbers.
     pub(crate) fn is_complex(self) -> bool {
         self.code == COMPLEX
@@ -49,11 +49,11 @@ impl DataType {
 }
 
 #[repr(C)]
-pub(crate) struct Tensor {
+pub(crate) struct DLTensor {
     pub(crate) data: *mut c_void,
-    pub(crate) device: Device,
+    pub(crate) device: DLDevice,
     pub(crate) ndim: i32,
-    pub(crate) dtype: DataType,
+    pub(crate) dtype: DLDataType,
     pub(crate) shape: *mut i64,
     /// Counted in elements; null if the tensor is contiguous.
     pub(crate) strides: *mut i64,
@@ -63,7 +63,7 @@ pub(crate) struct Tensor {
 /// The content of a capsule named `dltensor`.
 #[repr(C)]
 pub(crate) struct Managed {
-    pub(crate) tensor: Tensor,
+    pub(crate) tensor: DLTensor,
     context: *mut c_void,
     deleter: Option<unsafe extern "C" fn(*mut Self)>,
 }
@@ -82,7 +82,7 @@ pub(crate) struct ManagedVersioned {
     context: *mut c_void,
     deleter: Option<unsafe extern "C" fn(*mut Self)>,
     flags: u64,
-    pub(crate) tensor: Tensor,
+    pub(crate) tensor: DLTensor,
 }
 
 /// The content of a capsule, of either version.
@@ -92,8 +92,8 @@ pub(crate) trait Exchanged: Sized + 'static {
     /// The name of a capsule whose content was taken.
     const USED: &'static CStr;
 
-    fn new(tensor: Tensor, read_only: bool, deleter: unsafe extern "C" fn(*mut Self)) -> Self;
-    fn tensor(&self) -> &Tensor;
+    fn new(tensor: DLTensor, read_only: bool, deleter: unsafe extern "C" fn(*mut Self)) -> Self;
+    fn tensor(&self) -> &DLTensor;
     fn deleter(&self) -> Option<unsafe extern "C" fn(*mut Self)>;
 }
 
@@ -101,11 +101,11 @@ impl Exchanged for Managed {
     const NAME: &'static CStr = c"dltensor";
     const USED: &'static CStr = c"used_dltensor";
 
-    fn new(tensor: Tensor, _: bool, deleter: unsafe extern "C" fn(*mut Self)) -> Self {
+    fn new(tensor: DLTensor, _: bool, deleter: unsafe extern "C" fn(*mut Self)) -> Self {
         Self { tensor, context: std::ptr::null_mut(), deleter: Some(deleter) }
     }
 
-    fn tensor(&self) -> &Tensor {
+    fn tensor(&self) -> &DLTensor {
         &self.tensor
     }
 
@@ -118,12 +118,12 @@ impl Exchanged for ManagedVersioned {
     const NAME: &'static CStr = c"dltensor_versioned";
     const USED: &'static CStr = c"used_dltensor_versioned";
 
-    fn new(tensor: Tensor, read_only: bool, deleter: unsafe extern "C" fn(*mut Self)) -> Self {
+    fn new(tensor: DLTensor, read_only: bool, deleter: unsafe extern "C" fn(*mut Self)) -> Self {
         let flags = if read_only { FLAG_READ_ONLY } else { 0 };
         Self { version: VERSION, context: std::ptr::null_mut(), deleter: Some(deleter), flags, tensor }
     }
 
-    fn tensor(&self) -> &Tensor {
+    fn tensor(&self) -> &DLTensor {
         &self.tensor
     }
 
@@ -133,21 +133,21 @@ impl Exchanged for ManagedVersioned {
 }
 
 /// A tensor of this library, to be put into a capsule.
-pub(crate) struct Export<'a> {
+pub(crate) struct TensorExport<'a> {
     pub(crate) owner: &'a Arc<Owner>,
     pub(crate) address: usize,
-    pub(crate) device: Device,
-    pub(crate) dtype: DataType,
+    pub(crate) device: DLDevice,
+    pub(crate) dtype: DLDataType,
     pub(crate) shape: &'a [i64],
     pub(crate) strides: &'a [i64],
 }
 
-impl Export<'_> {
+impl TensorExport<'_> {
     /// Returns a capsule, which keeps the owner until its consumer releases it.
     pub(crate) fn capsule<'py, M: Exchanged>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
         let mut shape_and_strides = [self.shape, self.strides].concat().into_boxed_slice();
         let (shape, strides) = shape_and_strides.split_at_mut(self.shape.len());
-        let tensor = Tensor {
+        let tensor = DLTensor {
             data: self.address as *mut c_void,
             device: self.device,
             // Tables limit tensors to 64 dimensions.
@@ -241,7 +241,7 @@ impl<M: Exchanged> Drop for Taken<M> {
 }
 
 /// Returns the shape and the strides, in elements, of another library's tensor; `None` if they are invalid.
-pub(crate) fn extents(tensor: &Tensor) -> Option<(Vec<u64>, Vec<i64>)> {
+pub(crate) fn extents(tensor: &DLTensor) -> Option<(Vec<u64>, Vec<i64>)> {
     let ndim = usize::try_from(tensor.ndim).ok().filter(|ndim| *ndim <= MOST_DIMENSIONS)?;
     if ndim > 0 && tensor.shape.is_null() {
         return None;
@@ -299,20 +299,20 @@ const CODES: [(DType, u8); 20] = [
 
 /// Returns DLPack's form of a type; `None` for types with several elements a byte, which consumers read in different
 /// ways.
-pub(crate) fn data_type(dtype: DType) -> Option<DataType> {
+pub(crate) fn data_type(dtype: DType) -> Option<DLDataType> {
     let bits = dtype.item_bytes()? as u8 * 8;
-    CODES.iter().find(|(known, _)| *known == dtype).map(|(_, code)| DataType { code: *code, bits, lanes: 1 })
+    CODES.iter().find(|(known, _)| *known == dtype).map(|(_, code)| DLDataType { code: *code, bits, lanes: 1 })
 }
 
 /// Returns the type that has this form in DLPack.
-pub(crate) fn dtype(written: DataType) -> Option<DType> {
+pub(crate) fn dtype(written: DLDataType) -> Option<DType> {
     let is_it = |(dtype, code): &&(DType, u8)| *code == written.code && dtype.bits() == u64::from(written.bits);
     CODES.iter().filter(|_| written.lanes == 1).find(is_it).map(|(dtype, _)| *dtype)
 }
 
 const _: () = {
     // The layouts of dlpack.h on 64-bit machines.
-    assert!(size_of::<Tensor>() == 48);
+    assert!(size_of::<DLTensor>() == 48);
     assert!(size_of::<Managed>() == 64);
     assert!(size_of::<ManagedVersioned>() == 80);
     assert!(std::mem::offset_of!(ManagedVersioned, tensor) == 32);

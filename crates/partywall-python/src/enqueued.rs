@@ -33,7 +33,7 @@ use crate::{
 #[pyclass(frozen, extends = Exported, module = "partywall", weakref)]
 pub(crate) struct EnqueuedResult {
     /// `None` once the result was taken.
-    held: Handle<Held>,
+    held: Handle<HeldEnqueued>,
     /// Closing the queue's handle ends the wait for the result.
     closing: Closing,
     /// The task, for other processes.
@@ -48,7 +48,7 @@ pub(crate) struct EnqueuedResult {
 }
 
 #[derive(Clone)]
-struct Held {
+struct HeldEnqueued {
     owner: Arc<Owner>,
     result: Arc<partywall::EnqueuedResult>,
     queue: Arc<Queue>,
@@ -68,7 +68,7 @@ impl EnqueuedResult {
         let result = Arc::new(result);
         let owner = Owner::of_enqueued(&result, queue, stream);
         Self {
-            held: Handle::new("enqueued result", Held { owner, result, queue: queue.clone() }),
+            held: Handle::new("enqueued result", HeldEnqueued { owner, result, queue: queue.clone() }),
             closing,
             task,
             nbytes,
@@ -76,7 +76,7 @@ impl EnqueuedResult {
         }
     }
 
-    fn held(&self, py: Python<'_>) -> PyResult<Held> {
+    fn held(&self, py: Python<'_>) -> PyResult<HeldEnqueued> {
         let held = self.held.lock().clone();
         held.ok_or_else(|| Error::Gone(Gone::Task { task: self.task.clone() })).or_raise(py)
     }
@@ -96,7 +96,7 @@ impl EnqueuedResult {
     /// The tensor is read-only until `take`. From then on it belongs to the result, and keeps the output block.
     #[pyo3(signature = (shape = None, dtype = None))]
     fn tensor(&self, py: Python<'_>, shape: Option<Shape>, dtype: Option<ElementType>) -> PyResult<Tensor> {
-        let Held { owner, result, queue } = self.held(py)?;
+        let HeldEnqueued { owner, result, queue } = self.held(py)?;
         if self.nbytes == 0 {
             return Err(without_output());
         }
@@ -118,7 +118,7 @@ impl EnqueuedResult {
     #[pyo3(signature = (timeout = None))]
     fn take<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, TaskResult>> {
         let timeout = wait::timeout(timeout)?;
-        let Held { owner, result, queue } = self.held(py)?;
+        let HeldEnqueued { owner, result, queue } = self.held(py)?;
         let ending = self.closing.begin();
         let taken = wait::for_turn(py, timeout, |py| ending.check(py), |wait| result.take(wait))?;
         self.held.close(py);

@@ -94,12 +94,12 @@ enum Action {
 }
 
 /// Why there was no launch.
-enum Failure {
+enum LaunchFailure {
     Library(Error),
     Raised(PyErr),
 }
 
-impl From<Error> for Failure {
+impl From<Error> for LaunchFailure {
     fn from(error: Error) -> Self {
         Self::Library(error)
     }
@@ -147,12 +147,12 @@ pub(crate) fn launch(
             Action::Wait(node, role) => launch.wait(node, role, *v),
             Action::Signal(node, writer) => launch.signal(node, writer, *v),
         });
-        launch.run(|| Python::attach(|py| replay.call0(py).map(drop)).map_err(Failure::Raised))
+        launch.run(|| Python::attach(|py| replay.call0(py).map(drop)).map_err(LaunchFailure::Raised))
     });
     match launched {
         Ok(()) => {}
-        Err(Failure::Library(error)) => Err(error).or_raise(py)?,
-        Err(Failure::Raised(error)) => return Err(error),
+        Err(LaunchFailure::Library(error)) => Err(error).or_raise(py)?,
+        Err(LaunchFailure::Raised(error)) => return Err(error),
     }
     for (node, _) in values.iter().filter(|(node, _)| node.get().is_signal()) {
         node.get().timeline.get().signalled_on(stream.id());

@@ -14,9 +14,9 @@ use crate::{owner::Owner, reaper, segment::Segment};
 ///
 /// The reaper keeps the time. It needs no GIL, so a thread that keeps the GIL delays nothing.
 #[pyclass(frozen, module = "partywall._native")]
-pub(crate) struct Hold(Arc<Mutex<State>>);
+pub(crate) struct Hold(Arc<Mutex<HoldState>>);
 
-struct State {
+struct HoldState {
     /// `None` once the segment is left.
     owner: Option<Arc<Owner>>,
     users: usize,
@@ -33,7 +33,7 @@ impl Hold {
     fn new(py: Python<'_>, segment: &Segment, seconds: f64) -> PyResult<Self> {
         let until = until(seconds)?;
         let owner = segment.take(py)?;
-        let hold = Self(Arc::new(Mutex::new(State { owner: Some(owner), users: 1, until, scheduled: true })));
+        let hold = Self(Arc::new(Mutex::new(HoldState { owner: Some(owner), users: 1, until, scheduled: true })));
         await_end(hold.0.clone(), until);
         Ok(hold)
     }
@@ -69,7 +69,7 @@ impl Hold {
 
 /// Leaves the segment when its time has passed, which may be extended until then. If it has users, the last of them
 /// leaves it.
-fn await_end(state: Arc<Mutex<State>>, until: Instant) {
+fn await_end(state: Arc<Mutex<HoldState>>, until: Instant) {
     reaper::at(until, move || {
         let mut locked = state.lock().ignore_poison();
         let until = locked.until;

@@ -17,12 +17,12 @@ use partywall_os::lock::IgnorePoison;
 use pyo3::prelude::*;
 
 use crate::{
-    dlpack::{CUDA, Device},
+    dlpack::{CUDA, DLDevice},
     errors::Raise,
     memory::Memory,
     part::Part,
     reaper::{self, Late},
-    task::Claim,
+    task::TaskClaim,
     tensor::HOST,
     wait,
 };
@@ -40,7 +40,7 @@ const CALLS: Duration = Duration::from_secs(10);
 /// Lock it without the GIL: the lock is held during commits, while a build is copied, and while an advance waits for
 /// the GPU.
 pub(crate) struct Owner {
-    state: Mutex<State>,
+    state: Mutex<OwnerState>,
     /// False for builds and segments: what tells whether readers wait for a stream then answers without the lock,
     /// because exports of tensors ask with the GIL.
     may_be_awaited: bool,
@@ -57,7 +57,7 @@ pub(crate) struct Owner {
     context: OnceLock<Context>,
 }
 
-enum State {
+enum OwnerState {
     /// Addresses that were handed out stay valid when the commit succeeds and when it fails.
     Building(Box<Build>),
     /// Several threads use it at once, and some of them wait. A thread that has a clone also has the owner, so the last
@@ -100,7 +100,7 @@ impl Owner {
     pub(crate) fn of_build(build: Build) -> Arc<Self> {
         let place = build.place();
         let context = build.gpu().map(|gpu| gpu.context().clone());
-        Self::of(State::Building(Box::new(build)), true, place, false, context)
+        Self::of(OwnerState::Building(Box::new(build)), true, place, false, context)
     }
 
     /// Returns the owner of a segment.
@@ -108,12 +108,12 @@ impl Owner {
         let place = segment.place();
         let context = segment.gpu().map(|gpu| gpu.context().clone());
         let writable = segment.is_writable();
-        Self::of(State::Committed(segment), writable, place, false, context)
+        Self::of(OwnerState::Committed(segment), writable, place, false, context)
     }
 
     /// Returns the owner of a block, whose pool is at `place`. `context` is that of the GPU that uses the block.
     pub(crate) fn of_block(block: Block, place: Place, context: Option<Context>) -> Arc<Self> {
-        Self::of(State::Taken(block), true, place, false, context)
+        Self::of(OwnerState::Taken(block), true, place, false, context)
     }
 
     /// Returns the owner of a loan. With `streams` a stream fills it on the GPU that uses the topic.
@@ -122,14 +122,14 @@ impl Owner {
         // A loan of pinned memory for the CPU is not on the GPU that uses the topic.
         let gpu = streams.or_else(|| topic.gpu().filter(|_| !place.is_cpu_reachable()));
         let context = gpu.map(|gpu| gpu.context().clone());
-        Self::of(State::Lent(Box::new(loan), Late::new(topic)), true, place, streams.is_some(), context)
+        Self::of(OwnerState::Lent(Box::new(loan), Late::new(topic)), true, place, streams.is_some(), context)
     }
 
     /// Returns the owner of a sample of a topic at `place`, and its subscriber.
     pub(crate) fn of_sample(sample: Sample, place: Place, subscriber: Arc<Subscriber>) -> Arc<Self> {
         let context = sample.gpu().map(|gpu| gpu.context().clone());
         let received = Received { sample: Arc::new(sample), subscriber: Late::new(subscriber), stream: None };
-        Self::of(State::Received(received), false, place, false, context)
+        Self::of(OwnerState::Received(received), false, place, false, context)
     }
 
     /// Returns the owner of a part of a claimed task. Only the output is writable.
@@ -139,7 +139,7 @@ impl Owner {
         (place, on_stream): (Place, bool),
         context: Option<Context>,
     ) -> Arc<Self> {
-        Self::of(State::Claimed(part), writable, place, on_stream, context)
+        Self::of(OwnerState::Claimed(part), writable, place, on_stream, context)
     }
 
     /// Returns the owner of the output of an enqueued task, which `stream` waits for.
@@ -147,13 +147,13 @@ impl Owner {
         let place = queue.place();
         let context = queue.gpu().map(|gpu| gpu.context().clone());
         let enqueued = Enqueued { result: result.clone(), queue: Late::new(queue.clone()), stream };
-        Self::of(State::Enqueued(enqueued), false, place, true, context)
+        Self::of(OwnerState::Enqueued(enqueued), false, place, true, context)
     }
 
     /// Replaces the output of an enqueued task by the result's block: tensors that were made before keep the block from
     /// now on.
     pub(crate) fn keep_result(&self, block: Block) {
-        let former = std::mem::replace(&mut *self.lock(), State::Taken(block));
+        let former = std::mem::replace(&mut *self.lock(), OwnerState::Taken(block));
         self.writable.store(true, Ordering::Release);
         drop(former);
     }
@@ -168,8 +168,9 @@ impl Owner {
         self.writable.store(true, Ordering::Release);
     }
 
-    fn of(state: State, writable: bool, place: Place, on_stream: bool, context: Option<Context>) -> Arc<Self> {
-        let may_be_awaited = matches!(state, State::Received(_) | State::Claimed(_) | State::Enqueued(_));
+    fn of(state: OwnerState, writable: bool, place: Place, on_stream: bool, context: Option<Context>) -> Arc<Self> {
+        let may_be_awaited =
+            matches!(state, OwnerState::Received(_) | OwnerState::Claimed(_) | OwnerState::Enqueued(_));
         let state = Mutex::new(state);
         let exposed = AtomicBool::new(false);
         let closed = AtomicBool::new(false);
@@ -182,10 +183,10 @@ impl Owner {
     /// Takes the loan, unless it was taken before. From then on this keeps only the memory.
     pub(crate) fn take_loan(&self) -> Option<Loan> {
         let mut state = self.lock();
-        match std::mem::replace(&mut *state, State::Closed) {
-            State::Lent(mut loan, topic) => {
+        match std::mem::replace(&mut *state, OwnerState::Closed) {
+            OwnerState::Lent(mut loan, topic) => {
                 self.writable.store(false, Ordering::Release);
-                *state = State::Spent { _memory: loan.keep_memory(), topic };
+                *state = OwnerState::Spent { _memory: loan.keep_memory(), topic };
                 Some(*loan)
             }
             other => {
@@ -198,14 +199,14 @@ impl Owner {
     /// Returns the sample, if this is one.
     pub(crate) fn sample(&self) -> Option<Arc<Sample>> {
         match &*self.lock() {
-            State::Received(Received { sample, .. }) => Some(sample.clone()),
+            OwnerState::Received(Received { sample, .. }) => Some(sample.clone()),
             _ => None,
         }
     }
 
     /// Records that `stream` of `gpu` waits for the sample: from now on its tensors are on that GPU.
     pub(crate) fn note_stream(&self, gpu: &Gpu, stream: RawStream) {
-        if let State::Received(received) = &mut *self.lock() {
+        if let OwnerState::Received(received) = &mut *self.lock() {
             received.stream = Some(stream);
         }
         self.note_gpu(gpu);
@@ -220,7 +221,7 @@ impl Owner {
 
     /// Has a GPU use pinned memory: `bytes` bytes of the tensor `name`. Returns the device for DLPack; `None` if this
     /// process uses the memory on another GPU.
-    pub(crate) fn use_on(&self, uuid: DeviceUuid, name: &str, bytes: u64) -> partywall::Result<Option<Device>> {
+    pub(crate) fn use_on(&self, uuid: DeviceUuid, name: &str, bytes: u64) -> partywall::Result<Option<DLDevice>> {
         let gpu = self.domain()?.gpu(uuid)?;
         let mut is_there =
             self.context.get().is_none_or(|context| context.device().ordinal() == gpu.context().device().ordinal());
@@ -242,17 +243,17 @@ impl Owner {
     /// Returns the recorded stream that waits for the sample, for the inputs of the task or for its output.
     pub(crate) fn stream(&self) -> Option<RawStream> {
         match &*self.awaited()? {
-            State::Received(received) => received.stream,
-            State::Claimed(part) => part.of_input().and_then(|claim| claim.stream()),
-            State::Enqueued(enqueued) => Some(enqueued.stream),
+            OwnerState::Received(received) => received.stream,
+            OwnerState::Claimed(part) => part.of_input().and_then(|claim| claim.stream()),
+            OwnerState::Enqueued(enqueued) => Some(enqueued.stream),
             _ => None,
         }
     }
 
     /// Returns the claim of the task that this is an input of.
-    pub(crate) fn claim(&self) -> Option<Arc<Claim>> {
+    pub(crate) fn claim(&self) -> Option<Arc<TaskClaim>> {
         match &*self.awaited()? {
-            State::Claimed(part) => part.of_input().cloned(),
+            OwnerState::Claimed(part) => part.of_input().cloned(),
             _ => None,
         }
     }
@@ -261,22 +262,22 @@ impl Owner {
     /// enqueued outputs, all of which are read-only.
     pub(crate) fn is_awaited(&self) -> bool {
         self.awaited().is_some_and(|state| match &*state {
-            State::Received(_) | State::Enqueued(_) => true,
-            State::Claimed(part) => part.of_input().is_some(),
+            OwnerState::Received(_) | OwnerState::Enqueued(_) => true,
+            OwnerState::Claimed(part) => part.of_input().is_some(),
             _ => false,
         })
     }
 
     /// Locks the state, if it may be one that readers wait for.
-    fn awaited(&self) -> Option<MutexGuard<'_, State>> {
+    fn awaited(&self) -> Option<MutexGuard<'_, OwnerState>> {
         self.may_be_awaited.then(|| self.lock())
     }
 
     /// Returns the sample and its subscriber if this is their last user. Otherwise the last user releases them.
     pub(crate) fn into_sample(self: Arc<Self>) -> Option<(Sample, Late<Subscriber>)> {
         let mut owner = Arc::into_inner(self)?;
-        match std::mem::replace(owner.state.get_mut().ignore_poison(), State::Closed) {
-            State::Received(Received { sample, subscriber, .. }) => Some((Arc::into_inner(sample)?, subscriber)),
+        match std::mem::replace(owner.state.get_mut().ignore_poison(), OwnerState::Closed) {
+            OwnerState::Received(Received { sample, subscriber, .. }) => Some((Arc::into_inner(sample)?, subscriber)),
             _ => None,
         }
     }
@@ -284,8 +285,8 @@ impl Owner {
     /// Returns the block if this is its last user. Otherwise the last user gives it back.
     pub(crate) fn into_block(self: Arc<Self>) -> Result<Block, Arc<Self>> {
         let mut owner = Arc::try_unwrap(self)?;
-        match std::mem::replace(owner.state.get_mut().ignore_poison(), State::Closed) {
-            State::Taken(block) => Ok(block),
+        match std::mem::replace(owner.state.get_mut().ignore_poison(), OwnerState::Closed) {
+            OwnerState::Taken(block) => Ok(block),
             other => {
                 *owner.state.get_mut().ignore_poison() = other;
                 Err(Arc::new(owner))
@@ -300,8 +301,8 @@ impl Owner {
 
     /// Ends the use of the memory. Returns the segment, if this is one.
     fn end(&mut self) -> Option<Segment> {
-        match std::mem::replace(self.state.get_mut().ignore_poison(), State::Closed) {
-            State::Committed(segment) => Arc::into_inner(segment),
+        match std::mem::replace(self.state.get_mut().ignore_poison(), OwnerState::Closed) {
+            OwnerState::Committed(segment) => Arc::into_inner(segment),
             _ => None,
         }
     }
@@ -309,7 +310,7 @@ impl Owner {
     /// Makes the segment the version that `next` is, at the same addresses, for all tensors that have them.
     pub(crate) fn advance(&self, next: Segment, drain: Drain<'_>) -> partywall::Result<()> {
         let mut state = self.lock();
-        let State::Committed(segment) = &mut *state else { return Err(closed()) };
+        let OwnerState::Committed(segment) = &mut *state else { return Err(closed()) };
         // New calls of the segment wait for the lock. Calls that other threads have begun end without it, and waits
         // give the segment up every 100 ms.
         let start = Instant::now();
@@ -327,7 +328,7 @@ impl Owner {
     /// Returns the segment, if this is one.
     pub(crate) fn segment(&self) -> Option<Arc<Segment>> {
         match &*self.lock() {
-            State::Committed(segment) => Some(segment.clone()),
+            OwnerState::Committed(segment) => Some(segment.clone()),
             _ => None,
         }
     }
@@ -335,7 +336,7 @@ impl Owner {
     /// Calls `action` with the build, if this is one.
     pub(crate) fn with_build<T>(&self, action: impl FnOnce(&mut Build) -> T) -> Option<T> {
         match &mut *self.lock() {
-            State::Building(build) => Some(action(build)),
+            OwnerState::Building(build) => Some(action(build)),
             _ => None,
         }
     }
@@ -343,7 +344,7 @@ impl Owner {
     /// Calls `action` with the loan, if this is one.
     pub(crate) fn with_loan<T>(&self, action: impl FnOnce(&mut Loan) -> T) -> Option<T> {
         match &mut *self.lock() {
-            State::Lent(loan, _) => Some(action(loan)),
+            OwnerState::Lent(loan, _) => Some(action(loan)),
             _ => None,
         }
     }
@@ -351,7 +352,7 @@ impl Owner {
     /// Calls `action` with the block, if this is one.
     pub(crate) fn with_block<T>(&self, action: impl FnOnce(&mut Block) -> T) -> Option<T> {
         match &mut *self.lock() {
-            State::Taken(block) => Some(action(block)),
+            OwnerState::Taken(block) => Some(action(block)),
             _ => None,
         }
     }
@@ -360,51 +361,51 @@ impl Owner {
     pub(crate) fn with<T>(&self, action: impl FnOnce(&mut dyn Memory) -> partywall::Result<T>) -> partywall::Result<T> {
         let mut state = self.lock();
         match &mut *state {
-            State::Building(build) => action(&mut **build),
-            State::Taken(block) => action(block),
-            State::Lent(loan, _) => action(&mut **loan),
-            State::Committed(segment) => {
+            OwnerState::Building(build) => action(&mut **build),
+            OwnerState::Taken(block) => action(block),
+            OwnerState::Lent(loan, _) => action(&mut **loan),
+            OwnerState::Committed(segment) => {
                 let mut segment = segment.clone();
                 drop(state);
                 action(&mut segment)
             }
-            State::Received(Received { sample, .. }) => {
+            OwnerState::Received(Received { sample, .. }) => {
                 let mut sample = sample.clone();
                 drop(state);
                 action(&mut sample)
             }
-            State::Claimed(part) => action(part),
-            State::Enqueued(Enqueued { result, .. }) => {
+            OwnerState::Claimed(part) => action(part),
+            OwnerState::Enqueued(Enqueued { result, .. }) => {
                 let mut result = result.clone();
                 drop(state);
                 action(&mut result)
             }
-            State::Spent { topic, .. } => Err(Error::Gone(Gone::HeldBlock { pool: topic.name().to_owned() })),
-            State::Closed => Err(closed()),
+            OwnerState::Spent { topic, .. } => Err(Error::Gone(Gone::HeldBlock { pool: topic.name().to_owned() })),
+            OwnerState::Closed => Err(closed()),
         }
     }
 
     fn domain(&self) -> partywall::Result<Domain> {
         Ok(match &*self.lock() {
-            State::Building(build) => build.domain(),
-            State::Committed(segment) => segment.domain(),
-            State::Taken(block) => block.domain(),
-            State::Lent(_, topic) | State::Spent { topic, .. } => topic.domain(),
-            State::Received(received) => received.sample.domain(),
-            State::Claimed(part) => part.domain(),
-            State::Enqueued(enqueued) => enqueued.queue.domain(),
-            State::Closed => return Err(closed()),
+            OwnerState::Building(build) => build.domain(),
+            OwnerState::Committed(segment) => segment.domain(),
+            OwnerState::Taken(block) => block.domain(),
+            OwnerState::Lent(_, topic) | OwnerState::Spent { topic, .. } => topic.domain(),
+            OwnerState::Received(received) => received.sample.domain(),
+            OwnerState::Claimed(part) => part.domain(),
+            OwnerState::Enqueued(enqueued) => enqueued.queue.domain(),
+            OwnerState::Closed => return Err(closed()),
         }
         .clone())
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, OwnerState> {
         // A panic between taking a state and storing the next one leaves `Closed`.
         self.state.lock().ignore_poison()
     }
 
     /// Returns the device of new tensors, for DLPack.
-    pub(crate) fn device(&self) -> Device {
+    pub(crate) fn device(&self) -> DLDevice {
         if self.is_on_host() { HOST } else { self.context.get().map_or(HOST, device) }
     }
 
@@ -432,8 +433,8 @@ impl Owner {
     /// Commits a build. A build whose commit fails stays as it was; `None` if this is not a build.
     pub(crate) fn commit(&self) -> Option<partywall::Result<()>> {
         let mut state = self.lock();
-        let build = match std::mem::replace(&mut *state, State::Closed) {
-            State::Building(build) => build,
+        let build = match std::mem::replace(&mut *state, OwnerState::Closed) {
+            OwnerState::Building(build) => build,
             other => {
                 *state = other;
                 return None;
@@ -442,11 +443,11 @@ impl Owner {
         match build.commit_or_keep() {
             Ok(segment) => {
                 self.writable.store(segment.is_writable(), Ordering::Release);
-                *state = State::Committed(Arc::new(segment));
+                *state = OwnerState::Committed(Arc::new(segment));
                 Some(Ok(()))
             }
             Err(failed) => {
-                *state = State::Building(failed.value);
+                *state = OwnerState::Building(failed.value);
                 Some(Err(failed.error))
             }
         }
@@ -497,8 +498,8 @@ impl Owner {
 }
 
 /// Returns a GPU in DLPack's form.
-fn device(context: &Context) -> Device {
-    Device { device_type: CUDA, device_id: context.device().ordinal() as i32 }
+fn device(context: &Context) -> DLDevice {
+    DLDevice { device_type: CUDA, device_id: context.device().ordinal() as i32 }
 }
 
 /// Returns the error of using memory that was closed. Unreachable in practice: a caller has the owner, so it is not
@@ -510,15 +511,19 @@ fn closed() -> Error {
 impl Drop for Owner {
     /// A tensor can be dropped at any point: in another library's deleter, or while kernels still read it.
     fn drop(&mut self) {
-        let state = std::mem::replace(self.state.get_mut().ignore_poison(), State::Closed);
+        let state = std::mem::replace(self.state.get_mut().ignore_poison(), OwnerState::Closed);
         let state = match state {
             // Dropped at once: a sample to free its block for the next one. The sample itself waits for whatever still
             // uses it.
-            State::Closed | State::Received(_) | State::Spent { .. } | State::Claimed(_) | State::Enqueued(_) => return,
+            OwnerState::Closed
+            | OwnerState::Received(_)
+            | OwnerState::Spent { .. }
+            | OwnerState::Claimed(_)
+            | OwnerState::Enqueued(_) => return,
             state => state,
         };
         // A block also waits for its users by itself.
-        let waits = *self.exposed.get_mut() && matches!(state, State::Building(_) | State::Committed(_));
+        let waits = *self.exposed.get_mut() && matches!(state, OwnerState::Building(_) | OwnerState::Committed(_));
         let context = self.context.take().filter(|_| waits);
         let leaves_name = !*self.closed.get_mut();
         reaper::later(move || {
@@ -526,7 +531,7 @@ impl Drop for Owner {
                 std::thread::sleep(CAPTURE);
             }
             match state {
-                State::Committed(segment) if leaves_name => {
+                OwnerState::Committed(segment) if leaves_name => {
                     // In a forked child the lease belongs to the parent. Without a broker there is no lease.
                     _ = Arc::into_inner(segment).map(Segment::leave_name);
                 }

@@ -21,7 +21,7 @@ use crate::{
     memory::{Memory, Work},
     owner::Owner,
     reaper::Late,
-    task::{Claim, ClaimedTask},
+    task::{ClaimedTask, TaskClaim},
     tensor::{Lengths, Tensor, signed},
 };
 
@@ -29,7 +29,7 @@ use crate::{
 pub(crate) struct Part {
     /// Keeps the blocks from other tasks. Dropped before the queue.
     _memory: TaskMemory,
-    claim: Arc<Claim>,
+    claim: Arc<TaskClaim>,
     /// The index of the input; `None` for the output.
     input: Option<usize>,
     /// The segment that an input is a part of. It stays mapped for tensors that outlive the task.
@@ -40,7 +40,7 @@ impl Part {
     /// Returns an owner of the part. Only the output is writable.
     pub(crate) fn owner(
         memory: TaskMemory,
-        claim: &Arc<Claim>,
+        claim: &Arc<TaskClaim>,
         input: Option<usize>,
         segment: Option<Arc<Segment>>,
     ) -> Arc<Owner> {
@@ -58,7 +58,7 @@ impl Part {
     }
 
     /// Returns the claim of an input, which a stream of the submitter may still write; `None` for the output.
-    pub(crate) fn of_input(&self) -> Option<&Arc<Claim>> {
+    pub(crate) fn of_input(&self) -> Option<&Arc<TaskClaim>> {
         self.input.map(|_| &self.claim)
     }
 

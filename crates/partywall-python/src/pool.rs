@@ -25,7 +25,7 @@ use crate::{
 /// The compiled part of `partywall.Pool`.
 #[pyclass(frozen, subclass, module = "partywall._native")]
 pub(crate) struct Pool {
-    inner: Handle<Open>,
+    inner: Handle<OpenPool>,
     /// The name.
     #[pyo3(get)]
     name: String,
@@ -48,12 +48,12 @@ pub(crate) struct Pool {
 
 /// The library's object behind a pool's handle: a pool, or the queue whose input blocks it has.
 #[derive(Clone)]
-pub(crate) enum Open {
+pub(crate) enum OpenPool {
     Pool(Arc<partywall::Pool>),
     Inputs(Arc<partywall::Queue>),
 }
 
-impl Deref for Open {
+impl Deref for OpenPool {
     type Target = partywall::Pool;
 
     fn deref(&self) -> &partywall::Pool {
@@ -78,8 +78,8 @@ value! {
     }
 }
 
-impl From<Open> for Pool {
-    fn from(pool: Open) -> Self {
+impl From<OpenPool> for Pool {
+    fn from(pool: OpenPool) -> Self {
         let name = pool.name().to_owned();
         let version = pool.version();
         let place = pool.place().to_string();
@@ -114,7 +114,7 @@ impl Pool {
         queue: Option<&Queue>,
     ) -> PyResult<Self> {
         if let Some(queue) = queue {
-            return Ok(Open::Inputs(queue.get(py)?).into());
+            return Ok(OpenPool::Inputs(queue.get(py)?).into());
         }
         let connection = domain.get(py)?;
         let makes = blocks.is_some() || block_bytes.is_some();
@@ -133,7 +133,7 @@ impl Pool {
             let options = options.clone().timeout(slice);
             if makes { options.open_or_create() } else { options.open() }
         })?;
-        Ok(Open::Pool(Arc::new(pool)).into())
+        Ok(OpenPool::Pool(Arc::new(pool)).into())
     }
 
     /// Allocates a block, and waits for a free one.
@@ -203,7 +203,7 @@ impl Pool {
 #[pyclass(frozen, module = "partywall._native")]
 pub(crate) struct Block {
     /// `None` once the block was released, handed over or given to a stream.
-    held: Handle<Held>,
+    held: Handle<HeldBlock>,
     #[pyo3(get)]
     pool: String,
     #[pyo3(get)]
@@ -222,7 +222,7 @@ pub(crate) struct Block {
 }
 
 #[derive(Clone)]
-struct Held {
+struct HeldBlock {
     owner: Arc<Owner>,
     domain: partywall::Domain,
     place: Place,
@@ -250,7 +250,7 @@ impl Block {
         let generation = block.generation();
         let nbytes = block.len();
         let described = (block.dtype(), block.shape().to_vec());
-        let held = Handle::new("block", Held { owner: keep(block), domain, place });
+        let held = Handle::new("block", HeldBlock { owner: keep(block), domain, place });
         let on_host = place.is_cpu_reachable();
         let has_streams = place != Place::Host;
         Self { held, pool, index, generation, nbytes, described, on_host, has_streams }
@@ -258,9 +258,9 @@ impl Block {
 
     /// Takes the block for another owner. Fails if arrays use it.
     pub(crate) fn take_block(&self, py: Python<'_>) -> PyResult<partywall::Block> {
-        let Held { owner, domain, place } = self.take(py)?;
+        let HeldBlock { owner, domain, place } = self.take(py)?;
         owner.into_block().map_err(|owner| {
-            self.put_back(Held { owner, domain, place });
+            self.put_back(HeldBlock { owner, domain, place });
             still_used(py, &self.pool)
         })
     }
@@ -269,31 +269,31 @@ impl Block {
     pub(crate) fn put_block_back(&self, pool: &partywall::Pool, mut block: partywall::Block) {
         // It may have been limited to what the task was to get. Every block has this range.
         _ = block.set_range(..);
-        self.put_back(Held { owner: owner(pool, block), domain: pool.domain().clone(), place: pool.place() });
+        self.put_back(HeldBlock { owner: owner(pool, block), domain: pool.domain().clone(), place: pool.place() });
     }
 
     fn not_held(&self) -> Error {
         Error::Gone(Gone::HeldBlock { pool: self.pool.clone() })
     }
 
-    fn get(&self, py: Python<'_>) -> PyResult<Held> {
+    fn get(&self, py: Python<'_>) -> PyResult<HeldBlock> {
         let held = self.held.lock().clone();
         held.ok_or_else(|| self.not_held()).or_raise(py)
     }
 
-    fn take(&self, py: Python<'_>) -> PyResult<Held> {
+    fn take(&self, py: Python<'_>) -> PyResult<HeldBlock> {
         let held = self.held.lock().take();
         held.ok_or_else(|| self.not_held()).or_raise(py)
     }
 
-    fn put_back(&self, held: Held) {
+    fn put_back(&self, held: HeldBlock) {
         *self.held.lock() = Some(held);
     }
 
     /// Gives the block back. In a forked child it belongs to the parent: `forked` is what happens there.
     fn give_back(
         py: Python<'_>,
-        Held { owner, domain, .. }: Held,
+        HeldBlock { owner, domain, .. }: HeldBlock,
         forked: impl FnOnce(Error) -> partywall::Result<()> + Send,
     ) -> PyResult<()> {
         // The library would wait for the GPU, too, but a signal ends this wait and leaves the release to the library.
@@ -336,7 +336,7 @@ impl Block {
     /// With another type and no shape, of as many elements as fit.
     #[pyo3(signature = (shape = None, dtype = None))]
     pub(crate) fn tensor(&self, py: Python<'_>, shape: Option<Shape>, dtype: Option<ElementType>) -> PyResult<Tensor> {
-        let Held { owner, .. } = self.get(py)?;
+        let HeldBlock { owner, .. } = self.get(py)?;
         let (dtype, shape) = ElementType::view(dtype, shape, (self.described.0, &self.described.1, self.nbytes));
         py.detach(|| self.with(&owner, |block| Tensor::of_block(&owner, block, dtype.0, &shape))).or_raise(py)
     }
@@ -349,13 +349,13 @@ impl Block {
 
     /// Sets all bytes to zero, in host memory.
     fn zero(&self, py: Python<'_>) -> PyResult<()> {
-        let Held { owner, .. } = self.get(py)?;
+        let HeldBlock { owner, .. } = self.get(py)?;
         py.detach(|| self.with(&owner, partywall::Block::zero)).or_raise(py)
     }
 
     /// Enqueues setting all bytes to zero.
     fn zero_on(&self, py: Python<'_>, device: &str, stream: Option<u64>) -> PyResult<()> {
-        let Held { owner, domain, .. } = self.get(py)?;
+        let HeldBlock { owner, domain, .. } = self.get(py)?;
         let stream = Stream::find(py, &domain, device, stream)?;
         // From now on work of this process may use the block.
         owner.expose();
@@ -364,7 +364,7 @@ impl Block {
 
     /// Offers the block to any process, and returns its reference.
     fn offer(&self, py: Python<'_>) -> PyResult<BlockRef> {
-        let Held { owner, .. } = self.get(py)?;
+        let HeldBlock { owner, .. } = self.get(py)?;
         let offered = |block: &mut partywall::Block| match block.is_output() {
             true => Err(Denied::Offering { queue: block.pool().to_owned() }.into()),
             false => Ok(()),
@@ -398,13 +398,13 @@ impl Block {
     fn release_on(&self, py: Python<'_>, stream: Optional<'_, '_>, device: Optional<'_, '_>) -> PyResult<()> {
         let domain = self.get(py)?.domain;
         let stream = Stream::or_host(py, &domain, stream, device, || "release()".to_owned())?;
-        let Held { owner, domain, place } = self.take(py)?;
+        let HeldBlock { owner, domain, place } = self.take(py)?;
         let context = owner.context().cloned();
         let Ok(block) = owner.into_block() else { return Ok(()) };
         match py.detach(|| block.release_on(stream.borrow())) {
             Ok(()) => Ok(()),
             Err(unreleased) => {
-                self.put_back(Held { owner: Owner::of_block(*unreleased.value, place, context), domain, place });
+                self.put_back(HeldBlock { owner: Owner::of_block(*unreleased.value, place, context), domain, place });
                 Err(unreleased.error).or_raise(py)
             }
         }

@@ -14,7 +14,7 @@ use crate::{
     source::{self, Source},
     stream::Stream,
     tensor::Tensor,
-    topic::Open,
+    topic::OpenTopic,
     wait,
 };
 
@@ -33,11 +33,11 @@ struct Sender {
     publisher: partywall::Publisher,
     /// Ends the waits of loans, too.
     closing: Closing,
-    open: Open,
+    open: OpenTopic,
 }
 
 impl Publisher {
-    pub(crate) fn new(publisher: partywall::Publisher, open: Open) -> Self {
+    pub(crate) fn new(publisher: partywall::Publisher, open: OpenTopic) -> Self {
         let topic = publisher.topic().to_owned();
         let id = publisher.id();
         let closing = Closing::new("publisher");

@@ -22,10 +22,10 @@ use pyo3::prelude::*;
 
 use crate::wait;
 
-type Job = Box<dyn FnOnce() + Send>;
+type ReaperJob = Box<dyn FnOnce() + Send>;
 
 /// A job, and when to run it; `None` for immediately.
-type Timed = (Option<Instant>, Job);
+type Timed = (Option<Instant>, ReaperJob);
 
 /// The sender to the thread. A forked child starts without one: the thread does not exist there, and the child must
 /// release nothing of the parent's.
@@ -36,7 +36,7 @@ static GIL_JOBS: PerProcess<GilJobs> = PerProcess::new();
 
 #[derive(Default)]
 struct GilJobs {
-    jobs: Vec<Job>,
+    jobs: Vec<ReaperJob>,
     /// True if the thread is scheduled to run the jobs.
     scheduled: bool,
 }
@@ -95,7 +95,7 @@ pub(crate) fn at(time: Instant, job: impl FnOnce() + Send + 'static) {
 }
 
 /// Gives a job to the thread, and returns it if there is no thread.
-fn send(time: Option<Instant>, job: Job) -> Option<Job> {
+fn send(time: Option<Instant>, job: ReaperJob) -> Option<ReaperJob> {
     let mut reaper = REAPER.lock();
     if reaper.is_none() {
         let (sender, jobs) = mpsc::channel();
@@ -111,7 +111,7 @@ fn send(time: Option<Instant>, job: Job) -> Option<Job> {
 /// Runs jobs as they come, and those for later at their time.
 fn run(jobs: &Receiver<Timed>) {
     IS_REAPER.set(true);
-    let mut waiting: BTreeMap<(Instant, u64), Job> = BTreeMap::new();
+    let mut waiting: BTreeMap<(Instant, u64), ReaperJob> = BTreeMap::new();
     for number in 0.. {
         let next = loop {
             let Some(first) = waiting.first_entry() else { break jobs.recv().ok() };

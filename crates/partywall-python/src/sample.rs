@@ -24,7 +24,7 @@ use crate::{
     reaper::Late,
     stream::{self, Stream},
     tensor::{Lengths, Tensor, signed},
-    topic::Open,
+    topic::OpenTopic,
     wait,
 };
 
@@ -36,7 +36,7 @@ use crate::{
 #[pyclass(frozen, extends = Exported, module = "partywall", weakref)]
 pub(crate) struct Sample {
     /// `None` once the sample was released.
-    held: Closable<Held>,
+    held: Closable<HeldSample>,
     /// The topic's name.
     topic: Arc<str>,
     /// The address, once the sample is complete or a stream waits until it is.
@@ -61,9 +61,9 @@ pub(crate) struct Sample {
 
 /// What the sample holds of the library.
 #[derive(Clone)]
-struct Held {
+struct HeldSample {
     owner: Arc<Owner>,
-    open: Open,
+    open: OpenTopic,
 }
 
 impl Drop for Sample {
@@ -73,7 +73,7 @@ impl Drop for Sample {
 }
 
 impl Sample {
-    pub(crate) fn of(py: Python<'_>, owner: Arc<Owner>, open: Open) -> PyResult<Bound<'_, Self>> {
+    pub(crate) fn of(py: Python<'_>, owner: Arc<Owner>, open: OpenTopic) -> PyResult<Bound<'_, Self>> {
         let sample = owner.sample().ok_or_else(|| closed(py, "sample"))?;
         let this = Self {
             address: OnceLock::new(),
@@ -84,21 +84,21 @@ impl Sample {
             publisher: sample.publisher(),
             missed: sample.missed(),
             topic: open.name.clone(),
-            held: Closable::new("sample", Held { owner, open }),
+            held: Closable::new("sample", HeldSample { owner, open }),
         };
         this.into_object(py)
     }
 
     /// Returns the owner and the sample.
     pub(crate) fn get(&self, py: Python<'_>) -> PyResult<(Arc<Owner>, Arc<partywall::Sample>)> {
-        let Held { owner, .. } = self.held.get(py)?;
+        let HeldSample { owner, .. } = self.held.get(py)?;
         let sample = self.held.unless_closed(py, owner.sample())?;
         Ok((owner, sample))
     }
 
     /// Takes the owner: from now on this object does not hold the sample.
     pub(crate) fn take(&self) -> Option<Arc<Owner>> {
-        let Held { owner, open } = self.held.lock().take()?;
+        let HeldSample { owner, open } = self.held.lock().take()?;
         drop(Late::new(open.topic));
         Some(owner)
     }
@@ -279,7 +279,7 @@ impl Sample {
                 if let (Some(stream), Some(gpu)) = (on_stream, open.gpu(py)?) {
                     owner.note_stream(gpu, stream);
                 }
-                *self.held.lock() = Some(Held { owner, open });
+                *self.held.lock() = Some(HeldSample { owner, open });
                 Err(unreleased.error).or_raise(py)
             }
         }
@@ -295,7 +295,7 @@ impl Sample {
     fn close(&self, py: Python<'_>) {
         let held = self.held.lock().take();
         py.detach(|| {
-            let Some(Held { owner, open }) = held else { return };
+            let Some(HeldSample { owner, open }) = held else { return };
             // Drops the topic before this returns, too: the subscriber may be closed already.
             let last = owner.into_sample().map(|(sample, subscriber)| (sample, subscriber.into_inner()));
             drop((last, open));

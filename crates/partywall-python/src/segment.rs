@@ -305,7 +305,7 @@ impl Segment {
         self.with(py, |owner, segment| {
             let pinned = partywall::Pinned::new(segment.clone(), segment.domain().gpu(uuid)?)?;
             let nbytes = pinned.bytes();
-            Ok(Pinned { held: Handle::new("pinned memory", Held { pinned, _owner: owner.clone() }), nbytes })
+            Ok(Pinned { held: Handle::new("pinned memory", HeldPin { pinned, _owner: owner.clone() }), nbytes })
         })
     }
 
@@ -354,13 +354,13 @@ impl Segment {
 /// A segment in host memory that is registered with CUDA.
 #[pyclass(frozen, module = "partywall._native")]
 pub(crate) struct Pinned {
-    held: Handle<Held>,
+    held: Handle<HeldPin>,
     #[pyo3(get)]
     nbytes: u64,
 }
 
 /// The pin is dropped first: it needs the memory to be mapped, and the owner keeps the mapping.
-struct Held {
+struct HeldPin {
     pinned: partywall::Pinned<Arc<partywall::Segment>>,
     _owner: Arc<Owner>,
 }

@@ -92,13 +92,13 @@ impl Semaphore {
 #[pyclass(frozen, module = "partywall", weakref)]
 pub(crate) struct Permit {
     /// `None` once the permit was released or given to a stream.
-    permit: Handle<Held>,
+    permit: Handle<HeldPermit>,
     name: String,
     /// The process that acquired it.
     generation: u64,
 }
 
-struct Held {
+struct HeldPermit {
     permit: partywall::Permit,
     semaphore: Arc<partywall::Semaphore>,
 }
@@ -106,10 +106,10 @@ struct Held {
 impl Permit {
     fn new(semaphore: Arc<partywall::Semaphore>, permit: partywall::Permit) -> Self {
         let name = semaphore.name().to_owned();
-        Self { permit: Handle::new("permit", Held { permit, semaphore }), name, generation: fork_generation() }
+        Self { permit: Handle::new("permit", HeldPermit { permit, semaphore }), name, generation: fork_generation() }
     }
 
-    fn take(&self, py: Python<'_>) -> PyResult<Held> {
+    fn take(&self, py: Python<'_>) -> PyResult<HeldPermit> {
         let held = self.permit.lock().take();
         held.ok_or_else(|| self.not_held()).or_raise(py)
     }
@@ -154,9 +154,9 @@ impl Permit {
         let semaphore = self.permit.lock().as_ref().map(|held| held.semaphore.clone());
         let semaphore = semaphore.ok_or_else(|| self.not_held()).or_raise(py)?;
         let stream = Stream::or_host(py, semaphore.domain(), stream, device, || "release()".to_owned())?;
-        let Held { permit, .. } = self.take(py)?;
+        let HeldPermit { permit, .. } = self.take(py)?;
         py.detach(|| permit.release_on(stream.borrow())).or_else(|unreleased| {
-            *self.permit.lock() = Some(Held { permit: *unreleased.value, semaphore });
+            *self.permit.lock() = Some(HeldPermit { permit: *unreleased.value, semaphore });
             Err(unreleased.error).or_raise(py)
         })
     }

@@ -18,7 +18,7 @@ use pyo3::{
 
 use crate::{
     arguments::Optional,
-    dlpack::{self, CPU, CUDA, CUDA_HOST, Device, Exchanged, Managed, ManagedVersioned, Taken, contiguous},
+    dlpack::{self, CPU, CUDA, CUDA_HOST, DLDevice, Exchanged, Managed, ManagedVersioned, Taken, contiguous},
     errors::{Raise, bad_source},
     exchange::Library,
     owner::drain,
@@ -38,7 +38,7 @@ pub(crate) struct Source {
     /// Counted in elements. Negative strides run backwards from the address.
     strides: Vec<i64>,
     address: u64,
-    device: Device,
+    device: DLDevice,
     /// On a GPU: the stream on which the library has the tensor ready.
     stream: RawStream,
     keep: Arc<ForeignTensor>,
@@ -49,13 +49,13 @@ pub(crate) struct Source {
 enum ForeignTensor {
     Capsule(Taken<Managed>),
     Versioned(Taken<ManagedVersioned>),
-    Buffer(Held),
+    Buffer(ForeignBuffer),
 }
 
 /// A buffer, which must be released with the GIL.
-struct Held(Option<PyUntypedBuffer>);
+struct ForeignBuffer(Option<PyUntypedBuffer>);
 
-impl Drop for Held {
+impl Drop for ForeignBuffer {
     fn drop(&mut self) {
         let buffer = self.0.take();
         // At the end of the interpreter the buffer cannot be released any more.
@@ -111,7 +111,7 @@ impl Source {
     /// Equal for two tensors that are the same memory; `None` without elements.
     #[getter]
     fn identity(&self) -> Option<(i32, i32, u64, &'static str, Lengths, Lengths)> {
-        let Device { device_type, device_id } = self.device;
+        let DLDevice { device_type, device_id } = self.device;
         let shape = Lengths(signed(&self.shape));
         let strides = Lengths(self.strides.clone());
         let identity = (device_type, device_id, self.address, self.dtype.name(), shape, strides);
@@ -133,7 +133,7 @@ impl Source {
         let Some(library) = Library::of(&object.get_type()) else { return Ok(None) };
         // SAFETY: it is the library of the object's type.
         let Some(taken) = (unsafe { library.take(object) }) else { return Ok(None) };
-        let dlpack::Tensor { device, dtype, .. } = taken.get().tensor();
+        let dlpack::DLTensor { device, dtype, .. } = taken.get().tensor();
         let mut ready = RawStream::LEGACY_DEFAULT;
         if device.device_type == CUDA {
             ready = stream::named(py, stream, device.device_id)?;
@@ -242,9 +242,9 @@ impl Source {
             strides.ok_or_else(|| bad_source(py, "its elements are not at whole steps", "make it contiguous first"))?;
         let shape: Vec<u64> = buffer.shape().iter().map(|n| *n as u64).collect();
         let address = check_memory(py, dtype, &shape, &strides, buffer.buf_ptr() as u64, 0)?.address;
-        let device = Device { device_type: CPU, device_id: 0 };
+        let device = DLDevice { device_type: CPU, device_id: 0 };
         let stream = RawStream::LEGACY_DEFAULT;
-        let keep = Arc::new(ForeignTensor::Buffer(Held(Some(buffer))));
+        let keep = Arc::new(ForeignTensor::Buffer(ForeignBuffer(Some(buffer))));
         Ok(Self { dtype, shape, strides, address, device, stream, keep })
     }
 

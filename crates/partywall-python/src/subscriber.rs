@@ -17,7 +17,7 @@ use crate::{
     owner::Owner,
     reaper,
     sample::Sample,
-    topic::Open,
+    topic::OpenTopic,
     value::value,
     wait,
 };
@@ -51,11 +51,11 @@ pub(crate) struct Subscriber {
 #[derive(Clone)]
 struct Receiver {
     subscriber: Arc<partywall::Subscriber>,
-    open: Open,
+    open: OpenTopic,
 }
 
 impl Subscriber {
-    pub(crate) fn new(subscriber: partywall::Subscriber, open: Open) -> Self {
+    pub(crate) fn new(subscriber: partywall::Subscriber, open: OpenTopic) -> Self {
         let topic = subscriber.topic().to_owned();
         let id = subscriber.id();
         let receiver = Receiver { subscriber: Arc::new(subscriber), open };

@@ -37,7 +37,7 @@ use crate::{
 /// `complete` raises `ClaimLost`.
 #[pyclass(frozen, module = "partywall", weakref)]
 pub(crate) struct ClaimedTask {
-    claim: Arc<Claim>,
+    claim: Arc<TaskClaim>,
     /// The owner that all tensors of the output share. Without tensors nothing keeps the block once the task is over.
     output: Mutex<Weak<Owner>>,
     task: TaskRef,
@@ -61,7 +61,7 @@ pub(crate) struct ClaimedTask {
 type Described = (DType, Vec<u64>, u64);
 
 /// What a task and its tensors share. The queue stays mapped for tensors that outlive the task.
-pub(crate) struct Claim {
+pub(crate) struct TaskClaim {
     /// `None` once the task is over. Declared before the queue, because dropping the task needs the queue.
     task: Mutex<Option<partywall::ClaimedTask>>,
     /// The last stream that `wait_inputs_on` ordered behind the inputs.
@@ -69,7 +69,7 @@ pub(crate) struct Claim {
     pub(crate) queue: Late<Queue>,
 }
 
-impl Claim {
+impl TaskClaim {
     pub(crate) fn lock(&self) -> MutexGuard<'_, Option<partywall::ClaimedTask>> {
         self.task.lock().ignore_poison()
     }
@@ -97,7 +97,11 @@ impl ClaimedTask {
             attempt: task.attempt(),
             max_attempts: task.max_attempts(),
             generation: fork_generation(),
-            claim: Arc::new(Claim { task: Mutex::new(Some(task)), stream: Mutex::default(), queue: Late::new(queue) }),
+            claim: Arc::new(TaskClaim {
+                task: Mutex::new(Some(task)),
+                stream: Mutex::default(),
+                queue: Late::new(queue),
+            }),
         }
     }
 

@@ -27,7 +27,7 @@ use pyo3::{
 use crate::{
     arguments::{ElementType, Optional},
     build::{Layout, place},
-    dlpack::{self, Device, Export, Managed, ManagedVersioned, contiguous, data_type},
+    dlpack::{self, DLDevice, Managed, ManagedVersioned, TensorExport, contiguous, data_type},
     errors::{Never, Raise, no_such_view},
     hint::{Hint, Hinted},
     owner::Owner,
@@ -47,7 +47,7 @@ pub(crate) struct Tensor {
     strides: Vec<i64>,
     address: usize,
     bytes: u64,
-    device: Device,
+    device: DLDevice,
 }
 
 impl Tensor {
@@ -164,7 +164,7 @@ impl Tensor {
     }
 
     /// Returns DLPack's form of the type, or an error for types that DLPack lacks.
-    fn data_type(&self, py: Python<'_>) -> PyResult<dlpack::DataType> {
+    fn data_type(&self, py: Python<'_>) -> PyResult<dlpack::DLDataType> {
         data_type(self.dtype).ok_or_else(|| {
             let why = format!("DLPack does not pass on {}, of which several are in a byte", self.dtype);
             no_such_view(py, &self.name, &why, "take the bytes: .view(\"uint8\")")
@@ -465,8 +465,14 @@ impl Tensor {
         let owner = &self.owner;
         let address = self.address;
         let device = self.device;
-        let export =
-            Export { owner, address, device, dtype: self.data_type(py)?, shape: &self.shape, strides: &self.strides };
+        let export = TensorExport {
+            owner,
+            address,
+            device,
+            dtype: self.data_type(py)?,
+            shape: &self.shape,
+            strides: &self.strides,
+        };
         match max_version {
             Some((major, _)) if major >= 1 => export.capsule::<ManagedVersioned>(py).map(Hinted::new),
             _ => export.capsule::<Managed>(py).map(Hinted::new),
@@ -598,7 +604,7 @@ impl<'py> IntoPyObject<'py> for Lengths {
 struct Extents(Vec<isize>);
 
 /// Host memory, for DLPack.
-pub(crate) const HOST: Device = Device { device_type: dlpack::CPU, device_id: 0 };
+pub(crate) const HOST: DLDevice = DLDevice { device_type: dlpack::CPU, device_id: 0 };
 
 /// Returns the codes of a type in the array interface and in buffers.
 fn array_type(dtype: DType) -> Option<(char, &'static CStr)> {

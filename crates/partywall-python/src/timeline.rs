@@ -16,7 +16,7 @@ use partywall_os::lock::IgnorePoison;
 use pyo3::prelude::*;
 
 use crate::{
-    arguments::{Connection, Device, Name, Optional, Value},
+    arguments::{Connection, DeviceName, Name, Optional, Value},
     errors::{Raise, not_writer},
     graph::GraphNode,
     handle::Handle,
@@ -300,8 +300,8 @@ impl Timeline {
     }
 
     /// Returns the address of the value, 8 bytes, for kernels on a GPU that read or store it. See docs/ordering.md.
-    #[pyo3(signature = (device = Device("cuda".to_owned())), text_signature = "($self, device='cuda')")]
-    fn device_ptr(&self, py: Python<'_>, device: Device) -> PyResult<u64> {
+    #[pyo3(signature = (device = DeviceName("cuda".to_owned())), text_signature = "($self, device='cuda')")]
+    fn device_ptr(&self, py: Python<'_>, device: DeviceName) -> PyResult<u64> {
         let role = self.role(py)?;
         let gpu = gpu(py, role.domain(), &device.0)?;
         py.detach(|| role.device_ptr(&gpu)).or_raise(py)

@@ -20,7 +20,7 @@ use crate::{
 /// The compiled part of `partywall.Topic`.
 #[pyclass(frozen, subclass, module = "partywall._native")]
 pub(crate) struct Topic {
-    inner: Handle<Open>,
+    inner: Handle<OpenTopic>,
     /// The name.
     #[pyo3(get)]
     name: String,
@@ -53,14 +53,14 @@ pub(crate) struct Topic {
 
 /// A topic, and the GPU on which this process uses it.
 #[derive(Clone)]
-pub(crate) struct Open {
+pub(crate) struct OpenTopic {
     pub(crate) topic: Arc<partywall::Topic>,
     pub(crate) name: Arc<str>,
     /// Set when a stream first uses pinned memory.
     gpu: Arc<OnceLock<Arc<Gpu>>>,
 }
 
-impl Open {
+impl OpenTopic {
     /// Returns whether the samples are in pinned memory, which both hosts and streams use.
     pub(crate) fn is_pinned(&self) -> bool {
         matches!(self.topic.place(), Place::Pinned(_))
@@ -169,7 +169,10 @@ impl Topic {
             loans: topic.loans(),
             held: topic.held(),
             place: topic.place().to_string(),
-            inner: Handle::new("topic", Open { name: topic.name().into(), topic: topic.into(), gpu: Arc::default() }),
+            inner: Handle::new(
+                "topic",
+                OpenTopic { name: topic.name().into(), topic: topic.into(), gpu: Arc::default() },
+            ),
         })
     }
 

@@ -181,13 +181,13 @@ pub(crate) fn on_helper_thread<T: Send + 'static>(
 }
 
 /// The work of a helper thread. It calls its argument once the thread can take the next job.
-type Job = Box<dyn FnOnce(&dyn Fn()) + Send>;
+type WaitJob = Box<dyn FnOnce(&dyn Fn()) + Send>;
 
 /// Free helper threads. Starting a thread takes longer than most waits.
-static FREE: PerProcess<Vec<Sender<Job>>> = PerProcess::new();
+static FREE: PerProcess<Vec<Sender<WaitJob>>> = PerProcess::new();
 
 /// Gives a job to a free helper thread, or to a new one.
-fn hand_over(job: Job) -> partywall::Result<()> {
+fn hand_over(job: WaitJob) -> partywall::Result<()> {
     let free = FREE.lock().pop();
     // A thread that has panicked takes no jobs.
     let job = match free {
@@ -197,7 +197,7 @@ fn hand_over(job: Job) -> partywall::Result<()> {
         },
         None => job,
     };
-    let (thread, jobs) = mpsc::channel::<Job>();
+    let (thread, jobs) = mpsc::channel::<WaitJob>();
     let itself = thread.clone();
     let work = move || jobs.into_iter().for_each(|job| job(&|| FREE.lock().push(itself.clone())));
     spawn("partywall-wait", work).map_err(|source| Error::starting("a thread that waits", source))?;
