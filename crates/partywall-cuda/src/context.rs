@@ -21,10 +21,10 @@ use crate::{CuResult, CudaError, Device, Driver, MemoryInfo};
 /// [`ContextGuard`].
 #[derive(Clone)]
 pub struct Context {
-    inner: Arc<Inner>,
+    inner: Arc<ContextInner>,
 }
 
-struct Inner {
+struct ContextInner {
     device: Device,
     raw: Handle,
     /// The first failure of a `Drop`, kept for [`Context::take_drop_error`].
@@ -73,7 +73,7 @@ impl Context {
         // SAFETY: the pointer is to a live handle; the device came from the driver.
         unsafe { device.driver().primary_ctx_retain(&mut raw, device.raw()) }
             .map_err(|error| error.with_context(format!("device {}", device.ordinal())))?;
-        Ok(Self { inner: Arc::new(Inner { device, raw, drop_error: Mutex::new(None) }) })
+        Ok(Self { inner: Arc::new(ContextInner { device, raw, drop_error: Mutex::new(None) }) })
     }
 
     /// Makes the context current on this thread for as long as the guard lives: any thread may do so, whatever was
@@ -285,7 +285,7 @@ impl fmt::Debug for Context {
     }
 }
 
-impl Drop for Inner {
+impl Drop for ContextInner {
     fn drop(&mut self) {
         // SAFETY: retained once in `Context::retain`, released once here. A failure cannot be
         // reported, and needs no report: CUDA is shutting down or the context is lost, and both free it.

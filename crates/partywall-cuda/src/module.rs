@@ -12,11 +12,11 @@ use crate::{Context, CuResult, CudaError, StreamRef};
 /// Cheap to clone; unloaded when the last clone and the last [`Function`] are gone. `Send` and `Sync`.
 #[derive(Clone, Debug)]
 pub struct Module {
-    inner: Arc<Inner>,
+    inner: Arc<ModuleInner>,
 }
 
 #[derive(Debug)]
-struct Inner {
+struct ModuleInner {
     context: Context,
     handle: Handle,
 }
@@ -62,7 +62,7 @@ impl Module {
         let mut handle = 0;
         // SAFETY: the image is NUL-terminated text, not a binary, and is not needed after the call.
         unsafe { context.driver().module_load_data(&mut handle, ptx.as_ptr().cast::<c_void>()) }?;
-        Ok(Self { inner: Arc::new(Inner { context: context.clone(), handle }) })
+        Ok(Self { inner: Arc::new(ModuleInner { context: context.clone(), handle }) })
     }
 
     /// Returns the kernel of this name.
@@ -86,7 +86,7 @@ impl Module {
     }
 }
 
-impl Drop for Inner {
+impl Drop for ModuleInner {
     fn drop(&mut self) {
         self.context.release(|driver| {
             // SAFETY: loaded once, unloaded once; every Function holds a clone of the Arc.

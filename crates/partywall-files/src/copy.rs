@@ -97,7 +97,7 @@ impl Plan {
         cancel: &AtomicBool,
     ) -> Result<(), FileError> {
         let items = self.items();
-        let job = Job {
+        let job = CopyJob {
             plan: self,
             sink,
             progress,
@@ -148,7 +148,7 @@ struct Item {
 }
 
 /// The state that the threads of one copy share.
-struct Job<'a, S> {
+struct CopyJob<'a, S> {
     plan: &'a Plan,
     sink: &'a S,
     progress: &'a (dyn Fn(u64) + Sync),
@@ -160,7 +160,7 @@ struct Job<'a, S> {
     error: Mutex<Option<FileError>>,
 }
 
-impl<S: Sink> Job<'_, S> {
+impl<S: Sink> CopyJob<'_, S> {
     /// Copies items until none are left, or one has failed.
     fn work(&self) {
         if let Err(error) = self.try_work() {

@@ -84,7 +84,7 @@ pub fn write_to(
     progress: &dyn Fn(u64),
     cancel: &AtomicBool,
 ) -> Result<u64, FileError> {
-    Job::new(Path::new("-"), content, selection, format)?.run(out, progress, cancel)
+    WriteJob::new(Path::new("-"), content, selection, format)?.run(out, progress, cancel)
 }
 
 /// Writes tensors to a file, in the format of its suffix: all of them, or the one that `selection` names. Returns how
@@ -105,7 +105,7 @@ pub fn write_to_path(
     cancel: &AtomicBool,
 ) -> Result<u64, FileError> {
     let failed = |error| FileProblem::write(error).of(path);
-    let job = Job::new(path, content, selection, Format::from_path(path))?;
+    let job = WriteJob::new(path, content, selection, Format::from_path(path))?;
     if !is_in_place(path) {
         check_size(job.bytes()).map_err(|problem| problem.of(path))?;
     }
@@ -116,7 +116,7 @@ pub fn write_to_path(
 }
 
 /// The contents of a file to write.
-struct Job<'a> {
+struct WriteJob<'a> {
     path: &'a Path,
     content: &'a dyn Content,
     header: Vec<u8>,
@@ -124,7 +124,7 @@ struct Job<'a> {
     tensors: Vec<(usize, TensorInfo)>,
 }
 
-impl<'a> Job<'a> {
+impl<'a> WriteJob<'a> {
     fn new(
         path: &'a Path,
         content: &'a dyn Content,

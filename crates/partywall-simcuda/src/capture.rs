@@ -12,7 +12,7 @@ use partywall_os::lock::IgnorePoison;
 
 use crate::abi::{Code, Handle};
 use crate::entry::{entry_points, store};
-use crate::graph::{self, Work};
+use crate::graph::{self, NodeWork};
 use crate::ledger;
 use crate::stream::{self, Stream, StreamKind};
 
@@ -68,7 +68,7 @@ pub(crate) fn forbid_on(stream: &Stream) -> Result<(), Code> {
 /// # Errors
 /// `STREAM_CAPTURE_INVALIDATED`; `STREAM_CAPTURE_IMPLICIT` for the legacy stream while one that it waits for is
 /// captured.
-pub(crate) fn takes(stream: &Stream, work: &Work) -> Result<bool, Code> {
+pub(crate) fn takes(stream: &Stream, work: &NodeWork) -> Result<bool, Code> {
     if stream.kind() == StreamKind::Legacy {
         let captured = implicitly_captured(stream);
         for stream in &captured {

@@ -15,7 +15,7 @@ use crate::queue::{Runner, Ticket};
 use crate::{state, stream};
 
 /// One end of a copy.
-enum Place {
+enum CopyEnd {
     /// Memory that devices can address: device memory, and host memory that is page-locked or registered.
     Mapped { context: Arc<Ctx>, address: DevicePtr },
     /// Host memory that is unknown to the driver.
@@ -24,14 +24,14 @@ enum Place {
     Staged(Vec<u8>),
 }
 
-/// A piece of a place; the pointer is valid as long as it lives.
+/// A piece of an end; the pointer is valid as long as it lives.
 struct Piece {
     pointer: *mut u8,
     bytes: usize,
     _keep: Option<HostRange>,
 }
 
-impl Place {
+impl CopyEnd {
     /// Returns memory of a device, by its address.
     ///
     /// # Errors
@@ -74,12 +74,12 @@ impl Place {
 }
 
 /// Enqueues a copy, and waits for it if the driver does.
-fn enqueue(stream: Handle, to: Place, from: Place, bytes: usize, synchronous: bool) -> Result<(), Code> {
+fn enqueue(stream: Handle, to: CopyEnd, from: CopyEnd, bytes: usize, synchronous: bool) -> Result<(), Code> {
     let stream = stream::find(stream)?;
     let from = match from {
-        Place::Pageable(start) if bytes <= STAGED && !to.is_pageable() && !synchronous => {
+        CopyEnd::Pageable(start) if bytes <= STAGED && !to.is_pageable() && !synchronous => {
             // SAFETY: the caller of the copy passes memory of this size.
-            Place::Staged(unsafe { std::slice::from_raw_parts(start as *const u8, bytes) }.to_vec())
+            CopyEnd::Staged(unsafe { std::slice::from_raw_parts(start as *const u8, bytes) }.to_vec())
         }
         from => from,
     };
@@ -94,7 +94,7 @@ fn wait_if(wait: bool, ticket: Option<Ticket>, context: &Ctx) -> Result<(), Code
     context.check()
 }
 
-fn copy(runner: &mut Runner, to: &Place, from: &Place, bytes: usize) -> Result<(), Code> {
+fn copy(runner: &mut Runner, to: &CopyEnd, from: &CopyEnd, bytes: usize) -> Result<(), Code> {
     in_pieces(runner, bytes, |offset, most| {
         let to = to.piece(offset, most, Want::Write)?;
         let from = from.piece(offset, to.bytes, Want::Read)?;
@@ -134,7 +134,7 @@ fn enqueue_fill<const WIDTH: usize>(
     if !address.is_multiple_of(WIDTH as u64) {
         return Err(Code::INVALID_VALUE);
     }
-    let to = Place::device(stream.context(), address, bytes)?;
+    let to = CopyEnd::device(stream.context(), address, bytes)?;
     let pattern = value.repeat(PIECE / WIDTH);
     stream.submit(move |runner| {
         in_pieces(runner, bytes, |offset, most| {
@@ -155,8 +155,8 @@ fn host_to_device(
     synchronous: bool,
 ) -> Result<(), Code> {
     let context = context::current()?;
-    let to = Place::device(&context, to, bytes)?;
-    let from = Place::any(&context, from as DevicePtr, bytes)?;
+    let to = CopyEnd::device(&context, to, bytes)?;
+    let from = CopyEnd::any(&context, from as DevicePtr, bytes)?;
     enqueue(stream, to, from, bytes, synchronous)
 }
 
@@ -168,22 +168,22 @@ fn device_to_host(
     synchronous: bool,
 ) -> Result<(), Code> {
     let context = context::current()?;
-    let to = Place::any(&context, to as DevicePtr, bytes)?;
-    let from = Place::device(&context, from, bytes)?;
+    let to = CopyEnd::any(&context, to as DevicePtr, bytes)?;
+    let from = CopyEnd::device(&context, from, bytes)?;
     enqueue(stream, to, from, bytes, synchronous)
 }
 
 fn device_to_device(to: DevicePtr, from: DevicePtr, bytes: usize, stream: Handle) -> Result<(), Code> {
     let context = context::current()?;
-    let to = Place::device(&context, to, bytes)?;
-    let from = Place::device(&context, from, bytes)?;
+    let to = CopyEnd::device(&context, to, bytes)?;
+    let from = CopyEnd::device(&context, from, bytes)?;
     enqueue(stream, to, from, bytes, false)
 }
 
 fn unified(to: DevicePtr, from: DevicePtr, bytes: usize, stream: Handle, synchronous: bool) -> Result<(), Code> {
     let context = context::current()?;
-    let to = Place::any(&context, to, bytes)?;
-    let from = Place::any(&context, from, bytes)?;
+    let to = CopyEnd::any(&context, to, bytes)?;
+    let from = CopyEnd::any(&context, from, bytes)?;
     enqueue(stream, to, from, bytes, synchronous)
 }
 
@@ -208,8 +208,8 @@ entry_points! {
     fn cuMemcpyPeerAsync(
         to: DevicePtr, to_context: Handle, from: DevicePtr, from_context: Handle, bytes: usize, stream: Handle,
     ) {
-        let to = Place::device(&context::live(to_context)?, to, bytes)?;
-        let from = Place::device(&context::live(from_context)?, from, bytes)?;
+        let to = CopyEnd::device(&context::live(to_context)?, to, bytes)?;
+        let from = CopyEnd::device(&context::live(from_context)?, from, bytes)?;
         enqueue(stream, to, from, bytes, false)
     }
     fn cuMemsetD8_v2(to: DevicePtr, value: u8, count: usize) { enqueue_fill(0, to, [value], count) }

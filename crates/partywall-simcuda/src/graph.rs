@@ -17,7 +17,7 @@ use crate::queue::{Runner, Ticket};
 use crate::{context, ledger, state, stream};
 
 /// Work of a stream, which a graph does at each launch.
-pub(crate) type Work = Arc<dyn Fn(&mut Runner) -> Result<(), Code> + Send + Sync>;
+pub(crate) type NodeWork = Arc<dyn Fn(&mut Runner) -> Result<(), Code> + Send + Sync>;
 
 /// `CUDA_BATCH_MEM_OP_NODE_PARAMS`.
 #[repr(C)]
@@ -33,12 +33,12 @@ struct Node {
     handle: Handle,
     /// The nodes that it is done after.
     dependencies: Vec<Handle>,
-    action: Action,
+    action: NodeAction,
 }
 
 #[derive(Clone)]
-enum Action {
-    Work(Work),
+enum NodeAction {
+    Work(NodeWork),
     Operations { context: Handle, operations: Vec<Operation> },
 }
 
@@ -62,13 +62,15 @@ impl Node {
         runner.pause();
         runner.context().check()?;
         match &self.action {
-            Action::Work(work) => work(runner),
-            Action::Operations { operations, .. } => operations.iter().try_for_each(|operation| operation.run(runner)),
+            NodeAction::Work(work) => work(runner),
+            NodeAction::Operations { operations, .. } => {
+                operations.iter().try_for_each(|operation| operation.run(runner))
+            }
         }
     }
 }
 
-impl Action {
+impl NodeAction {
     /// Reads the operations of a node of memory operations, and checks their addresses.
     ///
     /// # Safety
@@ -110,8 +112,8 @@ pub(crate) fn begin() -> Handle {
 }
 
 /// Adds work that was captured behind these nodes, and returns its node.
-pub(crate) fn record(graph: Handle, dependencies: Vec<Handle>, work: Work) -> Result<Handle, Code> {
-    add(graph, dependencies, Action::Work(work))
+pub(crate) fn record(graph: Handle, dependencies: Vec<Handle>, work: NodeWork) -> Result<Handle, Code> {
+    add(graph, dependencies, NodeAction::Work(work))
 }
 
 /// Returns whether the graph has all these nodes.
@@ -126,7 +128,7 @@ pub(crate) fn discard(graph: Handle) {
     lock().graphs.remove(&graph);
 }
 
-fn add(graph: Handle, dependencies: Vec<Handle>, action: Action) -> Result<Handle, Code> {
+fn add(graph: Handle, dependencies: Vec<Handle>, action: NodeAction) -> Result<Handle, Code> {
     let handle = state::new_handle();
     lock().graphs.get_mut(&graph).ok_or(Code::INVALID_VALUE)?.push(Node { handle, dependencies, action });
     Ok(handle)
@@ -159,7 +161,7 @@ entry_points! {
             return Err(Code::INVALID_VALUE);
         }
         // SAFETY: the caller passes parameters of such a node.
-        store(node, add(graph, dependencies, unsafe { Action::read(parameters) }?)?)
+        store(node, add(graph, dependencies, unsafe { NodeAction::read(parameters) }?)?)
     }
     fn cuGraphDestroy(graph: Handle) {
         context::current()?;
@@ -170,7 +172,7 @@ entry_points! {
     fn cuGraphExecBatchMemOpNodeSetParams(executable: Handle, node: Handle, parameters: *const BatchNode) {
         context::current()?;
         // SAFETY: the caller passes parameters of such a node.
-        let new = unsafe { Action::read(parameters) }?;
+        let new = unsafe { NodeAction::read(parameters) }?;
         let mut graphs = lock();
         let Graphs { graphs, executable: all } = &mut *graphs;
         let executable = all.get_mut(&executable).ok_or(Code::INVALID_VALUE)?;

@@ -65,7 +65,7 @@ impl Stream {
         &self,
         work: impl Fn(&mut Runner) -> Result<(), Code> + Send + Sync + 'static,
     ) -> Result<Option<Ticket>, Code> {
-        let work: graph::Work = Arc::new(work);
+        let work: graph::NodeWork = Arc::new(work);
         if capture::takes(self, &work)? {
             return Ok(None);
         }

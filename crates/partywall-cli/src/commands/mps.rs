@@ -17,7 +17,7 @@ use serde_json::json;
 use crate::{
     Context,
     commands::serve::{
-        Idle,
+        IdleExit,
         daemon::{daemonize, report},
         parse_idle,
     },
@@ -55,7 +55,7 @@ enum Action {
 struct Start {
     /// Stop the daemon after this many seconds without clients and commands, or never
     #[arg(long, value_name = "SECONDS|never", default_value = "60", value_parser = parse_idle)]
-    idle_exit: Idle,
+    idle_exit: IdleExit,
     /// Seconds until a daemon that does not answer counts as failed
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = parse_seconds)]
     timeout: Duration,

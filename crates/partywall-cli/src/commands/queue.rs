@@ -18,11 +18,11 @@ use crate::{
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
-    what: What,
+    command: QueueCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
+enum QueueCommand {
     /// List the tasks of a queue, with the failures of their attempts
     Ls(List),
     /// Make dead letters pending again, all of them or some
@@ -68,14 +68,14 @@ const STATES: [&str; 5] = ["pending", "claimed", "enqueued", "done", "dead"];
 
 /// Runs the command.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
-    match &arguments.what {
-        What::Ls(list) => self::list(context, list),
-        What::Retry(chosen) => {
+    match &arguments.command {
+        QueueCommand::Ls(list) => self::list(context, list),
+        QueueCommand::Retry(chosen) => {
             let queue = open(context, &chosen.name)?;
             let is_dead = |status| status == TaskStatus::Dead;
             each(context, &queue, &chosen.tasks, ("retried", "dead letter"), is_dead, |task| queue.retry(task))
         }
-        What::Purge(purge) => {
+        QueueCommand::Purge(purge) => {
             let queue = open(context, &purge.chosen.name)?;
             let is_over = |status| match status {
                 TaskStatus::Done => !purge.dead,

@@ -91,7 +91,7 @@ struct Settings {
     group: Option<u32>,
     /// Exit after this many seconds without members and names, or never [default: 60 in the background, else never]
     #[arg(long, value_name = "SECONDS|never", value_parser = parse_idle)]
-    idle_exit: Option<Idle>,
+    idle_exit: Option<IdleExit>,
     /// Milliseconds after a process's exit and hang-up until it counts as dead
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = parse_number::<u64>)]
     settle_ms: u64,
@@ -175,10 +175,10 @@ fn settings() -> Vec<Id> {
 
 /// How long an idle broker waits until it exits; for ever if `None`.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Idle(pub(super) Option<Duration>);
+pub(super) struct IdleExit(pub(super) Option<Duration>);
 
-pub(super) fn parse_idle(text: &str) -> Result<Idle, String> {
-    if text == "never" { Ok(Idle(None)) } else { parse_seconds(text).map(|after| Idle(Some(after))) }
+pub(super) fn parse_idle(text: &str) -> Result<IdleExit, String> {
+    if text == "never" { Ok(IdleExit(None)) } else { parse_seconds(text).map(|after| IdleExit(Some(after))) }
 }
 
 /// Runs the command.
@@ -467,7 +467,7 @@ fn config(arguments: &Arguments, location: &Location) -> Config {
         },
         admission: Admission { uids: settings.allow_uid.iter().copied().collect(), group: settings.group },
         idle_exit: match settings.idle_exit {
-            Some(Idle(after)) => after,
+            Some(IdleExit(after)) => after,
             None if arguments.background => config.idle_exit,
             None => None,
         },

@@ -42,11 +42,11 @@ use crate::{
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
-    what: What,
+    command: TopicCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
+enum TopicCommand {
     /// List topics with their samples, publishers, subscribers and rates
     Ls(list::Arguments),
     /// Show the samples, memory, publishers and subscribers of a topic
@@ -69,16 +69,16 @@ enum What {
 
 /// Runs the command.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
-    match &arguments.what {
-        What::Ls(arguments) => list::run(context, arguments),
-        What::Info(arguments) => info::run(context, arguments),
-        What::Pub(arguments) => publish::run(context, arguments),
-        What::Echo(receiving) => echo::run(context, receiving),
-        What::Cat(arguments) => cat::run(context, arguments),
-        What::Hz(arguments) => rates::run(context, arguments, rates::What::Gaps),
-        What::Bw(arguments) => rates::run(context, arguments, rates::What::Sizes),
-        What::Record(arguments) => record::run(context, arguments),
-        What::Play(arguments) => play::run(context, arguments),
+    match &arguments.command {
+        TopicCommand::Ls(arguments) => list::run(context, arguments),
+        TopicCommand::Info(arguments) => info::run(context, arguments),
+        TopicCommand::Pub(arguments) => publish::run(context, arguments),
+        TopicCommand::Echo(receiving) => echo::run(context, receiving),
+        TopicCommand::Cat(arguments) => cat::run(context, arguments),
+        TopicCommand::Hz(arguments) => rates::run(context, arguments, rates::Quantity::Gaps),
+        TopicCommand::Bw(arguments) => rates::run(context, arguments, rates::Quantity::Sizes),
+        TopicCommand::Record(arguments) => record::run(context, arguments),
+        TopicCommand::Play(arguments) => play::run(context, arguments),
     }
 }
 

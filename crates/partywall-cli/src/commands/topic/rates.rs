@@ -25,7 +25,7 @@ pub(super) struct Arguments {
 
 /// The quantity that the table shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum What {
+pub(super) enum Quantity {
     /// Samples per second, and the gaps between them.
     Gaps,
     /// Bytes per second, and the sizes of samples.
@@ -33,21 +33,21 @@ pub(super) enum What {
 }
 
 /// Runs the command.
-pub(super) fn run(context: &Context, arguments: &Arguments, what: What) -> Result<(), Failure> {
+pub(super) fn run(context: &Context, arguments: &Arguments, quantity: Quantity) -> Result<(), Failure> {
     let topic = arguments.receiving.open(context)?;
     let receiving = arguments.receiving.subscribe(&topic)?;
     let now = Instant::now();
     let output = context.output();
     let window = arguments.window;
     let last = None;
-    let mut meter = Meter { output, what, window, last, current: Tally::new(now), all: Tally::new(now), lines: 0 };
+    let mut meter = Meter { output, quantity, window, last, current: Tally::new(now), all: Tally::new(now), lines: 0 };
     arguments.receiving.receive(context, &topic, &receiving, &mut meter)?;
     meter.all.ended = Instant::now();
     let Meter { all, lines, .. } = meter;
     if lines == 0 {
-        what.heading(output);
+        quantity.heading(output);
     }
-    output.line(what.line("all", &all));
+    output.line(quantity.line("all", &all));
     output.value(&all.value("end"));
     Ok(())
 }
@@ -55,7 +55,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments, what: What) -> Resul
 /// Counts the received samples.
 struct Meter {
     output: Output,
-    what: What,
+    quantity: Quantity,
     window: Duration,
     /// When the last sample arrived.
     last: Option<Instant>,
@@ -86,10 +86,10 @@ impl Receiver for Meter {
         let mut whole = std::mem::replace(&mut self.current, Tally::new(now));
         whole.ended = now;
         if self.lines.is_multiple_of(HEADINGS) {
-            self.what.heading(self.output);
+            self.quantity.heading(self.output);
         }
         self.lines += 1;
-        self.output.line(self.what.line("", &whole));
+        self.output.line(self.quantity.line("", &whole));
         self.output.value(&whole.value("window"));
         Ok(())
     }
@@ -168,7 +168,7 @@ impl Spread {
     }
 }
 
-impl What {
+impl Quantity {
     fn heading(self, output: Output) {
         let (rate, of) = match self {
             Self::Gaps => ("RATE", "GAP"),
@@ -236,8 +236,8 @@ mod tests {
             tally.gaps.add(number);
             tally.sizes.add(number * f64::from(1 << 30));
         }
-        for what in [What::Gaps, What::Sizes] {
-            let line = what.line("all", &tally);
+        for quantity in [Quantity::Gaps, Quantity::Sizes] {
+            let line = quantity.line("all", &tally);
             assert!(line.chars().count() <= 80, "{line}");
         }
         assert!(parse_window("0.01").is_err() && parse_window("0.05").is_ok());
