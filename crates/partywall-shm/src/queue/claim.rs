@@ -1,20 +1,20 @@
 //! Claiming: how a worker gets a task, and how a task is taken back from a worker.
 //!
-//! 1. The worker searches for the oldest pending task. If `late` is ahead of `late_claimed` it searches all slots,
-//!    otherwise it starts at `head`.
-//! 2. It makes the slot *claimed* by one compare-and-swap, which counts the attempt. A claim is identified by
-//!    generation, attempt and row, and the word contains all three.
-//! 3. It writes the lease. The lease names the attempt, so the lease of an earlier attempt means nothing. If the worker
+//! 1. The worker searches for the oldest pending task: in all slots if `late` is ahead of `late_claimed`, otherwise
+//!    from `head` on.
+//! 2. It makes the slot *claimed* by one compare-and-swap, which also counts the attempt. The word then contains what
+//!    identifies the claim: generation, attempt and row.
+//! 3. It writes the lease. A lease names its attempt, so the lease of an earlier attempt has no effect. If the worker
 //!    is stopped before this step, the member that checks for ended leases writes the lease on its behalf.
 //!
-//! **Taking back.** When a worker is gone, or its lease ends, another member records the attempt as open. Then it makes
-//! the slot *pending* or *dead*, by one compare-and-swap from the word of that attempt. Every change by the old worker
-//! starts from the same word, so from then on all its changes fail: the worker is *fenced*. If the worker changed the
+//! **Taking back.** Once a worker is gone or its lease has ended, another member records the attempt as open. Then it
+//! makes the slot *pending* or *dead*, by one compare-and-swap from the word of that attempt. Every change by the old
+//! worker starts from the same word, so all its later changes fail: the worker is *fenced*. If the worker changed the
 //! word first, taking back fails, and the worker drains the record.
 //!
 //! If the worker is killed or stopped before step 2, nothing has happened. After step 2 the task waits until its lease
-//! ends or the worker is proved dead. If a member is killed or stopped while it takes a task back, an attempt that goes
-//! on has an open record; the end of that attempt drains it.
+//! ends or the worker is proved dead. If the member that takes a task back is killed or stopped between its two steps,
+//! the attempt continues with an open record, and the end of that attempt drains the record.
 
 use std::time::Duration;
 
@@ -309,7 +309,7 @@ impl Queue {
     fn candidate(&self, index: usize, word: TaskWord) -> Option<Candidate> {
         let next = word.attempts().saturating_add(1);
         if self.lacks_record(index, word, next) {
-            // Pairs with the fence in `look_after_drain`: either we see the record drained, or its worker sees the task
+            // Pairs with the fence in `act_on_drain`: either we see the record drained, or its worker sees the task
             // pending.
             fence(Ordering::SeqCst);
             if self.lacks_record(index, word, next) {

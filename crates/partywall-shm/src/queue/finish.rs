@@ -1,30 +1,30 @@
-//! Finishing: how a task gets its one result, how the result is read, and how the slot becomes free.
+//! Finishing: how a task gets its one result, how the result is taken, and how the slot becomes free.
 //!
-//! 1. The worker names its output block in the record of its attempt. It records the attempt as drained if no stream
+//! 1. The worker names its output block in the record of its attempt, and records the attempt as drained if no stream
 //!    uses its blocks any more. Then it makes the slot *done*, by one compare-and-swap from the word of its own
-//!    attempt. This publishes the attempt and its block in one step, and fails if the attempt has been taken back.
-//!    Finally the worker gives up its own hold on the block. If its stream has not finished, the worker makes the slot
-//!    *enqueued* first, and *done* once the stream has finished.
-//! 2. A reader makes the slot *ending*, which succeeds for only one reader. It takes over the block, and makes the
-//!    slot *draining*. Cancelling a pending task, and purging a result or a dead letter, take the same steps.
-//! 3. Once no record of the task is open, the inputs are freed, and the slot becomes free if it is *draining*
-//!    ([`Queue::settle`]). The worker, the reader, or the worker that drains last does that.
+//!    attempt. This one step publishes the attempt and its block, and fails if the attempt has been taken back. Finally
+//!    the worker gives up its own hold on the block. If its stream still runs, the worker makes the slot *enqueued*
+//!    first, and *done* once the stream has finished.
+//! 2. A reader makes the slot *ending*, which succeeds for only one reader. It takes over the block, and makes the slot
+//!    *draining*. Cancelling a pending task and purging a result or a dead letter take the same steps.
+//! 3. Once no record of the task is open, the inputs are freed, and then the slot if it is *draining*
+//!    ([`Queue::settle`]). The worker does that, or the reader, or the worker that drains last.
 //!
 //! **Views.** When a worker ends its attempt, its program may still use the blocks, for example through an array. The
-//! worker then records the attempt as open, even if it completes the task. While that record is open, the inputs stay
-//! the task's. An output that has been delivered is not freed either: a reader that is done with it gives the block
-//! back to the queue ([`Queue::release_output`]), and the worker frees it once its program has stopped using it
-//! ([`Queue::leave_output`]). The worker can do that because the reader has written the identity of the block under its
-//! own hold into the record, while the slot was *ending*.
+//! worker then records the attempt as open, even if it completes the task. While that record is open, the task keeps
+//! its inputs, and a delivered output is not freed: a reader that is done with the output gives the block back to the
+//! queue ([`Queue::release_output`]), and the worker frees it once its program has stopped using it
+//! ([`Queue::leave_output`]). The worker knows the block, because the reader wrote its identity under the reader's hold
+//! into the record while the slot was *ending*.
 //!
 //! **Reading early.** A reader may use the output of an *enqueued* task before it is done, in the order of a stream
 //! ([`Queue::output`]). The reader has no hold on the block then. What it has read is the result if step 2 succeeds
-//! from the word of that attempt and with that block ([`Queue::take_output`]): the block was the worker's until the
-//! slot was *done*, and the queue's from then on.
+//! from the word of that attempt and with that block ([`Queue::take_output`]): until the slot was *done* the block was
+//! the worker's, and since then it is the queue's.
 //!
-//! If the worker is killed or stopped before the slot is *done*, its attempt is taken back. Afterwards the result
+//! If the worker is killed or stopped before the slot is *done*, its attempt is taken back. After that the result
 //! stands, and the broker gives the block to the queue if the worker cannot. If a reader is killed after step 2, the
-//! result is lost with it, as if it had died a moment later, and the broker frees its block.
+//! result is lost with it, as if the reader had died a moment later, and the broker frees the block.
 
 use super::{
     BlockId, Claimed, Contents, Fenced, NewOutput, Pools, Queue, Row, StreamPoint, TaskDescription, TaskId,
@@ -203,7 +203,7 @@ impl Queue {
                 return Ok(());
             }
         }
-        self.look_after_drain(pools, claimed.index, claimed.word);
+        self.act_on_drain(pools, claimed.index, claimed.word);
         Err(Fenced)
     }
 
@@ -216,7 +216,7 @@ impl Queue {
             record.leave_output(found);
         }
         point("queue: output left, slot not checked");
-        self.look_after_drain(pools, claimed.index, claimed.word);
+        self.act_on_drain(pools, claimed.index, claimed.word);
     }
 
     /// Records that an attempt of ours that is over no longer uses its blocks.
@@ -231,11 +231,11 @@ impl Queue {
             record.drain(found);
         }
         point("queue: attempt drained, slot not checked");
-        self.look_after_drain(pools, index, attempt);
+        self.act_on_drain(pools, index, attempt);
     }
 
     /// Does what had to wait until the record was drained.
-    fn look_after_drain(&self, pools: Pools<'_>, index: usize, attempt: TaskWord) {
+    fn act_on_drain(&self, pools: Pools<'_>, index: usize, attempt: TaskWord) {
         // Pairs with the fences in `candidate` and `settle`.
         fence(Ordering::SeqCst);
         let seen = self.tasks[index].load();
@@ -532,7 +532,7 @@ impl Queue {
         if !matches!(seen.state(), TaskSlotState::Done | TaskSlotState::Draining) {
             return;
         }
-        // Pairs with the fences in `look_after_drain` and `release_output`.
+        // Pairs with the fences in `act_on_drain` and `release_output`.
         fence(Ordering::SeqCst);
         let output = self.bodies[index].record(seen.attempts()).output();
         if seen.state() == TaskSlotState::Draining

@@ -11,29 +11,28 @@
 //! | 200 | `late_claimed: u64` a hint: of those, all up to this count have been claimed | 8 | workers |
 //! | 208 | `tended: u64` when a member last checked for leases that have ended, in ms | 8 | members that wait |
 //! | 216 | `results` the eventcount of members that wait for a result | 8 | all |
-//! | 224 | `completed: u64` results, ever | 8 | workers |
-//! | 232 | `returned: u64` attempts that ended without a result, ever | 8 | all |
-//! | 240 | `detached: u64` attachments that have ended, ever | 8 | the broker |
+//! | 224 | `completed: u64` results since the creation | 8 | workers |
+//! | 232 | `returned: u64` attempts that ended without a result | 8 | all |
+//! | 240 | `detached: u64` attachments that have ended | 8 | the broker |
 //! | 256 | attachments: 32 words | 8 each | the broker; see `attachments` |
 //! | 512 | slots: one word for each of the `tasks`, filled up to whole 64 bytes | 8 each | see `word` |
 //! | *B* | bodies: one for each of the `tasks` | 1944 each | see `body` |
 //!
 //! *B* = 512 + 64 · ⌈`tasks` / 8⌉. All other bytes are 0.
 //!
-//! The slots are a ring: position `p` is at slot `p` modulo `tasks`. A submitter takes the first free slot at `tail`
-//! or after it. It skips slots that still have a task, so a task that never ends occupies only its own slot. What
-//! happens to a task is decided by the word of its slot alone; `head` and `tail` only say where to search:
+//! The slots form a ring: position `p` is in slot `p` modulo `tasks`. A submitter takes the first free slot at `tail`
+//! or after it, and skips slots that still have a task. A task that never ends therefore occupies only its own slot. The
+//! word of a slot alone decides what happens to its task; `head` and `tail` only tell members where to search:
 //!
-//! 1. A slot is taken only at a position before `head` + `tasks`, and `tail` is moved past it before its task is
-//!    pending. The positions from `head` to `tail` therefore contain each slot at most once, in the order in which the
-//!    tasks were submitted.
-//! 2. `head` passes positions that are not pending. Such a position may become pending afterwards, because its
-//!    submitter was slow or its attempt was taken back. The member that makes it pending then adds to `late`. A worker
-//!    that finds `late` ahead of `late_claimed` checks all slots first, so a task that was taken back goes first. So
-//!    does the task of a slow submitter, unless the ring has come round to its slot.
-//! 3. A member that is killed or stopped between making a task pending and adding to `late` leaves a task that no hint
-//!    names. The members that wait search for such tasks, and for leases that have ended, every [`TEND_EVERY`]. The
-//!    broker does so when it recovers what dead members held.
+//! 1. A submitter takes a slot only at a position before `head` + `tasks`, and moves `tail` past that position before
+//!    the task is pending. From `head` to `tail` each slot therefore occurs at most once, in the order of submission.
+//! 2. `head` passes positions that are not pending. Such a position may become pending later, because its submitter was
+//!    slow or its attempt was taken back. The member that makes it pending then adds to `late`. A worker that finds
+//!    `late` ahead of `late_claimed` checks all slots first, so a task that was taken back goes before newer ones. The
+//!    task of a slow submitter does, too, unless the ring has come round to its slot.
+//! 3. A member may be killed or stopped after it has made a task pending and before it adds to `late`. No hint then
+//!    leads to the task. Members that wait search all slots for such tasks, and for leases that have ended, every
+//!    [`TEND_EVERY`]. The broker does the same when it recovers what dead members held.
 //!
 //! The protocols: `submit`, `claim`, `finish`, `attachments` and `recovery`.
 

@@ -1,21 +1,21 @@
-//! Submitting: how a task gets into the queue.
+//! Submitting: how a task enters the queue.
 //!
 //! 1. The submitter takes a free slot (*writing*) and moves `tail` past its position. If `head` has passed that
-//!    position meanwhile, it gives the slot back and starts again.
+//!    position in the meantime, the submitter frees the slot and starts again.
 //! 2. It writes the body. It still holds the input blocks itself. If the body names an attachment that has been
-//!    detached, it gives the slot back; see `attachments`.
+//!    detached, the submitter frees the slot and fails; see `attachments`.
 //! 3. It makes the slot *pending* by one compare-and-swap. From then on the blocks that the body names belong to the
-//!    task. The submitter then gives up its own hold on them.
-//! 4. Behind a fence, it adds to `late` if `head` has passed the position. It notifies workers.
+//!    task, and the submitter gives up its own hold on them.
+//! 4. Behind a fence, it adds to `late` if `head` has passed the position. Then it notifies workers.
 //!
-//! If the submitter is killed or stopped before step 3, nothing has been submitted: the slot and the blocks are its
+//! If the submitter is killed or stopped before step 3, nothing has been submitted: the slot and the blocks stay its
 //! own until it continues or is proved dead. After step 3 the task is in the queue. If the submitter dies before it has
-//! given up its blocks, the broker gives them to the task. If it does not notify, sleeping workers check again after
-//! [`MAX_SLEEP`](crate::MAX_SLEEP).
+//! given up its blocks, the broker gives them to the task. If it dies before it notifies workers, they find the task
+//! when they check again, which they do after at most [`MAX_SLEEP`](crate::MAX_SLEEP).
 //!
-//! **Why no pending task is missed.** A worker that passes a position first moves `head`, and then, behind a fence,
-//! checks the slot once more. A submitter first makes the slot *pending*, and then, behind a fence, reads `head`. At
-//! least one of the two sees the other's change, and adds to `late`.
+//! **Why no pending task is missed.** A worker that passes a position moves `head`, and then, behind a fence, checks
+//! the slot again. A submitter makes the slot *pending*, and then, behind a fence, reads `head`. At least one of the
+//! two sees the other's change, and adds to `late`.
 
 use super::{
     NewInput, NewTask, Queue, Row, TaskId,

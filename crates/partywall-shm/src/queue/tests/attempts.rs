@@ -190,7 +190,7 @@ fn failure_keeps_its_text() {
     world.assert_left(NOTHING, 0, 0);
 }
 
-/// A member that looks for ended leases is stopped before it records one, and goes on when the slot has another task.
+/// A member that checks for ended leases is stopped before it records one, and goes on when the slot has another task.
 #[test]
 fn slow_record_does_not_replace_a_later_one() {
     let world = World::new(QueueLimits { tasks: 1, ..SHAPE });
