@@ -63,7 +63,7 @@ def consume(queue: pw.Queue, device: str) -> None:
                 transformer.wait()
                 transformer = start("transform", device)
                 print(f"the middle stage was killed before frame {number}", flush=True)
-            # The end of `with` frees the block; the place is free once the result is taken.
+            # The end of `with` frees the block; the slot is free once the result is taken.
             with queue.ticket(ticket.strip()).result(TIMEOUT) as result:
                 right += bool((array(result.tensor(SHAPE, "float32")) == 2 * number).all())
             time.sleep(0.01)  # Stands in for slow work.

@@ -272,7 +272,7 @@ impl Queue {
             // With the GIL: the call takes less time than handing the GIL over.
             match queue.try_submit(task) {
                 Ok(ticket) => return Ok(Ticket::new(queue, ticket, self.closing.clone())),
-                // The next attempt reports the reason, or waits for a place.
+                // The next attempt reports the reason, or waits for a slot.
                 Err(refused) => tasks.tasks = refused.tasks,
             }
         }

@@ -163,7 +163,7 @@ class Queue(Named[_native.Queue]):
         stream: Any = None,
         timeout: float | None = None,
     ) -> Ticket:
-        """Submits a task. Waits for a free place up to `timeout` seconds, or for ever; then raises `QueueFull`, which
+        """Submits a task. Waits for a free slot up to `timeout` seconds, or for ever; then raises `QueueFull`, which
         counts the results that were not taken.
 
         `inputs` are blocks of the queue's `inputs`, which then belong to the task, or parts of them (`Block.part`);
@@ -189,7 +189,7 @@ class Queue(Named[_native.Queue]):
             taken.release()
 
     def submit_all(self, tasks: Iterable[Task], *, timeout: float | None = None) -> list[Ticket]:
-        """Submits several tasks in their order, and wakes workers once. The inputs must be complete. Waits for places
+        """Submits several tasks in their order, and wakes workers once. The inputs must be complete. Waits for slots
         and blocks up to `timeout` seconds, or for ever.
 
         Arrays are copied into blocks of the queue's `inputs`. When no block is free, the tasks before are submitted at
@@ -214,7 +214,7 @@ class Queue(Named[_native.Queue]):
         """Claims the oldest task. Waits for a task up to `timeout` seconds, or for ever.
 
         Raises `OutputsFull` if there are tasks, but results that were not taken occupy all output blocks. If arrays of
-        ended tasks of this process keep all of them, raises it without waiting for the timeout; if they keep all places
+        ended tasks of this process keep all of them, raises it without waiting for the timeout; if they keep all slots
         or input blocks, `StillUsed`.
         """
         return self._native.claim(timeout)

@@ -258,7 +258,7 @@ def test_unread_results_are_named_by_both_sides(domain):
         tickets = [queue.submit("fill", output=4, timeout=0)]
         queue.claim(0).complete()
         tickets += [queue.submit("fill", output=4, timeout=0) for _ in range(2)]
-        with pytest.raises(pw.QueueFull, match="1 place holds a result that was not taken; no output block is free"):
+        with pytest.raises(pw.QueueFull, match="1 slot holds a result that was not taken; no output block is free"):
             queue.submit("fill", output=4, timeout=0)
         with pytest.raises(pw.OutputsFull, match="1 of 1 hold"):
             queue.claim(0)

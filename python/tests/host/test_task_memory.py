@@ -162,7 +162,7 @@ def test_arrays_of_all_tasks_of_a_loop_keep_their_blocks(queue):
 SCARCE = {
     "output block": ({"tasks": 8, "inputs": (2, 64), "outputs": (1, 64)}, pw.OutputsFull),
     "input block": ({"tasks": 8, "inputs": (1, 64), "outputs": (2, 64)}, pw.StillUsed),
-    "place": ({"tasks": 1, "inputs": (2, 64), "outputs": (2, 64)}, pw.StillUsed),
+    "slot": ({"tasks": 1, "inputs": (2, 64), "outputs": (2, 64)}, pw.StillUsed),
 }
 
 
@@ -204,7 +204,7 @@ def test_loop_without_variables_needs_one_block_of_each(domain):
 
 
 # Holds 220.
-def test_errors_count_the_arrays_that_keep_blocks_and_places(queue):
+def test_errors_count_the_arrays_that_keep_blocks_and_slots(queue):
     first, second = (queue.submit("x", output=64) for _ in range(2))
     task = queue.claim(TIMEOUT)
     stale = np.asarray(task.output)
@@ -218,7 +218,7 @@ def test_errors_count_the_arrays_that_keep_blocks_and_places(queue):
     with pytest.raises(pw.OutputsFull, match=told):
         queue.claim(0)
     waiting = [queue.submit("x", timeout=0) for _ in range(5)]
-    with pytest.raises(pw.QueueFull, match="arrays of 1 ended task of this process keep as many places"):
+    with pytest.raises(pw.QueueFull, match="arrays of 1 ended task of this process keep as many slots"):
         queue.submit("x", timeout=0)
     del stale
     queue.submit("x", timeout=0)

@@ -84,11 +84,11 @@ pub(super) struct ReportedWaits(Vec<(CellRef, TimelineWait)>);
 impl ReportedWaits {
     /// Returns the longest wait at the time `now`, if one has lasted for [`LEAST`].
     pub(super) fn longest(&mut self, hosts: &HostWaits, streams: &StreamWaits, now: u64) -> Option<TimelineWait> {
-        self.0.retain(|(place, wait)| place.is_undecided(wait.value));
-        streams.each_first(|lease, place, value| {
+        self.0.retain(|(cell, wait)| cell.is_undecided(wait.value));
+        streams.each_first(|lease, cell, value| {
             // An earlier value of the same timeline is the longer wait.
             if self.0.iter().all(|(_, known)| known.lease != lease) {
-                self.0.push((place.clone(), TimelineWait { lease, value, since: now }));
+                self.0.push((cell.clone(), TimelineWait { lease, value, since: now }));
             }
         });
         let mut hosts = hosts.lock();

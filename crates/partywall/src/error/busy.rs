@@ -42,19 +42,19 @@ pub enum Busy {
         /// The position of the sample in the topic.
         position: u64,
     },
-    /// The queue has no place for another task: all places have a task, or a result that was not taken.
+    /// The queue has no slot for another task: all slots have a task, or a result that was not taken.
     #[error("queue {queue:?} is full: it has room for {tasks} tasks{}", occupied(*results, *outputs_full, *kept))]
     QueueFull {
         /// The queue.
         queue: String,
         /// How many tasks it has room for.
         tasks: u32,
-        /// How many of its places hold results that were not taken.
+        /// How many of its slots hold results that were not taken.
         results: u32,
         /// Whether results occupy output blocks and no output block is free. Workers then cannot claim tasks that have
         /// an output, so that only taking or purging results makes room.
         outputs_full: bool,
-        /// How many of its places views of tasks keep that this process has ended. They are arrays of such tasks in
+        /// How many of its slots views of tasks keep that this process has ended. They are arrays of such tasks in
         /// Python, and [`TaskMemory`](crate::TaskMemory) in Rust.
         kept: u32,
     },
@@ -71,13 +71,13 @@ pub enum Busy {
         /// and [`TaskMemory`](crate::TaskMemory) in Rust.
         kept: u32,
     },
-    /// There is no task, and none can come: views of tasks that this process has ended keep all places, or all input
+    /// There is no task, and none can come: views of tasks that this process has ended keep all slots, or all input
     /// blocks.
     #[error("queue {queue:?} has no free {kept}: {}", kept_all(*tasks))]
     TasksKept {
         /// The queue.
         queue: String,
-        /// What the views keep: `place` or `input block`.
+        /// What the views keep: `slot` or `input block`.
         kept: &'static str,
         /// How many tasks they belong to.
         tasks: u32,
@@ -176,13 +176,13 @@ fn names(tasks: u32) -> String {
 fn occupied(results: u32, outputs_full: bool, kept: u32) -> String {
     let held = match results {
         0 => "",
-        1 => ", and 1 place holds a result that was not taken",
-        results => &format!(", and {results} places hold results that were not taken"),
+        1 => ", and 1 slot holds a result that was not taken",
+        results => &format!(", and {results} slots hold results that were not taken"),
     };
     let without = if results > 0 && outputs_full { "; no output block is free" } else { "" };
     let kept = match kept {
         0 => "",
-        kept => &format!("; arrays of {} keep as many places", ended(kept)),
+        kept => &format!("; arrays of {} keep as many slots", ended(kept)),
     };
     format!("{held}{without}{kept}")
 }

@@ -129,7 +129,7 @@ pub enum Error {
         /// The action and the event, as for [`Timeout`](Self::Timeout).
         what: String,
     },
-    /// The object has ended: a timeline, a place in a topic, a block, a permit.
+    /// The object has ended: a timeline, a port of a topic, a block, a permit.
     #[error(transparent)]
     Gone(#[from] Gone),
     /// The data must not be used: it is damaged, or work that it rests on has failed.

@@ -469,7 +469,7 @@ fn unread_results_that_fill_the_outputs_are_named() {
     for _ in 0..4 {
         work(queue.claim(TIMEOUT).unwrap()).unwrap();
     }
-    // A free place is enough for a task, although no output block is free.
+    // A free slot is enough for a task, although no output block is free.
     tickets.push(submit(&queue, 1.0));
     assert!(queue.try_claim().unwrap().is_none());
     match queue.claim(Duration::from_millis(1)) {
@@ -504,7 +504,7 @@ fn submitting_to_a_full_queue_counts_the_unread_results() {
     let all = fails(Duration::from_millis(1));
     assert!(matches!(all, Busy::QueueFull { tasks: 8, results: 4, outputs_full: true, .. }), "{all}");
     let text = Error::from(all).to_string();
-    assert!(text.ends_with("and 4 places hold results that were not taken; no output block is free"), "{text}");
+    assert!(text.ends_with("and 4 slots hold results that were not taken; no output block is free"), "{text}");
 
     tickets[..4].iter().for_each(|ticket| assert_eq!(root(ticket), 1.0));
     (0..4).for_each(|_| work(queue.claim(TIMEOUT).unwrap()).unwrap());

@@ -172,7 +172,7 @@ fn topic_in_foreign_memory_on_the_simulated_gpu() {
         sample.check().unwrap();
         sample.release().unwrap();
         publisher.kill();
-        eventually("its place is free", || topic.stats().publishers.is_empty());
+        eventually("its port is free", || topic.stats().publishers.is_empty());
         let ours = topic.publisher().unwrap();
         publish(&topic, &ours, 6);
         assert_eq!(value_of(&subscriber.recv(TIMEOUT).unwrap()), 6);

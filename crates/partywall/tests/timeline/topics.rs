@@ -106,7 +106,7 @@ fn subscriber_forgets_gone_publishers() {
             sample.wait(TIMEOUT).unwrap();
             sample.release().unwrap();
             drop(publisher);
-            eventually("its place is free", || topic.stats().publishers.is_empty());
+            eventually("its port is free", || topic.stats().publishers.is_empty());
         }
         let of_publishers = || domain.objects().unwrap().iter().filter(|row| row.name().contains("publisher-")).count();
         eventually("only the last one is still known", || of_publishers() <= 1);
@@ -128,7 +128,7 @@ fn resources_of_a_stream_may_contain_its_publisher() {
         drop(publisher);
         assert_eq!(topic.stats().publishers.len(), 1);
         gate.signal(1).unwrap();
-        eventually("its place is free", || topic.stats().publishers.is_empty());
+        eventually("its port is free", || topic.stats().publishers.is_empty());
     });
 }
 
