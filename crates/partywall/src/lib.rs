@@ -125,6 +125,8 @@ mod adaptive_spin;
 mod backoff;
 mod completion;
 mod descriptors;
+#[doc(hidden)]
+pub mod dlpack; // for the Python package and the C library
 pub mod doctor;
 mod domain;
 mod element;

@@ -24,7 +24,7 @@ use crate::{
     domain::Domain,
     element::Element,
     error::{Denied, Error, Failed, Gone, InvalidArgument, Mismatch, Result},
-    gpu::{DeviceRange, failed_call},
+    gpu::{DeviceRange, Gpu, failed_call},
     place::Place,
 };
 use partywall_wire::Named;
@@ -504,6 +504,11 @@ impl Block {
     /// Returns whether it is the output of a task, which cannot be [offered](Self::offer).
     pub fn is_output(&self) -> bool {
         self.is_output
+    }
+
+    /// Returns the GPU on which this process uses the block; `None` for host memory.
+    pub fn gpu(&self) -> Option<&Gpu> {
+        self.blocks.gpu()
     }
 
     pub(crate) fn memory(&self) -> &Arc<Blocks> {
