@@ -1,7 +1,8 @@
 //! Arguments as C passes them: texts, arrays, times, places to store results, structs of another release.
 
 use std::{
-    ffi::{c_char, c_void},
+    borrow::Cow,
+    ffi::{CString, c_char, c_void},
     slice,
     str::FromStr,
     sync::Arc,
@@ -9,9 +10,9 @@ use std::{
 };
 
 use partywall::{
-    DType, DeviceChoice, Domain, Gpu, Place,
+    DType, DeviceChoice, DeviceUuid, Domain, Gpu, Place,
     cuda::{RawStream, StreamRef},
-    gpu,
+    dlpack, gpu,
 };
 
 use crate::error::Failure;
@@ -88,6 +89,60 @@ fn check_array<T>(data: *const T, length: usize, what: &str) -> Result<(), Failu
         return Err(Failure::argument(why, "check the address and the length"));
     }
     Ok(())
+}
+
+/// Copies `from` to a caller's `capacity` bytes at `to`, as many as fit, and stores how many there are.
+///
+/// # Safety
+/// `to` has `capacity` bytes or is null; `length` is null or may be written.
+pub(crate) unsafe fn copy_out(from: &[u8], to: *mut u8, capacity: usize, length: *mut usize) -> Result<(), Failure> {
+    // SAFETY: the caller's promise.
+    let out = unsafe { array_mut(to, capacity, "the buffer") }?;
+    let copied = from.len().min(out.len());
+    out[..copied].copy_from_slice(&from[..copied]);
+    // SAFETY: the caller's promise.
+    unsafe { store(length, from.len(), "length") }
+}
+
+/// Copies a text with its final zero byte to a caller's buffer, or fails if it is too small; stores the length of the
+/// text without that byte, also then.
+///
+/// # Safety
+/// As [`copy_out`].
+pub(crate) unsafe fn text_out(text: &str, to: *mut c_char, capacity: usize, length: *mut usize) -> Result<(), Failure> {
+    let text = c_text(text);
+    let bytes = text.as_bytes_with_nul();
+    // SAFETY: the caller's promise.
+    unsafe { store_optional(length, text.count_bytes()) };
+    if capacity < bytes.len() {
+        return Err(too_small(bytes.len(), capacity));
+    }
+    // SAFETY: the caller's promise.
+    unsafe { array_mut(to.cast(), bytes.len(), "the buffer") }?.copy_from_slice(bytes);
+    Ok(())
+}
+
+/// The failure that a caller's buffer is too small.
+pub(crate) fn too_small(needed: usize, capacity: usize) -> Failure {
+    Failure::argument(format!("a text of {needed} bytes does not fit into {capacity}"), "pass a larger buffer")
+}
+
+/// Returns a text as C has it. Names have no zero byte.
+pub(crate) fn c_text(text: &str) -> CString {
+    CString::new(text.replace('\0', "\u{fffd}")).unwrap_or_default()
+}
+
+/// Stores an address and a length of bytes.
+///
+/// # Safety
+/// `data` is null or may be written, and so may `length`.
+pub(crate) unsafe fn store_bytes<P>(data: *mut P, address: P, length: *mut usize, bytes: u64) -> Result<(), Failure> {
+    check_out(data, "the place for the address")?;
+    // SAFETY: the caller's promise.
+    unsafe {
+        store_optional(length, bytes as usize);
+        store(data, address, "the place for the address")
+    }
 }
 
 /// Stores a result.
@@ -201,6 +256,18 @@ pub(crate) fn dtype(code: u32) -> Result<DType, Failure> {
     known.ok_or_else(|| Failure::argument(format!("{code} is no element type"), "pass a constant PW_DTYPE_…"))
 }
 
+/// Returns strides; for null those of a tensor without gaps.
+///
+/// # Safety
+/// `strides` is null, or has as many numbers as `shape`, which may be read and do not change during `'a`.
+pub(crate) unsafe fn strides<'a>(strides: *const u64, shape: &[u64]) -> Result<Cow<'a, [u64]>, Failure> {
+    if strides.is_null() {
+        return Ok(dlpack::contiguous(shape).into());
+    }
+    // SAFETY: the caller's promise.
+    unsafe { array(strides, shape.len(), "strides") }.map(Cow::from)
+}
+
 /// Returns the place that a device's name means; host memory for null.
 ///
 /// # Safety
@@ -211,6 +278,20 @@ pub(crate) unsafe fn place(device: *const c_char) -> Result<Place, Failure> {
     let choice = DeviceChoice::from_str(device)
         .map_err(|error| Failure::argument(error.to_string(), "`nvidia-smi -L` lists the GPUs of the machine"))?;
     Ok(gpu::resolve(choice)?.0)
+}
+
+/// Returns the GPU that a device's name means; `None` for null.
+///
+/// # Safety
+/// As [`text`].
+pub(crate) unsafe fn device_gpu(device: *const c_char) -> Result<Option<DeviceUuid>, Failure> {
+    if device.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: the caller's promise.
+    let place = unsafe { place(device) }?;
+    let not_a_gpu = || Failure::argument(format!("the device is {place}, which is no GPU"), "name a GPU: \"cuda:0\"");
+    place.gpu().map(Some).ok_or_else(not_a_gpu)
 }
 
 /// Returns the GPU of a caller's stream: the one that has the memory, or, for pinned memory that this process uses with no

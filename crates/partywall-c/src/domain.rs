@@ -5,7 +5,7 @@ use std::ffi::c_char;
 use partywall::{Domain, DomainOptions};
 
 use crate::{
-    argument::{self, check_out, optional_text, store},
+    argument::{self, check_out, optional_text, store, text},
     error::{Failure, call, pw_status},
     handle::{self, object},
 };
@@ -103,4 +103,14 @@ pub unsafe extern "C" fn pw_domain_close(domain: *mut pw_domain) -> pw_status {
 pub unsafe extern "C" fn pw_domain_ping(domain: *const pw_domain) -> pw_status {
     // SAFETY: the caller's promise.
     call(|| Ok(unsafe { handle::get::<Domain>(domain) }?.ping()?))
+}
+
+/// Removes a name. Processes that have it open keep it. Blocks for a round trip to the broker.
+///
+/// # Safety
+/// No other thread closes `domain`; `name` ends with a zero byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pw_domain_remove(domain: *const pw_domain, name: *const c_char) -> pw_status {
+    // SAFETY: the caller's promise.
+    call(|| Ok(unsafe { handle::get::<Domain>(domain)?.remove(text(name, "name")?).map(drop)? }))
 }

@@ -9,7 +9,7 @@ use std::{
 
 use partywall::{Error, ErrorKind};
 
-use crate::handle::Object;
+use crate::{argument::c_text, handle::Object};
 
 /// Whether a call succeeded, and if not, what a program can do about it. `pw_last_error` has the sentence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -117,20 +117,19 @@ pub(crate) fn call(body: impl FnOnce() -> Result<(), Failure>) -> pw_status {
 /// Keeps the failure for `pw_last_error`.
 #[cold]
 fn keep(failure: &Failure) -> pw_status {
-    let text = |text: &str| CString::new(text.replace('\0', "\u{fffd}")).unwrap_or_default();
     store(match failure {
         Failure::Library(error) => pw_error {
             status: status(error),
-            message: text(&error.to_string()),
-            advice: text(&error.advice()),
-            anchor: text(error.anchor()),
+            message: c_text(&error.to_string()),
+            advice: c_text(&error.advice()),
+            anchor: c_text(error.anchor()),
             pid: 0,
         },
         Failure::Argument { message, advice } => pw_error {
             status: pw_status::PW_INVALID_ARGUMENT,
-            message: text(message),
-            advice: text(advice),
-            anchor: text("c-argument"),
+            message: c_text(message),
+            advice: c_text(advice),
+            anchor: c"c-argument".to_owned(),
             pid: 0,
         },
     })
@@ -142,7 +141,7 @@ fn panicked(panic: &(dyn std::any::Any + Send)) -> pw_status {
     let message = format!("a mistake in Partywall: {}", what.unwrap_or("a panic"));
     store(pw_error {
         status: pw_status::PW_INTERNAL,
-        message: CString::new(message.replace('\0', "\u{fffd}")).unwrap_or_default(),
+        message: c_text(&message),
         advice: c"report it with the message, and with a backtrace (RUST_BACKTRACE=1) if there is one".to_owned(),
         anchor: c"c-internal".to_owned(),
         pid: 0,

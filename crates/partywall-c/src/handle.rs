@@ -19,7 +19,7 @@ use std::{
     },
 };
 
-use crate::error::Failure;
+use crate::{argument, error::Failure};
 
 const INDEX_BITS: u32 = 24;
 const GENERATION_BITS: u32 = 32;
@@ -181,6 +181,34 @@ pub(crate) fn insert<T: Object>(object: T) -> Result<*mut T::Handle, Failure> {
     let number =
         u64::from(T::KIND) << (GENERATION_BITS + INDEX_BITS) | u64::from(generation) << INDEX_BITS | u64::from(index);
     Ok(ptr::without_provenance_mut(number as usize))
+}
+
+/// Makes an object and stores its handle, after a check that there is a place for it.
+///
+/// # Safety
+/// `out` is null or may be written.
+#[inline]
+pub(crate) unsafe fn give<T: Object>(
+    out: *mut *mut T::Handle,
+    make: impl FnOnce() -> Result<T, Failure>,
+) -> Result<(), Failure> {
+    // SAFETY: the caller's promise.
+    unsafe { give_some(out, || make().map(Some)) }
+}
+
+/// As [`give`]; stores null for `None`.
+///
+/// # Safety
+/// As [`give`].
+#[inline]
+pub(crate) unsafe fn give_some<T: Object>(
+    out: *mut *mut T::Handle,
+    make: impl FnOnce() -> Result<Option<T>, Failure>,
+) -> Result<(), Failure> {
+    argument::check_out(out, T::NAME)?;
+    let handle = make()?.map_or(Ok(ptr::null_mut()), insert)?;
+    // SAFETY: the caller's promise.
+    unsafe { argument::store(out, handle, T::NAME) }
 }
 
 /// Returns the cell of a handle and its generation, if it has the right kind and its object is not closed.

@@ -11,10 +11,21 @@
 #![allow(unsafe_code)] // C's pointers
 
 pub mod argument;
+pub mod block;
+pub mod build;
+pub mod claim;
+pub mod descriptors;
 pub mod domain;
 pub mod dtype;
 pub mod error;
+pub mod growth;
 mod handle;
+pub mod pool;
+pub mod publication;
 pub mod publisher;
+pub mod queue;
+pub mod segment;
+pub mod semaphore;
 pub mod subscriber;
+pub mod timeline;
 pub mod topic;

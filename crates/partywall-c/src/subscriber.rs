@@ -9,7 +9,7 @@ use std::{
 use partywall::{Policy, Sample, Subscriber, SubscriberEvent, Topic};
 
 use crate::{
-    argument::{self, array_mut, check_out, store, store_info, store_optional, stream_gpu, timeout},
+    argument::{self, array_mut, check_out, copy_out, store, store_info, store_optional, stream_gpu, timeout},
     error::{Failure, call, pw_status},
     handle::{self, object},
     topic::pw_topic,
@@ -327,12 +327,7 @@ pub unsafe extern "C" fn pw_sample_header(
 ) -> pw_status {
     call(|| {
         // SAFETY: the caller's promise.
-        let (sample, out) = unsafe { (self::sample(sample)?, array_mut(header.cast::<u8>(), capacity, "header")?) };
-        let header = sample.header();
-        let copied = header.len().min(out.len());
-        out[..copied].copy_from_slice(&header[..copied]);
-        // SAFETY: the caller's promise.
-        unsafe { store(length, header.len(), "length") }
+        unsafe { copy_out(&self::sample(sample)?.header(), header.cast(), capacity, length) }
     })
 }
 

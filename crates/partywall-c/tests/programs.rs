@@ -8,6 +8,7 @@ use std::{
 };
 
 use partywall_broker::{Broker, Config};
+use partywall_harness::simulated_driver;
 
 /// The directory with the libraries that Cargo has built for these tests.
 fn libraries() -> PathBuf {
@@ -15,7 +16,11 @@ fn libraries() -> PathBuf {
     program.parent().unwrap().to_owned()
 }
 
-fn run(source: &str) {
+/// The environment of a program with the simulated GPU.
+const SIMULATED: bool = true;
+const HOST: bool = false;
+
+fn run(source: &str, simulated: bool) {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
     let scratch = tempfile::tempdir().unwrap();
     let program = scratch.path().join("program");
@@ -27,7 +32,7 @@ fn run(source: &str) {
         .arg(manifest.join("include"))
         .arg(manifest.join("tests/c").join(source))
         .arg(libraries.join("libpartywall_c.so"))
-        .arg("-o")
+        .args(["-lm", "-o"])
         .arg(&program)
         .output()
         .unwrap();
@@ -37,7 +42,12 @@ fn run(source: &str) {
     let broker = Broker::bind(Config::new(&socket, "c", partywall::VERSION)).unwrap();
     let stop = broker.stop_handle().unwrap();
     let broker = std::thread::spawn(move || broker.run());
-    let ran = Command::new(&program).env("PARTYWALL_SOCKET", &socket).env("LD_LIBRARY_PATH", scratch.path()).output();
+    let mut command = Command::new(&program);
+    command.env("PARTYWALL_SOCKET", &socket).env("LD_LIBRARY_PATH", scratch.path()).env_remove("PARTYWALL_LIBCUDA");
+    if simulated {
+        command.env("PARTYWALL_LIBCUDA", simulated_driver());
+    }
+    let ran = command.output();
     stop.stop();
     broker.join().unwrap().unwrap();
     let ran = ran.unwrap();
@@ -46,5 +56,25 @@ fn run(source: &str) {
 
 #[test]
 fn samples_go_through_a_topic_in_c() {
-    run("topic.c");
+    run("topic.c", HOST);
+}
+
+#[test]
+fn segments_are_built_and_opened_in_c() {
+    run("segment.c", HOST);
+}
+
+#[test]
+fn memory_of_a_gpu_is_shared_in_c() {
+    run("gpu.c", SIMULATED);
+}
+
+#[test]
+fn pools_timelines_and_semaphores_are_used_in_c() {
+    run("order.c", HOST);
+}
+
+#[test]
+fn tasks_are_submitted_and_claimed_in_c() {
+    run("queue.c", HOST);
 }

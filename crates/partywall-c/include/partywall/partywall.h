@@ -26,6 +26,9 @@ template <typename Struct> inline Struct pw_init() {
 // A timeout that never ends, as every negative number does.
 #define PW_FOREVER -1
 
+// The longest text that names a block: a name of 255 bytes, three numbers, their signs and the final zero byte.
+#define PW_BLOCK_TEXT 320
+
 // One byte, 0 or 1.
 #define PW_DTYPE_BOOL 1
 
@@ -95,6 +98,34 @@ template <typename Struct> inline Struct pw_init() {
 // Two binary64: real and imaginary part.
 #define PW_DTYPE_C128 23
 
+// It waits for a worker.
+#define PW_TASK_PENDING 0
+
+// A worker has claimed it.
+#define PW_TASK_CLAIMED 1
+
+// A stream of its worker will complete it.
+#define PW_TASK_ENQUEUED 2
+
+// It has a result that no process has taken.
+#define PW_TASK_DONE 3
+
+// All its attempts have failed.
+#define PW_TASK_DEAD 4
+
+// Its result was taken, or it was cancelled or purged.
+#define PW_TASK_GONE 5
+
+// The version has not grown.
+#define PW_UNCHANGED 0
+
+// The version has grown, and all of it is mapped now.
+#define PW_GROWN 1
+
+// The version has grown beyond the addresses that this process has reserved, and keeps its former length here. Open it
+// again to map all of it.
+#define PW_DOES_NOT_FIT 2
+
 // Publishers wait for the subscriber, so it misses nothing.
 #define PW_BLOCK 0
 
@@ -150,26 +181,173 @@ typedef int32_t pw_status;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
+// A block of memory that this process holds, of a pool or a queue. One thread may use it at a time.
+typedef struct pw_block pw_block;
+
+// A version of a segment that no other process sees yet. One thread may use it at a time.
+typedef struct pw_build pw_build;
+
+// A task that this process has claimed. One thread may use it at a time.
+typedef struct pw_claim pw_claim;
+
+// The memory of a version as file descriptors, and a lease on it. Nothing is mapped, and no driver is loaded. Any thread
+// may use it.
+typedef struct pw_descriptors pw_descriptors;
+
 // A connection to a broker. It stays until it and everything opened through it are closed. Any thread may use it.
 typedef struct pw_domain pw_domain;
 
 // What is known about a failed call.
 typedef struct pw_error pw_error;
 
+// What a segment is to get at its end. One thread may use it at a time.
+typedef struct pw_growth pw_growth;
+
 // A block that is being filled. One thread may use it at a time.
 typedef struct pw_loan pw_loan;
+
+// A permit that this process holds. It is free again if the process dies. Any thread may use it.
+typedef struct pw_permit pw_permit;
+
+// A pool of blocks. Any thread may use it.
+typedef struct pw_pool pw_pool;
+
+// Tensors in memory of a GPU that other code has allocated, to be published. One thread may use it at a time.
+typedef struct pw_publication pw_publication;
 
 // A publisher of a topic. Any thread may use it.
 typedef struct pw_publisher pw_publisher;
 
+// A queue of tasks. Any thread may use it.
+typedef struct pw_queue pw_queue;
+
 // A sample that was received. Any thread may use it. Its block stays as it is until it is closed.
 typedef struct pw_sample pw_sample;
+
+// An open version of a name: its memory, mapped into this process. Any thread may use it, except for
+// `pw_segment_advance` and closing.
+typedef struct pw_segment pw_segment;
+
+// A semaphore. Any thread may use it.
+typedef struct pw_semaphore pw_semaphore;
 
 // A subscriber of a topic. Any thread may use it; each sample is received once.
 typedef struct pw_subscriber pw_subscriber;
 
+// A task that was not submitted. One thread may use it at a time.
+typedef struct pw_task pw_task;
+
+// A submitted task. Any thread may use it.
+typedef struct pw_ticket pw_ticket;
+
+// A timeline to wait for. Any thread may use it.
+typedef struct pw_timeline pw_timeline;
+
+// A descriptor that shows that a timeline has come to a value. Any thread may use it.
+typedef struct pw_timeline_event pw_timeline_event;
+
 // A topic: a stream of samples, each written once and read in place. Any thread may use it.
 typedef struct pw_topic pw_topic;
+
+// The one writer of a timeline. Any thread may use it.
+typedef struct pw_writer pw_writer;
+
+// What `pw_block_info_get` stores.
+typedef struct {
+    // `sizeof(pw_block_info)`, which the caller sets.
+    size_t size;
+    // The elements along each dimension, valid until the block is changed or closed.
+    const uint64_t *shape;
+    // The bytes of its range.
+    uint64_t bytes;
+    // Changes each time that the block is taken or accepted.
+    uint64_t generation;
+    // How many dimensions there are.
+    uint32_t rank;
+    // The element type: bytes unless `pw_block_set_tensor` set another.
+    uint32_t dtype;
+    // Its number in the pool.
+    uint32_t index;
+} pw_block_info;
+
+// How a version of a segment is made. What is zero has its default.
+typedef struct {
+    // `sizeof(pw_segment_options)`.
+    size_t size;
+    // Where the memory is: "host", "pinned", "cuda:0", a GPU's UUID, "auto"; null for host memory. Not for published
+    // memory.
+    const char *device;
+    // The largest chunk in bytes. For a build alone.
+    uint64_t chunk_bytes;
+    // The bytes that a version with `is_mutable` may grow to. For a build alone.
+    uint64_t reserve;
+    // Nonzero: processes may write it after the commit, and its committer may make it longer.
+    uint8_t is_mutable;
+    // Nonzero: the name stays until it is removed or the broker ends. By default it ends with its committer.
+    uint8_t kept;
+    // Nonzero: the name ends with the last process that has it open.
+    uint8_t until_unused;
+    // Nonzero: other users whom the broker admits may open it.
+    uint8_t shared;
+    // Nonzero: the commit fails if the name exists.
+    uint8_t if_absent;
+} pw_segment_options;
+
+// What `pw_claim_info_get` stores.
+typedef struct {
+    // `sizeof(pw_claim_info)`, which the caller sets.
+    size_t size;
+    // The kind of work. Valid until the task is closed, as are the arguments.
+    const char *kind;
+    // The arguments.
+    const void *arguments;
+    // Their length.
+    size_t arguments_length;
+    // The bytes of output that the submitter asked for.
+    uint64_t output_bytes;
+    // How many inputs there are.
+    uint32_t inputs;
+    // The number of the attempt, from 1.
+    uint32_t attempt;
+    // The number of the last attempt that the task may have.
+    uint32_t max_attempts;
+    // 1 while the claim stands. If it was taken back, further work is wasted.
+    uint8_t is_claimed;
+} pw_claim_info;
+
+// What `pw_claim_input_get` stores.
+typedef struct {
+    // `sizeof(pw_input_info)`, which the caller sets.
+    size_t size;
+    // The elements along each dimension. Valid until the task is closed.
+    const uint64_t *shape;
+    // The length in bytes.
+    uint64_t bytes;
+    // How many dimensions there are.
+    uint32_t rank;
+    // The element type: bytes if the submitter gave none.
+    uint32_t dtype;
+} pw_input_info;
+
+// What `pw_descriptors_info_get` stores.
+typedef struct {
+    // `sizeof(pw_descriptors_info)`, which the caller sets.
+    size_t size;
+    // "host", whose descriptors `mmap` takes; "vmm", whose descriptors drivers import; "pinned", whose descriptors only
+    // CUDA imports. Valid until the object is closed.
+    const char *kind;
+    // Where the memory is: "host", "pinned:0" or the GPU's UUID. Valid until the object is closed.
+    const char *device;
+    // The version.
+    uint64_t version;
+    // How many chunks there are, each with a descriptor.
+    uint64_t chunks;
+    // 1 if processes may write the memory. If not, map it for reading only.
+    uint8_t is_mutable;
+    // 1 if the version may grow. Map its chunks one after another: tensors may span them, and offsets count from the
+    // beginning of the first.
+    uint8_t may_grow;
+} pw_descriptors_info;
 
 // How `pw_domain_connect` connects. What is zero has its default.
 typedef struct {
@@ -188,6 +366,198 @@ typedef struct {
     // Nonzero: join the domain's MPS daemon, if it runs.
     uint8_t mps;
 } pw_domain_options;
+
+// How a pool is created, or what an existing one must agree with. What is zero is not set.
+typedef struct {
+    // `sizeof(pw_pool_options)`.
+    size_t size;
+    // Where blocks are: "host", "pinned", "cuda:0", a GPU's UUID, "auto"; null for host memory, or that of the pool.
+    const char *device;
+    // The bytes of each block. Required to create a pool.
+    uint64_t block_bytes;
+    // How many blocks there are. Required to create a pool.
+    uint32_t blocks;
+    // Nonzero: blocks are all zero when they are taken.
+    uint8_t zeroed;
+    // Nonzero: other users whom the broker admits may use the pool.
+    uint8_t shared;
+    // Nonzero: the pool stays until it is removed or the broker ends.
+    uint8_t kept;
+} pw_pool_options;
+
+// What `pw_pool_info_get` stores.
+typedef struct {
+    // `sizeof(pw_pool_info)`, which the caller sets.
+    size_t size;
+    // The version of the name.
+    uint64_t version;
+    // The bytes of each block.
+    uint64_t block_bytes;
+    // How many blocks there are.
+    uint32_t blocks;
+    // How many of them any process may take.
+    uint32_t free;
+    // How many are held.
+    uint32_t held;
+    // How many their holders have offered to others.
+    uint32_t offered;
+    // How many threads of all processes wait for one.
+    uint32_t waiting;
+} pw_pool_info;
+
+// How a queue is created, or what an existing one must agree with. What is zero is not set.
+typedef struct {
+    // `sizeof(pw_queue_options)`.
+    size_t size;
+    // Where inputs and outputs are: "host", "pinned", "cuda:0", a GPU's UUID, "auto"; null for host memory.
+    const char *device;
+    // The bytes of each input block.
+    uint64_t input_bytes;
+    // The bytes of each output block.
+    uint64_t output_bytes;
+    // How long an attempt may take before its task goes to another worker, in nanoseconds. The default is no limit.
+    int64_t lease_ns;
+    // How many input blocks there are. With 0 tasks have only arguments.
+    uint32_t inputs;
+    // How many output blocks there are. With 0 tasks have no output.
+    uint32_t outputs;
+    // How many tasks there may be at a time. The default is 1,024.
+    uint32_t tasks;
+    // Nonzero: other users whom the broker admits may use the queue.
+    uint8_t shared;
+    // Nonzero: the queue stays until it is removed or the broker ends.
+    uint8_t kept;
+} pw_queue_options;
+
+// What `pw_queue_info_get` stores.
+typedef struct {
+    // `sizeof(pw_queue_info)`, which the caller sets.
+    size_t size;
+    // The version of the name.
+    uint64_t version;
+    // The bytes of each input block.
+    uint64_t input_bytes;
+    // The bytes of each output block.
+    uint64_t output_bytes;
+    // How many tasks there may be at a time.
+    uint32_t capacity;
+    // How many tasks wait for a worker.
+    uint32_t pending;
+    // How many tasks workers have claimed.
+    uint32_t claimed;
+    // How many results no process has taken.
+    uint32_t done;
+    // How many tasks have failed in all their attempts.
+    uint32_t dead;
+} pw_queue_info;
+
+// What a task has besides its kind and inputs. What is zero has its default.
+typedef struct {
+    // `sizeof(pw_task_options)`.
+    size_t size;
+    // The arguments for the worker, which are copied: at most 512 bytes.
+    const void *arguments;
+    // Their length.
+    size_t arguments_length;
+    // The bytes of output; not with `output_dtype`.
+    uint64_t output_bytes;
+    // The shape of the output, with `output_dtype`.
+    const uint64_t *output_shape;
+    // How many dimensions `output_shape` has.
+    uint32_t output_rank;
+    // The element type of the output.
+    uint32_t output_dtype;
+    // How often the task may be attempted, up to 255 times. The default is 3.
+    uint32_t max_attempts;
+    // Nonzero: the task ends with the process that submitted it.
+    uint8_t cancel_with_submitter;
+} pw_task_options;
+
+// How a version is opened. What is zero has its default.
+typedef struct {
+    // `sizeof(pw_open_options)`.
+    size_t size;
+    // The version; 0 for the latest.
+    uint64_t version;
+    // The bytes that the version may grow to in this process, if fewer than its committer has reserved.
+    uint64_t reserve;
+    // The GPU on which this process uses the memory: "cuda:0", a UUID; null for the GPU that has it.
+    const char *device;
+    // Nonzero: open a version with `is_mutable` for writing.
+    uint8_t read_write;
+    // Nonzero: map memory of another GPU, which each access then reaches over the link between them.
+    uint8_t allow_peer;
+} pw_open_options;
+
+// What `pw_segment_info_get` stores.
+typedef struct {
+    // `sizeof(pw_segment_info)`, which the caller sets.
+    size_t size;
+    // The kind of memory: "host", "vmm", "pinned", "legacy", "live". Valid until the segment is closed.
+    const char *kind;
+    // Where the memory is: "host", "pinned:0" or a GPU's UUID. Valid until the segment is closed.
+    const char *device;
+    // The version.
+    uint64_t version;
+    // The bytes that are mapped.
+    uint64_t bytes;
+    // The bytes of all tensors.
+    uint64_t tensor_bytes;
+    // The bytes that it may grow to in this process; 0 if it cannot grow.
+    uint64_t reserved;
+    // How many tensors there are.
+    uint64_t tensors;
+    // How many pairs of metadata there are.
+    uint64_t metadata;
+    // 1 if processes may write it.
+    uint8_t is_mutable;
+    // 1 if this process may write it.
+    uint8_t is_writable;
+    // 1 if the name stays without its committer.
+    uint8_t is_kept;
+    // 1 if other users may open it.
+    uint8_t is_shared;
+} pw_segment_info;
+
+// What is known about a tensor.
+typedef struct {
+    // `sizeof(pw_tensor_info)`, which the caller sets.
+    size_t size;
+    // The name. Valid until the segment is closed, as are shape and strides.
+    const char *name;
+    // The elements along each dimension.
+    const uint64_t *shape;
+    // The distance from one index to the next along each dimension, in elements.
+    const uint64_t *strides;
+    // How many dimensions there are.
+    uint32_t rank;
+    // The element type.
+    uint32_t dtype;
+    // The bytes from the first element to the end of the last.
+    uint64_t bytes;
+} pw_tensor_info;
+
+// How a semaphore is opened.
+typedef struct {
+    // `sizeof(pw_semaphore_options)`.
+    size_t size;
+    // The GPU of the streams that `pw_permit_close_on` gets; null as for timelines.
+    const char *device;
+    // Nonzero: other users whom the broker admits may use the semaphore, if this call creates it.
+    uint8_t shared;
+} pw_semaphore_options;
+
+// What `pw_semaphore_info_get` stores.
+typedef struct {
+    // `sizeof(pw_semaphore_info)`, which the caller sets.
+    size_t size;
+    // How many permits there are.
+    uint32_t permits;
+    // How many of them are free.
+    uint32_t available;
+    // How many threads of all processes wait for one.
+    uint32_t waiting;
+} pw_semaphore_info;
 
 // How a subscriber joins. What is zero has its default.
 typedef struct {
@@ -230,6 +600,29 @@ typedef struct {
     // The nanoseconds since it was published; -1 if the publisher did not stamp it.
     int64_t age_ns;
 } pw_sample_info;
+
+// How a timeline is opened. What is zero has its default.
+typedef struct {
+    // `sizeof(pw_timeline_options)`.
+    size_t size;
+    // The GPU of the streams that calls get: "cuda:0", a UUID; null for the first that this connection used, else the
+    // one whose context is current on the calling thread.
+    const char *device;
+    // Nonzero: other users whom the broker admits may use the timeline, if this call creates it.
+    uint8_t shared;
+} pw_timeline_options;
+
+// What `pw_timeline_info_get` stores.
+typedef struct {
+    // `sizeof(pw_timeline_info)`, which the caller sets.
+    size_t size;
+    // The last value that was signalled.
+    uint64_t value;
+    // The highest value whose signal is enqueued.
+    uint64_t announced;
+    // 1 if it has ended: its writer closed it, died or was evicted, or it was abandoned.
+    uint8_t has_ended;
+} pw_timeline_info;
 
 // How a topic is created, or what an existing one must agree with. What is zero is not set.
 typedef struct {
@@ -291,6 +684,334 @@ typedef struct {
 extern "C" {
 #endif // __cplusplus
 
+// Stores what is known about a block. Does not block.
+//
+// # Safety
+// No other thread changes or closes `block`; `info` points to a struct whose size is set.
+pw_status pw_block_info_get(const pw_block *block, pw_block_info *info);
+
+// Has all calls use the `length` bytes of the block from `offset` on. Changes no byte.
+//
+// # Safety
+// No other thread uses the handle.
+pw_status pw_block_set_range(pw_block *block, uint64_t offset, uint64_t length);
+
+// Has the block be a tensor at the beginning of its range, as a task carries it. Changes no byte.
+//
+// # Safety
+// No other thread uses `block`; `shape` has `rank` lengths.
+pw_status pw_block_set_tensor(pw_block *block, uint32_t element, const uint64_t *shape, size_t rank);
+
+// Stores the address and length of a block in host or pinned memory, for reading and writing by the CPU until the block
+// is closed. If `pw_block_device` was called, first waits until the work of this process on that GPU is done.
+//
+// # Safety
+// No other thread uses `block`; `data` and `length` may be written.
+pw_status pw_block_data(pw_block *block, void **data, size_t *length);
+
+// Stores the device address and length of a block, for the caller's kernels and copies until the block is closed. Does
+// not block.
+//
+// # Safety
+// As `pw_block_data`.
+pw_status pw_block_device(pw_block *block, void **address, size_t *length);
+
+// Copies `length` bytes to the beginning of a block, in any kind of memory. Blocks until they are copied.
+//
+// # Safety
+// No other thread uses `block`; `bytes` may be read.
+pw_status pw_block_write(pw_block *block, const void *bytes, size_t length);
+
+// Copies `length` bytes of a block, from `offset` on, to `bytes`, from any kind of memory. Blocks until they are copied.
+//
+// # Safety
+// No other thread changes or closes `block`; `bytes` may be written.
+pw_status pw_block_read(const pw_block *block,
+                        uint64_t offset,
+                        void *bytes,
+                        size_t length);
+
+// Sets all bytes of a block in host or pinned memory to zero.
+//
+// # Safety
+// No other thread uses the handle.
+pw_status pw_block_zero(pw_block *block);
+
+// Enqueues setting all bytes of a block to zero. Does not block. Null is the legacy default stream.
+//
+// # Safety
+// No other thread uses `block`; `stream` is a stream of the primary context of the block's GPU.
+pw_status pw_block_zero_on(pw_block *block, void *stream);
+
+// Offers a block to the process that passes the text which this stores to `pw_pool_accept`. `PW_BLOCK_TEXT` bytes
+// always suffice. Its bytes are complete; work of a GPU that still uses it is ordered by other means.
+//
+// On success the block is closed. If the buffer is too small it is still the caller's; after another failure it is
+// given back.
+//
+// # Safety
+// No other thread uses `block`; `text` has `capacity` bytes; `length` is null or may be written.
+pw_status pw_block_offer(pw_block *block, char *text, size_t capacity, size_t *length);
+
+// Gives a block back. If `pw_block_device` was called, first waits until the work of this process on that GPU is done.
+// Null is ignored.
+//
+// # Safety
+// No other thread uses the handle, and nobody the addresses that it gave.
+pw_status pw_block_close(pw_block *block);
+
+// Gives a block back once the work that is on `stream` now is done. Does not wait. On failure the block is still the
+// caller's.
+//
+// # Safety
+// As `pw_block_close`; `stream` is a stream of the primary context of the block's GPU.
+pw_status pw_block_close_on(pw_block *block, void *stream);
+
+// Begins the next version of a name. `options` may be null. The caller owns `*build`, and commits or closes it. Does not
+// block.
+//
+// # Safety
+// No other thread closes `domain`; `name` ends with a zero byte; `options` is null or valid; `build` may be written.
+pw_status pw_build_create(const pw_domain *domain,
+                          const char *name,
+                          const pw_segment_options *options,
+                          pw_build **build);
+
+// Adds a tensor. Strides are in elements; null means without gaps, last dimension fastest. `pw_build_allocate` returns
+// errors about the tensor.
+//
+// # Safety
+// No other thread uses `build`; `tensor` ends with a zero byte; `shape`, and `strides` unless null, have `rank` numbers.
+pw_status pw_build_tensor(pw_build *build,
+                          const char *tensor,
+                          uint32_t element,
+                          const uint64_t *shape,
+                          const uint64_t *strides,
+                          size_t rank);
+
+// Adds a tensor that shows memory of the tensor `of`, which was added before, from `offset` bytes on. Otherwise as
+// `pw_build_tensor`.
+//
+// # Safety
+// As `pw_build_tensor`; `of` ends with a zero byte.
+pw_status pw_build_view(pw_build *build,
+                        const char *tensor,
+                        uint32_t element,
+                        const uint64_t *shape,
+                        const uint64_t *strides,
+                        size_t rank,
+                        const char *of,
+                        uint64_t offset);
+
+// Adds a pair of metadata.
+//
+// # Safety
+// No other thread uses `build`; `key` and `value` end with a zero byte.
+pw_status pw_build_metadata(pw_build *build, const char *key, const char *value);
+
+// Allocates the memory of all tensors, which reads as zero, unless it has it. If this fails, the build can only be closed. Blocks while
+// the kernel or the driver allocates.
+//
+// # Safety
+// No other thread uses the handle.
+pw_status pw_build_allocate(pw_build *build);
+
+// Fills a tensor with a copy of `length` bytes, as many as it has, in any kind of memory. Blocks until they are copied.
+//
+// # Safety
+// No other thread uses `build`; `tensor` ends with a zero byte; `bytes` may be read.
+pw_status pw_build_write(pw_build *build, const char *tensor, const void *bytes, size_t length);
+
+// Stores the address and length of a tensor in host or pinned memory, for writing by the CPU until the commit. If
+// `pw_build_device` was called, first waits until the work of this process on that GPU is done.
+//
+// # Safety
+// No other thread uses `build`; `tensor` ends with a zero byte; `data` and `length` may be written.
+pw_status pw_build_data(pw_build *build, const char *tensor, void **data, size_t *length);
+
+// Stores the device address and length of a tensor, for the caller's kernels and copies, all enqueued before the
+// commit. Does not block.
+//
+// # Safety
+// As `pw_build_data`.
+pw_status pw_build_device(pw_build *build, const char *tensor, void **address, size_t *length);
+
+// Makes a build the next version of its name, which other processes can open from now on. Waits for the work of this
+// process on the GPU that has it. The caller owns `*segment` and closes it with `pw_segment_close`: a name that is not
+// kept ends with it.
+//
+// On success the build is closed. On failure it is still the caller's, who may commit it again.
+//
+// # Safety
+// No other thread uses `build`; `segment` may be written.
+pw_status pw_build_commit(pw_build *build, pw_segment **segment);
+
+// Frees a build that is not to be committed. Null is ignored.
+//
+// # Safety
+// No other thread uses the handle; enqueued work that writes the memory is done.
+pw_status pw_build_close(pw_build *build);
+
+// Claims the next task, and waits for one up to `timeout_ns`; negative means without end. The caller owns `*claim`, and
+// completes, fails or closes it. If this process dies, another worker gets the task.
+//
+// # Safety
+// No other thread closes `queue`; `claim` may be written.
+pw_status pw_queue_claim(const pw_queue *queue, int64_t timeout_ns, pw_claim **claim);
+
+// Claims a task that waits already; otherwise stores null, which is no failure. Does not block.
+//
+// # Safety
+// As `pw_queue_claim`.
+pw_status pw_queue_try_claim(const pw_queue *queue, pw_claim **claim);
+
+// Stores what is known about a claimed task. Does not block.
+//
+// # Safety
+// No other thread changes or closes `claim`; `info` points to a struct whose size is set.
+pw_status pw_claim_info_get(const pw_claim *claim, pw_claim_info *info);
+
+// Stores what is known about an input, counted from 0. Does not block.
+//
+// # Safety
+// As `pw_claim_info_get`.
+pw_status pw_claim_input_get(const pw_claim *claim, size_t index, pw_input_info *info);
+
+// Stores the address and length of an input in host or pinned memory, for reading until the task is closed.
+//
+// # Safety
+// No other thread changes or closes `claim`; `data` and `length` may be written.
+pw_status pw_claim_input_data(const pw_claim *claim, size_t index, const void **data, size_t *length);
+
+// Stores the device address and length of an input, for kernels and copies that only read it. `pw_claim_wait_inputs_on`
+// orders them behind the submitter's stream.
+//
+// # Safety
+// As `pw_claim_input_data`.
+pw_status pw_claim_input_device(const pw_claim *claim, size_t index, const void **address, size_t *length);
+
+// Copies `length` bytes of an input, from `offset` on, to `bytes`, from any kind of memory. Blocks until they are copied.
+//
+// # Safety
+// No other thread changes or closes `claim`; `bytes` may be written.
+pw_status pw_claim_input_read(const pw_claim *claim,
+                              size_t index,
+                              uint64_t offset,
+                              void *bytes,
+                              size_t length);
+
+// Waits until the submitter's stream has completed the inputs, up to `timeout_ns`; negative means without end.
+//
+// # Safety
+// No other thread changes or closes the handle.
+pw_status pw_claim_wait_inputs(const pw_claim *claim, int64_t timeout_ns);
+
+// Makes a stream wait until the submitter's stream has completed the inputs. Does not block. Null is the legacy default
+// stream.
+//
+// # Safety
+// No other thread changes or closes `claim`; `stream` is a stream of the primary context of the queue's GPU.
+pw_status pw_claim_wait_inputs_on(const pw_claim *claim, void *stream);
+
+// Stores the address and length of the output in host or pinned memory, for writing until the task is closed.
+//
+// # Safety
+// No other thread uses `claim`; `data` and `length` may be written.
+pw_status pw_claim_output_data(pw_claim *claim, void **data, size_t *length);
+
+// Stores the device address and length of the output, for the caller's kernels and copies.
+//
+// # Safety
+// As `pw_claim_output_data`.
+pw_status pw_claim_output_device(pw_claim *claim, void **address, size_t *length);
+
+// Copies `length` bytes to the beginning of the output, in any kind of memory. Blocks until they are copied.
+//
+// # Safety
+// No other thread uses `claim`; `bytes` may be read.
+pw_status pw_claim_output_write(pw_claim *claim, const void *bytes, size_t length);
+
+// Says which type and shape the result has, if it is less than the submitter asked for.
+//
+// # Safety
+// No other thread uses `claim`; `shape` has `rank` lengths.
+pw_status pw_claim_output_set_tensor(pw_claim *claim, uint32_t element, const uint64_t *shape, size_t rank);
+
+// Moves the end of the claim to `from_now_ns` from now, in a queue with a lease; fails with `PW_GONE` if the claim was
+// taken back.
+//
+// # Safety
+// No other thread changes or closes the handle.
+pw_status pw_claim_extend(const pw_claim *claim, uint64_t from_now_ns);
+
+// Completes a task: its output is the result. If a device address was given, first waits for the work of this process on
+// that GPU. Closes the handle, also on failure: then another worker gets the task.
+//
+// # Safety
+// No other thread uses the handle.
+pw_status pw_claim_complete(pw_claim *claim);
+
+// Completes a task once the work that is on `stream` now is done. Does not wait. Null is the legacy default stream. On
+// success the handle is closed; on failure the task is still the caller's.
+//
+// # Safety
+// No other thread uses the handle; `stream` is a stream of the primary context of the queue's GPU.
+pw_status pw_claim_complete_on(pw_claim *claim, void *stream);
+
+// Fails an attempt, with a reason of which 127 bytes are kept: the task goes to another worker, or becomes a dead letter.
+// Closes the handle, unless `reason` is no text.
+//
+// # Safety
+// No other thread uses `claim`; `reason` ends with a zero byte.
+pw_status pw_claim_fail(pw_claim *claim,
+                        const char *reason);
+
+// Gives a task back, which counts as an attempt. Null is ignored.
+//
+// # Safety
+// No other thread uses the handle.
+pw_status pw_claim_close(pw_claim *claim);
+
+// Opens the memory of a version as file descriptors, of the latest or of `NAME@V`, and waits up to `timeout_ns` until it
+// exists; negative means without end. The caller owns `*descriptors`, and closes it once the memory is not used any
+// more.
+//
+// # Safety
+// No other thread closes `domain`; `name` ends with a zero byte; `descriptors` may be written.
+pw_status pw_descriptors_open(const pw_domain *domain,
+                              const char *name,
+                              int64_t timeout_ns,
+                              pw_descriptors **descriptors);
+
+// Closes the descriptors and gives the lease back. Memory that was mapped or imported stays. Null is ignored.
+//
+// # Safety
+// No other thread uses the handle.
+pw_status pw_descriptors_close(pw_descriptors *descriptors);
+
+// Stores what is known about the memory. Does not block.
+//
+// # Safety
+// No other thread closes `descriptors`; `info` points to a struct whose size is set.
+pw_status pw_descriptors_info_get(const pw_descriptors *descriptors, pw_descriptors_info *info);
+
+// Stores the descriptor of a chunk, counted from 0, and its length as allocated, which is the size to import. The
+// descriptor belongs to the object, closes on exec, and is closed with it.
+//
+// # Safety
+// No other thread closes `descriptors`; `fd` may be written; `bytes` is null or may be written.
+pw_status pw_descriptors_chunk(const pw_descriptors *descriptors, size_t index, int *fd, uint64_t *bytes);
+
+// Stores where a tensor is: the chunk, the offset in it and the length in bytes. Each may be null.
+//
+// # Safety
+// No other thread closes `descriptors`; `tensor` ends with a zero byte; the others are null or may be written.
+pw_status pw_descriptors_tensor(const pw_descriptors *descriptors,
+                                const char *tensor,
+                                size_t *chunk,
+                                uint64_t *offset,
+                                uint64_t *bytes);
+
 // Connects to the broker of a domain, and starts the broker if none runs. `options` may be null.
 //
 // The caller owns `*domain` and closes it with `pw_domain_close`. Blocks until the broker answers, a few milliseconds
@@ -311,6 +1032,12 @@ pw_status pw_domain_close(pw_domain *domain);
 // # Safety
 // No other thread closes the handle.
 pw_status pw_domain_ping(const pw_domain *domain);
+
+// Removes a name. Processes that have it open keep it. Blocks for a round trip to the broker.
+//
+// # Safety
+// No other thread closes `domain`; `name` ends with a zero byte.
+pw_status pw_domain_remove(const pw_domain *domain, const char *name);
 
 // Returns what is known about the last call of this thread that failed; null if none has. It stays until the next call
 // of this thread that fails, and the thread ends; copy what is needed longer. Never blocks.
@@ -345,6 +1072,169 @@ const char *pw_error_anchor(const pw_error *error);
 // # Safety
 // As `pw_error_status`.
 uint32_t pw_error_pid(const pw_error *error);
+
+// Begins a growth. The caller owns `*growth`, and commits or closes it. Does not block.
+//
+// # Safety
+// `growth` may be written.
+pw_status pw_growth_create(pw_growth **growth);
+
+// Gives the last tensor of the version, which must be `tensor`, a first axis of `length`.
+//
+// # Safety
+// No other thread uses `growth`; `tensor` ends with a zero byte.
+pw_status pw_growth_extend(pw_growth *growth, const char *tensor, uint64_t length);
+
+// Adds a tensor after the others, its elements without gaps.
+//
+// # Safety
+// As `pw_growth_extend`; `shape` has `rank` lengths.
+pw_status pw_growth_tensor(pw_growth *growth, const char *tensor, uint32_t element, const uint64_t *shape, size_t rank);
+
+// Leaves this many bytes free after the tensors. Later growths that fit there map no memory.
+//
+// # Safety
+// No other thread uses the handle.
+pw_status pw_growth_spare(pw_growth *growth, uint64_t bytes);
+
+// Makes a version longer, in one step: processes that open it later see the new length, others after
+// `pw_segment_refresh`. `segment` is the one that has committed the version, with `is_mutable`. New memory reads as
+// zero. Blocks while the kernel or the driver allocates.
+//
+// On success the growth is closed. On failure the segment is unchanged, and the growth still the caller's.
+//
+// # Safety
+// No other thread uses `growth` or closes `segment`.
+pw_status pw_growth_commit(pw_growth *growth, const pw_segment *segment);
+
+// Drops a growth that is not to be committed. Null is ignored.
+//
+// # Safety
+// No other thread uses the handle.
+pw_status pw_growth_close(pw_growth *growth);
+
+// Creates a pool. The caller owns `*pool` and closes it with `pw_pool_close`. Fails if the name exists. Blocks for a few
+// round trips to the broker, and while the memory is allocated. Any thread may call it.
+//
+// # Safety
+// No other thread closes `domain`; `name` ends with a zero byte; `options` is null or valid; `pool` may be written.
+pw_status pw_pool_create(const pw_domain *domain,
+                         const char *name,
+                         const pw_pool_options *options,
+                         pw_pool **pool);
+
+// Opens a pool that exists and agrees with each option that is set. Otherwise as `pw_pool_create`.
+//
+// # Safety
+// As `pw_pool_create`.
+pw_status pw_pool_open(const pw_domain *domain, const char *name, const pw_pool_options *options, pw_pool **pool);
+
+// Opens a pool, or creates it if the name does not exist. Otherwise as `pw_pool_create`.
+//
+// # Safety
+// As `pw_pool_create`.
+pw_status pw_pool_open_or_create(const pw_domain *domain,
+                                 const char *name,
+                                 const pw_pool_options *options,
+                                 pw_pool **pool);
+
+// Closes a pool. Its blocks that this process holds stay. Null is ignored.
+//
+// # Safety
+// No other thread uses the handle.
+pw_status pw_pool_close(pw_pool *pool);
+
+// Stores what is known about a pool now. Takes time in proportion to the number of blocks.
+//
+// # Safety
+// No other thread closes `pool`; `info` points to a struct whose size is set.
+pw_status pw_pool_info_get(const pw_pool *pool, pw_pool_info *info);
+
+// Takes a block, and waits up to `timeout_ns` for a free one; negative means without end. The caller owns `*block` and
+// closes it with `pw_block_close`.
+//
+// # Safety
+// No other thread closes `pool`; `block` may be written.
+pw_status pw_pool_alloc(const pw_pool *pool, int64_t timeout_ns, pw_block **block);
+
+// Takes a block that is free now; otherwise stores null, which is no failure. Does not block.
+//
+// # Safety
+// As `pw_pool_alloc`.
+pw_status pw_pool_try_alloc(const pw_pool *pool, pw_block **block);
+
+// Takes over a block that its holder has offered, by the text that `pw_block_offer` stored. Does not wait for work of
+// that process on a GPU: a timeline does. The caller owns `*block`. Does not block.
+//
+// # Safety
+// As `pw_pool_alloc`; `offered` ends with a zero byte.
+pw_status pw_pool_accept(const pw_pool *pool, const char *offered, pw_block **block);
+
+// Fails if the pool must not be used any more. Takes nanoseconds.
+//
+// # Safety
+// No other thread closes the handle.
+pw_status pw_pool_check(const pw_pool *pool);
+
+// Begins to publish memory under a name. `options` may be null. The caller owns `*publication`, and commits or closes
+// it. Does not block.
+//
+// # Safety
+// No other thread closes `domain`; `name` ends with a zero byte; `options` is null or valid; `publication` may be
+// written.
+pw_status pw_publication_create(const pw_domain *domain,
+                                const char *name,
+                                const pw_segment_options *options,
+                                pw_publication **publication);
+
+// Adds a tensor that begins at `address`, in memory of a GPU. Strides are in elements; null means without gaps. The
+// commit returns errors about the tensor.
+//
+// If this succeeds, the memory is not freed before `release(context)` is called: once, on any thread, when neither the
+// publication nor a segment of this process uses it any more. `release` must not throw or jump out; it may be null for
+// memory that is never freed. On failure it is not called.
+//
+// # Safety
+// No other thread uses `publication`; `tensor` ends with a zero byte; `shape`, and `strides` unless null, have `rank`
+// numbers; the memory stays as described.
+pw_status pw_publication_tensor(pw_publication *publication,
+                                const char *tensor,
+                                uint32_t element,
+                                const uint64_t *shape,
+                                const uint64_t *strides,
+                                size_t rank,
+                                void *address,
+                                void (*release)(void *context),
+                                void *context);
+
+// Adds a pair of metadata.
+//
+// # Safety
+// No other thread uses `publication`; `key` and `value` end with a zero byte.
+pw_status pw_publication_metadata(pw_publication *publication, const char *key, const char *value);
+
+// Publishes the memory itself, without a copy. Waits for the work of this process on its GPU. The caller owns
+// `*segment`, and the name ends when it is closed. Readers see later writes, and whole allocations: docs/from-cuda-ipc.md.
+//
+// On success the publication is closed. On failure its memory is released, and it can only be closed.
+//
+// # Safety
+// No other thread uses `publication`; `segment` may be written.
+pw_status pw_publication_commit(pw_publication *publication,
+                                pw_segment **segment);
+
+// Copies the tensors once, on their GPU, into a segment that depends on nobody's memory. Waits for the work of this
+// process on the GPU, then for the copies. Otherwise as `pw_publication_commit`.
+//
+// # Safety
+// As `pw_publication_commit`.
+pw_status pw_publication_commit_copy(pw_publication *publication, pw_segment **segment);
+
+// Drops a publication that is not to be committed, and releases its memory. Null is ignored.
+//
+// # Safety
+// No other thread uses the handle.
+pw_status pw_publication_close(pw_publication *publication);
 
 // Joins a topic as a publisher. The caller owns `*publisher` and closes it with `pw_publisher_close`. Blocks for a
 // round trip to the broker at most.
@@ -465,6 +1355,316 @@ pw_status pw_loan_publish_on(pw_loan *loan,
 // No other thread uses the handle; enqueued work that writes the block is done.
 pw_status pw_loan_close(pw_loan *loan);
 
+// Creates a queue. The caller owns `*queue` and closes it with `pw_queue_close`. Fails if the name exists. Blocks for a
+// few round trips to the broker, and while the memory is allocated. Any thread may call it.
+//
+// # Safety
+// No other thread closes `domain`; `name` ends with a zero byte; `options` is null or valid; `queue` may be written.
+pw_status pw_queue_create(const pw_domain *domain, const char *name, const pw_queue_options *options, pw_queue **queue);
+
+// Opens a queue that exists and agrees with each option that is set. Otherwise as `pw_queue_create`.
+//
+// # Safety
+// As `pw_queue_create`.
+pw_status pw_queue_open(const pw_domain *domain, const char *name, const pw_queue_options *options, pw_queue **queue);
+
+// Opens a queue, or creates it if the name does not exist. Otherwise as `pw_queue_create`.
+//
+// # Safety
+// As `pw_queue_create`.
+pw_status pw_queue_open_or_create(const pw_domain *domain,
+                                  const char *name,
+                                  const pw_queue_options *options,
+                                  pw_queue **queue);
+
+// Closes a queue. Null is ignored.
+//
+// # Safety
+// No other thread uses the handle.
+pw_status pw_queue_close(pw_queue *queue);
+
+// Stores what is known about a queue now. Takes time in proportion to its capacity.
+//
+// # Safety
+// No other thread closes `queue`; `info` points to a struct whose size is set.
+pw_status pw_queue_info_get(const pw_queue *queue, pw_queue_info *info);
+
+// Fails if the queue must not be used any more. Takes nanoseconds.
+//
+// # Safety
+// No other thread closes the handle.
+pw_status pw_queue_check(const pw_queue *queue);
+
+// Takes an input block, and waits up to `timeout_ns` for a free one; negative means without end. The caller owns
+// `*block`, and adds it to a task or closes it.
+//
+// # Safety
+// No other thread closes `queue`; `block` may be written.
+pw_status pw_queue_alloc_input(const pw_queue *queue, int64_t timeout_ns, pw_block **block);
+
+// Stores a file descriptor for `poll` and `epoll` that becomes readable when tasks have ended. Then call
+// `pw_queue_fd_clear`, and look at the tickets. It belongs to the queue, and is closed with it.
+//
+// # Safety
+// No other thread closes `queue`; `fd` may be written.
+pw_status pw_queue_fd(const pw_queue *queue, int *fd);
+
+// Makes the descriptor of a queue unreadable until further tasks end. Does not block.
+//
+// # Safety
+// No other thread closes the handle.
+pw_status pw_queue_fd_clear(const pw_queue *queue);
+
+// Makes a task of a kind that workers know, at most 32 bytes. `options` may be null. The caller owns `*task`, and
+// submits or closes it. Does not block.
+//
+// # Safety
+// `kind` ends with a zero byte; `options` is null or valid; `task` may be written.
+pw_status pw_task_create(const char *kind, const pw_task_options *options, pw_task **task);
+
+// Adds an input block of the queue, or the range or tensor in it that was set. A task has at most 8. On success the
+// block is closed.
+//
+// # Safety
+// No other thread uses `task` or `block`.
+pw_status pw_task_input(pw_task *task, pw_block *block);
+
+// Drops a task that is not to be submitted, and gives its inputs back. Null is ignored.
+//
+// # Safety
+// No other thread uses the handle.
+pw_status pw_task_close(pw_task *task);
+
+// Submits a task whose inputs are complete, and waits up to `timeout_ns` until the queue has room; negative means
+// without end. The caller owns `*ticket`.
+//
+// On success the task is closed. On failure it is still the caller's, with its inputs.
+//
+// # Safety
+// No other thread closes `queue` or uses `task`; `ticket` may be written.
+pw_status pw_queue_submit(const pw_queue *queue, pw_task *task, int64_t timeout_ns, pw_ticket **ticket);
+
+// Submits a task whose inputs are complete once the work that is on `stream` now is done. Null is the legacy default
+// stream. Otherwise as `pw_queue_submit`.
+//
+// # Safety
+// As `pw_queue_submit`; `stream` is a stream of the primary context of the queue's GPU.
+pw_status pw_queue_submit_on(const pw_queue *queue,
+                             pw_task *task,
+                             void *stream,
+                             int64_t timeout_ns,
+                             pw_ticket **ticket);
+
+// Waits until a task is done, up to `timeout_ns`, and takes its result; negative means without end. The caller owns
+// `*output`, which is null for a task without output, and closes it. `attempt` may be null. Fails with
+// `PW_INVALID_DATA` if all attempts have failed, with the reason in the message.
+//
+// # Safety
+// No other thread closes `ticket`; `output` may be written; `attempt` is null or may be written.
+pw_status pw_ticket_wait(const pw_ticket *ticket, int64_t timeout_ns, pw_block **output, uint32_t *attempt);
+
+// Takes the result of a task that is done: as `pw_ticket_wait`, and `*attempt` is its number, from 1. If the task is not
+// done, stores 0 in `*attempt` and null in `*output`, which is no failure. Does not block.
+//
+// # Safety
+// As `pw_ticket_wait`; `attempt` may be written.
+pw_status pw_ticket_try_take(const pw_ticket *ticket,
+                             pw_block **output,
+                             uint32_t *attempt);
+
+// Stores the state of a task: a constant `PW_TASK_…`. Does not block.
+//
+// # Safety
+// No other thread closes `ticket`; `status` may be written.
+pw_status pw_ticket_status(const pw_ticket *ticket, uint32_t *status);
+
+// Cancels a task unless a worker has claimed it: then it fails with `PW_BUSY`. Does not block.
+//
+// # Safety
+// No other thread closes the handle.
+pw_status pw_ticket_cancel(const pw_ticket *ticket);
+
+// Drops a ticket. The task goes on, and its result waits for whoever takes it. Null is ignored.
+//
+// # Safety
+// No other thread uses the handle.
+pw_status pw_ticket_close(pw_ticket *ticket);
+
+// Opens a version of a name, the latest unless the options or `NAME@V` say another, and waits up to `timeout_ns` until
+// it exists; negative means without end. `options` may be null. The caller owns `*segment` and closes it with
+// `pw_segment_close`. Mapping takes microseconds for host memory, up to some milliseconds a GiB for other memory.
+//
+// # Safety
+// No other thread closes `domain`; `name` ends with a zero byte; `options` is null or valid; `segment` may be written.
+pw_status pw_segment_open(const pw_domain *domain,
+                          const char *name,
+                          const pw_open_options *options,
+                          int64_t timeout_ns,
+                          pw_segment **segment);
+
+// Puts a model file, a folder of shards or an index under a name, as its next version: .safetensors, .npy and the other
+// formats of `partywall put`. `options` may be null. The caller owns `*segment`. Blocks until all is read, by several
+// threads.
+//
+// # Safety
+// As `pw_segment_open`; `path` ends with a zero byte.
+pw_status pw_segment_put_file(const pw_domain *domain,
+                              const char *name,
+                              const char *path,
+                              const pw_segment_options *options,
+                              pw_segment **segment);
+
+// Closes a segment: unmaps its memory, after the work of this process on its GPU, and gives its lease back. The
+// committer of a name that is not kept ends the name in this way. Null is ignored.
+//
+// # Safety
+// No other thread uses the handle, and nobody the addresses that it gave.
+pw_status pw_segment_close(pw_segment *segment);
+
+// Stores what is known about a segment. Does not block.
+//
+// # Safety
+// No other thread closes `segment`; `info` points to a struct whose size is set.
+pw_status pw_segment_info_get(const pw_segment *segment, pw_segment_info *info);
+
+// Stores what is known about the tensor that was added at this place, from 0. Does not block.
+//
+// # Safety
+// As `pw_segment_info_get`.
+pw_status pw_segment_tensor_at(const pw_segment *segment, size_t index, pw_tensor_info *info);
+
+// Stores what is known about a tensor. Fails with `PW_NOT_FOUND` if there is none of that name. Does not block.
+//
+// # Safety
+// As `pw_segment_info_get`; `tensor` ends with a zero byte.
+pw_status pw_segment_tensor_get(const pw_segment *segment, const char *tensor, pw_tensor_info *info);
+
+// Stores the address and length of a tensor in host or pinned memory; null for a tensor without bytes. Valid until the
+// segment is closed. Write there only if the segment `is_writable`: otherwise the process gets a signal.
+//
+// # Safety
+// No other thread closes `segment`; `tensor` ends with a zero byte; `data` and `length` may be written.
+pw_status pw_segment_data(const pw_segment *segment, const char *tensor, void **data, size_t *length);
+
+// Stores the device address and length of a tensor, for the caller's kernels and copies. Valid until the segment is
+// closed.
+//
+// # Safety
+// As `pw_segment_data`.
+pw_status pw_segment_device(const pw_segment *segment, const char *tensor, void **address, size_t *length);
+
+// Copies `length` bytes of a tensor, from `offset` on, to `bytes`, from any kind of memory. Blocks until they are
+// copied.
+//
+// # Safety
+// No other thread closes `segment`; `tensor` ends with a zero byte; `bytes` may be written.
+pw_status pw_segment_read(const pw_segment *segment, const char *tensor, uint64_t offset, void *bytes, size_t length);
+
+// Copies `length` bytes into a tensor of a segment that `is_writable`, from `offset` on, in any kind of memory. Blocks
+// until they are copied. Other processes see them at any moment: the processes order their accesses themselves.
+//
+// # Safety
+// As `pw_segment_read`; `bytes` may be read.
+pw_status pw_segment_write(const pw_segment *segment,
+                           const char *tensor,
+                           uint64_t offset,
+                           const void *bytes,
+                           size_t length);
+
+// Stores the value of a key of the metadata; null if there is no such key. Valid until the segment is closed or
+// advanced.
+//
+// # Safety
+// No other thread closes `segment`; `key` ends with a zero byte; `value` may be written.
+pw_status pw_segment_metadata_get(const pw_segment *segment, const char *key, const char **value);
+
+// Stores a pair of the metadata, counted from 0. Valid until the segment is closed or advanced.
+//
+// # Safety
+// No other thread closes `segment`; `key` and `value` may be written.
+pw_status pw_segment_metadata_at(const pw_segment *segment, size_t index, const char **key, const char **value);
+
+// Fails if the segment must not be used any more: its name was withdrawn with a deadline that has passed, or its memory
+// is lost. Takes nanoseconds.
+//
+// # Safety
+// No other thread closes the handle.
+pw_status pw_segment_check(const pw_segment *segment);
+
+// Opens a version of the segment's name that it is not itself: the latest, or `version` unless that is 0. Waits for it
+// up to `timeout_ns`; negative means without end. Stores null if there is none in time. The caller owns `*newer`.
+//
+// # Safety
+// No other thread closes `segment`; `newer` may be written.
+pw_status pw_segment_newer(const pw_segment *segment, uint64_t version, int64_t timeout_ns, pw_segment **newer);
+
+// Makes a segment on a GPU the version that `next` is, at the addresses that it has: kernels, captured graphs and
+// tensors that know them see that version from then on. First waits for the work of this process on the GPU. Closes
+// `next` in any case.
+//
+// # Safety
+// No other thread uses `segment` or `next`, or enqueues work that uses the addresses of `segment`.
+pw_status pw_segment_advance(pw_segment *segment, pw_segment *next);
+
+// Maps what was added to the version since it was opened or refreshed, and stores `PW_UNCHANGED`, `PW_GROWN` or
+// `PW_DOES_NOT_FIT`. Addresses stay. If `timeout_ns` is not 0, first waits that long for a growth; negative means
+// without end.
+//
+// # Safety
+// No other thread closes `segment`; `result` may be written.
+pw_status pw_segment_refresh(const pw_segment *segment, int64_t timeout_ns, uint32_t *result);
+
+// Opens a semaphore of `permits` permits, and creates it if it does not exist; otherwise it has as many. `options` may be
+// null. The caller owns `*semaphore` and closes it with `pw_semaphore_close`. Blocks for a round trip to the broker.
+//
+// # Safety
+// No other thread closes `domain`; `name` ends with a zero byte; `options` is null or valid; `semaphore` may be written.
+pw_status pw_semaphore_open(const pw_domain *domain,
+                            const char *name,
+                            uint32_t permits,
+                            const pw_semaphore_options *options,
+                            pw_semaphore **semaphore);
+
+// Closes a semaphore. Permits that this process holds stay. Null is ignored.
+//
+// # Safety
+// No other thread uses the handle.
+pw_status pw_semaphore_close(pw_semaphore *semaphore);
+
+// Stores what is known about a semaphore now. Takes time in proportion to the number of permits.
+//
+// # Safety
+// No other thread closes `semaphore`; `info` points to a struct whose size is set.
+pw_status pw_semaphore_info_get(const pw_semaphore *semaphore, pw_semaphore_info *info);
+
+// Takes a permit, and waits up to `timeout_ns` for a free one; negative means without end. The caller owns `*permit` and
+// closes it.
+//
+// # Safety
+// No other thread closes `semaphore`; `permit` may be written.
+pw_status pw_semaphore_acquire(const pw_semaphore *semaphore,
+                               int64_t timeout_ns,
+                               pw_permit **permit);
+
+// Takes a permit that is free now; otherwise stores null, which is no failure. Does not block.
+//
+// # Safety
+// As `pw_semaphore_acquire`.
+pw_status pw_semaphore_try_acquire(const pw_semaphore *semaphore, pw_permit **permit);
+
+// Gives a permit back. Null is ignored. Does not block.
+//
+// # Safety
+// No other thread uses the handle.
+pw_status pw_permit_close(pw_permit *permit);
+
+// Gives a permit back once the work that is on `stream` now is done. Does not wait. Null is the legacy default stream.
+// On failure the permit is still the caller's.
+//
+// # Safety
+// No other thread uses the handle; `stream` is a stream of the primary context of the semaphore's device.
+pw_status pw_permit_close_on(pw_permit *permit, void *stream);
+
 // Joins a topic as a subscriber. `options` may be null: then publishers wait for it. The caller owns `*subscriber` and
 // closes it with `pw_subscriber_close`.
 //
@@ -558,6 +1758,109 @@ pw_status pw_sample_close(pw_sample *sample);
 // # Safety
 // As `pw_sample_close`; `stream` is a stream of the primary context of the topic's GPU.
 pw_status pw_sample_close_on(pw_sample *sample, void *stream);
+
+// Opens a timeline to wait for it, and creates it at 0 if it does not exist. `options` may be null. The caller owns
+// `*timeline` and closes it with `pw_timeline_close`. Blocks for a round trip to the broker. Any thread may call it.
+//
+// # Safety
+// No other thread closes `domain`; `name` ends with a zero byte; `options` is null or valid; `timeline` may be written.
+pw_status pw_timeline_open(const pw_domain *domain,
+                           const char *name,
+                           const pw_timeline_options *options,
+                           pw_timeline **timeline);
+
+// Opens a timeline to signal it, from its present value on. Fails with `PW_BUSY` while it has another writer. Otherwise
+// as `pw_timeline_open`.
+//
+// # Safety
+// As `pw_timeline_open`; `writer` may be written.
+pw_status pw_writer_open(const pw_domain *domain,
+                         const char *name,
+                         const pw_timeline_options *options,
+                         pw_writer **writer);
+
+// Closes a timeline that was opened to wait for it. Null is ignored.
+//
+// # Safety
+// No other thread uses the handle.
+pw_status pw_timeline_close(pw_timeline *timeline);
+
+// Stores how far a timeline is. Does not block; takes nanoseconds.
+//
+// # Safety
+// No other thread closes `timeline`; `info` points to a struct whose size is set.
+pw_status pw_timeline_info_get(const pw_timeline *timeline, pw_timeline_info *info);
+
+// Waits until the timeline has reached `value`, up to `timeout_ns`; negative means without end. Fails with `PW_GONE` as
+// soon as it has ended before.
+//
+// # Safety
+// No other thread closes the handle.
+pw_status pw_timeline_wait(const pw_timeline *timeline, uint64_t value, int64_t timeout_ns);
+
+// Makes a stream wait until the timeline has reached `value`, before work that is enqueued from now on. Does not block.
+// If the timeline ends before, the stream continues, and `pw_timeline_check` says so. Null is the legacy default stream.
+//
+// # Safety
+// No other thread closes `timeline`; `stream` is a stream of the primary context of the timeline's device.
+pw_status pw_timeline_wait_on(const pw_timeline *timeline,
+                              void *stream,
+                              uint64_t value);
+
+// Fails with `PW_GONE` if the timeline ended before a value that a stream waited for, and with `PW_INVALID_DATA` if such
+// a value rests on a timeline that has failed. Call it when that work is done, before you use its results. Does not
+// block.
+//
+// # Safety
+// No other thread closes the handle.
+pw_status pw_timeline_check(const pw_timeline *timeline);
+
+// Ends a timeline, whoever writes it: all waits for it end with `PW_GONE`. Blocks for a round trip to the broker.
+//
+// # Safety
+// No other thread closes the handle.
+pw_status pw_timeline_abandon(const pw_timeline *timeline);
+
+// Makes a descriptor for `poll` and `epoll`, which becomes readable, and stays so, once the timeline has reached `value`
+// or ended before. It belongs to `*event`, which the caller owns, and is closed with it; there is nothing to read from
+// it. Does not block.
+//
+// # Safety
+// No other thread closes `timeline`; `event` and `fd` may be written.
+pw_status pw_timeline_event_open(const pw_timeline *timeline,
+                                 uint64_t value,
+                                 pw_timeline_event **event,
+                                 int *fd);
+
+// Closes an event and its descriptor. Null is ignored.
+//
+// # Safety
+// No other thread uses the handle.
+pw_status pw_timeline_event_close(pw_timeline_event *event);
+
+// Signals that the work which `value` stands for is done; values only grow. Does not block.
+//
+// # Safety
+// No other thread closes the handle.
+pw_status pw_writer_signal(const pw_writer *writer, uint64_t value);
+
+// Signals `value` once the work that is on `stream` now is done. Does not block. Null is the legacy default stream.
+//
+// # Safety
+// No other thread closes `writer`; `stream` is a stream of the primary context of the writer's device.
+pw_status pw_writer_signal_on(const pw_writer *writer, void *stream, uint64_t value);
+
+// Notes that the values which are signalled from now on are made from those of `input`: if that fails, so have they.
+//
+// # Safety
+// No other thread closes the handles.
+pw_status pw_writer_rests_on(const pw_writer *writer, const pw_timeline *input);
+
+// Closes a writer: waits for values that it has not signalled end with `PW_GONE`. Null is ignored.
+//
+// # Safety
+// No other thread uses the handle.
+pw_status pw_writer_close(pw_writer *writer);
 
 // Creates a topic. The caller owns `*topic` and closes it with `pw_topic_close`. Fails if the name exists. Blocks for a
 // few round trips to the broker. Any thread may call it.
