@@ -20,6 +20,8 @@ pub struct Failure {
     pub message: String,
     /// What the user can do.
     pub advice: String,
+    /// The entry in `docs/troubleshooting.md`, if it has one.
+    entry: Option<&'static str>,
     /// The library's error, if it is one.
     pub error: Option<Box<Error>>,
     /// Further members of the JSON object, beside `error`.
@@ -29,7 +31,7 @@ pub struct Failure {
 impl Failure {
     /// Returns a failure of the command itself.
     pub fn new(kind: ErrorKind, message: impl Into<String>, advice: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), advice: advice.into(), error: None, details: None }
+        Self { kind, message: message.into(), advice: advice.into(), entry: None, error: None, details: None }
     }
 
     /// Returns the failure of an operation that the operating system refused.
@@ -53,15 +55,15 @@ impl Failure {
         self
     }
 
+    /// Sets the entry in `docs/troubleshooting.md`.
+    pub(crate) fn with_entry(self, entry: impl Into<Option<&'static str>>) -> Self {
+        Self { entry: entry.into(), ..self }
+    }
+
     /// Adds the members of a JSON object beside `error`.
     pub(crate) fn with_details(mut self, details: Value) -> Self {
         self.details = Some(Box::new(details));
         self
-    }
-
-    /// Returns the entry in `docs/troubleshooting.md`; only errors of the library have one.
-    fn entry(&self) -> Option<&'static str> {
-        self.error.as_ref().map(|error| error.anchor())
     }
 
     /// Returns the value of `error` in the JSON output.
@@ -71,7 +73,7 @@ impl Failure {
             "kind": self.kind.to_string(),
             "message": self.message,
             "advice": self.advice,
-            "entry": self.entry(),
+            "entry": self.entry,
         })
     }
 
@@ -87,7 +89,7 @@ impl Failure {
             if let (Some(value), Some(Value::Object(details))) = (value.as_object_mut(), self.details.as_deref()) {
                 value.extend(details.clone());
             }
-            context.output().failure(&self.message, &self.advice, self.entry(), &value);
+            context.output().failure(&self.message, &self.advice, self.entry, &value);
         }
         ExitCode::from(self.code())
     }
@@ -128,6 +130,6 @@ impl std::error::Error for Failure {}
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let failure = Self::new(error.kind(), error.to_string(), error.advice_in(Language::Shell));
-        Self { error: Some(error.into()), ..failure }
+        Self { entry: Some(error.anchor()), error: Some(error.into()), ..failure }
     }
 }

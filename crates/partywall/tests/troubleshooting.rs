@@ -459,17 +459,8 @@ fn each_entry_belongs_to_an_error() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let crates = fs::read_dir(root.join("crates")).unwrap().map(|entry| entry.unwrap().path().join("src"));
     let sources: Vec<_> = crates.chain([root.join("python/src")]).flat_map(|folder| sources(&folder)).collect();
-    // No program names these: they are about brokers that do not start, and about calls of the driver by programs other
-    // than ours.
-    let unnamed = [
-        "socket-exists",
-        "too-few-files",
-        "bad-limit",
-        "socket-not-taken",
-        "legacy-refused",
-        "compute-mode",
-        "locked-memory",
-    ];
+    // They are about calls of the driver by other programs than ours.
+    let unnamed = ["legacy-refused", "compute-mode", "locked-memory"];
     for heading in DOCUMENT.lines().filter_map(|line| line.strip_prefix("### ")) {
         let name = format!("\"{heading}\"");
         let named = sources.iter().any(|source| source.contains(&name));

@@ -511,44 +511,38 @@ fn not_started() -> String {
     format!("{limits}; then start the broker again: it had not begun to serve, so nothing is lost")
 }
 
+/// Returns the failure of a broker that cannot start. Each error has its class, entry and advice in one row.
 fn failure(error: StartError) -> Failure {
-    let kind = match error {
-        StartError::Directory { .. } => ErrorKind::Unreachable,
-        StartError::Limit { .. } | StartError::PathTooLong { .. } => ErrorKind::Usage,
-        _ => ErrorKind::Refused,
-    };
-    let advice = match &error {
-        StartError::Directory { why: Unsafe::NoParent(parent), .. } => {
-            let make = format!("create it with `mkdir -p {}`", parent.display());
-            format!("{make}, or check --socket, PARTYWALL_SOCKET and XDG_RUNTIME_DIR")
-        }
-        StartError::Directory { path, why: Unsafe::Mode { wanted: Entry::Passable, .. } } => {
-            format!("let others pass through it (chmod 711 {}), or name another --socket", path.display())
-        }
-        StartError::Directory { path, why: Unsafe::Mode { .. } } => {
-            format!("give only your user access (chmod 700 {}), or name another --socket", path.display())
-        }
-        StartError::Directory { .. } => {
-            "name a --socket in a directory that belongs to this user; it is made if its parent exists".into()
-        }
-        StartError::Locked { .. } => "end the process that starts or ends a broker at that path, then try again".into(),
-        StartError::AlreadyRunning { .. } => "use it, end it with `partywall stop`, or name another --domain".into(),
-        StartError::NotASocket { path, .. } => format!("remove {}, or name another --socket", path.display()),
-        StartError::Inherited { .. } => {
-            let advice = "set ListenStream= of the socket unit to the socket that `partywall status` prints";
-            format!("{advice}, or --socket to the path of ListenStream=")
-        }
+    let (kind, entry, advice) = match &error {
+        StartError::Directory { path, why } => (ErrorKind::Unreachable, None, directory_advice(path, why)),
+        StartError::Locked { .. } => (ErrorKind::Refused, None, "end the process that starts or ends a broker at that path, then try again".into()),
+        StartError::AlreadyRunning { .. } => (ErrorKind::Refused, Some("socket-exists"), "use it, end it with `partywall stop`, or name another --domain".into()),
+        StartError::NotASocket { path, .. } => (ErrorKind::Refused, None, format!("remove {}, or name another --socket", path.display())),
+        StartError::Inherited { .. } => (ErrorKind::Refused, Some("socket-not-taken"), "set ListenStream= of the socket unit to the socket that `partywall status` prints, or --socket to the path of ListenStream=".into()),
         StartError::TooFewFiles { needed, room, .. } => {
             let fewer = if *room > 0 { format!(", or serve with --max-clients {room}") } else { String::new() };
             let limit = "the hard limit of open files (`ulimit -Hn`, LimitNOFILE=, --ulimit nofile=)";
-            format!("raise {limit} to {needed}{fewer}")
+            (ErrorKind::Refused, Some("too-few-files"), format!("raise {limit} to {needed}{fewer}"))
         }
-        StartError::Limit { option, .. } => format!("give {option} another number, or leave it out"),
-        StartError::PathTooLong { .. } => {
-            let derived = "shorten $XDG_RUNTIME_DIR (else $TMPDIR), where the default socket is";
-            format!("name a shorter --socket, or {derived}")
-        }
-        _ => not_started(),
+        StartError::Limit { option, .. } => (ErrorKind::Usage, Some("bad-limit"), format!("give {option} another number, or leave it out")),
+        StartError::PathTooLong { .. } => (ErrorKind::Usage, Some("path-too-long"), "name a shorter --socket, or shorten $XDG_RUNTIME_DIR (else $TMPDIR), where the default socket is".into()),
+        _ => (ErrorKind::Refused, None, not_started()),
     };
-    Failure::new(kind, error.to_string(), advice)
+    Failure::new(kind, error.to_string(), advice).with_entry(entry)
+}
+
+fn directory_advice(path: &Path, why: &Unsafe) -> String {
+    match why {
+        Unsafe::NoParent(parent) => {
+            let make = format!("create it with `mkdir -p {}`", parent.display());
+            format!("{make}, or check --socket, PARTYWALL_SOCKET and XDG_RUNTIME_DIR")
+        }
+        Unsafe::Mode { wanted: Entry::Passable, .. } => {
+            format!("let others pass through it (chmod 711 {}), or name another --socket", path.display())
+        }
+        Unsafe::Mode { .. } => {
+            format!("give only your user access (chmod 700 {}), or name another --socket", path.display())
+        }
+        _ => "name a --socket in a directory that belongs to this user; it is made if its parent exists".into(),
+    }
 }

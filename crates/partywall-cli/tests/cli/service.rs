@@ -200,7 +200,8 @@ fn check_reports_what_prevents_a_start_and_changes_nothing() {
     assert!(check(&["--socket", orphan.to_str().unwrap()]).expect(4).stderr.contains("does not exist"));
     let long = sandbox.path().join("x".repeat(120));
     assert!(check(&["--socket", long.to_str().unwrap()]).expect(2).stderr.contains("the limit is 107"));
-    assert!(check(&["--max-fds", "1000000000000"]).expect(5).stderr.contains("open files"));
+    let few = check(&["--max-fds", "1000000000000"]).expect(5).stderr;
+    assert!(few.contains("open files") && few.ends_with("more: partywall explain too-few-files\n"), "{few}");
     for (limits, why) in [
         (&["--max-message", "10"][..], "cannot serve with --max-message 10: the least is 65536"),
         (&["--max-seats-per-uid", "0"], "cannot serve with --max-seats-per-uid 0: the least is 1"),
@@ -210,6 +211,11 @@ fn check_reports_what_prevents_a_start_and_changes_nothing() {
         for mode in [&["serve", "--check"][..], &["serve"], &["serve", "--background"]] {
             let refused = sandbox.run([mode, limits].concat()).expect(2);
             assert!(refused.stderr.contains(why), "{refused:?}");
+            // A broker in the background tells its starter its message and its advice.
+            assert!(
+                mode.contains(&"--background") || refused.stderr.contains("more: partywall explain bad-limit"),
+                "{refused:?}"
+            );
         }
     }
 

@@ -176,6 +176,7 @@ fn broker_whose_socket_was_removed_is_not_joined_by_a_second_one() {
     fs::remove_file(sandbox.socket()).unwrap();
     let refused = sandbox.run(["serve"]).expect(5);
     assert!(refused.stderr.contains(&format!("pid {} listens already", serve.pid())), "{refused:?}");
+    assert!(refused.stderr.ends_with("more: partywall explain socket-exists\n"), "{refused:?}");
     // Nor by one that comes by another path to the same directory.
     let link = sandbox.path().join("link");
     let directory = sandbox.socket().parent().unwrap().to_owned();
