@@ -9,7 +9,7 @@ use partywall_wire::{LimitHolder, Refusal};
 
 use super::{
     Registry,
-    people::{Life, Owned},
+    people::{Holders, Life, Owned},
     state::Version,
     types::{ControlMemory, Limit, MemberId, Place},
 };
@@ -108,19 +108,19 @@ impl Registry {
     /// close them. `amount` gets whether the object is a timeline, and the memory that it brings: timelines that share
     /// a slab bring it once.
     fn count_objects(&self, held: &mut Held, amount: impl Fn(bool, Option<ControlMemory>) -> u64) {
-        let its = |owned: Owned, holders: &BTreeMap<MemberId, u64>| {
+        let its = |owned: Owned, holders: &Holders| {
             let members = holders.keys().copied();
             members.filter(|member| self.people.uid_of(*member) == owned.uid).collect::<Vec<_>>()
         };
         let mut slabs = BTreeSet::new();
-        for timeline in self.timelines.values() {
-            let slab = self.slab_of(timeline.present);
+        for timeline in self.objects.timelines().values() {
+            let slab = self.objects.cells.slab_of(timeline.present);
             for member in its(timeline.owned, &timeline.holders) {
                 let slab = slab.filter(|slab| slabs.insert((member, slab.fd)));
                 self.count_member(held, member, amount(true, slab));
             }
         }
-        for semaphore in self.semaphores.values() {
+        for semaphore in self.objects.semaphores().values() {
             for member in its(semaphore.owned, &semaphore.holders) {
                 self.count_member(held, member, amount(false, Some(semaphore.memory)));
             }

@@ -28,10 +28,9 @@
 //! | `growth` | versions that grow, and requests that wait for growth |
 //! | `claims` | the right to build a name that does not exist |
 //! | `waits` | requests that wait, and their completion |
-//! | `timelines`, `semaphores` | names in control memory: their writers and holders |
-//! | `cells` | cells of control memory: their readers and writers |
+//! | `objects` | timelines and semaphores, and the cells of timelines |
+//! | `object_leases` | leases on timelines and semaphores: who opens them, and what ends with a lease |
 //! | `attachments` | segments that queues hold |
-//! | `objects` | the common parts of timelines and semaphores |
 //! | `reclaim` | reclaims what a member held that is gone |
 //! | `users` | which names a user may create, and what is written down of what users do to each other |
 //! | `limits` | the processes that a refusal because of a limit names |
@@ -48,7 +47,6 @@ pub(crate) mod event;
 pub(crate) mod types;
 
 mod attachments;
-mod cells;
 mod claims;
 mod closing;
 mod coding;
@@ -57,6 +55,7 @@ mod limits;
 mod losses;
 mod members;
 mod near;
+mod object_leases;
 mod objects;
 mod pages;
 mod people;
@@ -64,12 +63,10 @@ mod reclaim;
 mod report;
 mod restart;
 mod segments;
-mod semaphores;
 mod state;
 #[cfg(any(test, fuzzing))]
 #[cfg_attr(fuzzing, allow(dead_code, unused_imports, reason = "a fuzzer uses the model and the random steps alone"))]
 mod tests;
-mod timelines;
 mod tombstones;
 mod users;
 mod waits;
@@ -80,11 +77,11 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use cells::Guarded;
 pub(crate) use effect::{Effect, Effects, Outcome, Unread};
 pub(crate) use event::{Call, Event, Received};
 pub(crate) use limits::largest;
-pub(crate) use objects::ControlNeeded;
+pub(crate) use object_leases::ControlNeeded;
+pub(crate) use objects::Guarded;
 pub(crate) use partywall_wire::Answer;
 #[cfg(fuzzing)]
 pub(crate) use tests::fuzz;
@@ -92,16 +89,15 @@ pub(crate) use tests::fuzz;
 pub(crate) use tests::{Asked, Commit, sample};
 pub(crate) use types::{Bounds, CloseId, FdId, MemberId, RequestId};
 
-use cells::Cells;
 use closing::Closing;
 use effect::{Decision, Granted, split};
-use objects::ObjectLease;
+use objects::Objects;
 use people::{Life, People};
-use semaphores::Semaphore;
 use state::{Claim, Entry, VersionLease};
-use timelines::Timeline;
 use tombstones::Tombstones;
-use types::{ClaimId, Ending, LeaseId, Millis, Name, OtherUsers, Refusal, TimelineEnding, WaitId, WithdrawalId};
+use types::{
+    ClaimId, Ending, LeaseId, Millis, Name, OtherUsers, Refusal, STALE_LEASE, TimelineEnding, WaitId, WithdrawalId,
+};
 use watch::{Log, Watcher};
 use withdrawals::Withdrawal;
 
@@ -117,13 +113,7 @@ pub(crate) struct Registry {
     #[serde(deserialize_with = "coding::ordered")]
     version_leases: BTreeMap<LeaseId, VersionLease>,
     claims: BTreeMap<ClaimId, Claim>,
-    #[serde(deserialize_with = "coding::ordered")]
-    timelines: BTreeMap<Name, Timeline>,
-    semaphores: BTreeMap<Name, Semaphore>,
-    /// Leases on timelines and semaphores.
-    #[serde(deserialize_with = "coding::ordered")]
-    object_leases: BTreeMap<LeaseId, ObjectLease>,
-    cells: Cells,
+    objects: Objects,
     /// Versions that may have lost their last reference. Empty between events.
     maybe_unreferenced: VecDeque<(Name, u64)>,
     closing: Closing,
@@ -153,7 +143,7 @@ fn is_found_only_here(answer: &Answer) -> bool {
 impl Registry {
     /// Creates the registry of the broker with this number.
     pub(crate) fn new(bounds: Bounds, instance: u64) -> Self {
-        Self { people: People::new(bounds), instance, ..Self::default() }
+        Self { people: People::new(bounds), objects: Objects::new(bounds), instance, ..Self::default() }
     }
 
     /// Applies one event, which happened at this time.
@@ -217,6 +207,11 @@ impl Registry {
         &self.people
     }
 
+    /// Returns the timelines and semaphores.
+    pub(crate) fn objects(&self) -> &Objects {
+        &self.objects
+    }
+
     /// Returns whether a process of a user may join. Members on the simulated driver and on the real one cannot share
     /// memory. The first member of a user decides which of the two all its members use, for as long as it has a member
     /// or GPU memory.
@@ -228,8 +223,8 @@ impl Registry {
     pub(crate) fn is_idle(&self) -> bool {
         self.people.members().is_empty()
             && self.entries.is_empty()
-            && self.timelines.is_empty()
-            && self.semaphores.is_empty()
+            && self.objects.timelines().is_empty()
+            && self.objects.semaphores().is_empty()
     }
 
     fn request(&mut self, member: MemberId, request: RequestId, call: Call, received: Received, out: &mut Effects) {
@@ -301,7 +296,7 @@ impl Registry {
             Call::OpenTimeline { name, writer, shared } => {
                 self.open_timeline((member, request), (name, writer, shared), received.created, before, out)
             }
-            Call::FollowTimeline { lease } => self.follow_timeline(member, lease),
+            Call::FollowTimeline { lease } => self.objects.follow(member, lease).ok_or(STALE_LEASE),
             Call::AbandonTimeline { name } => self.abandon_timeline(member, &name, before),
             Call::OpenSemaphore { name, maximum, shared } => {
                 self.open_semaphore((member, request), (name, maximum, shared), received.created, out)
@@ -360,15 +355,17 @@ impl Registry {
                 let made = |id: &&ClaimId| self.claims.get(id).is_some_and(|c| c.origin == request);
                 record.claims.iter().find(made).map(|id| Answer::Build { claim: *id }.into())
             }
-            Call::OpenTimeline { .. } => self.opened_timeline(self.object_lease_of(member, request)?),
-            Call::OpenSemaphore { .. } => self.opened_semaphore(self.object_lease_of(member, request)?),
+            Call::OpenTimeline { .. } | Call::OpenSemaphore { .. } => {
+                self.objects.opened(self.objects.lease_of(&record.object_leases, request)?)
+            }
             _ => None,
         }
     }
 
     fn stop(&mut self, member: MemberId, force: bool, before: &mut Effects, out: &mut Effects) -> Decision {
         self.people.check_owner(member, self.people.bounds().user, || OtherUsers::Stop)?;
-        let names = self.people.totals().names + (self.timelines.len() + self.semaphores.len()) as u64;
+        let names =
+            self.people.totals().names + (self.objects.timelines().len() + self.objects.semaphores().len()) as u64;
         let members = self.people.others(member);
         if !force && (names > 0 || members > 0) {
             return Err(Refusal::InUse { names, members });

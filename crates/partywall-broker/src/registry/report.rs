@@ -6,18 +6,20 @@ use std::{
 };
 
 use partywall_wire::{
-    HolderInfo, MemberInfo, NameInfo, SegmentInfo, StatusInfo, VersionInfo, WaitInfo, limits::MAX_NAME,
+    HolderInfo, MemberInfo, NameInfo, ObjectDetail, ObjectHolder, ObjectInfo, SegmentInfo, SemaphoreInfo, StatusInfo,
+    TimelineInfo, VersionInfo, WaitInfo, limits::MAX_NAME,
 };
 
 use super::{
     Answer, Registry,
-    effect::{Decision, Granted, MemberAt, Unread},
+    effect::{Decision, Granted, MemberAt, ObjectAt, Unread},
     event::Identity,
-    objects::LeasedObject,
+    near::near,
+    objects::{LeasedObject, Semaphore, Timeline},
     pages::{SLOTS_AS_A_BYTE, count, in_order, page},
     people::{Life, Member, Waiting},
     state::{Entry, Version, Want},
-    types::{Awaited, FdId, LeaseId, MemberId, MemberState, Millis, Name, Place, Refusal, VersionFacts},
+    types::{Awaited, FdId, LeaseId, MemberId, MemberState, Millis, Name, ObjectKind, Place, Refusal, VersionFacts},
 };
 
 impl Registry {
@@ -105,11 +107,78 @@ impl Registry {
         Granted(Answer::Members { members, more }, Vec::new(), Unread::Members(at))
     }
 
+    /// Returns a page of timelines, then of semaphores, that a member sees.
+    pub(super) fn list_objects(&self, member: MemberId, after: Option<(ObjectKind, String)>) -> Granted {
+        let (timelines, semaphores) = match &after {
+            None => (Some(Unbounded), Unbounded),
+            Some((ObjectKind::Timeline, name)) => (Some(Excluded(name.as_str())), Unbounded),
+            Some((_, name)) => (None, Excluded(name.as_str())),
+        };
+        let timelines =
+            timelines.into_iter().flat_map(|from| self.objects.timelines().range::<str, _>((from, Unbounded)));
+        let timelines = timelines.filter(|(_, timeline)| self.people.sees(member, timeline.owned));
+        let semaphores = self.objects.semaphores().range::<str, _>((semaphores, Unbounded));
+        let semaphores = semaphores.filter(|(_, semaphore)| self.people.sees(member, semaphore.owned));
+        let timelines = timelines.map(|(name, timeline)| self.timeline_row(name, timeline));
+        let rows = timelines.chain(semaphores.map(|(name, semaphore)| semaphore_row(name, semaphore)));
+        let (objects, more) = page(rows, |(info, _)| {
+            // The server counts the permits of each semaphore in the page, which must not delay other members for long.
+            let permits =
+                if let ObjectInfo::Semaphore(info) = info { info.maximum as usize / SLOTS_AS_A_BYTE } else { 0 };
+            info.name().len() + permits
+        });
+        let (objects, at) = objects.into_iter().unzip();
+        Granted(Answer::Objects { objects, more }, Vec::new(), Unread::Objects(at))
+    }
+
+    /// Returns everything about one timeline or semaphore.
+    pub(super) fn inspect_object(&self, member: MemberId, kind: ObjectKind, name: &Name) -> Decision {
+        let found = match kind {
+            ObjectKind::Timeline => {
+                let timeline = self.objects.timelines().get(name);
+                timeline.map(|timeline| (self.timeline_row(name, timeline), &timeline.holders, timeline.owned))
+            }
+            _ => {
+                let semaphore = self.objects.semaphores().get(name);
+                semaphore.map(|semaphore| (semaphore_row(name, semaphore), &semaphore.holders, semaphore.owned))
+            }
+        };
+        let Some(((info, at), holders, owned)) = found else {
+            let near = match kind {
+                ObjectKind::Timeline => {
+                    near(self.objects.timelines(), name, |timeline| self.people.sees(member, timeline.owned))
+                }
+                _ => near(self.objects.semaphores(), name, |semaphore| self.people.sees(member, semaphore.owned)),
+            };
+            return Err(Refusal::ObjectNotFound { kind, near, is: self.kinds_of(member, name), name: name.clone() });
+        };
+        self.people.check_sight(member, name, owned)?;
+        let (holders, rows) = self.people.holders_of(holders);
+        let holders = holders.into_iter().map(|holder| ObjectHolder { holder, permits: 0 }).collect();
+        let detail = ObjectDetail { info, holders };
+        Ok(Granted(Answer::Object(Box::new(detail)), Vec::new(), Unread::Object(at, rows)))
+    }
+
+    fn timeline_row(&self, name: &Name, timeline: &Timeline) -> (ObjectInfo, ObjectAt) {
+        let info = TimelineInfo {
+            name: name.to_string(),
+            incarnation: self.objects.cells.incarnation(timeline.present).unwrap_or(0),
+            writer: timeline.writer.and_then(|lease| self.holder_pid(lease)),
+            value: 0,
+            announced: 0,
+            ending: None,
+            leases: count(timeline.holders.leases()),
+            uid: timeline.owned.uid,
+            shared: timeline.owned.shared,
+        };
+        (ObjectInfo::Timeline(info), ObjectAt::Timeline(self.objects.cells.at(timeline.present)))
+    }
+
     /// Returns the name of the timeline of a member's lease, and the pid of its writer if it has one.
     pub(crate) fn timeline_of(&self, member: MemberId, lease: LeaseId) -> Option<(&Name, Option<u32>)> {
-        let held = self.object_leases.get(&lease).filter(|held| held.member == member)?;
+        let held = self.objects.leases().get(&lease).filter(|held| held.member == member)?;
         let LeasedObject::Timeline { name, .. } = &held.object else { return None };
-        let writer = self.timelines.get(name)?.writer;
+        let writer = self.objects.timelines().get(name)?.writer;
         Some((name, writer.and_then(|lease| self.holder_pid(lease))))
     }
 
@@ -190,16 +259,17 @@ impl Registry {
     }
 
     fn member_row(&self, id: MemberId, member: &Member) -> (MemberInfo, MemberAt) {
-        let held =
-            || member.object_leases.iter().filter_map(|lease| Some((*lease, &self.object_leases.get(lease)?.object)));
+        let held = || {
+            member.object_leases.iter().filter_map(|lease| Some((*lease, &self.objects.leases().get(lease)?.object)))
+        };
         let written = held().filter(|(lease, object)| match object {
             LeasedObject::Timeline { name, .. } => {
-                self.timelines.get(name).is_some_and(|line| line.writer == Some(*lease))
+                self.objects.timelines().get(name).is_some_and(|line| line.writer == Some(*lease))
             }
             LeasedObject::Semaphore { .. } => false,
         });
         let semaphores = held().filter_map(|(_, object)| match object {
-            LeasedObject::Semaphore { name } => Some(self.semaphores.get(name)?.memory.fd),
+            LeasedObject::Semaphore { name } => Some(self.objects.semaphores().get(name)?.memory.fd),
             LeasedObject::Timeline { .. } => None,
         });
         let pools = self.versions_of(id).filter_map(|(_, version)| Some(version.memory.control?.slot_table()));
@@ -249,8 +319,8 @@ impl Registry {
             members: self.people.others(asker),
             names: self.people.totals().names,
             versions: self.people.totals().versions,
-            timelines: self.timelines.len() as u64,
-            semaphores: self.semaphores.len() as u64,
+            timelines: self.objects.timelines().len() as u64,
+            semaphores: self.objects.semaphores().len() as u64,
             leases: self.people.all_leases(),
             unproven,
             unproven_bytes,
@@ -283,9 +353,9 @@ impl Registry {
         let mut bytes = 0_u64;
         let mut leases = BTreeMap::<MemberId, u64>::new();
         for (number, version) in &entry.versions {
-            if only.is_none_or(|only| only == *number) && version.all_leases() > 0 {
+            if only.is_none_or(|only| only == *number) && version.is_held() {
                 bytes = bytes.saturating_add(version.memory.bytes());
-                for (member, held) in &version.holders {
+                for (member, held) in &*version.holders {
                     *leases.entry(*member).or_default() += held;
                 }
             }
@@ -293,6 +363,19 @@ impl Registry {
         let (holders, rows) = self.people.holders_of(&leases);
         (bytes, holders, rows)
     }
+}
+
+fn semaphore_row(name: &Name, semaphore: &Semaphore) -> (ObjectInfo, ObjectAt) {
+    let info = SemaphoreInfo {
+        name: name.to_string(),
+        maximum: semaphore.maximum,
+        held: 0,
+        waiting: 0,
+        leases: count(semaphore.holders.leases()),
+        uid: semaphore.owned.uid,
+        shared: semaphore.owned.shared,
+    };
+    (ObjectInfo::Semaphore(info), ObjectAt::Semaphore(semaphore.memory.fd))
 }
 
 /// Returns what a listing says of a dead member, without leases. Rows of living members add to it.

@@ -11,11 +11,6 @@ impl Registry {
         self.entries.values().flat_map(|entry| entry.versions.values()).filter_map(|version| version.memory.control)
     }
 
-    /// Returns the memory of semaphores.
-    pub(crate) fn semaphore_memory(&self) -> impl Iterator<Item = FdId> {
-        self.semaphores.values().map(|semaphore| semaphore.memory.fd)
-    }
-
     /// Returns the attachments of queues: the memory of the queue, and the number.
     pub(crate) fn attachments(&self) -> Vec<(FdId, u32)> {
         let versions = self.entries.values().flat_map(|entry| entry.versions.values());
@@ -30,7 +25,7 @@ impl Registry {
 
     /// Returns the numbers of leases and claims, and of members.
     pub(crate) fn given_out(&self) -> (u64, u64) {
-        let leases = self.version_leases.len() + self.object_leases.len() + self.claims.len();
+        let leases = self.version_leases.len() + self.objects.leases().len() + self.claims.len();
         (leases as u64, self.people.members().len() as u64)
     }
 

@@ -11,7 +11,7 @@ use super::{
     effect::{Decision, Effect, Effects, Granted, Unread},
     event::Received,
     near::near,
-    people::{Ender, Owned},
+    people::{Ender, Holders, Owned},
     state::{Entry, Version, VersionLease, Want},
     tombstones::Tombstone,
     types::{
@@ -54,8 +54,7 @@ impl Registry {
             owner: None,
             keeper: owner,
             growths: 0,
-            leases: 0,
-            holders: BTreeMap::new(),
+            holders: Holders::default(),
             attached: Attached::default(),
             queues: BTreeMap::new(),
             withdrawn: false,
@@ -216,7 +215,7 @@ impl Registry {
         leaves_name: bool,
         out: &mut Effects,
     ) -> Decision {
-        if self.object_leases.contains_key(&lease) {
+        if self.objects.leases().contains_key(&lease) {
             return self.release_object_lease(member, lease, out);
         }
         self.version_lease(member, lease)?;
@@ -351,10 +350,7 @@ impl Registry {
     fn lease_version(&mut self, member: MemberId, name: &Name, version: u64, origin: RequestId) -> LeaseId {
         let mut bytes = 0;
         if let Some(found) = self.version_mut(name, version) {
-            found.leases += 1;
-            let held = found.holders.entry(member).or_default();
-            *held += 1;
-            if *held == 1 {
+            if found.holders.add(member) {
                 bytes = found.memory.bytes();
             }
         }
@@ -377,16 +373,11 @@ impl Registry {
         let mut is_last = false;
         if let Some(version) = self.version_mut(&lease.name, lease.version) {
             owned = version.owner.take_if(|owner| *owner == id).is_some();
-            version.leases -= 1;
-            if let Some(held) = version.holders.get_mut(&lease.member) {
-                *held -= 1;
-                if *held == 0 {
-                    version.holders.remove(&lease.member);
-                    bytes = version.memory.bytes();
-                    control = version.memory.control;
-                }
+            if version.holders.remove(lease.member) {
+                bytes = version.memory.bytes();
+                control = version.memory.control;
             }
-            is_last = version.leases == 0 && version.memory.facts.lifetime == Lifetime::Shared;
+            is_last = version.holders.is_empty() && version.memory.facts.lifetime == Lifetime::Shared;
         }
         self.people.drop_version_lease(lease.member, id, bytes);
         if owned {
@@ -403,7 +394,7 @@ impl Registry {
     /// Returns whether a version is its name's latest or has leases.
     fn is_needed(&self, name: &Name, number: u64) -> bool {
         self.entries.get(name).is_some_and(|entry| {
-            entry.latest == Some(number) || entry.versions.get(&number).is_some_and(|version| version.all_leases() > 0)
+            entry.latest == Some(number) || entry.versions.get(&number).is_some_and(|version| version.is_held())
         })
     }
 
@@ -487,8 +478,8 @@ impl Registry {
     pub(super) fn kinds_of(&self, member: MemberId, name: &Name) -> Vec<Named> {
         let latest = self.entries.get(name).and_then(Entry::latest);
         let segment = latest.map(|(_, version)| (version.memory.facts.named(), version.owned()));
-        let timeline = self.timelines.get(name).map(|timeline| (Named::Timeline, timeline.owned));
-        let semaphore = self.semaphores.get(name).map(|semaphore| (Named::Semaphore, semaphore.owned));
+        let timeline = self.objects.timelines().get(name).map(|timeline| (Named::Timeline, timeline.owned));
+        let semaphore = self.objects.semaphores().get(name).map(|semaphore| (Named::Semaphore, semaphore.owned));
         let found = [segment, timeline, semaphore].into_iter().flatten();
         found.filter(|(_, owned)| self.people.sees(member, *owned)).map(|(named, _)| named).collect()
     }

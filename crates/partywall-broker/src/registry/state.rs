@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     attachments::{Attached, QueueId},
+    people::Holders,
     types::{
         Access, ClaimId, Kind, LeaseId, Lifetime, MemberId, Memory, Millis, Name, Named, Notice, RequestId, Staleness,
         WaitId, WithdrawalId,
@@ -54,9 +55,7 @@ pub(super) struct Version {
     /// it gave back its lease.
     pub(super) keeper: Option<MemberId>,
     pub(super) growths: u64,
-    pub(super) leases: u64,
-    /// Leases by member; their sum is `leases`.
-    pub(super) holders: BTreeMap<MemberId, u64>,
+    pub(super) holders: Holders,
     /// The segments that a queue holds; empty for other objects.
     pub(super) attached: Attached,
     /// The queues that hold a segment.
@@ -70,9 +69,14 @@ pub(super) struct Version {
 }
 
 impl Version {
-    /// Leases of members and of queues.
+    /// Returns whether it has leases.
+    pub(super) fn is_held(&self) -> bool {
+        !self.holders.is_empty() || !self.queues.is_empty()
+    }
+
+    /// Returns the number of leases of members and of queues.
     pub(super) fn all_leases(&self) -> u64 {
-        self.leases + self.queues.len() as u64
+        self.holders.leases() + self.queues.len() as u64
     }
 
     /// Returns whether its memory is legacy memory, which only its publisher keeps.

@@ -6,13 +6,14 @@
 
 use std::ops::Bound::{Included, Unbounded};
 
+use partywall_wire::OpenedTimeline;
+
 use super::{
     Answer, Registry,
     effect::{Audited, Effect, Outcome},
-    objects::LeasedObject,
     people::Owned,
     state::{Entry, Version},
-    types::{LeaseId, MemberId, Name, OtherUsers, Refusal},
+    types::{MemberId, Name, OtherUsers, Refusal},
 };
 
 impl Version {
@@ -62,7 +63,7 @@ impl Registry {
     pub(super) fn check_names_below(&self, member: MemberId, name: &Name) -> Result<(), Refusal> {
         let uid = self.people.uid_of(member);
         let below = format!("{name}/");
-        let timelines = self.timelines.range::<str, _>((Included(below.as_str()), Unbounded));
+        let timelines = self.objects.timelines().range::<str, _>((Included(below.as_str()), Unbounded));
         let foreign = timelines
             .take_while(|(other, _)| other.as_str().starts_with(&below))
             .find(|(_, timeline)| timeline.owned.uid != uid);
@@ -110,8 +111,9 @@ impl Registry {
                 let version = self.version(&found.name, found.version);
                 version.and_then(|version| opened(&found.name, version.owned())).into_iter().collect()
             }
-            Ok(Answer::Timeline(found)) => self.audited_object(found.lease, opened),
-            Ok(Answer::Semaphore { lease, .. }) => self.audited_object(*lease, opened),
+            Ok(Answer::Timeline(OpenedTimeline { lease, .. }) | Answer::Semaphore { lease, .. }) => {
+                self.objects.owned(*lease).and_then(|(name, owned)| opened(name, owned)).into_iter().collect()
+            }
             Ok(Answer::Evicted(evicted)) => {
                 let others =
                     evicted.iter().map(|departed| (departed.pid, self.people.uid_of(MemberId(departed.member))));
@@ -120,18 +122,5 @@ impl Registry {
             }
             _ => Vec::new(),
         }
-    }
-
-    fn audited_object(&self, lease: LeaseId, opened: impl Fn(&Name, Owned) -> Option<Effect>) -> Vec<Effect> {
-        let Some(held) = self.object_leases.get(&lease) else { return Vec::new() };
-        let found = match &held.object {
-            LeasedObject::Timeline { name, .. } => {
-                self.timelines.get(name).and_then(|timeline| opened(name, timeline.owned))
-            }
-            LeasedObject::Semaphore { name } => {
-                self.semaphores.get(name).and_then(|semaphore| opened(name, semaphore.owned))
-            }
-        };
-        found.into_iter().collect()
     }
 }

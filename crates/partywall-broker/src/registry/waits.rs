@@ -35,7 +35,7 @@ impl Registry {
         let claim = record.claims.iter().find(made).copied();
         let made = |id: &&LeaseId| self.version_leases.get(id).is_some_and(|lease| lease.origin == request);
         let of_version = record.version_leases.iter().find(made).copied();
-        let lease = of_version.or_else(|| self.object_lease_of(member, request));
+        let lease = of_version.or_else(|| self.objects.lease_of(&record.object_leases, request));
         if let Some(claim) = claim {
             self.abandon(member, claim, out)?;
         }

@@ -224,12 +224,12 @@ impl Control {
             let members = Members::restore(&fd).unwrap_or_else(failed);
             control.rows.insert(uid, UserRows { members, fd: Arc::new(store.adopt(fd)) });
         }
-        for slab in registry.slabs() {
+        for slab in registry.objects().cells.slabs() {
             if let Some(mapped) = map(slab, store, |fd| Slab::map(fd)) {
                 control.slabs.insert(slab, mapped);
             }
         }
-        for memory in registry.semaphore_memory() {
+        for memory in registry.objects().semaphore_memory() {
             if let Some(mapped) = map(memory, store, |fd| Semaphore::map(fd)) {
                 control.tables.insert(memory, SlotTable::Semaphore(mapped));
             }
@@ -424,7 +424,7 @@ impl Control {
 
     /// Returns the value that an incarnation of a timeline reached, unless its cell has been reused.
     fn reached(&self, cell: TimelineCell, registry: &Registry) -> Option<u64> {
-        let slab = registry.slab(cell.slab)?;
+        let slab = registry.objects().cells.slab(cell.slab)?;
         let found =
             self.cell(CellAt { slab, index: cell.cell }).filter(|found| found.incarnation() == cell.incarnation);
         found.map(Cell::value)

@@ -55,7 +55,7 @@ impl Server {
     pub(super) fn finish(mut self) {
         self.set_ending();
         self.acceptor.bound.file.remove();
-        for cell in self.registry.live_cells() {
+        for cell in self.registry.objects().cells.live() {
             self.runner.control.end(cell, TimelineEnding::BrokerGone);
         }
         self.turn_away_the_rest();

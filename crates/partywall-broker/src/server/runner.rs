@@ -64,7 +64,7 @@ impl Server {
     ) -> Result<Received, Refusal> {
         // Members may have ended the cell themselves. The new writer needs a cell that has not ended.
         if let Call::OpenTimeline { name, writer: true, .. } = call
-            && self.registry.live_cell(name).is_some_and(|at| self.runner.control.has_ended(at))
+            && self.registry.objects().live_cell(name).is_some_and(|at| self.runner.control.has_ended(at))
         {
             self.apply(Event::TimelineEnded { name: name.clone() });
         }
@@ -204,7 +204,7 @@ impl Server {
     /// Undoes stores to cells after their end.
     pub(super) fn guard_cells(&mut self) -> Vec<Effect> {
         let mut effects = Vec::new();
-        for Guarded { at, given_back } in self.registry.guarded() {
+        for Guarded { at, given_back } in self.registry.objects().cells.guarded() {
             if let Some(late) = self.runner.control.late_store(at) {
                 point("broker: late store seen, not recorded");
                 // Before it is undone: the value may be the last one that was promised, and nobody else knows it then.
@@ -215,7 +215,7 @@ impl Server {
                 effects.extend(self.decide(Event::CellSettled { at }));
             }
         }
-        self.runner.guarding = !self.registry.guarded().is_empty();
+        self.runner.guarding = !self.registry.objects().cells.guarded().is_empty();
         if self.runner.guarding {
             self.reactor.set_timer(GUARD, Timer::Guard);
         }

@@ -3,10 +3,14 @@
 //! A member is listed here with the numbers of its leases, claims, waits and cells. What is behind these numbers is not
 //! known here.
 
+mod holders;
 mod member;
 mod users;
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use partywall_wire::{Freed, HolderInfo};
 use serde::{Deserialize, Serialize};
@@ -22,6 +26,7 @@ use super::{
     },
 };
 
+pub(super) use holders::Holders;
 pub(super) use member::{Ender, Eviction, Life, Member, Rows, Waiting};
 pub(super) use users::{Owned, Totals, User};
 
@@ -171,6 +176,11 @@ impl People {
     /// Records that neither a member nor its streams store in a cell any more.
     pub(crate) fn drop_cell(&mut self, id: MemberId, cell: CellId) {
         self.change(id, |record| _ = record.cells.remove(&cell));
+    }
+
+    /// Returns the cells that a member and its streams may store in, and forgets them.
+    pub(crate) fn take_cells(&mut self, id: MemberId) -> BTreeSet<CellId> {
+        self.members.get_mut(&id).map(|record| std::mem::take(&mut record.cells)).unwrap_or_default()
     }
 
     /// Takes a request out of the waits of its member.

@@ -191,6 +191,13 @@ impl People {
         self.check_quota(uid, Limit::Fds, held_fds, fds)
     }
 
+    /// Refuses further control memory of a user.
+    pub(crate) fn check_control(&self, uid: u32, bytes: u64) -> Result<(), Refusal> {
+        limit(Limit::Fds, self.bounds.fds, self.totals.fds + 1)?;
+        limit(Limit::Bytes, self.bounds.bytes, self.totals.bytes().saturating_add(bytes))?;
+        self.check_memory(uid, 1, bytes)
+    }
+
     /// Refuses further bytes of a user at a place, and `others` beside them that are elsewhere.
     pub(crate) fn check_bytes(&self, uid: u32, place: Place, bytes: u64, others: u64) -> Result<(), Refusal> {
         let all = bytes.saturating_add(others);

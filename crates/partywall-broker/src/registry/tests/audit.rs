@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::SLAB_BYTES;
 use crate::registry::{
     CloseId, FdId, MemberId, Registry, RequestId,
-    people::{Life, Totals, User, Waiting},
+    people::{Holders, Life, Totals, User, Waiting},
     state::Want,
     types::{ControlMemory, LeaseId, Lifetime, Named},
 };
@@ -64,19 +64,18 @@ pub(super) fn audit(
                 let lease = registry.version_leases.get(&owner).expect("a lease that is given back owns nothing");
                 assert!(lease.name == *name && lease.version == *number);
             }
-            let mut holders = BTreeMap::new();
+            let mut holders = Holders::default();
             for lease in registry.version_leases.values().filter(|l| l.name == *name && l.version == *number) {
-                *holders.entry(lease.member).or_default() += 1;
+                holders.add(lease.member);
             }
             assert_eq!(version.holders, holders);
-            assert_eq!(version.leases, holders.values().sum::<u64>());
             if entry.latest == Some(*number) && version.memory.facts.lifetime == Lifetime::Owned {
                 let is_kept =
                     |keeper: MemberId| registry.people.members()[&keeper].names.contains(&(name.clone(), *number));
                 assert!(version.keeper.map_or(version.owner.is_some(), is_kept), "{name}@{number} outlived its owner");
             }
             if entry.latest == Some(*number) && version.memory.facts.lifetime == Lifetime::Shared {
-                assert!(version.leases > 0, "{name}@{number} outlived its users");
+                assert!(!version.holders.is_empty(), "{name}@{number} outlived its users");
             }
         }
         if let Some(claim) = entry.claim {
@@ -106,13 +105,13 @@ pub(super) fn audit(
             }
         }
     }
-    for slab in registry.cells.slabs.values() {
+    for slab in registry.objects.cells.parts().2.values() {
         let memory = ControlMemory { fd: slab.memory.fd, bytes: SLAB_BYTES };
         totals.add_control(memory);
         users.entry(slab.uid).or_default().totals.add_control(memory);
         assert!(fds.insert(memory.fd), "{} is in two places", memory.fd);
     }
-    for semaphore in registry.semaphores.values() {
+    for semaphore in registry.objects.semaphores().values() {
         totals.add_control(semaphore.memory);
         let user = users.entry(semaphore.owned.uid).or_default();
         user.totals.add_control(semaphore.memory);
@@ -124,7 +123,7 @@ pub(super) fn audit(
         assert_eq!(registry.people.members()[&watcher.member].waits[&watcher.ticket], (*id, Waiting::Watching));
     }
     assert!(registry.withdrawals.keys().all(|id| noticed.contains(id)), "a withdrawal ends with its last version");
-    for timeline in registry.timelines.values() {
+    for timeline in registry.objects.timelines().values() {
         users.entry(timeline.owned.uid).or_default().timelines += 1;
     }
     for claim in registry.claims.values() {

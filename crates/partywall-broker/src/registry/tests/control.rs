@@ -3,18 +3,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::registry::{
-    MemberId, Registry,
-    cells::{Cells, Writing},
-    objects::LeasedObject,
+    Registry,
+    objects::{LeasedObject, Writing},
+    people::Holders,
     types::{CellAt, CellId, Name},
 };
 
 /// Panics if `registry` contradicts itself or the effects that it has returned so far.
 pub(super) fn audit(registry: &Registry, live_cells: &BTreeSet<CellAt>) {
+    let cells = &registry.objects.cells;
+    let (used, restless, _) = cells.parts();
     let mut uses = BTreeMap::<CellId, u64>::new();
-    let mut timelines = BTreeMap::<&Name, BTreeMap<MemberId, u64>>::new();
-    let mut semaphores = BTreeMap::<&Name, BTreeMap<MemberId, u64>>::new();
-    for (id, hold) in &registry.object_leases {
+    let mut timelines = BTreeMap::<&Name, Holders>::new();
+    let mut semaphores = BTreeMap::<&Name, Holders>::new();
+    for (id, hold) in registry.objects.leases() {
         assert!(registry.people.members()[&hold.member].object_leases.contains(id), "lease {id} has no holder");
         assert!(!registry.version_leases.contains_key(id), "lease {id} is on two things");
         let holders = match &hold.object {
@@ -25,51 +27,52 @@ pub(super) fn audit(registry: &Registry, live_cells: &BTreeSet<CellAt>) {
             }
             LeasedObject::Semaphore { name } => semaphores.entry(name).or_default(),
         };
-        *holders.entry(hold.member).or_default() += 1;
+        holders.add(hold.member);
     }
     let held: usize = registry.people.members().values().map(|member| member.object_leases.len()).sum();
-    assert_eq!(held, registry.object_leases.len());
+    assert_eq!(held, registry.objects.leases().len());
 
-    assert!(timelines.keys().copied().eq(registry.timelines.keys()), "a timeline is there as long as a lease is");
-    for (name, timeline) in &registry.timelines {
+    assert!(
+        timelines.keys().copied().eq(registry.objects.timelines().keys()),
+        "a timeline is there as long as a lease is"
+    );
+    for (name, timeline) in registry.objects.timelines() {
         assert_eq!(timeline.holders, timelines[name]);
         *uses.entry(timeline.present).or_default() += 1;
-        let present = &registry.cells.used[&timeline.present];
+        let present = &used[&timeline.present];
         assert_eq!(timeline.ended, present.ended);
         if let Some(writer) = timeline.writer {
             assert!(!timeline.ended);
-            let hold = &registry.object_leases[&writer];
+            let hold = &registry.objects.leases()[&writer];
             assert_eq!(present.writing, Writing::By(hold.member));
             assert!(matches!(&hold.object, LeasedObject::Timeline { cells, .. } if cells.contains(&timeline.present)));
         } else {
             assert!(timeline.ended || present.writing == Writing::Over, "{name} has no writer");
         }
     }
-    assert!(semaphores.keys().copied().eq(registry.semaphores.keys()), "a semaphore is there as long as a lease is");
-    for (name, semaphore) in &registry.semaphores {
+    assert!(
+        semaphores.keys().copied().eq(registry.objects.semaphores().keys()),
+        "a semaphore is there as long as a lease is"
+    );
+    for (name, semaphore) in registry.objects.semaphores() {
         assert_eq!(semaphore.holders, semaphores[name]);
     }
 
-    let cells = &registry.cells;
     let resting: BTreeSet<_> = cells.resting().collect();
     assert_eq!(resting.len(), cells.resting().count(), "a cell rests twice");
-    let taken: BTreeSet<_> = cells.taken(registry.people.bounds().cells).collect();
+    let taken: BTreeSet<_> = cells.taken().collect();
     for id in &taken {
-        assert_ne!(cells.used.contains_key(id), resting.contains(id), "cell {id} is used or rests");
+        assert_ne!(used.contains_key(id), resting.contains(id), "cell {id} is used or rests");
     }
-    assert_eq!(cells.used.len() + resting.len(), taken.len());
-    for (name, timeline) in &registry.timelines {
-        let area = Cells::area(timeline.owned, Some((timeline.present, registry.people.bounds())));
-        assert_eq!(
-            area,
-            cells.area_of(timeline.present, registry.people.bounds().cells),
-            "{name} is in the right slab"
-        );
+    assert_eq!(used.len() + resting.len(), taken.len());
+    for (name, timeline) in registry.objects.timelines() {
+        let area = cells.area(timeline.owned, Some(timeline.present));
+        assert_eq!(area, cells.area_of(timeline.present), "{name} is in the right slab");
     }
-    for (id, cell) in &cells.used {
+    for (id, cell) in used {
         assert_eq!(cell.uses, uses.get(id).copied().unwrap_or(0), "uses of cell {id}");
         assert!(cell.uses > 0 || cell.writing != Writing::Over, "cell {id} ought to rest");
-        assert_eq!(cells.restless.contains(id), cell.ended && cell.writing != Writing::Over);
+        assert_eq!(restless.contains(id), cell.ended && cell.writing != Writing::Over);
         let written_by = registry.people.members().iter().filter(|(_, member)| member.cells.contains(id));
         let written_by: Vec<_> = written_by.map(|(member, _)| Writing::By(*member)).collect();
         match cell.writing {
@@ -79,12 +82,12 @@ pub(super) fn audit(registry: &Registry, live_cells: &BTreeSet<CellAt>) {
         assert!(cell.ended || cell.writing != Writing::Unobserved);
         if let Some(lease) = cell.writer {
             assert!(
-                matches!(&registry.object_leases[&lease].object, LeasedObject::Timeline { cells, .. } if cells.contains(id))
+                matches!(&registry.objects.leases()[&lease].object, LeasedObject::Timeline { cells, .. } if cells.contains(id))
             );
         }
     }
-    assert!(uses.keys().all(|id| cells.used.contains_key(id)));
-    assert!(registry.people.members().values().flat_map(|member| &member.cells).all(|id| cells.used.contains_key(id)));
-    let not_ended = cells.used.iter().filter(|(_, cell)| !cell.ended).filter_map(|(id, _)| registry.at(*id));
+    assert!(uses.keys().all(|id| used.contains_key(id)));
+    assert!(registry.people.members().values().flat_map(|member| &member.cells).all(|id| used.contains_key(id)));
+    let not_ended = used.iter().filter(|(_, cell)| !cell.ended).filter_map(|(id, _)| cells.at(*id));
     assert_eq!(not_ended.collect::<BTreeSet<_>>(), *live_cells, "cells that have not ended, here and at the server");
 }

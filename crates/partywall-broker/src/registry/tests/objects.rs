@@ -36,7 +36,7 @@ fn returned(effects: &[Effect]) -> Vec<(FdId, u16)> {
 
 /// Returns the guarded cells.
 fn guarded(w: &Watched) -> Vec<CellAt> {
-    w.registry.guarded().iter().map(|guarded| guarded.at).collect()
+    w.registry.objects.cells.guarded().iter().map(|guarded| guarded.at).collect()
 }
 
 fn abandon(name: &str) -> Call {
@@ -115,7 +115,7 @@ fn timeline_ends_with_its_last_lease() {
     assert_eq!(ends(&w.release(a, one.lease)), []);
     let effects = w.release(b, two.lease);
     assert!(matches!(ends(&effects)[..], [(_, TimelineEnding::Abandoned)]), "a forgotten wait of a stream ends");
-    assert!(w.registry.timelines.is_empty());
+    assert!(w.registry.objects.timelines().is_empty());
     assert_eq!(w.timeline(a, "x", true).incarnation, 1);
 }
 
@@ -157,7 +157,7 @@ fn repeated_request_gives_the_same_lease_and_abandons_once() {
     let open = || Call::OpenSemaphore { name: called("s"), maximum: 3, shared: false };
     let (request, first, _) = w.ask(a, open());
     assert_eq!(w.ask_as(a, request, open()).0, first);
-    assert_eq!(w.registry.object_leases.len(), 2);
+    assert_eq!(w.registry.objects.leases().len(), 2);
 
     let (request, _, effects) = w.ask(b, abandon("x"));
     assert_eq!(ends(&effects).len(), 1);
@@ -207,11 +207,11 @@ fn writer_that_released_its_lease_promises_nothing_new() {
     let writer = w.timeline(b, "x", true).lease;
     let [(cell, _)] = ends(&w.ask(a, abandon("x")).2)[..] else { panic!("one end") };
     assert!(!settled(&w.release(b, reader)));
-    assert_eq!(w.registry.guarded(), [Guarded { at: cell, given_back: false }]);
+    assert_eq!(w.registry.objects.cells.guarded(), [Guarded { at: cell, given_back: false }]);
     assert!(settled(&w.release(b, writer)), "an abandoned cell settles, too");
-    assert_eq!(w.registry.guarded(), [Guarded { at: cell, given_back: true }]);
+    assert_eq!(w.registry.objects.cells.guarded(), [Guarded { at: cell, given_back: true }]);
     w.apply(Event::CellSettled { at: cell });
-    assert_eq!(w.registry.guarded(), []);
+    assert_eq!(w.registry.objects.cells.guarded(), []);
 }
 
 #[test]
@@ -265,10 +265,10 @@ fn writers_eviction_or_lost_context_ends_waits() {
 
     // It cannot know whether its streams still wait; only its end proves that they do not.
     assert_eq!(w.ask(c, Call::Release { lease }).1, Ok(Answer::Done));
-    assert!(w.registry.object_leases.contains_key(&lease));
+    assert!(w.registry.objects.leases().contains_key(&lease));
     w.apply(Event::Died { member: b });
     w.apply(Event::Died { member: c });
-    assert_eq!((guarded(&w), w.registry.object_leases.len()), (vec![], 1));
+    assert_eq!((guarded(&w), w.registry.objects.leases().len()), (vec![], 1));
 }
 
 #[test]
@@ -327,7 +327,7 @@ fn answer_brings_the_slab_of_the_timeline() {
         let request = RequestId(w.last_request);
         let effects = w.apply(Event::Request { member: b, request, call: open, received: Received::default() });
         let [Effect::Reply { outcome: Ok(_), fds, .. }] = &effects[..] else { panic!("{effects:?}") };
-        assert_eq!(*fds, [w.registry.slab(opened.slab).unwrap()]);
+        assert_eq!(*fds, [w.registry.objects.cells.slab(opened.slab).unwrap()]);
     }
 }
 
@@ -339,7 +339,7 @@ fn permits_return_with_a_members_last_lease() {
     let wrong = Refusal::WrongMaximum { name: called("s"), maximum: 3, asked: 4 };
     assert_eq!(w.open_semaphore(b, "s", 4), Err(wrong));
     w.semaphore(b, "s", 3);
-    let memory = w.registry.semaphores[&called("s")].memory.fd;
+    let memory = w.registry.objects.semaphores()[&called("s")].memory.fd;
     assert_eq!(returned(&w.release(a, ours)), []);
     assert_eq!(returned(&w.release(a, more)), [(memory, w.registry.people.row(a).unwrap())]);
     let row = w.registry.people.row(b).unwrap();
@@ -352,7 +352,7 @@ fn permits_return_with_a_members_last_lease() {
 fn semaphore_memory_is_freed_with_its_last_lease() {
     let (mut w, [a]) = Watched::with_members();
     let lease = w.semaphore(a, "s", 3);
-    let memory = w.registry.semaphores[&called("s")].memory.fd;
+    let memory = w.registry.objects.semaphores()[&called("s")].memory.fd;
     let effects = w.release(a, lease);
     assert_eq!((closed(&effects), returned(&effects)), (vec![memory], vec![]));
     w.semaphore(a, "s", 4);

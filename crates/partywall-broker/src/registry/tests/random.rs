@@ -651,7 +651,9 @@ impl Run {
         }
         self.watched.restart();
         let registry = &self.watched.registry;
-        assert!(registry.version_leases.is_empty() && registry.claims.is_empty() && registry.object_leases.is_empty());
+        assert!(
+            registry.version_leases.is_empty() && registry.claims.is_empty() && registry.objects.leases().is_empty()
+        );
     }
 }
 

@@ -189,12 +189,12 @@ fn slab_of_a_shared_timeline_is_closed_with_its_last_user() {
     };
     let (writer, slab) = opened(timeline_as(&mut w, a, "s", true, true));
     let (reader, _) = opened(timeline_as(&mut w, b, "s", false, false));
-    let memory = w.registry.slab(slab).unwrap();
+    let memory = w.registry.objects.cells.slab(slab).unwrap();
     assert_eq!(closed(&w.release(a, writer)), []);
     assert_eq!(closed(&w.release(b, reader)), [], "a stream of its writer may still store in it");
-    let at = w.registry.guarded()[0].at;
+    let at = w.registry.objects.cells.guarded()[0].at;
     assert_eq!(closed(&w.apply(Event::CellSettled { at })), [memory]);
-    assert_eq!(w.registry.slab(slab), None);
+    assert_eq!(w.registry.objects.cells.slab(slab), None);
     let (lease, next) = opened(timeline_as(&mut w, a, "s", false, true));
     assert_ne!(next, slab, "no number is used twice");
     assert_eq!(closed(&w.release(a, lease)).len(), 1);
