@@ -99,14 +99,6 @@ pub(crate) fn gone(name: &NameInfo) -> &'static str {
     if name.lost { "lost" } else { "removed" }
 }
 
-/// Returns the older versions of a name that are still held: `2 (14 GiB)`, or nothing.
-pub(crate) fn older(name: &NameInfo) -> String {
-    match name.older {
-        0 => String::new(),
-        n => format!("{n} ({})", bytes(name.older_bytes)),
-    }
-}
-
 /// Returns a withdrawal with a deadline: `its readers have 9 s to drop it, then they are evicted`.
 pub(crate) fn notice(notice: &Notice) -> String {
     let left = text::until(notice.until);
@@ -152,7 +144,7 @@ fn why_none(ending: TimelineEnding) -> &'static str {
 }
 
 /// Returns the timelines and the semaphores separately.
-pub(crate) fn apart(objects: Vec<ObjectInfo>) -> (Vec<TimelineInfo>, Vec<SemaphoreInfo>) {
+pub(crate) fn apart(objects: &[ObjectInfo]) -> (Vec<&TimelineInfo>, Vec<&SemaphoreInfo>) {
     let mut timelines = Vec::new();
     let mut semaphores = Vec::new();
     for object in objects {

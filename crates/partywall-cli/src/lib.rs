@@ -6,6 +6,7 @@
 //!
 //! This is no library for others: nothing here is stable.
 
+mod columns;
 mod commands;
 mod describe;
 pub mod device;
@@ -17,6 +18,7 @@ mod repeat;
 mod signals;
 pub mod simulation;
 mod snapshot;
+mod table;
 pub mod text;
 
 use std::{path::PathBuf, process::ExitCode, sync::Arc};

@@ -5,17 +5,18 @@ use std::time::Duration;
 
 use clap::Args;
 use partywall::{
-    Domain, bytes,
+    Domain,
     info::{Doubt, MemberInfo, MemberState},
 };
 use serde_json::json;
 
 use crate::{
-    Context, describe,
+    Context,
+    columns::member,
+    describe,
     failure::Failure,
-    output::{Column, Output},
+    output::Output,
     repeat::{INTERVAL, parse_interval, repeat},
-    text,
 };
 
 /// The arguments of the command.
@@ -43,36 +44,11 @@ fn show(output: Output, domain: &Domain) -> Result<(), Failure> {
         output.note(format!("no process has joined the domain at {}", domain.socket().display()));
         return Ok(());
     }
-    output.rows(&COLUMNS, &members, &SPARE);
+    output.rows(member::PS, &members);
     for remark in remarks(&members) {
         output.line(remark);
     }
     Ok(())
-}
-
-const COLUMNS: [Column<MemberInfo>; 14] = [
-    (">PID", |member| member.pid.to_string()),
-    (">UID", |member| member.uid.to_string()),
-    (">MEMBER", |member| member.member.to_string()),
-    ("STATE", |member| describe::state(member.state)),
-    (">HOLDS", |member| bytes(member.bytes)),
-    (">LEASES", |member| member.leases.to_string()),
-    (">TIMELINES", |member| member.timelines.to_string()),
-    (">PERMITS", |member| count(member.permits)),
-    (">BLOCKS", |member| count(member.blocks)),
-    (">TASKS", |member| count(member.tasks)),
-    (">HEARTBEAT", |member| member.quiet.map_or_else(String::new, text::seconds)),
-    (">SINCE", |member| text::duration(text::since(member.since))),
-    ("WAITS FOR", |member| member.waits.iter().map(describe::wait).collect::<Vec<_>>().join(", ")),
-    ("COMMAND", |member| describe::command(&member.command, describe::LONG)),
-];
-
-/// Columns that a narrow terminal leaves out, in this order.
-const SPARE: [&str; 10] =
-    ["UID", "MEMBER", "PERMITS", "TIMELINES", "TASKS", "BLOCKS", "HEARTBEAT", "SINCE", "LEASES", "WAITS FOR"];
-
-fn count(slots: Option<u32>) -> String {
-    slots.map_or_else(|| "many".into(), |slots| slots.to_string())
 }
 
 /// Returns the meanings of the unusual states in the table.

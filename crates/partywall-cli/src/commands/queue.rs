@@ -11,6 +11,7 @@ use crate::{
     Context, describe,
     failure::Failure,
     output::Output,
+    table::Column,
     text::{self, parse_count},
 };
 
@@ -112,8 +113,7 @@ fn list(context: &Context, list: &List) -> Result<(), Failure> {
         output.note(format!("queue {:?} has no task{what}", queue.name()));
         return Ok(());
     }
-    let rows: Vec<_> = tasks.iter().map(row).collect();
-    output.table(&["TASK", "STATE", "KIND", ">ATTEMPTS", ">AGE", "LAST FAILURE"], &rows, &["AGE", "KIND"]);
+    output.rows(&COLUMNS, &tasks);
     note_more(output, &queue, list, tasks.len());
     Ok(())
 }
@@ -142,24 +142,24 @@ fn value(info: &TaskInfo) -> Value {
     })
 }
 
-fn row(info: &TaskInfo) -> Vec<String> {
-    let failure = info.failures.last().map_or(String::new(), |(attempt, reason)| {
-        // The text is that of the last attempt that a worker failed.
-        let text = if *reason == TaskFailure::Failed && !info.text.is_empty() {
-            format!(": {}", describe::shorten(&info.text, describe::LONG))
-        } else {
-            String::new()
-        };
-        format!("{attempt}: {reason}{text}")
-    });
-    vec![
-        info.task.to_string(),
-        info.status.name().into(),
-        describe::shorten(&info.kind, describe::SHORT),
-        format!("{} of {}", info.attempts, info.max_attempts),
-        text::duration(info.age),
-        failure,
-    ]
+type Col = Column<TaskInfo>;
+
+const COLUMNS: [Col; 6] = [
+    Col::left("TASK", |info| info.task.to_string().into()),
+    Col::left("STATE", |info| info.status.name().into()),
+    Col::left("KIND", |info| describe::shorten(&info.kind, describe::SHORT).into()).spare(2),
+    Col::right("ATTEMPTS", |info| format!("{} of {}", info.attempts, info.max_attempts).into()),
+    Col::right("AGE", |info| text::duration(info.age).into()).spare(1),
+    Col::left("LAST FAILURE", |info| info.failures.last().map(|failure| last_failure(info, failure)).into()),
+];
+
+fn last_failure(info: &TaskInfo, (attempt, reason): &(u8, TaskFailure)) -> String {
+    // The text is that of the last attempt that a worker failed.
+    if *reason == TaskFailure::Failed && !info.text.is_empty() {
+        format!("{attempt}: {reason}: {}", describe::shorten(&info.text, describe::LONG))
+    } else {
+        format!("{attempt}: {reason}")
+    }
 }
 
 /// Calls `act` for the given tasks or, without any, for all whose status satisfies `is_meant`. Prints their number.

@@ -23,18 +23,20 @@ use partywall::{
     Domain, Error, SampleType, bytes,
     error::{Gone, NotFound},
     info::{
-        Ages, AttachedInfo, Control, ControlInfo, HolderInfo, Kind, Lifetime, Notice, ObjectDetail, ObjectInfo,
-        ObjectKind, Participant, PublisherInfo, QueueShape, SegmentInfo, SubscriberInfo, TopicInfo, TopicShape,
-        VersionInfo,
+        AttachedInfo, Control, ControlInfo, HolderInfo, Kind, Lifetime, Notice, ObjectDetail, ObjectHolder, ObjectInfo,
+        ObjectKind, QueueShape, SegmentInfo, TopicInfo, TopicShape, VersionInfo,
     },
     kind_name,
 };
 use serde_json::{Value, json};
 
 use crate::{
-    Context, describe,
+    Context,
+    columns::topic_user::{self, Role, TopicUser},
+    describe,
     failure::Failure,
-    output::{Column, Output},
+    output::Output,
+    table::{Cell, Column, Heading},
     text,
 };
 
@@ -178,8 +180,8 @@ fn topic_facts(output: Output, domain: &Domain, info: &SegmentInfo, shape: &Topi
         fact(output, "published", format!("{}, {rate:.1}/s", text::count(topic.usage.published, "sample")));
     }
     history(output, info);
-    if let Some(control) = &used {
-        participants(output, control);
+    if let Some(topic) = used.and_then(|used| used.topic) {
+        participants(output, &topic);
     }
     // The holders include the publishers and subscribers.
     people(output, info);
@@ -255,17 +257,14 @@ fn queue_facts(output: Output, info: &SegmentInfo, shape: &QueueShape) {
 
 /// Prints the segments that a queue holds.
 fn attached(output: Output, attached: &[AttachedInfo]) {
-    if attached.is_empty() {
-        return;
-    }
-    output.line("\nattached segments");
-    let columns: [Column<AttachedInfo>; 4] = [
-        ("  SEGMENT", |held| format!("  {}", describe::with_version(&held.name, held.version))),
-        (">SIZE", |held| bytes(held.bytes)),
-        (">TASKS", |held| held.tasks.to_string()),
-        (">NUMBER", |held| held.attachment.to_string()),
+    type Col = Column<AttachedInfo>;
+    let columns: [Col; 4] = [
+        Col::left("SEGMENT", |held| describe::with_version(&held.name, held.version).into()),
+        Col::right("SIZE", |held| Cell::bytes(held.bytes)),
+        Col::right("TASKS", |held| held.tasks.into()),
+        Col::right("NUMBER", |held| held.attachment.into()).spare(1),
     ];
-    output.rows(&columns, attached, &["NUMBER"]);
+    output.section("attached segments", &columns, attached);
 }
 
 /// Returns the state of a pool, topic or queue [`MEASURED`] later; `None` if it has ended.
@@ -342,27 +341,25 @@ fn object_facts(output: Output, object: &ObjectDetail) {
         }
         _ => {}
     }
-    let counted: &[_] = if matches!(object.info, ObjectInfo::Semaphore(_)) { &[">PERMITS", ">WAITING"] } else { &[] };
-    holders(output, object.holders.iter().map(|held| (&held.holder, [held.permits, held.holder.waiting])), counted);
+    let columns: &[_] = match object.info {
+        ObjectInfo::Semaphore(_) => &[PID, LEASES, PERMITS, WAITING, COMMAND],
+        _ => &[PID, LEASES, COMMAND],
+    };
+    output.section("holders", columns, &object.holders);
 }
 
-/// Prints the holders, each with as many of its numbers as there are headings for them in `counted`.
-fn holders<'a, const N: usize>(
-    output: Output,
-    holders: impl Iterator<Item = (&'a HolderInfo, [u32; N])>,
-    counted: &[&str],
-) {
-    output.line("\nholders");
-    let rows = holders.map(|(holder, numbers)| {
-        let unproven = if holder.unproven { " (unproven)" } else { "" };
-        let mut row = vec![format!("  {}{unproven}", holder.pid), holder.leases.to_string()];
-        row.extend(counted.iter().zip(numbers).map(|(_, number)| number.to_string()));
-        row.push(describe::shorten(&holder.command, describe::LONG));
-        row
-    });
-    let headings: Vec<_> = ["  PID", ">LEASES"].into_iter().chain(counted.iter().copied()).chain(["COMMAND"]).collect();
-    output.table(&headings, &rows.collect::<Vec<_>>(), &[]);
-}
+// The columns of holders.
+const PID: Column<ObjectHolder> = Column::left("PID", |held| match held.holder.unproven {
+    true => format!("{} (unproven)", held.holder.pid).into(),
+    false => held.holder.pid.into(),
+});
+const LEASES: Column<ObjectHolder> = Column::right("LEASES", |held| held.holder.leases.into());
+const BLOCKS: Column<ObjectHolder> = Column::right("BLOCKS", |held| held.holder.blocks.into());
+const PERMITS: Column<ObjectHolder> = Column::right("PERMITS", |held| held.permits.into());
+const WAITING: Column<ObjectHolder> = Column::right("WAITING", |held| held.holder.waiting.into());
+const TASKS: Column<ObjectHolder> = Column::right("TASKS", |held| held.holder.tasks.into());
+const COMMAND: Column<ObjectHolder> =
+    Column::left("COMMAND", |held| describe::shorten(&held.holder.command, describe::LONG).into());
 
 fn value(info: &SegmentInfo) -> Value {
     let mut value = json!({ "name": info.name, "latest": info.is_latest });
@@ -458,53 +455,12 @@ fn control_facts(output: Output, control: &Control, used: Option<&ControlInfo>) 
 }
 
 /// Prints the publishers and subscribers.
-fn participants(output: Output, used: &ControlInfo) {
-    let Some(topic) = &used.topic else { return };
-    if !topic.publishers.is_empty() {
-        output.line("\npublishers");
-        output.rows(&PUBLISHERS, &topic.publishers, &["NUMBER"]);
-    }
-    if !topic.subscribers.is_empty() {
-        output.line("\nsubscribers");
-        output.rows(&SUBSCRIBERS, &topic.subscribers, &["NUMBER", "RECEIVED", "STATE", "HELD", "MAX", "P99"]);
-    }
-}
-
-const PUBLISHERS: [Column<PublisherInfo>; 5] = [
-    ("  PID", |publisher| pid(&publisher.who)),
-    ("STATE", |publisher| describe::control::state(&publisher.who)),
-    (">NUMBER", |publisher| publisher.who.id.to_string()),
-    (">PUBLISHED", |publisher| publisher.published.to_string()),
-    ("WAITS", |publisher| match publisher.blocked {
-        Some((by, ms)) => format!("for subscriber {by}, since {}", text::seconds(ms)),
-        None => String::new(),
-    }),
-];
-
-const SUBSCRIBERS: [Column<SubscriberInfo>; 12] = [
-    ("  PID", |subscriber| pid(&subscriber.who)),
-    ("STATE", |subscriber| describe::control::state(&subscriber.who)),
-    (">NUMBER", |subscriber| subscriber.who.id.to_string()),
-    ("POLICY", describe::control::policy),
-    (">LAG", |subscriber| subscriber.lag.to_string()),
-    (">RECEIVED", |subscriber| subscriber.received.to_string()),
-    (">DROPPED", |subscriber| subscriber.dropped.to_string()),
-    (">HELD", |subscriber| subscriber.held.to_string()),
-    (">AGE P50", |subscriber| age(&subscriber.ages, subscriber.ages.p50)),
-    (">P99", |subscriber| age(&subscriber.ages, subscriber.ages.p99)),
-    (">MAX", |subscriber| age(&subscriber.ages, subscriber.ages.max)),
-    ("HOLDS UP OTHERS", |subscriber| match subscriber.stalled {
-        Some(ms) => format!("for {}", text::seconds(ms)),
-        None => String::new(),
-    }),
-];
-
-fn pid(who: &Participant) -> String {
-    who.pid.map_or_else(|| "  ?".to_owned(), |pid| format!("  {pid}"))
-}
-
-fn age(ages: &Ages, ns: u64) -> String {
-    if ages.count == 0 { String::new() } else { text::short_time(ns) }
+fn participants(output: Output, topic: &TopicInfo) {
+    let user = |role| TopicUser { topic: String::new(), role };
+    let publishers: Vec<_> = topic.publishers.iter().cloned().map(Role::Publisher).map(user).collect();
+    let subscribers: Vec<_> = topic.subscribers.iter().cloned().map(Role::Subscriber).map(user).collect();
+    output.section("publishers", topic_user::PUBLISHERS, &publishers);
+    output.section("subscribers", topic_user::SUBSCRIBERS, &subscribers);
 }
 
 fn fact(output: Output, what: &str, value: impl AsRef<str>) {
@@ -532,29 +488,30 @@ fn people(output: Output, info: &SegmentInfo) {
     if info.holders.is_empty() {
         return;
     }
-    let counted: &[_] = match &info.control {
-        Some(ControlInfo { queue: Some(_), .. }) => &[">BLOCKS", ">WAITING", ">TASKS"],
-        Some(_) => &[">BLOCKS", ">WAITING"],
-        None => &[],
+    let columns: &[_] = match &info.control {
+        Some(ControlInfo { queue: Some(_), .. }) => &[PID, LEASES, BLOCKS, WAITING, TASKS, COMMAND],
+        Some(_) => &[PID, LEASES, BLOCKS, WAITING, COMMAND],
+        None => &[PID, LEASES, COMMAND],
     };
-    holders(output, info.holders.iter().map(|holder| (holder, [holder.blocks, holder.waiting, holder.tasks])), counted);
+    let held = |holder: &HolderInfo| ObjectHolder { holder: holder.clone(), permits: 0 };
+    output.section("holders", columns, &info.holders.iter().map(held).collect::<Vec<_>>());
 }
 
 fn versions(output: Output, info: &SegmentInfo) {
     if info.versions.len() < 2 {
         return;
     }
-    output.line("\nversions");
-    let columns: [Column<VersionInfo>; 7] = [
-        ("  VERSION", |version| format!("  {}", version.version)),
-        ("PLACE", |version| describe::place(version.place.into())),
-        (">SIZE", |version| bytes(version.bytes)),
-        (">TENSORS", |version| version.tensors.to_string()),
-        (">LEASES", |version| version.leases.to_string()),
-        (">COMMITTER", |version| version.committer.to_string()),
-        ("AGE", |version| text::duration(text::since(version.committed_at))),
+    type Col = Column<VersionInfo>;
+    let columns: [Col; 7] = [
+        Col::right("VERSION", |version| version.version.into()),
+        Col::left("PLACE", |version| version.place(version.place.into())),
+        Col::right("SIZE", |version| Cell::bytes(version.bytes)),
+        Col::right("TENSORS", |version| version.tensors.into()).spare(1),
+        Col::right("LEASES", |version| version.leases.into()).spare(3),
+        Col::right("COMMITTER", |version| version.committer.into()).spare(2),
+        Col::right("AGE", |version| version.since(version.committed_at)),
     ];
-    output.rows(&columns, &info.versions, &["TENSORS", "COMMITTER", "LEASES"]);
+    output.section("versions", &columns, &info.versions);
 }
 
 fn metadata(output: Output, info: &SegmentInfo) {
@@ -576,15 +533,12 @@ fn tensors(output: Output, info: &SegmentInfo, limit: usize) {
     let rows = all.iter().take(limit).map(|tensor| {
         let shape: Vec<_> = tensor.shape().map(|n| n.to_string()).collect();
         let strided = if tensor.is_contiguous() { "" } else { " (strided)" };
-        vec![
-            format!("  {}", describe::shorten(tensor.name(), 100)),
-            tensor.dtype().name().to_owned(),
-            format!("[{}]{strided}", shape.join(", ")),
-            bytes(tensor.bytes()),
-        ]
+        let name = describe::shorten(tensor.name(), 100).into();
+        let shape = format!("[{}]{strided}", shape.join(", ")).into();
+        vec![name, tensor.dtype().name().into(), shape, Cell::bytes(tensor.bytes())]
     });
-    let rows: Vec<_> = rows.collect();
-    output.table(&["  NAME", "DTYPE", "SHAPE", ">SIZE"], &rows, &["SIZE"]);
+    let headings = Heading::parse(&["NAME", "DTYPE", "SHAPE", ">SIZE"], &["SIZE"]);
+    output.cells("  ", &headings, &rows.collect::<Vec<_>>());
     if all.len() > limit {
         output.line(format!("  … and {} more: --all lists them", all.len() - limit));
     }

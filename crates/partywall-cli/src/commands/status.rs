@@ -19,9 +19,11 @@ use partywall::{
 use serde_json::{Map, Value, json};
 
 use crate::{
-    Context, describe,
+    Context,
+    columns::member,
+    describe,
     failure::Failure,
-    output::{Column, Output},
+    output::Output,
     text::{self, count},
 };
 
@@ -212,14 +214,5 @@ fn people(output: Output, members: &[MemberInfo]) {
     if members.is_empty() {
         return output.line("members  none");
     }
-    output.line(format!("\n{}", count(members.len() as u64, "member")));
-    let columns: [Column<MemberInfo>; 6] = [
-        ("  PID", |member| format!("  {}", member.pid)),
-        (">LEASES", |member| member.leases.to_string()),
-        (">HOLDS", |member| bytes(member.bytes)),
-        (">SINCE", |member| text::duration(text::since(member.since))),
-        ("STATE", |member| describe::state(member.state)),
-        ("COMMAND", |member| describe::command(&member.command, describe::LONG)),
-    ];
-    output.rows(&columns, members, &["SINCE", "LEASES"]);
+    output.section(&count(members.len() as u64, "member"), member::STATUS, members);
 }

@@ -166,8 +166,9 @@ fn wait(pidfd: Option<&OwnedFd>, location: &Location, timeout: Duration) -> bool
 fn in_use(location: &Location, domain: &Domain, pid: Option<u32>) -> Failure {
     let names = domain.names().unwrap_or_default();
     let members = domain.members().unwrap_or_default();
-    let (timelines, semaphores) = describe::apart(domain.objects().unwrap_or_default());
-    let all_names = count((names.len() + timelines.len() + semaphores.len()) as u64, "name");
+    let objects = domain.objects().unwrap_or_default();
+    let (timelines, semaphores) = describe::apart(&objects);
+    let all_names = count((names.len() + objects.len()) as u64, "name");
     let all_members = count(members.len() as u64, "member");
     let mut message = format!("{} still has {all_names} and {all_members}", broker(pid, location));
     let details = json!({
@@ -183,7 +184,7 @@ fn in_use(location: &Location, domain: &Domain, pid: Option<u32>) -> Failure {
         }
     };
     list("name", names.iter().map(describe::name_line).collect());
-    list("timeline", timelines.iter().map(describe::timeline_line).collect());
+    list("timeline", timelines.iter().copied().map(describe::timeline_line).collect());
     list("semaphore", semaphores.iter().map(|semaphore| semaphore.name.clone()).collect());
     list("member", members.iter().map(describe::member_line).collect());
     let advice =

@@ -21,11 +21,11 @@ use ratatui::{
 use super::{
     app::{App, Mode, Pane},
     picture::Picture,
-    tables::{self, Alert, LOWER, View},
+    tables::{Alert, LOWER, View},
 };
 use crate::{
     describe,
-    output::{Columns, title, widest},
+    table::{Columns, short_place},
     text::{self, count},
 };
 
@@ -93,7 +93,7 @@ pub(super) fn summary(picture: &Picture, location: &Location) -> [String; 2] {
         text::duration(up)
     );
     let mut held: Vec<_> =
-        status.bytes.iter().map(|(at, held)| format!("{} {}", tables::place((*at).into()), bytes(*held))).collect();
+        status.bytes.iter().map(|(at, held)| format!("{} {}", short_place((*at).into()), bytes(*held))).collect();
     if held.is_empty() {
         held.push("no memory".into());
     }
@@ -202,8 +202,7 @@ impl Pane {
         self.draw_title(top, buffer, has_keys, typing);
         let headings = self.view.headings();
         let cells = self.rows.iter().map(|row| row.cells.as_slice());
-        let limit = usize::from(area.width);
-        let columns = Columns::fit(headings, widest(headings, cells), self.view.spare(), limit);
+        let columns = Columns::fit(&headings, cells, usize::from(area.width));
         if let Some(head) = rows.next() {
             write(buffer, head, &columns.head(), DIM.add_modifier(Modifier::UNDERLINED));
         }
@@ -247,7 +246,7 @@ impl Pane {
         let shown = self.rows.len();
         let of = if shown == self.all { String::new() } else { format!(" of {}", self.all) };
         let way = if self.reverse { " reversed" } else { "" };
-        say(&format!(" {shown}{of} by {}{way}", title(self.view.headings()[self.column])), style);
+        say(&format!(" {shown}{of} by {}{way}", self.view.headings()[self.column].title), style);
         if typing || !self.filter.is_empty() {
             let cursor = if typing { "▏" } else { "" };
             say(&format!(" /{}{cursor}", describe::shorten(&self.filter, 60)), ALARM);
@@ -390,12 +389,12 @@ Members 3 by HOLDS
 4822  alive     0.1 s  2 GiB  4711: steps 73 (1.5 s), 4711: blocks +2  python tr
 4711  alive     0.1 s  1 GiB  4822: frames (1.2 s)                     python ca
 1Names 2Topics 3Queues 4Blocks 5Ordering  5 by SIZE
-NAME         KIND        SIZE      OLDER  LEASES  PER S  USE
-llm/weights  segment   14 GiB  2 (1 GiB)       3         kept
-blocks       pool      64 MiB                  3         2 waiters, 0 of 16 blo…
-frames       topic     64 MiB                  3    600  waits for 4822 (1.2 s)…
-work         queue     64 MiB                  3    5.0  1 dead, 5 pending, 2 r…
-old          removed  0 bytes  1 (2 GiB)                 removed, and still hel…
+NAME         KIND       SIZE      OLDER  LEASES  PER S  USE
+llm/weights  segment  14 GiB  2 (1 GiB)       3         kept
+blocks       pool     64 MiB                  3         2 waiters, 0 of 16 bloc…
+frames       topic    64 MiB                  3    600  waits for 4822 (1.2 s),…
+work         queue    64 MiB                  3    5.0  1 dead, 5 pending, 2 ru…
+old          removed          1 (2 GiB)                 removed, and still held
 ";
         let screen = Shown::new(80, 24).lines();
         assert_eq!(screen.len(), 24);
@@ -406,10 +405,8 @@ old          removed  0 bytes  1 (2 GiB)                 removed, and still hel�
     #[test]
     fn wide_frame_has_all_columns() {
         let screen = Shown::new(180, 50).screen();
-        for view in [View::Members, View::Names] {
-            for heading in view.headings() {
-                assert!(screen.contains(title(heading)), "{heading} is missing in {screen}");
-            }
+        for heading in [View::Members, View::Names].into_iter().flat_map(View::headings) {
+            assert!(screen.contains(heading.title), "{heading:?} is missing in {screen}");
         }
         assert!(screen.contains("waits for 4822 (1.2 s), lag 3, missed 7, 1 pub, 1 sub"), "{screen}");
     }
@@ -428,7 +425,7 @@ old          removed  0 bytes  1 (2 GiB)                 removed, and still hel�
             let mut shown = Shown::new(columns, rows);
             for (key, view) in ('1'..='5').zip(LOWER) {
                 let lines = shown.press(KeyCode::Char(key)).lines();
-                let first = title(view.headings()[0]);
+                let first = view.headings()[0].title;
                 let mut rows = lines.iter().skip_while(|line| !line.trim_start().starts_with(first)).skip(1);
                 assert!(rows.next().is_some_and(|row| !row.is_empty()), "{view:?} at {columns}: {lines:#?}");
             }

@@ -152,9 +152,8 @@ fn text(output: Output, picture: &Picture, location: &Location) {
             continue;
         }
         tables::order(&mut rows, view.first_order(), false);
-        let cells = |row: tables::Row| row.cells.iter().map(|cell| cell.as_ref().to_owned()).collect();
         output.line(format!("\n{}", view.name()));
-        output.table(view.headings(), &rows.into_iter().map(cells).collect::<Vec<_>>(), view.spare());
+        output.cells("", &view.headings(), &rows.into_iter().map(|row| row.cells).collect::<Vec<_>>());
     }
     if !describe::mps_daemons(&picture.snapshot.members).is_empty() {
         output.line(format!("\n{}", describe::MPS_PRICE));

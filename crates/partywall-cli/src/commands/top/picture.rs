@@ -2,11 +2,11 @@
 
 use partywall::{
     Location,
-    info::{Awaited, ControlInfo, HolderInfo, Named, WaitInfo},
+    info::{Awaited, ControlInfo, HolderInfo, WaitInfo},
 };
 use serde_json::{Value, json};
 
-use super::rates::{Counter, Rates};
+use super::rates::Rates;
 use crate::{commands::status, describe, snapshot::Snapshot, text};
 
 /// A snapshot, with the rates and waits that follow from it and from the one before.
@@ -83,15 +83,15 @@ impl Picture {
         let names = snapshot.names.iter().map(|name| {
             let mut value = describe::name(name);
             let version = name.latest.as_ref().map_or(0, |latest| latest.version);
-            value["rate"] = json!(rates.of(&Counter::Name(name.name.clone(), version)));
+            value["rate"] = json!(rates.of_name(name));
             let used = snapshot.used.get(&name.name).filter(|used| used.version == version);
             value["detail"] = used.map_or(Value::Null, |used| describe::control::detail(&used.info));
             value
         });
-        let (timelines, semaphores) = describe::apart(snapshot.objects.clone());
+        let (timelines, semaphores) = describe::apart(&snapshot.objects);
         let timelines = timelines.into_iter().map(|timeline| {
             let mut value = json!(timeline);
-            value["rate"] = json!(rates.of(&Counter::Timeline(timeline.name, timeline.incarnation)));
+            value["rate"] = json!(rates.of_timeline(timeline));
             value
         });
         let waits = waits.iter().map(|wait| {
@@ -201,11 +201,6 @@ fn waits_for_slots<'a>(
     let by: Vec<_> = holders.clone().filter(|(_, held)| *held > 0).map(|(holder, _)| holder.pid).collect();
     let waiting = holders.filter(|(holder, _)| holder.waiting > 0).map(|(holder, _)| holder.pid);
     waiting.map(move |pid| Wait { on, name: name.to_owned(), target: None, pid: Some(pid), by: by.clone(), ms: None })
-}
-
-/// Returns `segment`, `pool`, `topic`, `queue`, or `removed` for a name of which only older versions are left.
-pub(super) fn kind(name: &partywall::info::NameInfo) -> &'static str {
-    name.latest.as_ref().map_or("removed", |latest| Named::of(latest.control.as_ref()).name())
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, time::Instant};
 
-use partywall::info::ObjectInfo;
+use partywall::info::{NameInfo, ObjectInfo, TimelineInfo};
 
 use crate::snapshot::Snapshot;
 
@@ -42,6 +42,16 @@ impl Rates {
     /// Returns how fast a number grows, per second; `None` if it was not in the snapshot before.
     pub(super) fn of(&self, counter: &Counter) -> Option<f64> {
         self.rates.get(counter).copied()
+    }
+
+    /// Returns the samples of a topic or the results of a queue per second.
+    pub(super) fn of_name(&self, info: &NameInfo) -> Option<f64> {
+        self.of(&Counter::Name(info.name.clone(), info.latest.as_ref()?.version))
+    }
+
+    /// Returns how fast the value of a timeline grows.
+    pub(super) fn of_timeline(&self, info: &TimelineInfo) -> Option<f64> {
+        self.of(&Counter::Timeline(info.name.clone(), info.incarnation))
     }
 }
 

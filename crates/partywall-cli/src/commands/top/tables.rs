@@ -1,23 +1,22 @@
 //! The tables of `top`: which rows and columns there are, and their order.
 
-use std::cmp::Ordering;
-
-use partywall::{
-    Place, bytes,
-    info::{
-        Ages, BlockCounts, ControlInfo, Lifetime, MemberInfo, MemberState, NameInfo, ObjectInfo, ObjectKind,
-        Participant, PublisherInfo, SubscriberInfo,
-    },
+use partywall::info::{
+    BlockCounts, ControlInfo, Lifetime, MemberInfo, MemberState, NameInfo, ObjectInfo, ObjectKind, TopicInfo,
 };
 
 use super::{
-    picture::{self, On, Picture, Wait},
+    picture::{On, Picture, Wait},
     rates::Counter,
 };
 use crate::{
+    columns::{
+        member, name, object,
+        topic_user::{self, Role, TopicUser},
+    },
     describe,
-    snapshot::Used,
-    text::{count, duration, seconds, short_time},
+    snapshot::{Snapshot, Used},
+    table::{Cell, Column, Entry, Heading, abbreviated, headings},
+    text::{count, seconds},
 };
 
 /// A table to show.
@@ -48,88 +47,35 @@ impl View {
         }
     }
 
-    /// Returns the headings. One that begins with `>` aligns its column to the right.
-    pub(super) fn headings(self) -> &'static [&'static str] {
+    /// Returns the headings.
+    pub(super) fn headings(self) -> Vec<Heading<'static>> {
         match self {
-            Self::Members => &[
-                ">PID",
-                "STATE",
-                ">BEAT",
-                ">HOLDS",
-                ">LEASES",
-                ">BLOCKS",
-                ">PERMITS",
-                ">WRITES",
-                ">SINCE",
-                "MPS",
-                "WAITS FOR",
-                "COMMAND",
-            ],
-            Self::Names => {
-                &["NAME", "KIND", "PLACE", ">SIZE", ">VERSION", ">OLDER", ">LEASES", ">AGE", ">PER S", "USE"]
-            }
-            Self::Topics => &[
-                "TOPIC", "ROLE", ">PID", "STATE", "POLICY", ">PER S", ">LAG", ">MISSED", ">AGE P50", ">P99", ">HELD",
-                ">SAMPLES", "WAITS",
-            ],
-            Self::Queues => &[
-                "QUEUE",
-                "PLACE",
-                ">PENDING",
-                ">RUNNING",
-                ">DONE",
-                ">DEAD",
-                ">ROOM",
-                ">PER S",
-                ">RESULTS",
-                ">RETURNED",
-                "WORKERS",
-            ],
-            Self::Blocks => {
-                &["NAME", "OF", ">BLOCKS", ">EACH", ">FREE", ">HELD", ">RING", ">READ", ">WAITING", "HELD BY"]
-            }
-            Self::Ordering => &["NAME", "KIND", ">VALUE", ">OF", ">PER S", ">WAITING", ">LEASES", "WRITER"],
-        }
-    }
-
-    /// Returns the columns that a narrow terminal leaves out, in this order.
-    pub(super) fn spare(self) -> &'static [&'static str] {
-        match self {
-            Self::Members => &["SINCE", "WRITES", "PERMITS", "BLOCKS", "MPS", "LEASES"],
-            Self::Names => &["AGE", "VERSION", "PLACE", "OLDER", "LEASES"],
-            Self::Topics => &["SAMPLES", "HELD", "POLICY", "STATE", "P99"],
-            Self::Queues => &["PLACE", "RETURNED", "RESULTS", "ROOM", "DONE"],
-            Self::Blocks => &["EACH", "READ", "RING", "OF"],
-            Self::Ordering => &["LEASES", "KIND"],
+            Self::Members => headings(member::TOP),
+            Self::Names => headings(name::TOP),
+            Self::Topics => headings(topic_user::TOP),
+            Self::Queues => headings(name::TOP_QUEUES),
+            Self::Blocks => headings(BLOCKS),
+            Self::Ordering => headings(object::TOP),
         }
     }
 
     /// Returns the rows in the order of their names or members.
     pub(super) fn rows(self, picture: &Picture) -> Vec<Row> {
-        let names = &picture.snapshot.names;
-        let used = &picture.snapshot.used;
+        let Snapshot { members, names, objects, used, .. } = &picture.snapshot;
         match self {
-            Self::Members => picture.snapshot.members.iter().map(|member| self::member(picture, member)).collect(),
-            Self::Names => names.iter().map(|name| self::name(picture, name)).collect(),
+            Self::Members => members.iter().map(|info| self::member(picture, info)).collect(),
+            Self::Names => names.iter().map(|info| self::name(picture, info)).collect(),
             Self::Topics => used.iter().flat_map(|(name, used)| topic(picture, name, used)).collect(),
-            Self::Queues => names.iter().filter_map(|name| queue(picture, name)).collect(),
-            Self::Blocks => used.iter().flat_map(|(name, used)| blocks(name, used)).collect(),
-            Self::Ordering => {
-                picture.snapshot.objects.iter().filter_map(|object| self::object(picture, object)).collect()
-            }
+            Self::Queues => names.iter().filter_map(|info| queue(picture, info)).collect(),
+            Self::Blocks => used.iter().flat_map(|(name, used)| blocks(picture, name, used)).collect(),
+            Self::Ordering => objects.iter().map(|info| self::object(picture, info)).collect(),
         }
     }
 
-    /// Returns the column by which the rows are ordered at first.
+    /// Returns the column by which the rows are ordered at first: the first one, but for those that hold memory.
     pub(super) fn first_order(self) -> usize {
-        let heading = match self {
-            Self::Members => ">HOLDS",
-            Self::Names => ">SIZE",
-            Self::Topics => "TOPIC",
-            Self::Queues => "QUEUE",
-            Self::Blocks | Self::Ordering => "NAME",
-        };
-        self.headings().iter().position(|other| *other == heading).unwrap_or_default()
+        let is_first = |heading: &Heading<'_>| ["HOLDS", "SIZE"].contains(&heading.title);
+        self.headings().iter().position(is_first).unwrap_or_default()
     }
 }
 
@@ -179,83 +125,6 @@ impl Alert {
     }
 }
 
-/// A text, and for numbers their place in an order.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct Cell {
-    text: String,
-    rank: Option<f64>,
-}
-
-impl AsRef<str> for Cell {
-    fn as_ref(&self) -> &str {
-        &self.text
-    }
-}
-
-impl Cell {
-    /// Returns a text on one line, of at most [`LONGEST`] characters.
-    fn text(text: impl AsRef<str>) -> Self {
-        Self { text: describe::shorten(text.as_ref(), LONGEST), rank: None }
-    }
-
-    fn name(name: &str) -> Self {
-        Self { text: ends(name), rank: None }
-    }
-
-    fn number(number: impl Into<u64>) -> Self {
-        let number = number.into();
-        Self { text: number.to_string(), rank: Some(number as f64) }
-    }
-
-    fn bytes(number: u64) -> Self {
-        Self { text: bytes(number), rank: Some(number as f64) }
-    }
-
-    fn some(number: Option<u32>) -> Self {
-        number.map_or_else(|| Self { text: "many".into(), rank: Some(f64::MAX) }, Self::number)
-    }
-
-    fn seconds(ms: Option<u64>) -> Self {
-        let text = ms.map_or_else(String::new, seconds);
-        Self { text, rank: ms.map(|ms| ms as f64) }
-    }
-
-    /// Returns an age of samples, blank if none was measured.
-    fn age(ages: &Ages, ns: u64) -> Self {
-        match ages.count {
-            0 => Self::text(""),
-            _ => Self { text: short_time(ns), rank: Some(ns as f64) },
-        }
-    }
-
-    fn rate(rate: Option<f64>) -> Self {
-        let text = rate.map_or_else(String::new, |rate| match rate {
-            0.0 => "0".into(),
-            rate if rate < 99.95 => format!("{rate:.1}"),
-            rate => format!("{rate:.0}"),
-        });
-        Self { text, rank: rate }
-    }
-
-    /// Returns the time since a moment, which is given in milliseconds since 1970.
-    fn since(picture: &Picture, ms: u64) -> Self {
-        let then = std::time::Duration::from_millis(ms);
-        let age = picture.snapshot.now.saturating_sub(then);
-        Self { text: duration(age), rank: Some(age.as_secs_f64()) }
-    }
-
-    fn compare(&self, other: &Self) -> Ordering {
-        match (self.rank, other.rank) {
-            (Some(one), Some(two)) => one.total_cmp(&two),
-            (one, two) => one.is_some().cmp(&two.is_some()).then_with(|| self.text.cmp(&other.text)),
-        }
-    }
-
-    fn is_number(&self) -> bool {
-        self.rank.is_some()
-    }
-}
-
 /// Orders rows by a column: numbers from the largest, texts from A, and the other way round if `reverse`. Rows that are
 /// equal there keep their order.
 pub(super) fn order(rows: &mut [Row], column: usize, reverse: bool) {
@@ -272,10 +141,15 @@ pub(super) fn matches(row: &Row, lower_case: &str) -> bool {
     lower_case.is_empty() || contains(&row.whole) || row.cells.iter().any(|cell| contains(&cell.text))
 }
 
-fn member(picture: &Picture, member: &MemberInfo) -> Row {
-    let mut waits: Vec<_> = picture.waits.iter().filter(|wait| wait.pid == Some(member.pid)).collect();
+/// Returns the entry of an item in a table of this picture.
+fn entry<'a, T>(picture: &Picture, item: &'a T, rate: Option<f64>, note: String) -> Entry<'a, T> {
+    Entry { now: picture.snapshot.now, is_brief: true, rate, note, ..Entry::new(item) }
+}
+
+fn member(picture: &Picture, info: &MemberInfo) -> Row {
+    let mut waits: Vec<_> = picture.waits.iter().filter(|wait| wait.pid == Some(info.pid)).collect();
     waits.sort_by_key(|wait| std::cmp::Reverse((wait.on.is_urgent(), wait.ms)));
-    let text = |wait: &&Wait| format!("{}: {}{}", wait.whom(), wait.object(&ends(&wait.name)), wait.time());
+    let text = |wait: &&Wait| format!("{}: {}{}", wait.whom(), wait.object(&abbreviated(&wait.name)), wait.time());
     let texts: Vec<_> = waits.iter().map(text).collect();
     let more = match texts.len().saturating_sub(SHOWN_WAITS) {
         0 => String::new(),
@@ -283,49 +157,23 @@ fn member(picture: &Picture, member: &MemberInfo) -> Row {
     };
     let shown = format!("{}{more}", texts[..texts.len().min(SHOWN_WAITS)].join(", "));
     let mut urgent = picture.waits.iter().filter(|wait| wait.on.is_urgent());
-    let is_slow = urgent.any(|wait| wait.pid == Some(member.pid) || wait.by.contains(&member.pid));
+    let is_slow = urgent.any(|wait| wait.pid == Some(info.pid) || wait.by.contains(&info.pid));
     Row {
-        id: Id::Member(member.member),
-        cells: vec![
-            Cell::number(member.pid),
-            Cell::text(describe::state(member.state)),
-            Cell::seconds(member.quiet),
-            Cell::bytes(member.bytes),
-            Cell::number(member.leases),
-            Cell::some(member.blocks),
-            Cell::some(member.permits),
-            Cell::number(member.timelines),
-            Cell::since(picture, member.since),
-            Cell::name(member.mps.as_deref().unwrap_or_default()),
-            Cell::text(shown),
-            Cell::text(describe::command(&member.command, describe::LONG)),
-        ],
-        alert: Alert::of(member.state, is_slow),
-        whole: format!("{} {} {}", member.command, member.mps.as_deref().unwrap_or_default(), texts.join(", ")),
+        id: Id::Member(info.member),
+        cells: entry(picture, info, None, shown).cells(member::TOP),
+        alert: Alert::of(info.state, is_slow),
+        whole: format!("{} {} {}", info.command, info.mps.as_deref().unwrap_or_default(), texts.join(", ")),
     }
 }
 
-fn name(picture: &Picture, name: &NameInfo) -> Row {
-    let older = Cell { text: describe::older(name), rank: (name.older > 0).then_some(name.older_bytes as f64) };
-    let (use_of, alert) = use_of(picture, name);
-    let mut cells = vec![Cell::name(&name.name), Cell::text(picture::kind(name))];
-    match &name.latest {
-        Some(latest) => cells.extend([
-            Cell::text(place(latest.place.into())),
-            Cell::bytes(latest.bytes),
-            Cell::number(latest.version),
-            older,
-            Cell::number(latest.leases),
-            Cell::since(picture, latest.committed_at),
-            Cell::rate(picture.rates.of(&Counter::Name(name.name.clone(), latest.version))),
-        ]),
-        None => {
-            let none = || Cell::text("");
-            cells.extend([none(), Cell::bytes(0), none(), older, none(), none(), none()]);
-        }
+fn name(picture: &Picture, info: &NameInfo) -> Row {
+    let (use_of, alert) = use_of(picture, info);
+    Row {
+        id: Id::Name(info.name.clone()),
+        cells: entry(picture, info, picture.rates.of_name(info), use_of).cells(name::TOP),
+        alert,
+        whole: info.name.clone(),
     }
-    cells.push(Cell::text(use_of));
-    Row { id: Id::Name(name.name.clone()), cells, alert, whole: name.name.clone() }
 }
 
 /// Returns how a name is used, the most urgent fact first.
@@ -378,185 +226,138 @@ fn use_of(picture: &Picture, name: &NameInfo) -> (String, Alert) {
 
 fn topic(picture: &Picture, name: &str, used: &Used) -> Vec<Row> {
     let Some(topic) = &used.info.topic else { return Vec::new() };
-    let rate = |id| Cell::rate(picture.rates.of(&Counter::Participant(name.to_owned(), used.version, id)));
-    let publisher = |publisher: &PublisherInfo| {
-        let PublisherInfo { who, published, blocked } = publisher;
-        let waits = blocked.map(|(by, ms)| {
-            let whom = topic.subscribers.iter().find(|subscriber| subscriber.who.id == by);
-            let whom = whom.and_then(|whom| whom.who.pid).map_or_else(|| "?".to_owned(), |pid| pid.to_string());
-            format!("for {whom} ({})", seconds(ms))
-        });
-        let none = || Cell::text("");
-        let facts = [rate(who.id), none(), none(), none(), none(), none(), Cell::number(*published)];
-        participant(name, "pub", who, "", facts, waits)
+    let row = |role| {
+        let waits = waits(topic, &role);
+        let user = TopicUser { topic: name.to_owned(), role };
+        let who = user.who();
+        let rate = picture.rates.of(&Counter::Participant(name.to_owned(), used.version, who.id));
+        Row {
+            id: Id::Participant(name.to_owned(), who.id, who.pid),
+            alert: who.state.map_or(Alert::Lost, |state| Alert::of(state, waits.is_some())),
+            cells: entry(picture, &user, rate, waits.unwrap_or_default()).cells(topic_user::TOP),
+            whole: name.to_owned(),
+        }
     };
-    let subscriber = |subscriber: &SubscriberInfo| {
-        let SubscriberInfo { who, lag, received, dropped, held, stalled, ages, .. } = subscriber;
-        let facts = [
-            rate(who.id),
-            Cell::number(*lag),
-            Cell::number(*dropped),
-            Cell::age(ages, ages.p50),
-            Cell::age(ages, ages.p99),
-            Cell::number(*held),
-            Cell::number(*received),
-        ];
-        let holds_up = stalled.map(|ms| format!("holds up others ({})", seconds(ms)));
-        participant(name, "sub", who, &describe::control::policy(subscriber), facts, holds_up)
-    };
-    let rows: Vec<_> = topic.publishers.iter().map(publisher).chain(topic.subscribers.iter().map(subscriber)).collect();
+    let publishers = topic.publishers.iter().cloned().map(Role::Publisher);
+    let subscribers = topic.subscribers.iter().cloned().map(Role::Subscriber);
+    let rows: Vec<_> = publishers.chain(subscribers).map(row).collect();
     if !rows.is_empty() {
         return rows;
     }
-    let mut cells = vec![Cell::name(name), Cell::text("nobody")];
-    cells.resize(View::Topics.headings().len(), Cell::text(""));
+    let mut cells = vec![abbreviated(name).into(), "nobody".into()];
+    cells.resize(topic_user::TOP.len(), Cell::default());
     vec![Row { id: Id::Name(name.to_owned()), cells, alert: Alert::None, whole: name.to_owned() }]
 }
 
-fn participant(
-    topic: &str,
-    role: &str,
-    who: &Participant,
-    policy: &str,
-    facts: [Cell; 7],
-    waits: Option<String>,
-) -> Row {
-    let alert = who.state.map_or(Alert::Lost, |state| Alert::of(state, waits.is_some()));
-    let mut cells = vec![
-        Cell::name(topic),
-        Cell::text(role),
-        who.pid.map_or_else(|| Cell::text("?"), Cell::number),
-        Cell::text(describe::control::state(who)),
-        Cell::text(policy),
-    ];
-    cells.extend(facts);
-    cells.push(Cell::text(waits.unwrap_or_default()));
-    Row { id: Id::Participant(topic.to_owned(), who.id, who.pid), cells, alert, whole: topic.to_owned() }
+/// Returns for whom a publisher waits, or that a subscriber makes publishers wait, and for how long.
+fn waits(topic: &TopicInfo, role: &Role) -> Option<String> {
+    match role {
+        Role::Publisher(publisher) => {
+            let (by, ms) = publisher.blocked?;
+            let whom = topic.subscribers.iter().find(|subscriber| subscriber.who.id == by);
+            let whom = whom.and_then(|whom| whom.who.pid).map_or_else(|| "?".to_owned(), |pid| pid.to_string());
+            Some(format!("for {whom} ({})", seconds(ms)))
+        }
+        Role::Subscriber(subscriber) => Some(format!("holds up others ({})", seconds(subscriber.stalled?))),
+    }
 }
 
-fn queue(picture: &Picture, name: &NameInfo) -> Option<Row> {
-    let latest = name.latest.as_ref()?;
-    let usage = name.usage?.queue?;
-    let used = picture.snapshot.used.get(&name.name).filter(|used| used.version == latest.version);
+fn queue(picture: &Picture, info: &NameInfo) -> Option<Row> {
+    let usage = name::queue(info)?;
+    let version = info.latest.as_ref()?.version;
+    let used = picture.snapshot.used.get(&info.name).filter(|used| used.version == version);
     let workers = used.into_iter().flat_map(|used| &used.holders).filter(|holder| holder.tasks > 0);
     let workers: Vec<_> = workers.map(|holder| format!("{} ({})", holder.pid, holder.tasks)).collect();
     Some(Row {
-        id: Id::Name(name.name.clone()),
-        cells: vec![
-            Cell::name(&name.name),
-            Cell::text(place(latest.place.into())),
-            Cell::number(usage.pending),
-            Cell::number(usage.claimed + usage.enqueued),
-            Cell::number(usage.done),
-            Cell::number(usage.dead),
-            Cell::number(usage.free),
-            Cell::rate(picture.rates.of(&Counter::Name(name.name.clone(), latest.version))),
-            Cell::number(usage.completed),
-            Cell::number(usage.returned),
-            Cell::text(workers.join(", ")),
-        ],
+        id: Id::Name(info.name.clone()),
+        cells: entry(picture, info, picture.rates.of_name(info), workers.join(", ")).cells(name::TOP_QUEUES),
         alert: if usage.dead > 0 { Alert::Slow } else { Alert::None },
-        whole: name.name.clone(),
+        whole: info.name.clone(),
     })
 }
 
-fn blocks(name: &str, used: &Used) -> Vec<Row> {
+/// The blocks of a pool or topic, or the inputs or outputs of a queue.
+struct Blocks {
+    name: String,
+    of: &'static str,
+    number: u32,
+    each: u64,
+    counts: BlockCounts,
+}
+
+type Col = Column<Blocks>;
+
+/// The note says which processes hold blocks.
+const BLOCKS: &[Col] = &[
+    Col::left("NAME", |blocks| blocks.long_name(&blocks.name)),
+    Col::left("OF", |blocks| blocks.of.into()).spare(4),
+    Col::right("BLOCKS", |blocks| blocks.number.into()),
+    Col::right("EACH", |blocks| Cell::bytes(blocks.each)).spare(1),
+    Col::right("FREE", |blocks| (blocks.counts.free + blocks.counts.unused).into()),
+    Col::right("HELD", |blocks| (blocks.counts.held + blocks.counts.handed + blocks.counts.offered).into()),
+    Col::right("RING", |blocks| blocks.counts.in_ring.into()).spare(3),
+    Col::right("READ", |blocks| blocks.counts.read.into()).spare(2),
+    Col::right("WAITING", |blocks| blocks.counts.waiting.into()),
+    Col::left("HELD BY", |blocks| match blocks.counts.invalid {
+        0 => blocks.note.as_str().into(),
+        _ => "damaged: see partywall show".into(),
+    }),
+];
+
+fn blocks(picture: &Picture, name: &str, used: &Used) -> Vec<Row> {
     let Used { control, info: ControlInfo { blocks, topic, queue }, holders, .. } = used;
     let held_by = holders.iter().filter(|holder| holder.blocks > 0);
     let held_by: Vec<_> = held_by.map(|holder| format!("{} ({})", holder.pid, holder.blocks)).collect();
-    let of = if topic.is_some() { "topic" } else { "pool" };
-    let inputs = if queue.is_some() { "inputs" } else { of };
-    let mut rows = vec![block_row(name, inputs, (control.blocks, control.block_bytes), blocks, &held_by.join(", "))];
+    let of = match (topic, queue) {
+        (Some(_), _) => "topic",
+        (None, Some(_)) => "inputs",
+        (None, None) => "pool",
+    };
+    let row = |of, (number, each), counts: &BlockCounts, held_by| {
+        let blocks = Blocks { name: name.to_owned(), of, number, each, counts: *counts };
+        Row {
+            id: Id::Blocks(name.to_owned(), of == "outputs"),
+            cells: entry(picture, &blocks, None, held_by).cells(BLOCKS),
+            alert: match (counts.invalid, counts.waiting) {
+                (0, 0) => Alert::None,
+                (0, _) => Alert::Slow,
+                _ => Alert::Lost,
+            },
+            whole: name.to_owned(),
+        }
+    };
+    let mut rows = vec![row(of, (control.blocks, control.block_bytes), blocks, held_by.join(", "))];
     if let (Some(queue), Some(shape)) = (queue, control.queue) {
         // Holders are counted over both.
-        rows.push(block_row(name, "outputs", (shape.outputs, shape.output_bytes), &queue.outputs, ""));
+        rows.push(row("outputs", (shape.outputs, shape.output_bytes), &queue.outputs, String::new()));
     }
     rows
 }
 
-fn block_row(name: &str, of: &str, (number, each): (u32, u64), counts: &BlockCounts, held_by: &str) -> Row {
-    Row {
-        id: Id::Blocks(name.to_owned(), of == "outputs"),
-        cells: vec![
-            Cell::name(name),
-            Cell::text(of),
-            Cell::number(number),
-            Cell::bytes(each),
-            Cell::number(counts.free + counts.unused),
-            Cell::number(counts.held + counts.handed + counts.offered),
-            Cell::number(counts.in_ring),
-            Cell::number(counts.read),
-            Cell::number(counts.waiting),
-            Cell::text(if counts.invalid > 0 { "damaged: see partywall show" } else { held_by }),
-        ],
-        alert: match (counts.invalid, counts.waiting) {
-            (0, 0) => Alert::None,
-            (0, _) => Alert::Slow,
-            _ => Alert::Lost,
-        },
-        whole: name.to_owned(),
-    }
-}
-
-fn object(picture: &Picture, object: &ObjectInfo) -> Option<Row> {
-    let id = Id::Object(object.kind(), object.name().to_owned());
-    let (kind, cells, alert) = match object {
-        ObjectInfo::Timeline(timeline) => {
-            let rate = picture.rates.of(&Counter::Timeline(timeline.name.clone(), timeline.incarnation));
-            let facts = [Cell::number(timeline.value), Cell::number(timeline.announced), Cell::rate(rate)];
-            let last = [Cell::text(""), Cell::number(timeline.leases), Cell::text(describe::writer(timeline))];
-            let alert = if timeline.ending.is_some() { Alert::Lost } else { Alert::None };
-            ("timeline", [facts, last], alert)
-        }
-        ObjectInfo::Semaphore(semaphore) => {
-            let facts = [Cell::number(semaphore.held), Cell::number(semaphore.maximum), Cell::text("")];
-            let last = [Cell::number(semaphore.waiting), Cell::number(semaphore.leases), Cell::text("")];
-            ("semaphore", [facts, last], if semaphore.waiting > 0 { Alert::Slow } else { Alert::None })
-        }
-        _ => return None,
+fn object(picture: &Picture, info: &ObjectInfo) -> Row {
+    let (rate, alert) = match info {
+        ObjectInfo::Timeline(it) if it.ending.is_some() => (picture.rates.of_timeline(it), Alert::Lost),
+        ObjectInfo::Timeline(it) => (picture.rates.of_timeline(it), Alert::None),
+        ObjectInfo::Semaphore(it) if it.waiting > 0 => (None, Alert::Slow),
+        _ => (None, Alert::None),
     };
-    let cells = [Cell::name(object.name()), Cell::text(kind)].into_iter().chain(cells.into_iter().flatten());
-    Some(Row { id, cells: cells.collect(), alert, whole: object.name().to_owned() })
-}
-
-/// Returns `host`, `pinned:N`, or the beginning of a GPU's UUID, by which GPUs differ.
-pub(super) fn place(place: Place) -> String {
-    let mut name = describe::place(place);
-    if let Some((end, _)) = name.char_indices().nth(UUID) {
-        name.truncate(end);
+    Row {
+        id: Id::Object(info.kind(), info.name().to_owned()),
+        cells: entry(picture, info, rate, String::new()).cells(object::TOP),
+        alert,
+        whole: info.name().to_owned(),
     }
-    name
 }
-
-/// Returns a name of at most [`NAME`] characters: its beginning and its end, by which names mostly differ.
-fn ends(name: &str) -> String {
-    let length = name.chars().count();
-    if length <= NAME {
-        return describe::shorten(name, NAME);
-    }
-    let first: String = name.chars().take(NAME / 2 - 1).collect();
-    let last: String = name.chars().skip(length - NAME / 2).collect();
-    describe::shorten(&format!("{first}…{last}"), NAME)
-}
-
-/// The most characters of a name in a table. Enter shows all of it.
-const NAME: usize = 36;
-
-/// The most characters of any other cell.
-const LONGEST: usize = 200;
 
 /// The waits of a member in a table. Enter shows all for names and timelines.
 const SHOWN_WAITS: usize = 2;
-
-/// `GPU-` and the first eight digits.
-const UUID: usize = 12;
 
 #[cfg(test)]
 mod tests {
     use super::{super::example, *};
 
     fn texts(rows: &[Row], column: usize) -> Vec<&str> {
-        rows.iter().map(|row| row.cells[column].as_ref()).collect()
+        rows.iter().map(|row| row.cells[column].text.as_str()).collect()
     }
 
     #[test]
@@ -566,9 +367,6 @@ mod tests {
             let rows = view.rows(&picture);
             assert!(!rows.is_empty(), "{view:?}");
             assert!(rows.iter().all(|row| row.cells.len() == view.headings().len()), "{view:?}");
-            for spare in view.spare() {
-                assert!(view.headings().iter().any(|heading| heading.trim_start_matches('>') == *spare), "{spare}");
-            }
             assert!(view.first_order() < view.headings().len());
         }
     }
@@ -577,12 +375,11 @@ mod tests {
     fn numbers_fall_texts_rise_and_blanks_are_last() {
         let picture = example::picture();
         let mut rows = View::Names.rows(&picture);
-        let column = |heading| View::Names.headings().iter().position(|other| *other == heading).unwrap();
-        order(&mut rows, column(">SIZE"), false);
-        let sizes: Vec<_> = rows.iter().map(|row| row.cells[column(">SIZE")].rank.unwrap()).collect();
-        assert!(sizes.is_sorted_by(|a, b| a >= b), "{sizes:?}");
-        order(&mut rows, column(">PER S"), false);
-        let rates = texts(&rows, column(">PER S"));
+        let column = |heading| View::Names.headings().iter().position(|other| other.title == heading).unwrap();
+        order(&mut rows, column("SIZE"), false);
+        assert_eq!(texts(&rows, column("SIZE")), ["14 GiB", "64 MiB", "64 MiB", "64 MiB", ""]);
+        order(&mut rows, column("PER S"), false);
+        let rates = texts(&rows, column("PER S"));
         assert!(!rates[0].is_empty() && rates.last().unwrap().is_empty(), "{rates:?}");
         order(&mut rows, column("NAME"), false);
         let rising = texts(&rows, 0).into_iter().map(str::to_owned).collect::<Vec<_>>();
@@ -597,7 +394,7 @@ mod tests {
         let mut picture = example::picture();
         picture.snapshot.names[0].name.clone_from(&long);
         let row = &View::Names.rows(&picture)[0];
-        assert!(row.cells[0].as_ref().chars().count() <= NAME && row.cells[0].as_ref().contains('…'), "{row:?}");
+        assert!(row.cells[0].text.chars().count() == 36 && row.cells[0].text.contains('…'), "{row:?}");
         assert!(matches(row, "/middle/") && matches(row, "") && !matches(row, "other"));
     }
 
@@ -606,16 +403,16 @@ mod tests {
     fn members_that_wait_and_those_they_wait_for_are_named() {
         let picture = example::picture();
         let rows = View::Members.rows(&picture);
-        let column = View::Members.headings().iter().position(|heading| *heading == "WAITS FOR").unwrap();
-        let row = |pid: &str| rows.iter().find(|row| row.cells[0].as_ref() == pid).unwrap();
-        assert_eq!((row("4711").cells[column].as_ref(), row("4711").alert), ("4822: frames (1.2 s)", Alert::Slow));
+        let column = View::Members.headings().iter().position(|heading| heading.title == "WAITS FOR").unwrap();
+        let row = |pid: &str| rows.iter().find(|row| row.cells[0].text == pid).unwrap();
+        assert_eq!((row("4711").cells[column].text.as_str(), row("4711").alert), ("4822: frames (1.2 s)", Alert::Slow));
         let expected = "4711: steps 73 (1.5 s), 4711: blocks +2";
-        assert_eq!((row("4822").cells[column].as_ref(), row("4822").alert), (expected, Alert::Slow));
+        assert_eq!((row("4822").cells[column].text.as_str(), row("4822").alert), (expected, Alert::Slow));
         assert!(matches(row("4822"), "a commit: llm/weights@7"), "the filter finds what the cell leaves out");
         assert_eq!(row("4900").alert, Alert::Lost, "it is unproven");
         let names = View::Names.rows(&picture);
         let frames = names.iter().find(|row| row.id == Id::Name("frames".into())).unwrap();
-        assert!(frames.cells.last().unwrap().as_ref().starts_with("waits for 4822 (1.2 s), lag 3"), "{frames:?}");
+        assert!(frames.cells.last().unwrap().text.starts_with("waits for 4822 (1.2 s), lag 3"), "{frames:?}");
     }
 
     #[test]
@@ -628,7 +425,7 @@ mod tests {
             for row in view.rows(&picture) {
                 for cell in &row.cells {
                     let bad = |c: char| c.is_control() || matches!(c, '\u{202e}' | '\u{200b}');
-                    assert!(!cell.as_ref().contains(bad), "{cell:?}");
+                    assert!(!cell.text.contains(bad), "{cell:?}");
                 }
             }
         }

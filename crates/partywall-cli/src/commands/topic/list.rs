@@ -7,13 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use partywall::{
-    Domain, Pattern, SampleType, bytes,
-    info::{NameInfo, TopicUsage, VersionInfo},
-};
+use partywall::{Domain, Pattern, SampleType, info::NameInfo};
 use serde_json::{Value, json};
 
-use crate::{Context, describe, failure::Failure};
+use crate::{Context, columns::name, describe, failure::Failure, table::Entry};
 
 /// The arguments of the command.
 #[derive(Debug, clap::Args)]
@@ -31,78 +28,56 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     let start = Instant::now();
     let mut now = before.clone();
     // A topic without publishers has no rate to measure.
-    if before.iter().any(|topic| topic.usage.publishers > 0) {
+    if before.iter().filter_map(name::topic).any(|usage| usage.publishers > 0) {
         std::thread::sleep(MEASURED);
         now = topics(&domain, arguments.pattern.as_ref())?;
     }
     let seconds = start.elapsed().as_secs_f64();
-    let key = |topic: &Found| (topic.name.clone(), topic.version.version);
-    let published: BTreeMap<_, _> = before.iter().map(|topic| (key(topic), topic.usage.published)).collect();
-    let rate = |topic: &Found| {
-        let before = published.get(&key(topic)).copied().unwrap_or(topic.usage.published);
-        topic.usage.published.saturating_sub(before) as f64 / seconds.max(1e-9)
+    let key = |info: &NameInfo| (info.name.clone(), info.latest.as_ref().map(|latest| latest.version));
+    let published = |info| name::topic(info).map_or(0, |usage| usage.published);
+    let earlier: BTreeMap<_, _> = before.iter().map(|info| (key(info), published(info))).collect();
+    let rate = |info| {
+        let earlier = earlier.get(&key(info)).copied().unwrap_or(published(info));
+        published(info).saturating_sub(earlier) as f64 / seconds.max(1e-9)
     };
     output.value(&json!({
         "socket": domain.socket(),
-        "topics": now.iter().map(|topic| value(topic, rate(topic))).collect::<Vec<_>>(),
+        "topics": now.iter().filter_map(|info| value(info, rate(info))).collect::<Vec<_>>(),
     }));
     if now.is_empty() {
         let which = if arguments.pattern.is_some() { "no topic matches the pattern" } else { "there are no topics" };
         output.note(format!("{which} in the domain at {}", domain.socket().display()));
         return Ok(());
     }
-    let row = |topic: &Found| {
-        vec![
-            topic.name.clone(),
-            topic.samples.to_string(),
-            topic.usage.publishers.to_string(),
-            topic.usage.subscribers.to_string(),
-            format!("{:.1}/s", rate(topic)),
-            bytes(topic.version.bytes),
-            describe::place(topic.version.place.into()),
-        ]
-    };
-    let headings = ["TOPIC", "SAMPLES", ">PUBLISHERS", ">SUBSCRIBERS", ">RATE", ">MEMORY", "PLACE"];
-    output.table(&headings, &now.iter().map(row).collect::<Vec<_>>(), &["PLACE", "MEMORY", "PUBLISHERS"]);
+    let entry = |info| Entry { rate: Some(rate(info)), ..Entry::new(info) };
+    output.entries(name::TOPIC_RATES, now.iter().map(entry));
     Ok(())
 }
 
-/// A topic in the list of names.
-#[derive(Clone)]
-struct Found {
-    name: String,
-    version: VersionInfo,
-    samples: SampleType,
-    usage: TopicUsage,
+/// Returns the topics in the list of names.
+fn topics(domain: &Domain, pattern: Option<&Pattern>) -> Result<Vec<NameInfo>, Failure> {
+    let is_meant = |info: &NameInfo| pattern.is_none_or(|pattern| pattern.matches(&info.name));
+    Ok(domain.names()?.into_iter().filter(|info| is_meant(info) && name::topic(info).is_some()).collect())
 }
 
-fn topics(domain: &Domain, pattern: Option<&Pattern>) -> Result<Vec<Found>, Failure> {
-    let names = domain.names()?;
-    let is_meant = |name: &NameInfo| pattern.is_none_or(|pattern| pattern.matches(&name.name));
-    let topic = |name: NameInfo| {
-        let version = name.latest?;
-        let usage = name.usage?.topic?;
-        let samples = SampleType::of(&version.control?.topic?);
-        Some(Found { name: name.name, version, samples, usage })
-    };
-    Ok(names.into_iter().filter(is_meant).filter_map(topic).collect())
-}
-
-fn value(topic: &Found, rate: f64) -> Value {
-    let Found { name, version, samples, usage } = topic;
-    json!({
-        "name": name,
+fn value(info: &NameInfo, rate: f64) -> Option<Value> {
+    let usage = name::topic(info)?;
+    let version = info.latest.as_ref()?;
+    let control = version.control?;
+    let samples = SampleType::of(&control.topic?);
+    Some(json!({
+        "name": info.name,
         "version": version.version,
         "place": describe::place(version.place.into()),
         "dtype": samples.dtype.map(partywall::DType::name),
         "shape": samples.shape.map(Vec::from),
-        "max_bytes": version.control.map(|control| control.block_bytes),
+        "max_bytes": control.block_bytes,
         "bytes": version.bytes,
         "publishers": usage.publishers,
         "subscribers": usage.subscribers,
         "published": usage.published,
         "rate": rate,
-    })
+    }))
 }
 
 /// How long samples are counted to measure the rates.
