@@ -8,50 +8,16 @@
 //! Whether tasks name an attachment is in control memory. The server looks there before it applies the request: see
 //! [`Registry::to_detach`].
 
-use std::collections::BTreeMap;
-
-use partywall_shm::queue::{InUse, MAX_ATTACHMENTS, attachment_number};
+use partywall_shm::queue::InUse;
 use partywall_wire::{AttachedInfo, QueueHolder};
-use serde::{Deserialize, Serialize};
 
 use super::{
     Answer, Registry,
     effect::{Decision, Effect, Effects},
     event::Call,
+    names::{Attached, Attachment, QueueId},
     types::{Access, FdId, LeaseId, Limit, MemberId, Name, Named, Refusal, RequestId, STALE_LEASE, limit},
 };
-
-/// A queue: its name and version.
-pub(super) type QueueId = (Name, u64);
-
-/// The segments that a queue holds.
-#[derive(Debug, Default, Serialize, Deserialize)]
-pub(super) struct Attached {
-    /// The attachments by their numbers, which tasks name.
-    pub(super) segments: BTreeMap<u32, Attachment>,
-    /// How many attachments each entry of the table in control memory has had.
-    given: Vec<u32>,
-}
-
-/// A queue's hold on a segment.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Attachment {
-    pub(super) name: Name,
-    pub(super) version: u64,
-}
-
-impl Attached {
-    /// Takes a number that no attachment of the queue has had, in one of the first entries of the table that is free.
-    fn take_number(&mut self, entries: u32) -> Option<u32> {
-        self.given.resize(entries as usize, 0);
-        let is_used = |entry: u32| self.segments.keys().any(|number| number % MAX_ATTACHMENTS == entry);
-        let (entry, number) = (0..entries)
-            .filter(|entry| !is_used(*entry))
-            .find_map(|entry| Some((entry, attachment_number(entry, *self.given.get(entry as usize)?)?)))?;
-        self.given[entry as usize] += 1;
-        Some(number)
-    }
-}
 
 impl Registry {
     /// Has a queue hold a segment, unless it does already.
@@ -63,10 +29,9 @@ impl Registry {
         before: &mut Effects,
     ) -> Decision {
         let (queue, object) = self.queue_of(member, queue)?;
-        let held = self.version_lease(member, segment)?;
+        let (held, found) = self.names.held(member, segment)?;
         let name = held.name.clone();
         let version = held.version;
-        let found = self.version(&name, version).ok_or(STALE_LEASE)?;
         if found.memory.control.is_some() {
             return Err(Refusal::invalid("a queue holds nothing but segments"));
         }
@@ -77,22 +42,13 @@ impl Registry {
             return Ok(Answer::Attached { attachment: *attachment }.into());
         }
         let entries = self.people.bounds().attachments;
-        let Some(holder) = self.version_mut(&queue.0, queue.1) else { return Err(STALE_LEASE) };
+        let holder = self.names.version(&queue.0, queue.1).ok_or(STALE_LEASE)?;
         let present = holder.attached.segments.len() as u64;
         limit(Limit::Attachments, entries.into(), present + 1)?;
-        // Without a number left, no entry is free for good.
-        let Some(attachment) = holder.attached.take_number(entries) else {
-            return Err(Refusal::Limit {
-                limit: Limit::Attachments,
-                allowed: present,
-                needed: present + 1,
-                holders: Vec::new(),
-            });
+        let Some(attachment) = self.names.attach(queue, name, version, entries) else {
+            // Without a number left, no entry is free for good.
+            return Err(limit(Limit::Attachments, present, present + 1).err().unwrap_or(STALE_LEASE));
         };
-        holder.attached.segments.insert(attachment, Attachment { name: name.clone(), version });
-        if let Some(found) = self.version_mut(&name, version) {
-            found.queues.insert(queue, attachment);
-        }
         before.push(Effect::Attach { object, attachment });
         Ok(Answer::Attached { attachment }.into())
     }
@@ -122,10 +78,7 @@ impl Registry {
             let first = (in_use.first.index, in_use.first.generation);
             return Err(Refusal::AttachmentInUse { queue, queue_version, name, version, tasks, first });
         }
-        if let Some(holder) = self.version_mut(&queue.0, queue.1) {
-            holder.attached.segments.remove(&attachment);
-        }
-        self.let_segment_go(&queue, name, version);
+        self.names.detach(&queue, attachment);
         Ok(Answer::Done.into())
     }
 
@@ -142,17 +95,9 @@ impl Registry {
         self.grant(member, request, &name, version, Access::Read)
     }
 
-    /// Ends the hold of a queue on a segment.
-    pub(super) fn let_segment_go(&mut self, queue: &QueueId, name: Name, version: u64) {
-        if let Some(found) = self.version_mut(&name, version) {
-            found.queues.remove(queue);
-        }
-        self.maybe_unreferenced.push_back((name, version));
-    }
-
     /// The queues that hold a version of a name, or any version of it.
     pub(super) fn holding_queues(&self, name: &Name, only: Option<u64>) -> Vec<QueueHolder> {
-        let versions = self.entries.get(name).into_iter().flat_map(|entry| &entry.versions);
+        let versions = self.names.entry(name).into_iter().flat_map(|entry| &entry.versions);
         let meant = versions.filter(|(number, _)| only.is_none_or(|only| only == **number));
         let queues = meant.flat_map(|(_, version)| &version.queues).take(QUEUES);
         let holding = |((name, version), attachment): (&QueueId, &u32)| QueueHolder {
@@ -170,17 +115,16 @@ impl Registry {
             name: name.to_string(),
             version: *version,
             tasks: 0,
-            bytes: self.version(name, *version).map_or(0, |version| version.memory.bytes()),
+            bytes: self.names.version(name, *version).map_or(0, |version| version.memory.bytes()),
         });
         held.collect()
     }
 
     /// The queue that a member's lease is on, and its control memory.
     fn queue_of(&self, member: MemberId, lease: LeaseId) -> Result<(QueueId, FdId), Refusal> {
-        let held = self.version_lease(member, lease)?;
-        let version = self.version(&held.name, held.version);
-        let memory = version.map(|version| &version.memory).filter(|memory| memory.facts.named() == Named::Queue);
-        match memory.and_then(|memory| memory.control?.object) {
+        let (held, version) = self.names.held(member, lease)?;
+        let control = version.memory.control.filter(|_| version.memory.facts.named() == Named::Queue);
+        match control.and_then(|control| control.object) {
             Some(object) => Ok(((held.name.clone(), held.version), object.fd)),
             None => Err(Refusal::invalid("only a queue has segments attached")),
         }
@@ -188,7 +132,7 @@ impl Registry {
 
     /// The segment behind a number of a queue.
     fn attachment(&self, queue: &QueueId, attachment: u32) -> Result<(Name, u64), Refusal> {
-        let segments = self.version(&queue.0, queue.1).map(|version| &version.attached.segments);
+        let segments = self.names.version(&queue.0, queue.1).map(|version| &version.attached.segments);
         match segments.and_then(|segments| segments.get(&attachment)) {
             Some(held) => Ok((held.name.clone(), held.version)),
             None => Err(Refusal::NotAttached { queue: queue.0.clone(), attachment }),

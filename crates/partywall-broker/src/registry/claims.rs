@@ -3,14 +3,14 @@
 use super::{
     Answer, Registry,
     effect::{Decision, Effects},
-    state::{Claim, Want},
+    names::{Claim, Want},
     types::{Access, ClaimId, Limit, MemberId, Name, RequestId, STALE_CLAIM, limit},
 };
 
 impl Registry {
     /// Opens the latest version, makes the member its builder, or waits for the present builder.
     pub(super) fn open_or_build(&mut self, member: MemberId, request: RequestId, name: Name) -> Decision {
-        let entry = self.entries.get(&name);
+        let entry = self.names.entry(&name);
         if let Some(latest) = entry.and_then(|entry| entry.latest) {
             return self.grant(member, request, &name, latest, Access::Read);
         }
@@ -18,7 +18,11 @@ impl Registry {
             return self.wait(member, request, &name, Want::Build);
         }
         // A claim is a future name. Without a bound, requests for ever new names would exhaust the broker's memory.
-        limit(Limit::Names, self.people.bounds().names, self.people.totals().names + self.claims.len() as u64 + 1)?;
+        limit(
+            Limit::Names,
+            self.people.bounds().names,
+            self.people.totals().names + self.names.claims().len() as u64 + 1,
+        )?;
         self.check_new_name(member, &name)?;
         self.people.check_names(self.people.uid_of(member))?;
         let claim = self.claim(member, request, &name);
@@ -27,7 +31,7 @@ impl Registry {
 
     /// Gives a claim back unused.
     pub(super) fn abandon(&mut self, member: MemberId, claim: ClaimId, out: &mut Effects) -> Decision {
-        self.claims.get(&claim).filter(|c| c.member == member).ok_or(STALE_CLAIM)?;
+        self.names.claims().get(&claim).filter(|c| c.member == member).ok_or(STALE_CLAIM)?;
         self.hand_on(claim, out);
         Ok(Answer::Done.into())
     }
@@ -42,12 +46,8 @@ impl Registry {
 
     /// Ends a claim that was fulfilled or whose holder will not build any more.
     pub(super) fn drop_claim(&mut self, id: ClaimId) -> Option<Claim> {
-        let claim = self.claims.remove(&id)?;
+        let claim = self.names.drop_claim(id)?;
         self.people.drop_claim(claim.member, id);
-        if let Some(entry) = self.entries.get_mut(&claim.name) {
-            entry.claim = None;
-        }
-        self.mark_unreferenced(claim.name.clone());
         Some(claim)
     }
 
@@ -68,16 +68,13 @@ impl Registry {
 
     /// Returns the longest waiting request that would build a name.
     fn next_builder(&self, name: &Name) -> Option<(MemberId, RequestId)> {
-        let waits = self.entries.get(name)?.waits.values();
+        let waits = self.names.entry(name)?.waits.values();
         waits.filter(|wait| wait.want == Want::Build).map(|wait| (wait.member, wait.ticket)).next()
     }
 
     fn claim(&mut self, member: MemberId, origin: RequestId, name: &Name) -> ClaimId {
-        self.last_claim += 1;
-        let id = ClaimId(self.last_claim);
-        self.entries.entry(name.clone()).or_default().claim = Some(id);
+        let id = self.names.claim(member, origin, name);
         self.people.add_claim(member, id);
-        self.claims.insert(id, Claim { member, name: name.clone(), origin });
         id
     }
 }

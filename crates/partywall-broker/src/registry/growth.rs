@@ -9,7 +9,7 @@ use super::{
     Answer, Registry,
     effect::{Decision, Effect, Effects, Granted, Unread},
     event::Received,
-    state::{Version, VersionLease, Want},
+    names::Want,
     types::{LeaseId, Limit, MemberId, Memory, Name, NoGrowth, Refusal, RequestId, STALE_LEASE, joined, limit},
 };
 
@@ -19,10 +19,8 @@ impl Registry {
     pub(super) fn grow(&mut self, member: MemberId, growth: Grow, received: Received, out: &mut Effects) -> Decision {
         let grown = self.grown(member, growth, &received);
         let (name, number, memory) = grown.inspect_err(|_| out.push(Effect::Close(received.all())))?;
-        let Some(version) = self.version_mut(&name, number) else { return Err(STALE_LEASE) };
-        let before = std::mem::replace(&mut version.memory, Arc::clone(&memory));
-        version.growths += 1;
-        let holders: Vec<_> = version.holders.keys().copied().collect();
+        let grown = self.names.grow(&name, number, Arc::clone(&memory));
+        let Some((before, holders)) = grown else { return Err(STALE_LEASE) };
         for holder in holders {
             self.people.grow(holder, memory.bytes() - before.bytes());
         }
@@ -36,7 +34,7 @@ impl Registry {
 
     /// Returns the name and number of the version to grow, and its memory after the growth.
     fn grown(&self, member: MemberId, growth: Grow, received: &Received) -> Result<(Name, u64, Arc<Memory>), Refusal> {
-        let (lease, version) = self.held(member, growth.lease)?;
+        let (lease, version) = self.names.held(member, growth.lease)?;
         let cannot = |why| Refusal::CannotGrow { name: lease.name.clone(), version: lease.version, why };
         let before = &*version.memory;
         match version.owner {
@@ -79,7 +77,7 @@ impl Registry {
     /// Returns the new chunks and table of a version, for a member that has its first `chunks` chunks and knows of
     /// `growths` growths.
     pub(super) fn refresh(&self, member: MemberId, lease: LeaseId, growths: u64, chunks: u64) -> Decision {
-        let (held, version) = self.held(member, lease)?;
+        let (held, version) = self.names.held(member, lease)?;
         if version.growths <= growths {
             return Ok(Answer::Done.into());
         }
@@ -98,7 +96,7 @@ impl Registry {
 
     /// Answers as soon as a version has grown more than `growths` times.
     pub(super) fn await_growth(&mut self, member: MemberId, request: RequestId, id: LeaseId, growths: u64) -> Decision {
-        let (lease, version) = self.held(member, id)?;
+        let (lease, version) = self.names.held(member, id)?;
         if version.growths > growths {
             return Ok(Answer::Done.into());
         }
@@ -117,19 +115,13 @@ impl Registry {
     }
 
     fn notify_growth_waiters(&mut self, name: &Name, version: u64, outcome: impl Fn() -> Decision, out: &mut Effects) {
-        let Some(entry) = self.entries.get(name) else { return };
+        let Some(entry) = self.names.entry(name) else { return };
         let waiting = entry.waits.values().filter(|wait| match wait.want {
-            Want::Growth(lease) => self.version_leases.get(&lease).is_some_and(|lease| lease.version == version),
+            Want::Growth(lease) => self.names.leases().get(&lease).is_some_and(|lease| lease.version == version),
             _ => false,
         });
         for (member, ticket) in waiting.map(|wait| (wait.member, wait.ticket)).collect::<Vec<_>>() {
             self.conclude(member, ticket, outcome(), out);
         }
-    }
-
-    /// Returns a member's lease and its version.
-    fn held(&self, member: MemberId, lease: LeaseId) -> Result<(&VersionLease, &Version), Refusal> {
-        let lease = self.version_lease(member, lease)?;
-        Ok((lease, self.version(&lease.name, lease.version).ok_or(STALE_LEASE)?))
     }
 }

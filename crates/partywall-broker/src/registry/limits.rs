@@ -9,8 +9,8 @@ use partywall_wire::{LimitHolder, Refusal};
 
 use super::{
     Registry,
+    names::Version,
     people::{Holders, Life, Owned},
-    state::Version,
     types::{ControlMemory, Limit, MemberId, Place},
 };
 
@@ -53,7 +53,7 @@ impl Registry {
             Limit::Names => {
                 self.count_versions(&mut held, |is_latest, _| u64::from(is_latest));
                 self.count_objects(&mut held, |_, _| 1);
-                for claim in self.claims.values() {
+                for claim in self.names.claims().values() {
                     self.count_member(&mut held, claim.member, 1);
                 }
             }
@@ -97,7 +97,7 @@ impl Registry {
     /// Counts versions for the processes that have committed them. `amount` gets whether the version is its name's
     /// latest.
     fn count_versions(&self, held: &mut Held, amount: impl Fn(bool, &Version) -> u64) {
-        for entry in self.entries.values() {
+        for entry in self.names.entries().values() {
             for (number, version) in &entry.versions {
                 held.add(version.uid, version.committer, amount(entry.latest == Some(*number), version));
             }

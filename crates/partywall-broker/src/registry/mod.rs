@@ -21,7 +21,7 @@
 //! | [`effect`] | the output: effects, and what the server adds to answers |
 //! | `people` | members and users: what belongs to whom, and what each may use |
 //! | `closing` | memory that was released, until it is closed |
-//! | `state` | names, and the versions, leases and waiting requests of each |
+//! | `names` | names, and the versions, leases, claims and waiting requests of each |
 //! | `segments` | commit, open, release, withdrawal, and the one place where memory is released |
 //! | `withdrawals` | withdrawals with a deadline |
 //! | `losses` | GPUs that have lost their memory |
@@ -38,7 +38,6 @@
 //! | `report`, `pages` | listings |
 //! | `restart` | what a server needs to continue after a restart |
 //! | `watch` | the log of events of names, and requests that wait for events |
-//! | `tombstones` | how names ended in the last minute |
 //! | `coding` | encodings of values in the journal |
 //! | `near` | suggestions for names that were not found |
 
@@ -54,6 +53,7 @@ mod growth;
 mod limits;
 mod losses;
 mod members;
+mod names;
 mod near;
 mod object_leases;
 mod objects;
@@ -63,17 +63,15 @@ mod reclaim;
 mod report;
 mod restart;
 mod segments;
-mod state;
 #[cfg(any(test, fuzzing))]
 #[cfg_attr(fuzzing, allow(dead_code, unused_imports, reason = "a fuzzer uses the model and the random steps alone"))]
 mod tests;
-mod tombstones;
 mod users;
 mod waits;
 mod watch;
 mod withdrawals;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
@@ -91,15 +89,11 @@ pub(crate) use types::{Bounds, CloseId, FdId, MemberId, RequestId};
 
 use closing::Closing;
 use effect::{Decision, Granted, split};
+use names::Names;
 use objects::Objects;
 use people::{Life, People};
-use state::{Claim, Entry, VersionLease};
-use tombstones::Tombstones;
-use types::{
-    ClaimId, Ending, LeaseId, Millis, Name, OtherUsers, Refusal, STALE_LEASE, TimelineEnding, WaitId, WithdrawalId,
-};
+use types::{ClaimId, Ending, LeaseId, Millis, OtherUsers, Refusal, STALE_LEASE, TimelineEnding, WaitId};
 use watch::{Log, Watcher};
-use withdrawals::Withdrawal;
 
 /// All state of a broker that is not tied to its process.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -107,28 +101,15 @@ pub(crate) struct Registry {
     people: People,
     /// The number of the broker, which points in its sequence of events carry.
     instance: u64,
-    /// Entries with a version, a claim or a waiting request; others are removed ([`Registry::drop_unreferenced`]).
-    #[serde(deserialize_with = "coding::ordered")]
-    entries: BTreeMap<Name, Entry>,
-    #[serde(deserialize_with = "coding::ordered")]
-    version_leases: BTreeMap<LeaseId, VersionLease>,
-    claims: BTreeMap<ClaimId, Claim>,
+    names: Names,
     objects: Objects,
-    /// Versions that may have lost their last reference. Empty between events.
-    maybe_unreferenced: VecDeque<(Name, u64)>,
     closing: Closing,
     /// The events of names.
     log: Log,
     watchers: BTreeMap<WaitId, Watcher>,
-    /// The ends of names that have no latest version now.
-    tombstones: Tombstones,
-    /// Withdrawals whose deadline has not passed, and of which a version is left.
-    withdrawals: BTreeMap<WithdrawalId, Withdrawal>,
     /// The time of the current event.
     #[serde(skip)]
     now: Millis,
-    last_claim: u64,
-    last_withdrawal: u64,
 }
 
 /// Returns whether the answer to a repeated request cannot be found again in the registry's state. Answers that carry
@@ -222,7 +203,7 @@ impl Registry {
     /// Returns whether no member, name, timeline or semaphore exists.
     pub(crate) fn is_idle(&self) -> bool {
         self.people.members().is_empty()
-            && self.entries.is_empty()
+            && self.names.entries().is_empty()
             && self.objects.timelines().is_empty()
             && self.objects.semaphores().is_empty()
     }
@@ -345,14 +326,14 @@ impl Registry {
         if let Some((_, answer)) = record.answered.as_ref().filter(|(answered, _)| *answered == request) {
             return Some(answer.clone().into());
         }
-        let made = |lease: &&LeaseId| self.version_leases.get(lease).is_some_and(|l| l.origin == request);
+        let made = |lease: &&LeaseId| self.names.leases().get(lease).is_some_and(|l| l.origin == request);
         match call {
-            Call::Commit(_) => self.committed_by(*record.version_leases.iter().find(made)?),
+            Call::Commit(_) => self.names.committed_by(*record.version_leases.iter().find(made)?),
             Call::Open(_) | Call::OpenOrBuild { .. } | Call::OpenAttached { .. } => {
                 if let Some(id) = record.version_leases.iter().find(made) {
-                    return self.opened(*id);
+                    return self.names.opened(*id);
                 }
-                let made = |id: &&ClaimId| self.claims.get(id).is_some_and(|c| c.origin == request);
+                let made = |id: &&ClaimId| self.names.claims().get(id).is_some_and(|c| c.origin == request);
                 record.claims.iter().find(made).map(|id| Answer::Build { claim: *id }.into())
             }
             Call::OpenTimeline { .. } | Call::OpenSemaphore { .. } => {

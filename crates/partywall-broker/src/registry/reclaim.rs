@@ -10,8 +10,8 @@ use super::{
     Registry,
     closing::PendingVersion,
     effect::{Effect, Effects},
+    names::Version,
     people::{Ender, Eviction},
-    state::Version,
     types::{Change, CloseId, Ending, MemberId, Refusal, TimelineEnding},
 };
 

@@ -14,11 +14,11 @@ use super::{
     Answer, Registry,
     effect::{Decision, Granted, MemberAt, ObjectAt, Unread},
     event::Identity,
+    names::{Entry, Version, Want},
     near::near,
     objects::{LeasedObject, Semaphore, Timeline},
     pages::{SLOTS_AS_A_BYTE, count, in_order, page},
     people::{Life, Member, Waiting},
-    state::{Entry, Version, Want},
     types::{Awaited, FdId, LeaseId, MemberId, MemberState, Millis, Name, ObjectKind, Place, Refusal, VersionFacts},
 };
 
@@ -26,7 +26,7 @@ impl Registry {
     /// Returns everything about one name. Without a number, shows the latest version, or the newest held one if the
     /// name was withdrawn: it explains why the memory is still held.
     pub(super) fn inspect(&self, member: MemberId, name: &Name, version: Option<u64>) -> Decision {
-        let Some(entry) = self.entries.get(name).filter(|entry| !entry.versions.is_empty()) else {
+        let Some(entry) = self.names.entry(name).filter(|entry| !entry.versions.is_empty()) else {
             return Err(self.not_found(member, name.clone(), version));
         };
         if let Some((_, newest)) = entry.versions.last_key_value() {
@@ -74,7 +74,7 @@ impl Registry {
         let seen = |entry: &Entry| {
             entry.versions.last_key_value().is_some_and(|(_, newest)| self.people.sees(member, newest.owned()))
         };
-        let existing = self.entries.range::<str, _>((from, Unbounded)).filter(|(_, entry)| seen(entry));
+        let existing = self.names.entries().range::<str, _>((from, Unbounded)).filter(|(_, entry)| seen(entry));
         let (names, more) = page(existing.map(|(name, entry)| self.name_row(name, entry)), |(info, _)| {
             // The server counts the free blocks of each row, as it counts permits.
             let control = info.latest.as_ref().and_then(|latest| latest.control);
@@ -184,14 +184,14 @@ impl Registry {
 
     /// Returns the pid of the process that builds a name's next version under a claim.
     fn builder(&self, entry: &Entry) -> Option<u32> {
-        let claim = self.claims.get(&entry.claim?)?;
+        let claim = self.names.claims().get(&entry.claim?)?;
         Some(self.people.member(claim.member)?.identity.pid)
     }
 
     /// Returns the first waits of a member for names.
     fn waits_of(&self, member: &Member) -> Vec<WaitInfo> {
         let row = |name: &Name, entry: &Entry, want| {
-            let number = |lease| Some(self.version_leases.get(&lease)?.version);
+            let number = |lease| Some(self.names.leases().get(&lease)?.version);
             let (on, target, by) = match want {
                 Want::Open { version, .. } => (Awaited::Commit, version, self.builder(entry)),
                 Want::Build => (Awaited::Commit, None, self.builder(entry)),
@@ -200,7 +200,7 @@ impl Registry {
                     let version = number(lease);
                     let owner = version.and_then(|version| entry.versions.get(&version)?.owner);
                     let owner =
-                        owner.and_then(|owner| self.people.members().get(&self.version_leases.get(&owner)?.member));
+                        owner.and_then(|owner| self.people.members().get(&self.names.leases().get(&owner)?.member));
                     (Awaited::Growth, version, owner.map(|owner| owner.identity.pid))
                 }
             };
@@ -208,7 +208,7 @@ impl Registry {
         };
         let waits = member.waits.values().filter_map(|(id, what)| match what {
             Waiting::For(name) => {
-                let entry = self.entries.get(name)?;
+                let entry = self.names.entry(name)?;
                 Some(row(name, entry, entry.waits.get(id)?.want))
             }
             Waiting::Watching => None,
@@ -297,7 +297,8 @@ impl Registry {
         bytes.sort_by_key(|(place, bytes)| (std::cmp::Reverse(*bytes), *place));
         bytes.truncate(PLACES);
         let mut largest: Vec<(&Name, Place, u64)> = self
-            .entries
+            .names
+            .entries()
             .iter()
             .filter_map(|(name, entry)| {
                 let (_, newest) = entry.versions.last_key_value()?;
@@ -341,15 +342,14 @@ impl Registry {
         if members == 0 {
             return (0, 0);
         }
-        let versions = self.entries.values().flat_map(|entry| entry.versions.values());
-        let held = versions.filter(|version| version.holders.keys().any(unproven));
+        let held = self.names.versions().filter(|version| version.holders.keys().any(unproven));
         (members, held.fold(0, |sum: u64, version| sum.saturating_add(version.memory.bytes())))
     }
 
     /// Returns the bytes that leases hold on one version of a name, or on all, and the holders of these leases with
     /// their rows.
     pub(super) fn holders(&self, name: &Name, only: Option<u64>) -> (u64, Vec<HolderInfo>, Vec<u16>) {
-        let Some(entry) = self.entries.get(name) else { return (0, Vec::new(), Vec::new()) };
+        let Some(entry) = self.names.entry(name) else { return (0, Vec::new(), Vec::new()) };
         let mut bytes = 0_u64;
         let mut leases = BTreeMap::<MemberId, u64>::new();
         for (number, version) in &entry.versions {

@@ -8,13 +8,13 @@ use super::{
 impl Registry {
     /// Returns the control memory of pools, topics and queues.
     pub(crate) fn block_controls(&self) -> impl Iterator<Item = BlockControl> {
-        self.entries.values().flat_map(|entry| entry.versions.values()).filter_map(|version| version.memory.control)
+        self.names.versions().filter_map(|version| version.memory.control)
     }
 
     /// Returns the attachments of queues: the memory of the queue, and the number.
     pub(crate) fn attachments(&self) -> Vec<(FdId, u32)> {
-        let versions = self.entries.values().flat_map(|entry| entry.versions.values());
-        let of_version = versions.filter_map(|version| Some((version.memory.control?.object?.fd, &version.attached)));
+        let of_version =
+            self.names.versions().filter_map(|version| Some((version.memory.control?.object?.fd, &version.attached)));
         of_version.flat_map(|(queue, attached)| attached.segments.keys().map(move |number| (queue, *number))).collect()
     }
 
@@ -25,12 +25,12 @@ impl Registry {
 
     /// Returns the numbers of leases and claims, and of members.
     pub(crate) fn given_out(&self) -> (u64, u64) {
-        let leases = self.version_leases.len() + self.objects.leases().len() + self.claims.len();
+        let leases = self.names.leases().len() + self.objects.leases().len() + self.names.claims().len();
         (leases as u64, self.people.members().len() as u64)
     }
 
     /// Returns the deadlines of withdrawals.
     pub(crate) fn deadlines(&self) -> Vec<(WithdrawalId, Millis)> {
-        self.withdrawals.iter().map(|(id, withdrawal)| (*id, withdrawal.until())).collect()
+        self.names.withdrawals().iter().map(|(id, withdrawal)| (*id, withdrawal.until())).collect()
     }
 }

@@ -2,21 +2,19 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use partywall_wire::{Commit, Open, Opened};
+use partywall_wire::{Commit, Open};
 
 use super::{
     Answer, Registry,
-    attachments::{Attached, Attachment},
     closing::PendingVersion,
-    effect::{Decision, Effect, Effects, Granted, Unread},
+    effect::{Decision, Effect, Effects},
     event::Received,
+    names::{Attached, Dropped, Entry, Version, Want},
     near::near,
     people::{Ender, Holders, Owned},
-    state::{Entry, Version, VersionLease, Want},
-    tombstones::Tombstone,
     types::{
-        Access, BlockControl, Change, Deadline, Ending, LeaseId, Lifetime, Limit, MemberId, Memory, Name, Named,
-        Notice, OtherUsers, Refusal, RequestId, STALE_CLAIM, STALE_LEASE, WithdrawalId, limit,
+        Access, BlockControl, Change, Deadline, Ending, LeaseId, Limit, MemberId, Memory, Name, Named, Notice,
+        OtherUsers, Refusal, RequestId, STALE_CLAIM, STALE_LEASE, WithdrawalId, limit,
     },
 };
 
@@ -37,13 +35,8 @@ impl Registry {
         let Commit { name, claim, owner, .. } = commit;
         let uid = self.people.uid_of(member);
         let owned = Owned { uid, shared: memory.facts.shared };
-        self.tombstones.remove(&name);
         self.people.charge(uid, |totals| totals.add(&memory));
         let committer = self.people.pid_of(member);
-        let entry = self.entries.entry(name.clone()).or_default();
-        entry.last += 1;
-        let number = entry.last;
-        let before = entry.latest.replace(number);
         let named = memory.facts.named();
         let bytes = memory.bytes();
         let version = Version {
@@ -61,42 +54,29 @@ impl Registry {
             notice: None,
             stale: None,
         };
-        entry.versions.insert(number, Box::new(version));
+        let (number, before) = self.names.add(&name, version);
         if let Some(owner) = owner {
             self.people.keep_name(owner, name.clone(), number);
         }
-        match before {
-            Some(before) => self.maybe_unreferenced.push_back((name.clone(), before)),
-            None => {
-                self.people.charge(uid, |totals| totals.names += 1);
-                self.log(named, &name, owned, Change::Created { pid: committer });
-            }
+        if before.is_none() {
+            self.people.charge(uid, |totals| totals.names += 1);
+            self.log(named, &name, owned, Change::Created { pid: committer });
         }
         self.log(named, &name, owned, Change::Committed { version: number, bytes, pid: committer });
         let lease = self.lease_version(member, &name, number, request);
-        if let Some(version) = self.version_mut(&name, number) {
-            version.owner = Some(lease);
-        }
+        self.names.own(&name, number, lease);
         if let Some(claim) = claim {
             self.drop_claim(claim);
         }
         self.grant_waiters(&name, number, out);
-        self.committed_by(lease).ok_or(STALE_LEASE)
-    }
-
-    /// Returns the answer to a commit.
-    pub(super) fn committed_by(&self, lease: LeaseId) -> Option<Granted> {
-        let held = self.version_leases.get(&lease)?;
-        let control = self.version(&held.name, held.version)?.memory.control;
-        let fds = control.iter().flat_map(BlockControl::created).map(|created| created.fd).collect();
-        Some(Granted(Answer::Committed { version: held.version, lease }, fds, Unread::Nothing))
+        self.names.committed_by(lease).ok_or(STALE_LEASE)
     }
 
     /// Refuses a commit whose name, claim or size does not allow it.
     fn check_commit(&self, member: MemberId, commit: &Commit, memory: &Memory) -> Result<(), Refusal> {
         let name = &commit.name;
         if let Some(claim) = commit.claim {
-            let held = self.claims.get(&claim).is_some_and(|c| c.member == member && c.name == *name);
+            let held = self.names.claims().get(&claim).is_some_and(|c| c.member == member && c.name == *name);
             if !held {
                 return Err(STALE_CLAIM);
             }
@@ -106,7 +86,7 @@ impl Registry {
             self.people.check_may_own(owner, uid)?;
         }
         self.check_replaces(member, name)?;
-        let latest = self.entries.get(name).and_then(Entry::latest);
+        let latest = self.names.latest(name);
         // All processes that use a pool by its name must share one pool.
         let alone = commit.if_absent || memory.control.is_some();
         if let Some((version, found)) = latest
@@ -132,7 +112,7 @@ impl Registry {
     /// Opens an existing version, or waits for one that does not exist yet.
     pub(super) fn open(&mut self, member: MemberId, request: RequestId, open: Open) -> Decision {
         let Open { name, version, access, wait } = open;
-        let entry = self.entries.get(&name).filter(|entry| !entry.versions.is_empty());
+        let entry = self.names.entry(&name).filter(|entry| !entry.versions.is_empty());
         let (last, latest) = entry.map_or((0, None), |entry| (entry.last, entry.latest));
         let found = match version {
             None => latest,
@@ -148,7 +128,7 @@ impl Registry {
         match version {
             // The number of a version that is gone is never used again, so waiting would not help.
             Some(version) if entry.is_some() && (version <= last || !wait) => {
-                if self.tombstones.find(&name, Some(version), self.now).is_some() {
+                if self.names.ended(&name, Some(version), self.now).is_some() {
                     return Err(self.not_found(member, name, Some(version)));
                 }
                 let newest = entry.and_then(|entry| entry.versions.last_key_value());
@@ -171,7 +151,7 @@ impl Registry {
         number: u64,
         access: Access,
     ) -> Decision {
-        let version = self.version(name, number).ok_or(STALE_LEASE)?;
+        let version = self.names.version(name, number).ok_or(STALE_LEASE)?;
         self.people.check_access(member, name, version.owned())?;
         version.check_stale(name, number)?;
         let simulated = self.people.is_simulated(version.uid);
@@ -184,26 +164,7 @@ impl Registry {
         }
         self.people.check_leases(member)?;
         let lease = self.lease_version(member, name, number, request);
-        self.opened(lease).ok_or(STALE_LEASE)
-    }
-
-    /// Returns the answer for a lease.
-    pub(super) fn opened(&self, id: LeaseId) -> Option<Granted> {
-        let lease = self.version_leases.get(&id)?;
-        let version = self.version(&lease.name, lease.version)?;
-        let memory = &version.memory;
-        let opened = Opened {
-            lease: id,
-            name: lease.name.clone(),
-            version: lease.version,
-            facts: memory.facts,
-            uid: version.uid,
-            chunks: memory.chunk_bytes(),
-            handles: memory.handles.clone(),
-            table: memory.table.sent(),
-            growths: version.growths,
-        };
-        Some(Granted(Answer::Opened(opened), memory.fds(), Unread::Nothing))
+        self.names.opened(lease).ok_or(STALE_LEASE)
     }
 
     /// Drops a lease. Dropping the committer's lease of an owned version withdraws the name, unless `leaves_name` is
@@ -218,8 +179,11 @@ impl Registry {
         if self.objects.leases().contains_key(&lease) {
             return self.release_object_lease(member, lease, out);
         }
-        self.version_lease(member, lease)?;
-        if !(leaves_name && self.leave_name(member, lease)) {
+        self.names.held(member, lease)?;
+        let left = if leaves_name { self.names.leave(member, lease) } else { None };
+        if let Some((name, number)) = left {
+            self.people.keep_name(member, name, number);
+        } else {
             self.withdraw_if_owned_by(lease, Ending::Withdrawn, &self.people.ender(member), out);
         }
         // Without its context a process cannot know which of its work still runs. Only its end proves that none does.
@@ -232,24 +196,6 @@ impl Registry {
         Ok(Answer::Done.into())
     }
 
-    /// Makes the member itself keep the name of a version whose committer's lease it gives back. Returns false if the
-    /// lease owns no name, or if that is a name of owned legacy memory: its publisher may free the memory with the
-    /// lease. The publisher of *shared* legacy memory keeps it until the name ends.
-    fn leave_name(&mut self, member: MemberId, lease: LeaseId) -> bool {
-        let Some(held) = self.version_leases.get(&lease) else { return false };
-        let name = held.name.clone();
-        let number = held.version;
-        let Some(entry) = self.entries.get_mut(&name).filter(|entry| entry.latest == Some(number)) else {
-            return false;
-        };
-        let leaves =
-            |version: &&mut Box<Version>| version.ends_with(lease) && !(version.is_legacy() && version.is_owned());
-        let Some(version) = entry.versions.get_mut(&number).filter(leaves) else { return false };
-        version.keeper = Some(member);
-        self.people.keep_name(member, name, number);
-        true
-    }
-
     /// Withdraws all names that a member owns.
     pub(super) fn withdraw_names(&mut self, member: MemberId, ending: Ending, by: &Ender, out: &mut Effects) {
         let Some(record) = self.people.member(member) else { return };
@@ -259,7 +205,7 @@ impl Registry {
             self.withdraw_if_owned_by(lease, ending, by, out);
         }
         for (name, number) in names {
-            if self.entries.get(&name).is_some_and(|entry| entry.latest == Some(number)) {
+            if self.names.is_latest(&name, number) {
                 self.withdraw(&name, ending, by, None, out);
             }
         }
@@ -273,14 +219,14 @@ impl Registry {
         deadline: Option<Deadline>,
         out: &mut Effects,
     ) -> Decision {
-        let entry = self.entries.get(name);
+        let entry = self.names.entry(name);
         let Some(version) = entry.and_then(|entry| entry.latest) else {
             return Err(match entry.and_then(Entry::notice) {
                 Some(notice) => Refusal::Withdrawing { name: name.clone(), notice },
                 None => self.not_found(member, name.clone(), None),
             });
         };
-        if let Some(found) = self.version(name, version) {
+        if let Some(found) = self.names.version(name, version) {
             self.people.check_owner(member, found.uid, || OtherUsers::Remove { name: name.to_string() })?;
         }
         let notice = deadline.map(|deadline| self.begin_withdrawal(member, name, deadline, out));
@@ -300,21 +246,8 @@ impl Registry {
         notice: Option<(WithdrawalId, Notice)>,
         out: &mut Effects,
     ) {
-        let Ender { pid, command } = by.clone();
-        let Some(entry) = self.entries.get_mut(name) else { return };
-        let Some(number) = entry.latest.take() else { return };
-        let Some(latest) = entry.versions.get(&number) else { return };
-        let named = latest.memory.facts.named();
-        let legacy = latest.is_legacy();
-        let owned = latest.owned();
-        let tombstone = Tombstone { ending, version: number, pid, command, at: self.now, legacy, owned };
-        self.tombstones.put(name, tombstone);
-        for (number, version) in &mut entry.versions {
-            if !std::mem::replace(&mut version.withdrawn, true) {
-                version.notice = notice;
-            }
-            self.maybe_unreferenced.push_back((name.clone(), *number));
-        }
+        let Some((named, owned)) = self.names.withdraw(name, (ending, by, self.now), notice) else { return };
+        let pid = by.pid;
         let change = match ending {
             Ending::OwnerDied => Change::OwnerDied { pid },
             Ending::DeviceLost(place) => Change::DeviceLost { place },
@@ -331,127 +264,62 @@ impl Registry {
     /// Withdraws what the committer's lease owns: the name if this is its latest version; or an older version of legacy
     /// memory, because its publisher may free that memory from now on.
     pub(super) fn withdraw_if_owned_by(&mut self, lease: LeaseId, ending: Ending, by: &Ender, out: &mut Effects) {
-        let Some(held) = self.version_leases.get(&lease) else { return };
-        let name = held.name.clone();
-        let number = held.version;
-        let Some(entry) = self.entries.get_mut(&name) else { return };
-        let is_latest = entry.latest == Some(number);
-        let ends = |version: &&mut Box<Version>| version.ends_with(lease);
-        let Some(version) = entry.versions.get_mut(&number).filter(ends) else { return };
-        if is_latest {
+        let Some((name, number)) = self.names.owned_by(lease) else { return };
+        if self.names.is_latest(&name, number) {
             self.withdraw(&name, ending, by, None, out);
-        } else if version.is_legacy() {
-            version.withdrawn = true;
+        } else if self.names.withdraw_old(&name, number) {
             self.notify_withdrawn(&name, out);
         }
     }
 
     /// Gives `member` a lease on a version that exists.
     fn lease_version(&mut self, member: MemberId, name: &Name, version: u64, origin: RequestId) -> LeaseId {
-        let mut bytes = 0;
-        if let Some(found) = self.version_mut(name, version) {
-            if found.holders.add(member) {
-                bytes = found.memory.bytes();
-            }
-        }
-        let id = self.people.lease_version(member, bytes);
-        self.version_leases
-            .insert(id, VersionLease { member, name: name.clone(), version, origin, awaited_by: Vec::new() });
+        let id = self.people.lease_version(member);
+        let bytes = self.names.lease(id, member, name, version, origin);
+        self.people.grow(member, bytes);
         id
     }
 
     /// Ends a lease and refuses the requests that wait by it. Returns the control memory in which the member's blocks
     /// have to be returned.
     pub(super) fn drop_version_lease(&mut self, id: LeaseId, out: &mut Effects) -> Option<BlockControl> {
-        let lease = self.version_leases.remove(&id)?;
+        let lease = self.names.drop_lease(id)?;
         for ticket in &lease.awaited_by {
             self.conclude(lease.member, *ticket, Err(STALE_LEASE), out);
         }
-        let mut bytes = 0;
-        let mut owned = false;
-        let mut control = None;
-        let mut is_last = false;
-        if let Some(version) = self.version_mut(&lease.name, lease.version) {
-            owned = version.owner.take_if(|owner| *owner == id).is_some();
-            if version.holders.remove(lease.member) {
-                bytes = version.memory.bytes();
-                control = version.memory.control;
-            }
-            is_last = version.holders.is_empty() && version.memory.facts.lifetime == Lifetime::Shared;
-        }
+        let Dropped { owned, is_last, bytes, control } = self.names.let_go(id, &lease).unwrap_or_default();
         self.people.drop_version_lease(lease.member, id, bytes);
         if owned {
             self.notify_last_length(&lease.name, lease.version, out);
         }
-        if is_last && self.entries.get(&lease.name).is_some_and(|entry| entry.latest == Some(lease.version)) {
+        if is_last {
             self.withdraw(&lease.name, Ending::Unused, &self.people.ender(lease.member), None, out);
         }
-        let control = control.filter(|_| self.is_needed(&lease.name, lease.version));
-        self.maybe_unreferenced.push_back((lease.name, lease.version));
+        let control = control.filter(|_| self.names.is_needed(&lease.name, lease.version));
+        self.names.mark_unreferenced(lease.name, lease.version);
         control
     }
 
-    /// Returns whether a version is its name's latest or has leases.
-    fn is_needed(&self, name: &Name, number: u64) -> bool {
-        self.entries.get(name).is_some_and(|entry| {
-            entry.latest == Some(number) || entry.versions.get(&number).is_some_and(|version| version.is_held())
-        })
-    }
-
-    /// Releases the memory of versions that lost their last reference, and removes empty entries. Both happen only
-    /// here: code that drops a reference puts the version into `maybe_unreferenced`.
+    /// Releases the memory of versions that lost their last reference.
     pub(super) fn drop_unreferenced(&mut self, out: &mut Effects) {
-        // A queue that goes takes its attachments with it.
-        while let Some((name, number)) = self.maybe_unreferenced.pop_front() {
-            let is_needed = self.is_needed(&name, number);
-            let mut attached = Attached::default();
-            let mut notice = None;
-            let mut discharged = None;
-            let Some(entry) = self.entries.get_mut(&name) else { continue };
-            if !is_needed && let Some(version) = entry.versions.remove(&number) {
-                if let Some(keeper) = version.keeper {
-                    self.people.drop_name(keeper, &name, number);
-                }
-                notice = version.notice;
-                let named = version.memory.facts.named();
-                let bytes = version.memory.held_bytes();
-                let owned = version.owned();
-                let pending = PendingVersion { name: name.clone(), version: number, named, bytes, owned };
-                self.closing.release(pending);
-                discharged = Some((version.uid, Arc::clone(&version.memory)));
-                let fds = version.memory.fds();
-                if !fds.is_empty() {
-                    out.push(Effect::Close(fds));
-                }
-                attached = version.attached;
+        while let Some((name, number, version)) = self.names.take_unreferenced() {
+            let memory = &version.memory;
+            if let Some(keeper) = version.keeper {
+                self.people.drop_name(keeper, &name, number);
             }
-            if entry.versions.is_empty() {
-                entry.last = 0;
+            self.people.charge(version.uid, |totals| totals.subtract(memory));
+            let fds = memory.fds();
+            if !fds.is_empty() {
+                out.push(Effect::Close(fds));
             }
-            if entry.is_empty() {
-                self.entries.remove(&name);
-            }
-            if let Some((uid, memory)) = discharged {
-                self.people.charge(uid, |totals| totals.subtract(&memory));
-            }
-            if let Some((id, _)) = notice {
-                self.forget_withdrawal_without_versions(id);
-            }
-            let queue = (name, number);
-            for Attachment { name, version, .. } in attached.segments.into_values() {
-                self.let_segment_go(&queue, name, version);
-            }
+            let (named, bytes, owned) = (memory.facts.named(), memory.held_bytes(), version.owned());
+            self.closing.release(PendingVersion { name, version: number, named, bytes, owned });
         }
-    }
-
-    /// Has [`Registry::drop_unreferenced`] check whether an entry is empty.
-    pub(super) fn mark_unreferenced(&mut self, name: Name) {
-        self.maybe_unreferenced.push_back((name, 0));
     }
 
     /// Returns the refusal of a request for a segment, pool, topic or queue that does not exist.
     pub(super) fn not_found(&self, member: MemberId, name: Name, version: Option<u64>) -> Refusal {
-        let ended = self.tombstones.find(&name, version, self.now);
+        let ended = self.names.ended(&name, version, self.now);
         let ended = ended.filter(|tombstone| self.people.sees(member, tombstone.owned));
         match ended {
             Some(tombstone) if tombstone.legacy || matches!(tombstone.ending, Ending::DeviceLost(_)) => {
@@ -460,7 +328,7 @@ impl Registry {
             _ => {
                 let near = match ended {
                     Some(_) => Vec::new(),
-                    None => near(&self.entries, &name, |entry| {
+                    None => near(self.names.entries(), &name, |entry| {
                         entry.latest().is_some_and(|(_, version)| self.people.sees(member, version.owned()))
                     }),
                 };
@@ -476,7 +344,7 @@ impl Registry {
 
     /// Returns the kinds of all objects with this name that a member sees.
     pub(super) fn kinds_of(&self, member: MemberId, name: &Name) -> Vec<Named> {
-        let latest = self.entries.get(name).and_then(Entry::latest);
+        let latest = self.names.latest(name);
         let segment = latest.map(|(_, version)| (version.memory.facts.named(), version.owned()));
         let timeline = self.objects.timelines().get(name).map(|timeline| (Named::Timeline, timeline.owned));
         let semaphore = self.objects.semaphores().get(name).map(|semaphore| (Named::Semaphore, semaphore.owned));
@@ -488,21 +356,8 @@ impl Registry {
     pub(super) fn versions_of(&self, member: MemberId) -> impl Iterator<Item = (LeaseId, &Version)> {
         let leases = self.people.member(member).into_iter().flat_map(|record| &record.version_leases);
         leases.filter_map(|id| {
-            let lease = self.version_leases.get(id)?;
-            Some((*id, self.version(&lease.name, lease.version)?))
+            let lease = self.names.leases().get(id)?;
+            Some((*id, self.names.version(&lease.name, lease.version)?))
         })
-    }
-
-    pub(super) fn version(&self, name: &Name, number: u64) -> Option<&Version> {
-        self.entries.get(name)?.versions.get(&number).map(Box::as_ref)
-    }
-
-    pub(super) fn version_mut(&mut self, name: &Name, number: u64) -> Option<&mut Version> {
-        self.entries.get_mut(name)?.versions.get_mut(&number).map(Box::as_mut)
-    }
-
-    /// Returns a member's lease on a version.
-    pub(super) fn version_lease(&self, member: MemberId, lease: LeaseId) -> Result<&VersionLease, Refusal> {
-        self.version_leases.get(&lease).filter(|held| held.member == member).ok_or(STALE_LEASE)
     }
 }

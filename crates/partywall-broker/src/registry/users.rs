@@ -11,23 +11,10 @@ use partywall_wire::OpenedTimeline;
 use super::{
     Answer, Registry,
     effect::{Audited, Effect, Outcome},
+    names::{Entry, Version},
     people::Owned,
-    state::{Entry, Version},
     types::{MemberId, Name, OtherUsers, Refusal},
 };
-
-impl Version {
-    pub(super) fn owned(&self) -> Owned {
-        Owned { uid: self.uid, shared: self.memory.facts.shared }
-    }
-}
-
-impl Entry {
-    /// Returns the user to which the name belongs, if it has a version that can be opened.
-    fn owner(&self) -> Option<u32> {
-        self.latest().map(|(_, version)| version.uid)
-    }
-}
 
 impl Registry {
     /// Refuses to create a name under one of another user.
@@ -51,7 +38,7 @@ impl Registry {
     ) -> Result<(), Refusal> {
         for (end, _) in name.as_str().match_indices('/') {
             let above = &name.as_str()[..end];
-            let entry = self.entries.get(above).filter(|entry| !is_allowed(entry));
+            let entry = self.names.entries().get(above).filter(|entry| !is_allowed(entry));
             if let Some(owner) = entry.and_then(Entry::owner) {
                 self.people.check_owner(member, owner, || OtherUsers::Create { name: above.to_owned() })?;
             }
@@ -78,7 +65,7 @@ impl Registry {
 
     /// Refuses to replace a name of another user.
     pub(super) fn check_replaces(&self, member: MemberId, name: &Name) -> Result<(), Refusal> {
-        match self.entries.get(name).and_then(Entry::owner) {
+        match self.names.entry(name).and_then(Entry::owner) {
             Some(owner) => self.people.check_owner(member, owner, || OtherUsers::Create { name: name.to_string() }),
             None => self.check_new_name(member, name),
         }
@@ -86,8 +73,10 @@ impl Registry {
 
     /// Returns whether a user has memory that a driver has allocated.
     pub(super) fn has_driver_memory(&self, uid: u32) -> bool {
-        let versions = self.entries.values().flat_map(|entry| entry.versions.values());
-        versions.filter(|version| version.uid == uid).any(|version| version.memory.facts.place.needs_driver())
+        self.names
+            .versions()
+            .filter(|version| version.uid == uid)
+            .any(|version| version.memory.facts.place.needs_driver())
     }
 
     /// Returns the audit lines for the outcome of a request: what a member got of another user, or was refused because
@@ -108,7 +97,7 @@ impl Registry {
                 vec![Effect::Audit(Audited::Quota { uid, pid, limit: *limit, allowed: *allowed, needed: *needed })]
             }
             Ok(Answer::Opened(found)) => {
-                let version = self.version(&found.name, found.version);
+                let version = self.names.version(&found.name, found.version);
                 version.and_then(|version| opened(&found.name, version.owned())).into_iter().collect()
             }
             Ok(Answer::Timeline(OpenedTimeline { lease, .. }) | Answer::Semaphore { lease, .. }) => {

@@ -7,8 +7,8 @@
 use super::{
     Answer, Registry,
     effect::{Decision, Effect, Effects, split},
+    names::{Wait, Want},
     people::Waiting,
-    state::{Wait, Want},
     types::{Access, ClaimId, LeaseId, MemberId, Name, RequestId, STALE_LEASE, STALE_TICKET},
 };
 
@@ -16,7 +16,7 @@ impl Registry {
     /// Makes a request wait.
     pub(super) fn wait(&mut self, member: MemberId, ticket: RequestId, name: &Name, want: Want) -> Decision {
         let id = self.people.enlist(member, ticket, Waiting::For(name.clone()))?;
-        self.entries.entry(name.clone()).or_default().waits.insert(id, Wait { member, ticket, want });
+        self.names.add_wait(name, id, Wait { member, ticket, want });
         Ok(Answer::Pending.into())
     }
 
@@ -31,9 +31,9 @@ impl Registry {
     pub(super) fn give_up(&mut self, member: MemberId, request: RequestId, out: &mut Effects) -> Decision {
         self.end_wait(member, request);
         let Some(record) = self.people.member(member) else { return Ok(Answer::Done.into()) };
-        let made = |id: &&ClaimId| self.claims.get(id).is_some_and(|claim| claim.origin == request);
+        let made = |id: &&ClaimId| self.names.claims().get(id).is_some_and(|claim| claim.origin == request);
         let claim = record.claims.iter().find(made).copied();
-        let made = |id: &&LeaseId| self.version_leases.get(id).is_some_and(|lease| lease.origin == request);
+        let made = |id: &&LeaseId| self.names.leases().get(id).is_some_and(|lease| lease.origin == request);
         let of_version = record.version_leases.iter().find(made).copied();
         let lease = of_version.or_else(|| self.objects.lease_of(&record.object_leases, request));
         if let Some(claim) = claim {
@@ -47,8 +47,7 @@ impl Registry {
 
     /// Answers as soon as the version behind a lease is withdrawn. A newer version does not count as a withdrawal.
     pub(super) fn await_withdrawal(&mut self, member: MemberId, request: RequestId, id: LeaseId) -> Decision {
-        let lease = self.version_lease(member, id)?;
-        let version = self.version(&lease.name, lease.version).ok_or(STALE_LEASE)?;
+        let (_, version) = self.names.held(member, id)?;
         if version.withdrawn {
             return Ok(version.withdrawn_answer().into());
         }
@@ -57,17 +56,13 @@ impl Registry {
 
     /// Makes a request wait for a change of the version behind a lease, for as long as the lease exists.
     pub(super) fn wait_by(&mut self, member: MemberId, request: RequestId, id: LeaseId, want: Want) -> Decision {
-        let name = self.version_leases.get(&id).ok_or(STALE_LEASE)?.name.clone();
-        let pending = self.wait(member, request, &name, want)?;
-        if let Some(lease) = self.version_leases.get_mut(&id) {
-            lease.awaited_by.push(request);
-        }
-        Ok(pending)
+        let name = self.names.leases().get(&id).ok_or(STALE_LEASE)?.name.clone();
+        self.wait(member, request, &name, want)
     }
 
     /// Grants the version `number`, which has just become the latest, to all requests that wait for it.
     pub(super) fn grant_waiters(&mut self, name: &Name, number: u64, out: &mut Effects) {
-        let Some(entry) = self.entries.get(name) else { return };
+        let Some(entry) = self.names.entry(name) else { return };
         let waiting = entry.waits.values().filter_map(|wait| match wait.want {
             Want::Open { version, access } => {
                 version.is_none_or(|v| v == number).then_some((wait.member, wait.ticket, access))
@@ -83,10 +78,10 @@ impl Registry {
 
     /// Completes the requests that wait for the withdrawal of a name, or of a version of it.
     pub(super) fn notify_withdrawn(&mut self, name: &Name, out: &mut Effects) {
-        let Some(entry) = self.entries.get(name) else { return };
+        let Some(entry) = self.names.entry(name) else { return };
         let withdrawn = |wait: &Wait| {
             let Want::Withdrawal(lease) = wait.want else { return None };
-            let version = entry.versions.get(&self.version_leases.get(&lease)?.version)?;
+            let version = entry.versions.get(&self.names.leases().get(&lease)?.version)?;
             version.withdrawn.then(|| (wait.member, wait.ticket, version.withdrawn_answer()))
         };
         for (member, ticket, answer) in entry.waits.values().filter_map(withdrawn).collect::<Vec<_>>() {
@@ -120,13 +115,6 @@ impl Registry {
             Waiting::For(name) => name,
             Waiting::Watching => return self.watchers.remove(&id).map(drop),
         };
-        let wait = self.entries.get_mut(&name)?.waits.remove(&id)?;
-        if let Want::Withdrawal(lease) | Want::Growth(lease) = wait.want
-            && let Some(lease) = self.version_leases.get_mut(&lease)
-        {
-            lease.awaited_by.retain(|awaiting| *awaiting != ticket);
-        }
-        self.mark_unreferenced(name);
-        Some(())
+        self.names.drop_wait(name, id)
     }
 }

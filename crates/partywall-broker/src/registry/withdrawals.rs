@@ -6,68 +6,14 @@
 //!
 //! The registry has no clock: an effect asks the server for the event of the deadline, as for the end of a quarantine.
 
-use std::collections::BTreeSet;
-
-use serde::{Deserialize, Serialize};
-
 use super::{
-    Answer, Registry,
+    Registry,
     effect::{Effect, Effects},
+    names::{Version, Withdrawal},
     pages::count,
-    people::{Ender, Life, Owned},
-    state::{Entry, Version},
-    types::{
-        Change, Deadline, LeaseId, MemberId, Millis, Name, Named, Notice, Refusal, Staleness, Then, TimelineEnding,
-        WithdrawalId,
-    },
+    people::{Life, Owned},
+    types::{Change, Deadline, LeaseId, MemberId, Name, Notice, Staleness, Then, TimelineEnding, WithdrawalId},
 };
-
-/// A withdrawal whose deadline has not passed.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Withdrawal {
-    pub(super) name: Name,
-    /// The member that withdrew the name. It is not evicted at the deadline, and may have left.
-    by: MemberId,
-    ender: Ender,
-    /// The user to which the name belonged.
-    owned: Owned,
-    notice: Notice,
-}
-
-impl Withdrawal {
-    pub(super) fn until(&self) -> Millis {
-        self.notice.until
-    }
-}
-
-impl Version {
-    /// Returns whether the version belongs to a withdrawal.
-    pub(super) fn is_part_of(&self, id: WithdrawalId) -> bool {
-        self.notice.is_some_and(|(of, _)| of == id)
-    }
-
-    /// Returns the answer to a reader that waits for its withdrawal.
-    pub(super) fn withdrawn_answer(&self) -> Answer {
-        Answer::Withdrawn { notice: self.notice.map(|(_, notice)| notice) }
-    }
-
-    /// Refuses a further view if the version is stale.
-    pub(super) fn check_stale(&self, name: &Name, version: u64) -> Result<(), Refusal> {
-        let name = || name.clone();
-        match self.stale {
-            Some(Staleness::Withdrawn(notice)) => Err(Refusal::Withdrawn { name: name(), version, notice }),
-            Some(Staleness::DeviceLost(place)) => Err(Refusal::DeviceLost { name: name(), version, place }),
-            Some(_) | None => Ok(()),
-        }
-    }
-}
-
-impl Entry {
-    /// Returns the notice of the latest withdrawal with a deadline that still has a version.
-    pub(super) fn notice(&self) -> Option<Notice> {
-        self.versions.values().rev().find_map(|version| version.notice).map(|(_, notice)| notice)
-    }
-}
 
 impl Registry {
     /// Sets a deadline. The caller withdraws the versions in the same event.
@@ -78,45 +24,25 @@ impl Registry {
         deadline: Deadline,
         out: &mut Effects,
     ) -> (WithdrawalId, Notice) {
-        self.last_withdrawal += 1;
-        let id = WithdrawalId(self.last_withdrawal);
         let ender = self.people.ender(by);
         let Deadline { after, then } = deadline;
         let notice = Notice { pid: ender.pid, at: self.now, until: self.now.saturating_add(after), then };
-        let owned = self.entries.get(name).and_then(Entry::latest).map(|(_, version)| version.owned());
+        let owned = self.names.latest(name).map(|(_, version)| version.owned());
         let owned = owned.unwrap_or(Owned { uid: self.people.uid_of(by), shared: false });
-        self.withdrawals.insert(id, Withdrawal { name: name.clone(), by, ender, owned, notice });
+        let id = self.names.begin_withdrawal(Withdrawal { name: name.clone(), by, ender, owned, notice });
         out.push(Effect::AwaitDeadline { id, after });
         (id, notice)
     }
 
     /// Returns whether a withdrawal still waits for its deadline.
     pub(crate) fn awaits(&self, id: WithdrawalId) -> bool {
-        self.withdrawals.contains_key(&id)
-    }
-
-    /// Forgets a withdrawal if none of its versions is left.
-    pub(super) fn forget_withdrawal_without_versions(&mut self, id: WithdrawalId) {
-        let Some(withdrawal) = self.withdrawals.get(&id) else { return };
-        let entry = self.entries.get(&withdrawal.name);
-        if !entry.is_some_and(|entry| entry.versions.values().any(|version| version.is_part_of(id))) {
-            self.withdrawals.remove(&id);
-        }
+        self.names.withdrawals().contains_key(&id)
     }
 
     /// Applies the policy of a withdrawal to its readers.
     pub(super) fn deadline_passed(&mut self, id: WithdrawalId, out: &mut Effects) {
-        let Some(Withdrawal { name, by, ender, owned, notice }) = self.withdrawals.remove(&id) else { return };
-        let Some(entry) = self.entries.get_mut(&name) else { return };
-        let mut named = Named::Segment;
-        let mut readers = BTreeSet::new();
-        for version in entry.versions.values_mut().filter(|version| version.is_part_of(id)) {
-            named = version.memory.facts.named();
-            if notice.then != Then::Wait {
-                version.stale.get_or_insert(Staleness::Withdrawn(notice));
-            }
-            readers.extend(version.holders.keys().copied());
-        }
+        let Some((withdrawal, named, readers)) = self.names.end_withdrawal(id) else { return };
+        let Withdrawal { name, by, ender, owned, notice } = withdrawal;
         let left = count(readers.len() as u64);
         self.log(named, &name, owned, Change::DeadlinePassed { then: notice.then, readers: left });
         let mut evicted = Vec::new();

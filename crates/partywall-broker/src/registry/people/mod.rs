@@ -105,11 +105,10 @@ impl People {
         });
     }
 
-    /// Gives a member a lease on a version, by which it has `bytes` more bytes open.
-    pub(crate) fn lease_version(&mut self, id: MemberId, bytes: u64) -> LeaseId {
+    /// Gives a member a lease on a version.
+    pub(crate) fn lease_version(&mut self, id: MemberId) -> LeaseId {
         let lease = self.new_lease(id);
         self.change(id, |record| _ = record.version_leases.insert(lease));
-        self.grow(id, bytes);
         lease
     }
 
@@ -122,7 +121,7 @@ impl People {
         });
     }
 
-    /// Records that a version which a member has open has become longer.
+    /// Records that a member has more bytes open.
     pub(crate) fn grow(&mut self, id: MemberId, bytes: u64) {
         self.change(id, |record| record.bytes = record.bytes.saturating_add(bytes));
     }

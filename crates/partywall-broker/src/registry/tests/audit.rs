@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::SLAB_BYTES;
 use crate::registry::{
     CloseId, FdId, MemberId, Registry, RequestId,
+    names::Want,
     people::{Holders, Life, Totals, User, Waiting},
-    state::Want,
     types::{ControlMemory, LeaseId, Lifetime, Named},
 };
 
@@ -17,7 +17,7 @@ pub(super) fn audit(
     pending: &BTreeSet<(MemberId, RequestId)>,
     unclosed: &BTreeSet<CloseId>,
 ) {
-    assert!(registry.maybe_unreferenced.is_empty());
+    assert!(registry.names.is_settled());
     let held_back = registry.closing.audit(unclosed);
     let mut totals = Totals::default();
     let mut users = BTreeMap::<u32, User>::new();
@@ -25,7 +25,7 @@ pub(super) fn audit(
     let mut waiting = BTreeSet::new();
     let mut claims = BTreeSet::new();
     let mut noticed = BTreeSet::new();
-    for (name, entry) in &registry.entries {
+    for (name, entry) in registry.names.entries() {
         assert!(!entry.is_empty(), "{name} holds nothing");
         assert!(entry.latest.is_none_or(|latest| entry.versions.contains_key(&latest) && latest == entry.last));
         totals.names += u64::from(entry.latest.is_some());
@@ -39,13 +39,13 @@ pub(super) fn audit(
             assert!((1..=entry.last).contains(number));
             assert!(entry.latest == Some(*number) || version.all_leases() > 0, "{name}@{number} has no holder");
             for (attachment, held) in &version.attached.segments {
-                let segment = &registry.entries[&held.name].versions[&held.version];
+                let segment = &registry.names.entries()[&held.name].versions[&held.version];
                 assert_eq!(segment.queues[&(name.clone(), *number)], *attachment);
                 assert!(version.memory.facts.named() == Named::Queue);
                 assert!(segment.memory.control.is_none() && !segment.is_legacy());
             }
             for ((queue, of), attachment) in &version.queues {
-                let held = &registry.entries[queue].versions[of].attached.segments[attachment];
+                let held = &registry.names.entries()[queue].versions[of].attached.segments[attachment];
                 assert_eq!((&held.name, held.version), (name, *number));
             }
             assert!(entry.latest != Some(*number) || !version.withdrawn);
@@ -61,11 +61,11 @@ pub(super) fn audit(
             let memory = &version.memory;
             assert!(version.growths == 0 || (memory.facts.mutable && memory.bytes() <= memory.facts.reserved));
             if let Some(owner) = version.owner {
-                let lease = registry.version_leases.get(&owner).expect("a lease that is given back owns nothing");
+                let lease = registry.names.leases().get(&owner).expect("a lease that is given back owns nothing");
                 assert!(lease.name == *name && lease.version == *number);
             }
             let mut holders = Holders::default();
-            for lease in registry.version_leases.values().filter(|l| l.name == *name && l.version == *number) {
+            for lease in registry.names.leases().values().filter(|l| l.name == *name && l.version == *number) {
                 holders.add(lease.member);
             }
             assert_eq!(version.holders, holders);
@@ -79,7 +79,7 @@ pub(super) fn audit(
             }
         }
         if let Some(claim) = entry.claim {
-            assert_eq!(registry.claims[&claim].name, *name);
+            assert_eq!(registry.names.claims()[&claim].name, *name);
             claims.insert(claim);
         }
         for (id, wait) in &entry.waits {
@@ -90,13 +90,13 @@ pub(super) fn audit(
                 Want::Open { version: Some(version), .. } => assert!(version > entry.last),
                 Want::Build => assert!(entry.latest.is_none() && entry.claim.is_some()),
                 Want::Withdrawal(lease) => {
-                    let lease = &registry.version_leases[&lease];
+                    let lease = &registry.names.leases()[&lease];
                     assert!(lease.member == wait.member && lease.name == *name);
                     assert!(lease.awaited_by.contains(&wait.ticket));
                     assert!(!entry.versions[&lease.version].withdrawn);
                 }
                 Want::Growth(lease) => {
-                    let lease = &registry.version_leases[&lease];
+                    let lease = &registry.names.leases()[&lease];
                     assert!(lease.member == wait.member && lease.name == *name);
                     assert!(lease.awaited_by.contains(&wait.ticket));
                     let version = &entry.versions[&lease.version];
@@ -122,11 +122,14 @@ pub(super) fn audit(
         assert!(waiting.insert((watcher.member, watcher.ticket)));
         assert_eq!(registry.people.members()[&watcher.member].waits[&watcher.ticket], (*id, Waiting::Watching));
     }
-    assert!(registry.withdrawals.keys().all(|id| noticed.contains(id)), "a withdrawal ends with its last version");
+    assert!(
+        registry.names.withdrawals().keys().all(|id| noticed.contains(id)),
+        "a withdrawal ends with its last version"
+    );
     for timeline in registry.objects.timelines().values() {
         users.entry(timeline.owned.uid).or_default().timelines += 1;
     }
-    for claim in registry.claims.values() {
+    for claim in registry.names.claims().values() {
         users.entry(registry.people.uid_of(claim.member)).or_default().claims += 1;
     }
     for (id, member) in registry.people.members() {
@@ -147,7 +150,7 @@ pub(super) fn audit(
     fds.extend(held_back);
     assert_eq!(fds, *open_fds, "file descriptors in versions and control memory, and those that the server holds");
     assert_eq!(waiting, *pending, "requests that wait, and requests that were answered with `Pending`");
-    assert_eq!(registry.claims.keys().copied().collect::<BTreeSet<_>>(), claims, "one claim per name");
+    assert_eq!(registry.names.claims().keys().copied().collect::<BTreeSet<_>>(), claims, "one claim per name");
 
     let rows: BTreeSet<_> = registry.people.members().values().map(|member| member.row).collect();
     assert_eq!(rows.len(), registry.people.members().len(), "one row per member");
@@ -158,8 +161,8 @@ pub(super) fn audit(
         leases += member.version_leases.len();
         claimed += member.claims.len();
         waits += member.waits.len();
-        assert!(member.version_leases.iter().all(|lease| registry.version_leases[lease].member == *id));
-        assert!(member.claims.iter().all(|claim| registry.claims[claim].member == *id));
+        assert!(member.version_leases.iter().all(|lease| registry.names.leases()[lease].member == *id));
+        assert!(member.claims.iter().all(|claim| registry.names.claims()[claim].member == *id));
         assert!(
             !matches!(member.life, Life::Suspect | Life::Unproven) || member.waits.is_empty(),
             "a member without a connection waits for nothing"
@@ -169,13 +172,13 @@ pub(super) fn audit(
             assert!(member.doubt().is_some() && member.claims.is_empty());
         }
         let owns = |lease: &LeaseId| {
-            let held = &registry.version_leases[lease];
-            let version = &registry.entries[&held.name].versions[&held.version];
+            let held = &registry.names.leases()[lease];
+            let version = &registry.names.entries()[&held.name].versions[&held.version];
             version.ends_with(*lease) && !version.withdrawn
         };
         let is_latest = |lease: &LeaseId| {
-            let held = &registry.version_leases[lease];
-            registry.entries[&held.name].latest == Some(held.version)
+            let held = &registry.names.leases()[lease];
+            registry.names.entries()[&held.name].latest == Some(held.version)
         };
         if member.eviction.is_some() || member.life == Life::Unproven {
             assert!(
@@ -186,16 +189,17 @@ pub(super) fn audit(
         let held: BTreeMap<_, _> = member
             .version_leases
             .iter()
-            .map(|lease| &registry.version_leases[lease])
-            .map(|l| ((&l.name, l.version), registry.entries[&l.name].versions[&l.version].memory.bytes()))
+            .map(|lease| &registry.names.leases()[lease])
+            .map(|l| ((&l.name, l.version), registry.names.entries()[&l.name].versions[&l.version].memory.bytes()))
             .collect();
         assert_eq!(member.bytes, held.values().sum::<u64>());
     }
     // Every lease, claim and wait belongs to a member, because the numbers agree.
-    assert_eq!((leases, claimed, waits), (registry.version_leases.len(), registry.claims.len(), waiting.len()));
-    let awaited: usize = registry.version_leases.values().map(|lease| lease.awaited_by.len()).sum();
+    assert_eq!((leases, claimed, waits), (registry.names.leases().len(), registry.names.claims().len(), waiting.len()));
+    let awaited: usize = registry.names.leases().values().map(|lease| lease.awaited_by.len()).sum();
     let awaiting = registry
-        .entries
+        .names
+        .entries()
         .values()
         .flat_map(|e| e.waits.values())
         .filter(|w| matches!(w.want, Want::Withdrawal(_) | Want::Growth(_)));

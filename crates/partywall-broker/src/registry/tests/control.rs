@@ -18,7 +18,7 @@ pub(super) fn audit(registry: &Registry, live_cells: &BTreeSet<CellAt>) {
     let mut semaphores = BTreeMap::<&Name, Holders>::new();
     for (id, hold) in registry.objects.leases() {
         assert!(registry.people.members()[&hold.member].object_leases.contains(id), "lease {id} has no holder");
-        assert!(!registry.version_leases.contains_key(id), "lease {id} is on two things");
+        assert!(!registry.names.leases().contains_key(id), "lease {id} is on two things");
         let holders = match &hold.object {
             LeasedObject::Timeline { name, cells } => {
                 assert!(!cells.is_empty() && cells.iter().collect::<BTreeSet<_>>().len() == cells.len());

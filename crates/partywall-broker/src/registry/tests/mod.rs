@@ -478,7 +478,7 @@ impl Watched {
 
     /// Returns what an answer has opened, with its memory.
     fn seen(&self, opened: Opened) -> Seen {
-        let memory = Arc::clone(&self.registry.version(&opened.name, opened.version).unwrap().memory);
+        let memory = Arc::clone(&self.registry.names.version(&opened.name, opened.version).unwrap().memory);
         Seen { opened, memory }
     }
 

@@ -4,8 +4,8 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use super::{model_objects::Objects, *};
 use crate::registry::{
+    names::Tombstone,
     people::Life,
-    tombstones::Tombstone,
     types::{Doubt, Notice, Refusal, Staleness, WithdrawalId},
     watch::Happening,
 };

@@ -5,8 +5,8 @@ use super::{
     *,
 };
 use crate::registry::{
+    names::{REMEMBERED, Tombstone},
     people::{Life, Owned},
-    tombstones::{REMEMBERED, Tombstone},
     types::{Notice, Refusal, Staleness, Then, WithdrawalId},
 };
 

@@ -9,8 +9,8 @@ use super::{
     *,
 };
 use crate::registry::{
+    names::REMEMBERED,
     people::Life,
-    tombstones::REMEMBERED,
     types::{BlockControl, Deadline, Refusal, Then, Whom},
 };
 
@@ -652,7 +652,9 @@ impl Run {
         self.watched.restart();
         let registry = &self.watched.registry;
         assert!(
-            registry.version_leases.is_empty() && registry.claims.is_empty() && registry.objects.leases().is_empty()
+            registry.names.leases().is_empty()
+                && registry.names.claims().is_empty()
+                && registry.objects.leases().is_empty()
         );
     }
 }

@@ -2,7 +2,7 @@
 //! What is said of names that have ended, and memory that ends with its publisher.
 
 use super::*;
-use crate::registry::tombstones::REMEMBERED;
+use crate::registry::names::REMEMBERED;
 
 fn publish(w: &mut Watched, member: MemberId, name: &str) -> (u64, LeaseId) {
     publish_for(w, member, name, Lifetime::Owned)
@@ -142,7 +142,7 @@ fn wait_for_legacy_memory_survives_its_publisher() {
     assert_eq!(w.open(b, "x", None, true), Ok(Answer::Pending));
     assert!(matches!(w.open(c, "x", None, false), Err(Refusal::Ended { .. })));
     publish(&mut w, c, "x");
-    assert_eq!(w.registry.version_leases.len(), 2, "one waiting member has got it");
+    assert_eq!(w.registry.names.leases().len(), 2, "one waiting member has got it");
 }
 
 #[test]

@@ -13,7 +13,7 @@ fn ticket_ends_once() {
     let (ticket, ..) = w.ask(a, open);
     w.commit(b, "x", true);
     assert_eq!(w.ask(a, Call::Cancel { ticket }).1, stale(Handle::Ticket), "its answer is on the way");
-    assert!(w.registry.entries[&name("x")].waits.is_empty());
+    assert!(w.registry.names.entries()[&name("x")].waits.is_empty());
 }
 
 #[test]
@@ -26,11 +26,11 @@ fn dead_members_keep_nothing_and_suspects_lose_only_waits() {
     let _ = w.open(a, "awaited", None, true);
     assert_eq!(w.apply(Event::Suspected { member: a }), []);
     assert_eq!(w.pending.len(), 0);
-    assert_eq!((w.registry.people.members()[&a].version_leases.len(), w.registry.claims.len()), (2, 1));
+    assert_eq!((w.registry.people.members()[&a].version_leases.len(), w.registry.names.claims().len()), (2, 1));
     assert!(w.open(b, "owned", None, false).is_ok());
     w.apply(Event::Died { member: a });
     assert!(not_found(w.open(b, "owned", None, false)));
-    assert!(w.registry.claims.is_empty() && !w.registry.people.members().contains_key(&a));
+    assert!(w.registry.names.claims().is_empty() && !w.registry.people.members().contains_key(&a));
 }
 
 #[test]

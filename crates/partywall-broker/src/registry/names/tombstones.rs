@@ -6,38 +6,38 @@ use std::{collections::BTreeMap, sync::Arc};
 use partywall_wire::NameEnd;
 use serde::{Deserialize, Serialize};
 
-use super::{
+use crate::registry::{
     people::Owned,
     types::{Ending, Millis, Name},
 };
 
 /// The end of a name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Tombstone {
-    pub(super) ending: Ending,
+pub(crate) struct Tombstone {
+    pub(crate) ending: Ending,
     /// The version that was the latest.
-    pub(super) version: u64,
+    pub(crate) version: u64,
     /// The process that ended it: its owner, its remover, the evicting member or its last user.
-    pub(super) pid: u32,
+    pub(crate) pid: u32,
     /// The command line of that process.
-    pub(super) command: Arc<str>,
-    pub(super) at: Millis,
+    pub(crate) command: Arc<str>,
+    pub(crate) at: Millis,
     /// True if its memory was legacy memory, which is gone for all members.
-    pub(super) legacy: bool,
+    pub(crate) legacy: bool,
     /// The user to which the name belonged.
-    pub(super) owned: Owned,
+    pub(crate) owned: Owned,
 }
 
 /// The tombstones of the last minute, at most [`MOST`], of names that do not exist now.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub(super) struct Tombstones {
+pub(crate) struct Tombstones {
     by_name: BTreeMap<Name, (u64, Tombstone)>,
     by_age: BTreeMap<u64, Name>,
     last: u64,
 }
 
 impl Tombstones {
-    pub(super) fn put(&mut self, name: &Name, tombstone: Tombstone) {
+    pub(crate) fn put(&mut self, name: &Name, tombstone: Tombstone) {
         self.remove(name);
         self.last += 1;
         let now = tombstone.at;
@@ -53,14 +53,14 @@ impl Tombstones {
     }
 
     /// Forgets the end of a name that exists again.
-    pub(super) fn remove(&mut self, name: &Name) {
+    pub(crate) fn remove(&mut self, name: &Name) {
         if let Some((age, _)) = self.by_name.remove(name) {
             self.by_age.remove(&age);
         }
     }
 
     /// Returns the end of a name, or of a version of it, that ended less than a minute ago.
-    pub(super) fn find(&self, name: &Name, version: Option<u64>, now: Millis) -> Option<&Tombstone> {
+    pub(crate) fn find(&self, name: &Name, version: Option<u64>, now: Millis) -> Option<&Tombstone> {
         let (_, tombstone) = self.by_name.get(name)?;
         let meant = version.is_none_or(|version| version == tombstone.version);
         (meant && !tombstone.is_old(now)).then_some(tombstone)
@@ -69,7 +69,7 @@ impl Tombstones {
 
 impl Tombstone {
     /// Returns the end as a refused request reports it.
-    pub(super) fn end(&self) -> NameEnd {
+    pub(crate) fn end(&self) -> NameEnd {
         let Self { ending, version, pid, at, .. } = *self;
         NameEnd { version, ending, pid, command: self.command.to_string(), at }
     }
@@ -80,10 +80,10 @@ impl Tombstone {
 }
 
 /// Maximum number of tombstones.
-pub(super) const MOST: usize = 1024;
+pub(crate) const MOST: usize = 1024;
 
 /// How long a tombstone is kept, in milliseconds.
-pub(super) const REMEMBERED: Millis = 60_000;
+pub(crate) const REMEMBERED: Millis = 60_000;
 
 #[cfg(test)]
 mod tests {
