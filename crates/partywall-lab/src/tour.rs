@@ -66,11 +66,11 @@ struct Tour<'a> {
     kills: bool,
     /// True if the machine was described.
     described: bool,
-    reports: Vec<Report>,
+    reports: Vec<LabReport>,
 }
 
 /// What a lab said to programs.
-struct Report {
+struct LabReport {
     lab: &'static str,
     steps: Vec<Value>,
     /// Its last line. `None` if it did not run to its end.
@@ -78,7 +78,7 @@ struct Report {
     simulated: bool,
 }
 
-impl Report {
+impl LabReport {
     fn counts(&self) -> StepCounts {
         let with = |verdict| self.steps.iter().filter(|step| step["verdict"] == verdict).count();
         StepCounts { steps: self.steps.len(), different: with("different"), not_tried: with("not-tried") }
@@ -123,7 +123,7 @@ impl Tour<'_> {
             self.described = true;
             self.describe(&header);
         }
-        let report = Report { lab: lab.name, steps, last, simulated };
+        let report = LabReport { lab: lab.name, steps, last, simulated };
 
         let seconds = began.elapsed().as_secs_f64();
         let counts = report.counts();
@@ -178,7 +178,7 @@ impl Tour<'_> {
         console.line(format!("\n{}", beliefs_heading(simulated)));
         console.table(&["VERDICT", "LAB", "BELIEF"], &rows, &[]);
         let count = |verdict: &str| beliefs.iter().filter(|belief| belief["verdict"] == verdict).count();
-        let counts: StepCounts = self.reports.iter().map(Report::counts).sum();
+        let counts: StepCounts = self.reports.iter().map(LabReport::counts).sum();
         console.line(format!("\n{}", summary(simulated, counts, ["refuted", "true", "open"].map(count))));
         let failed: Vec<_> =
             self.reports.iter().filter(|report| report.last.is_none()).map(|report| report.lab).collect();

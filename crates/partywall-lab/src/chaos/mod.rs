@@ -28,7 +28,7 @@ mod strikes;
 
 use self::{
     history::{History, Progress, Resource, What},
-    plan::Plan,
+    plan::SplitMix,
 };
 use crate::prelude::*;
 

@@ -9,7 +9,7 @@ use super::{
     check::{Check, check},
     history::Record,
     plan::{Action, Strike},
-    strikes::{Limit, Victim},
+    strikes::{ResourceLimit, Victim},
     *,
 };
 use crate::weights::tensors;
@@ -72,8 +72,8 @@ const STRIKES: [(&str, &str, Counts); 8] = [
     ("left without memory", "memory_taken", |what| matches!(what, What::Limited { of: Resource::Memory })),
 ];
 
-/// A member at its place in the population.
-struct Place {
+/// A member of the population.
+struct Individual {
     role: &'static str,
     number: u32,
     peer: Peer,
@@ -82,7 +82,7 @@ struct Place {
     /// When a stopped member continues.
     continues: Option<Instant>,
     outlasted: Option<Outlasted>,
-    limits: Vec<Limit>,
+    limits: Vec<ResourceLimit>,
     /// When it first got no further memory.
     starved: Option<Moment>,
 }
@@ -102,7 +102,7 @@ struct Observer<'a> {
     session: &'a mut Session,
     history: History,
     path: &'a Path,
-    places: Vec<Place>,
+    population: Vec<Individual>,
     started: u32,
     kills: u64,
 }
@@ -149,15 +149,15 @@ fn run(session: &mut Session, order: &Order, history: History, path: &Path) -> R
         Ok(earlier.descriptors == before.descriptors)
     })?;
 
-    let mut observer = Observer { session, history, path, places: Vec::new(), started: 0, kills: 0 };
+    let mut observer = Observer { session, history, path, population: Vec::new(), started: 0, kills: 0 };
     for role in POPULATION {
-        let place = observer.start(role)?;
-        observer.places.push(place);
+        let member = observer.start(role)?;
+        observer.population.push(member);
     }
     // Each message is owed to the spared subscriber, and the topic is not idle while there is the spared publisher.
-    let mut spared = observer.places[SPARED].iter_mut();
-    spared.try_for_each(|place| until(TIMEOUT, MOMENT / 10, || place.has_begun()).map(drop))?;
-    let mut plan = Plan::new(order.seed);
+    let mut spared = observer.population[SPARED].iter_mut();
+    spared.try_for_each(|member| until(TIMEOUT, MOMENT / 10, || member.has_begun()).map(drop))?;
+    let mut plan = SplitMix::new(order.seed);
     let end = Instant::now() + Duration::from_secs(order.duration);
     while Instant::now() < end && order.kills.is_none_or(|kills| observer.kills < kills) {
         observer.strike(plan.next(POPULATION.len()), kills)?;
@@ -210,40 +210,40 @@ fn run(session: &mut Session, order: &Order, history: History, path: &Path) -> R
 }
 
 impl Observer<'_> {
-    fn start(&mut self, role: &'static str) -> Result<Place, Failure> {
+    fn start(&mut self, role: &'static str) -> Result<Individual, Failure> {
         self.started += 1;
         let number = self.started;
         self.history.add_about(number, What::Started { role: role.into() })?;
         let peer = self.session.spawn(role)?;
         peer.say(Job { number, history: self.path.to_owned() })?;
         let limits = Vec::new();
-        Ok(Place { role, number, peer, has_begun: false, continues: None, outlasted: None, limits, starved: None })
+        Ok(Individual { role, number, peer, has_begun: false, continues: None, outlasted: None, limits, starved: None })
     }
 
     /// Kills a member, and starts another one in its place.
     fn replace(&mut self, index: usize) -> Result<(), Failure> {
-        self.history.add_about(self.places[index].number, What::Killed)?;
+        self.history.add_about(self.population[index].number, What::Killed)?;
         self.note_end(index)?;
-        self.places[index].peer.kill();
+        self.population[index].peer.kill();
         self.kills += 1;
-        self.places[index] = self.start(POPULATION[index])?;
+        self.population[index] = self.start(POPULATION[index])?;
         Ok(())
     }
 
     /// Ends what strikes have begun, where its time has come.
     fn relieve(&mut self, now: Instant) -> Result<(), Failure> {
-        for index in 0..self.places.len() {
-            let place = &mut self.places[index];
-            if place.is_outlasted(self.path)? {
+        for index in 0..self.population.len() {
+            let member = &mut self.population[index];
+            if member.is_outlasted(self.path)? {
                 // A member that aborted meanwhile is replaced below.
-                let killed = place.outlasted.take().is_some_and(|outlasted| outlasted.killed);
-                if killed && place.victim().is_some() {
+                let killed = member.outlasted.take().is_some_and(|outlasted| outlasted.killed);
+                if killed && member.victim().is_some() {
                     self.replace(index)?;
                 } else {
-                    place.continues = Some(now);
+                    member.continues = Some(now);
                 }
             }
-            self.places[index].relieve(&self.history, now)?;
+            self.population[index].relieve(&self.history, now)?;
             self.replace_if_aborted(index)?;
         }
         Ok(())
@@ -253,36 +253,36 @@ impl Observer<'_> {
         thread::sleep(strike.pause);
         let now = Instant::now();
         self.relieve(now)?;
-        let index = strike.place;
+        let index = strike.member;
         let is_spared = SPARED.contains(&index);
         match strike.action {
             // What the others do in spite of it is to be seen.
-            action if self.places[index].outlasted.is_some() && action != Action::KillBroker => {}
+            action if self.population[index].outlasted.is_some() && action != Action::KillBroker => {}
             Action::Kill if kills && !is_spared => {
                 self.replace(index)?;
             }
-            Action::Evict { kill } if kills && !is_spared && self.places[index].has_begun()? => {
-                let place = &mut self.places[index];
-                if place.victim().is_some() {
-                    self.history.add_about(place.number, What::Evicted)?;
+            Action::Evict { kill } if kills && !is_spared && self.population[index].has_begun()? => {
+                let member = &mut self.population[index];
+                if member.victim().is_some() {
+                    self.history.add_about(member.number, What::Evicted)?;
                     // Fails for a member that has died meanwhile.
-                    let _ = self.session.domain().evict(place.peer.pid, kill);
+                    let _ = self.session.domain().evict(member.peer.pid, kill);
                     self.replace(index)?;
                 }
             }
-            Action::Outlast { killed } if self.may_be_outlasted(index) && self.places[index].has_begun()? => {
+            Action::Outlast { killed } if self.may_be_outlasted(index) && self.population[index].has_begun()? => {
                 let until = progress(POPULATION[index]);
                 let offset = self.history.len()?;
-                let place = &mut self.places[index];
+                let member = &mut self.population[index];
                 if let Some(until) = until
-                    && let Some(victim) = place.victim()
+                    && let Some(victim) = member.victim()
                 {
                     let since = Moment::now();
-                    self.history.add_at(since, place.number, What::Stopped { until: Some(until) })?;
+                    self.history.add_at(since, member.number, What::Stopped { until: Some(until) })?;
                     victim.signal(Signal::STOP);
-                    place.continues = None;
+                    member.continues = None;
                     let killed = killed && kills && !is_spared;
-                    place.outlasted = Some(Outlasted { began: now, since, until, offset, killed });
+                    member.outlasted = Some(Outlasted { began: now, since, until, offset, killed });
                 }
             }
             Action::KillBroker => {
@@ -291,30 +291,30 @@ impl Observer<'_> {
                 self.session.broker().kill_worker(&domain)?;
             }
             Action::Stop(time) => {
-                let place = &mut self.places[index];
-                if let Some(victim) = place.victim() {
-                    self.history.add_about(place.number, What::Stopped { until: None })?;
+                let member = &mut self.population[index];
+                if let Some(victim) = member.victim() {
+                    self.history.add_about(member.number, What::Stopped { until: None })?;
                     victim.signal(Signal::STOP);
-                    place.continues = Some(now + time);
+                    member.continues = Some(now + time);
                 }
             }
-            Action::CloseSockets if kills && self.places[index].has_begun()? => {
-                let place = &mut self.places[index];
-                if place.victim().is_some_and(Victim::close_sockets) {
-                    self.history.add_about(place.number, What::SocketsClosed)?;
+            Action::CloseSockets if kills && self.population[index].has_begun()? => {
+                let member = &mut self.population[index];
+                if member.victim().is_some_and(Victim::close_sockets) {
+                    self.history.add_about(member.number, What::SocketsClosed)?;
                 }
             }
-            Action::FillDescriptors(time) if kills && self.places[index].has_begun()? => {
-                self.places[index].limit(&self.history, Resource::Descriptors, time)?;
+            Action::FillDescriptors(time) if kills && self.population[index].has_begun()? => {
+                self.population[index].limit(&self.history, Resource::Descriptors, time)?;
             }
             // A driver without address space may never return.
             Action::TakeMemory(time)
                 if kills
                     && !is_spared
                     && self.session.place == partywall::Place::Host
-                    && self.places[index].has_begun()? =>
+                    && self.population[index].has_begun()? =>
             {
-                self.places[index].limit(&self.history, Resource::Memory, time)?;
+                self.population[index].limit(&self.history, Resource::Memory, time)?;
             }
             Action::Kill
             | Action::Evict { .. }
@@ -334,19 +334,19 @@ impl Observer<'_> {
         if role == "publisher" && matches!(self.session.place, partywall::Place::Gpu(_)) {
             return false;
         }
-        let stopped = self.places.iter().filter(|place| place.role == role && place.outlasted.is_some()).count();
+        let stopped = self.population.iter().filter(|member| member.role == role && member.outlasted.is_some()).count();
         stopped < if role == "publisher" { 2 } else { 1 }
     }
 
     /// Replaces a member that could not continue without memory. It counts as killed since it got no more of it.
     fn replace_if_aborted(&mut self, index: usize) -> Result<(), Failure> {
-        let place = &mut self.places[index];
-        if let Some(starved) = place.starved
-            && place.peer.ending().is_some_and(|ending| matches!(ending.signal(), Some(ABORTED | NO_STACK)))
+        let member = &mut self.population[index];
+        if let Some(starved) = member.starved
+            && member.peer.ending().is_some_and(|ending| matches!(ending.signal(), Some(ABORTED | NO_STACK)))
         {
-            self.history.add_at(starved, place.number, What::Killed)?;
+            self.history.add_at(starved, member.number, What::Killed)?;
             self.kills += 1;
-            self.places[index] = self.start(POPULATION[index])?;
+            self.population[index] = self.start(POPULATION[index])?;
         }
         Ok(())
     }
@@ -355,34 +355,36 @@ impl Observer<'_> {
     fn end(&mut self) -> Result<(), Failure> {
         until(2 * TIMEOUT, MOMENT / 10, || {
             self.relieve(Instant::now())?;
-            Ok(self.places.iter().all(|place| place.outlasted.is_none()))
+            Ok(self.population.iter().all(|member| member.outlasted.is_none()))
         })?;
-        for index in 0..self.places.len() {
-            let place = &mut self.places[index];
+        for index in 0..self.population.len() {
+            let member = &mut self.population[index];
             let end = Instant::now() + Duration::from_secs(3600);
-            place.relieve(&self.history, end)?;
+            member.relieve(&self.history, end)?;
             self.replace_if_aborted(index)?;
         }
         for role in ENDING {
-            for index in (0..self.places.len()).rev().filter(|index| POPULATION[*index] == role).collect::<Vec<_>>() {
+            for index in (0..self.population.len()).rev().filter(|index| POPULATION[*index] == role).collect::<Vec<_>>()
+            {
                 self.note_end(index)?;
             }
-            let (ending, others) = std::mem::take(&mut self.places).into_iter().partition(|place| place.role == role);
-            self.places = others;
-            let ending: Vec<Place> = ending;
-            ending.into_iter().for_each(|place| place.peer.end());
+            let (ending, others) =
+                std::mem::take(&mut self.population).into_iter().partition(|member| member.role == role);
+            self.population = others;
+            let ending: Vec<Individual> = ending;
+            ending.into_iter().for_each(|member| member.peer.end());
         }
         Ok(())
     }
 
     /// Records that a member has ended by itself, which is an error.
     fn note_end(&mut self, index: usize) -> Result<(), Failure> {
-        let place = &mut self.places[index];
-        place.has_begun()?;
-        if place.peer.has_spoken()? {
-            let why = place.peer.next::<()>().err().map_or_else(|| "it speaks".to_owned(), |failure| failure.message);
+        let member = &mut self.population[index];
+        member.has_begun()?;
+        if member.peer.has_spoken()? {
+            let why = member.peer.next::<()>().err().map_or_else(|| "it speaks".to_owned(), |failure| failure.message);
             let what = What::Failed { call: "the process".into(), why: history::shortened(&why) };
-            self.history.add_about(place.number, what)?;
+            self.history.add_about(member.number, what)?;
         }
         Ok(())
     }
@@ -402,7 +404,7 @@ fn progress(role: &str) -> Option<Progress> {
     }
 }
 
-impl Place {
+impl Individual {
     /// Returns whether it is stopped and another member has gone on, or has not for too long.
     fn is_outlasted(&mut self, path: &Path) -> Result<bool, Failure> {
         let Some(outlasted) = &mut self.outlasted else { return Ok(false) };
@@ -484,7 +486,7 @@ impl Check {
     }
 }
 
-/// The members, by their places.
+/// The members, by their index.
 const POPULATION: [&str; 26] = [
     "submitter",
     "subscriber",
@@ -534,7 +536,7 @@ const ENDING: [&str; 12] = [
 const ABORTED: i32 = Signal::ABORT.as_raw();
 const NO_STACK: i32 = Signal::SEGV.as_raw();
 
-/// The places of members that are stopped, but never killed, so that they must receive
+/// The indices of members that are stopped, but never killed, so that they must receive
 /// everything, and the topic always has a publisher.
 const SPARED: std::ops::Range<usize> = 0..4;
 

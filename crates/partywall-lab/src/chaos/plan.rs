@@ -4,15 +4,15 @@ use super::*;
 
 /// The state of SplitMix64, a generator of pseudorandom numbers.
 #[derive(Debug, Clone)]
-pub(super) struct Plan(u64);
+pub(super) struct SplitMix(u64);
 
 /// One line of the plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Strike {
     /// The longest wait before it.
     pub(super) pause: Duration,
-    /// The place of the member in the population.
-    pub(super) place: usize,
+    /// The index of the member in the population.
+    pub(super) member: usize,
     pub(super) action: Action,
 }
 
@@ -36,7 +36,7 @@ pub(super) enum Action {
     TakeMemory(Duration),
 }
 
-impl Plan {
+impl SplitMix {
     pub(super) fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -44,7 +44,7 @@ impl Plan {
     /// Returns the next strike against a population of this size.
     pub(super) fn next(&mut self, population: usize) -> Strike {
         let pause = Duration::from_micros(self.below(10_000));
-        let place = self.below(population as u64) as usize;
+        let member = self.below(population as u64) as usize;
         let action = match self.below(100) {
             0..3 => Action::KillBroker,
             3..9 => Action::Stop(self.while_it_lasts()),
@@ -55,7 +55,7 @@ impl Plan {
             26..30 => Action::Evict { kill: self.below(2) == 0 },
             _ => Action::Kill,
         };
-        Strike { pause, place, action }
+        Strike { pause, member, action }
     }
 
     /// Returns how long a member is stopped, or lacks something.
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     fn strikes(seed: u64) -> Vec<Strike> {
-        let mut plan = Plan::new(seed);
+        let mut plan = SplitMix::new(seed);
         (0..1000).map(|_| plan.next(16)).collect()
     }
 
@@ -96,6 +96,6 @@ mod tests {
         assert!(count(|action| matches!(action, Action::Evict { .. })) > 0);
         assert!(count(|action| matches!(action, Action::FillDescriptors(_))) > 0);
         assert!(count(|action| matches!(action, Action::TakeMemory(_))) > 0);
-        assert!((0..16).all(|place| strikes(7).iter().any(|strike| strike.place == place)));
+        assert!((0..16).all(|member| strikes(7).iter().any(|strike| strike.member == member)));
     }
 }

@@ -14,7 +14,7 @@ pub(super) struct Victim(pub(super) u32);
 
 /// A limit that ends when it is lifted.
 #[derive(Debug)]
-pub(super) struct Limit {
+pub(super) struct ResourceLimit {
     pub(super) of: Resource,
     pub(super) until: Instant,
     pub(super) was: Rlimit,
@@ -51,7 +51,7 @@ impl Victim {
     }
 
     /// Leaves it without more of a resource than it has. Returns `None` if it has ended.
-    pub(super) fn limit(self, of: Resource, time: Duration) -> Option<Limit> {
+    pub(super) fn limit(self, of: Resource, time: Duration) -> Option<ResourceLimit> {
         let has = match of {
             // Not fewer than it has, because poll(2) then fails.
             Resource::Descriptors => {
@@ -66,7 +66,7 @@ impl Victim {
             }
         };
         let was = self.set(of, Rlimit { current: Some(has), maximum: getrlimit(kernels(of)).maximum })?;
-        Some(Limit { of, until: Instant::now() + time, was })
+        Some(ResourceLimit { of, until: Instant::now() + time, was })
     }
 
     /// Sets a limit and returns the one before.

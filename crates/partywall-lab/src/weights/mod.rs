@@ -98,7 +98,7 @@ enum Reading {
 
 /// The moment at which a reader had the addresses of all weights.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-struct Ready {
+struct ReaderReady {
     at: Moment,
     /// How long that took, without the start of the process, the driver and the connection.
     after: Duration,

@@ -22,7 +22,7 @@ fn read(session: &mut Session) -> Result<(), Failure> {
         let segment = session.domain().open(NAME, TIMEOUT)?;
         let after = start.elapsed();
         if seen.checks == 0 {
-            session.parent().say(Ready { at: Moment::now(), after })?;
+            session.parent().say(ReaderReady { at: Moment::now(), after })?;
         }
         let (number, is_whole) = patterns.check(&segment)?;
         segment.release()?;
@@ -50,5 +50,5 @@ fn load(session: &mut Session, path: &Path) -> Result<(), Failure> {
     let mut build = session.domain().create("loaded", session.place).table(table).allocate()?;
     let copied = plan.copy_to(&build.uploader()?, files::default_threads(), &|_| (), &AtomicBool::new(false));
     copied.map_err(Error::from)?;
-    session.finish(Ready { at: Moment::now(), after: start.elapsed() })
+    session.finish(ReaderReady { at: Moment::now(), after: start.elapsed() })
 }

@@ -145,7 +145,7 @@ impl Rollout<'_> {
         let mut reader = self.session.spawn("reader")?;
         self.total.readers += u64::from(matches!(what, Reading::Name));
         reader.say(what)?;
-        let Ready { at, after } = reader.hear()?;
+        let ReaderReady { at, after } = reader.hear()?;
         Ok((reader, (at.since(start), after)))
     }
 

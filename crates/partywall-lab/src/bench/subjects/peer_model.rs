@@ -28,7 +28,7 @@ const FRESH: usize = 6;
 const LONG: usize = 5;
 
 /// The name of a program, and its arguments.
-type Call<'a> = (&'a str, &'a [&'a dyn AsRef<OsStr>]);
+type ProgramCall<'a> = (&'a str, &'a [&'a dyn AsRef<OsStr>]);
 
 pub(super) fn run(bench: &Bench<'_>, broker: &Broker) -> Result<(), Failure> {
     let domain = broker.connect()?;
@@ -37,8 +37,8 @@ pub(super) fn run(bench: &Bench<'_>, broker: &Broker) -> Result<(), Failure> {
     domain.put(NAME, Place::Gpu(gpu)).kept(true).path(file.path())?.release()?;
     let socket: &Path = broker.socket();
     let path: &Path = file.path();
-    let open: Call<'_> = (OURS, &[&"model", &socket, &NAME]);
-    let load: Call<'_> = (SAFETENSORS, &[&path]);
+    let open: ProgramCall<'_> = (OURS, &[&"model", &socket, &NAME]);
+    let load: ProgramCall<'_> = (SAFETENSORS, &[&path]);
     let ours = "open as torch tensors";
     let theirs = "load_file of safetensors";
     let case = |what: &str, process: &str| {
@@ -85,7 +85,7 @@ pub(super) fn run(bench: &Bench<'_>, broker: &Broker) -> Result<(), Failure> {
 /// start before the first sample is taken.
 fn first_of_each(
     programs: &Programs<'_>,
-    (program, arguments): Call<'_>,
+    (program, arguments): ProgramCall<'_>,
     number: usize,
 ) -> Result<Sampler<'static>, Failure> {
     let started = (0..number).map(|_| programs.spawn(program, arguments));

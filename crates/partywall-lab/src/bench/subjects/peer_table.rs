@@ -264,7 +264,7 @@ impl Rust {
         let mut reader = self.reader.borrow_mut();
         let start = now();
         let segment = build.commit()?;
-        let end: u64 = reader.ask(Request::Read(value))?;
+        let end: u64 = reader.ask(ReaderRequest::Read(value))?;
         Ok((end.saturating_sub(start) as f64 / 1e3, segment))
     }
 
@@ -273,13 +273,13 @@ impl Rust {
         if kept.as_ref().is_none_or(|(shared, _)| *shared != bytes) {
             *kept = Some((bytes, self.shared(bytes)?.1));
         }
-        Ok(self.reader.borrow_mut().ask(Request::Open)?)
+        Ok(self.reader.borrow_mut().ask(ReaderRequest::Open)?)
     }
 }
 
 /// What a reader is asked.
 #[derive(Debug, Serialize, Deserialize)]
-enum Request {
+enum ReaderRequest {
     /// When the first of the bytes, which have this value, was read, in nanoseconds.
     Read(u8),
     /// How long opening and closing takes, in microseconds.
@@ -301,12 +301,12 @@ pub(crate) fn read(session: &mut Session) -> Result<(), Failure> {
     let mut value = 0;
     while let Some(request) = session.parent().next()? {
         match request {
-            Request::Open => {
+            ReaderRequest::Open => {
                 let (elapsed, ()) = clocked(|| open()?.release())?;
                 check(&open()?, value)?;
                 session.parent().say(microseconds(elapsed))?;
             }
-            Request::Read(written) => {
+            ReaderRequest::Read(written) => {
                 value = written;
                 let segment = open()?;
                 let mut first = [0];

@@ -82,7 +82,7 @@ pub(super) struct Member<'a> {
     /// Returns the next number, which no other member uses.
     next: u64,
     /// Decides which of several operations comes next.
-    dice: Plan,
+    dice: SplitMix,
     /// The GPU that uses the memory, if any.
     gpu: Option<Arc<Gpu>>,
 }
@@ -98,7 +98,7 @@ pub(super) fn play(
     let history = History::open(&job)?;
     let used = if uses_memory { device::that_uses(session.place)? } else { None };
     let gpu = used.map(|uuid| session.domain().gpu(uuid)).transpose()?;
-    let (next, dice) = (u64::from(job.number) << 32, Plan::new(job.number.into()));
+    let (next, dice) = (u64::from(job.number) << 32, SplitMix::new(job.number.into()));
     let mut member = Member { session, history, next, dice, gpu };
     act(&mut member)?;
     member.history.add(What::Left)
