@@ -11,7 +11,7 @@ use std::{
 use crate::Config;
 use partywall_os::{
     Errno,
-    dir::{DirLock, Entry, PrivateDir, Unsafe},
+    dir::{DirAccess, DirLock, PrivateDir, Unsafe},
     socket::{self, Connecting},
 };
 use rustix::{
@@ -166,7 +166,12 @@ impl BoundSocket {
     }
 
     /// Listens at `path`. Replaces only the socket file of a dead broker.
-    fn take(path: &Path, entry: Entry, connecting: Connecting, starter_holds_lock: bool) -> Result<Self, StartError> {
+    fn take(
+        path: &Path,
+        entry: DirAccess,
+        connecting: Connecting,
+        starter_holds_lock: bool,
+    ) -> Result<Self, StartError> {
         let path = absolute(path)?;
         // The lock makes the second of two brokers that start at once find the first one's socket.
         let directory = open_directory(&path, entry, true)?;
@@ -206,7 +211,7 @@ impl BoundSocket {
     }
 
     /// Serves a socket that a service manager has bound to `path`. Its mode is the manager's to choose.
-    fn inherit(path: &Path, entry: Entry, listener: OwnedFd) -> Result<Self, StartError> {
+    fn inherit(path: &Path, entry: DirAccess, listener: OwnedFd) -> Result<Self, StartError> {
         let path = absolute(path)?;
         open_directory(&path, entry, false)?;
         let why = |why: String| StartError::Inherited { why };
@@ -251,7 +256,7 @@ pub(crate) fn own_user() -> u32 {
 }
 
 /// Checks whether [`Place::take`] can succeed, and changes nothing.
-pub(crate) fn check(socket: &Path, entry: Entry) -> Result<(), StartError> {
+pub(crate) fn check(socket: &Path, entry: DirAccess) -> Result<(), StartError> {
     let path = absolute(socket)?;
     SocketAddrUnix::new(&path).map_err(StartError::at("listen at", &path))?;
     match open_directory(&path, entry, false) {
@@ -320,7 +325,7 @@ impl SocketFile {
     /// Locks the directory against processes that look for a broker. Returns `Err` if such a process holds the lock.
     /// Returns no lock if the directory is gone or unsafe: no process looks for a broker there. `entry` is as it was
     /// when the broker began to listen.
-    pub(crate) fn lock_directory(&self, entry: Entry) -> Result<Option<DirLock>, Sought> {
+    pub(crate) fn lock_directory(&self, entry: DirAccess) -> Result<Option<DirLock>, Sought> {
         let Ok(directory) = open_directory(&self.path, entry, false) else { return Ok(None) };
         match directory.lock(Instant::now()) {
             Ok(Some(lock)) => Ok(Some(lock)),
@@ -337,7 +342,7 @@ fn absolute(path: &Path) -> Result<PathBuf, StartError> {
     std::path::absolute(path).map_err(|errno| StartError::Errno { what: format!("resolve {}", path.display()), errno })
 }
 
-fn open_directory(socket: &Path, entry: Entry, create: bool) -> Result<PrivateDir, StartError> {
+fn open_directory(socket: &Path, entry: DirAccess, create: bool) -> Result<PrivateDir, StartError> {
     let path = socket.parent().unwrap_or(Path::new("/"));
     PrivateDir::open_for(path, create, entry).map_err(|why| StartError::Directory { path: path.to_owned(), why })
 }

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, os::fd::AsFd, path::PathBuf, time::Duration};
 
 use partywall_os::{
-    dir::Entry,
+    dir::DirAccess,
     socket::{self, Connecting, Peer},
 };
 use partywall_shm::members::MAX_ROWS;
@@ -96,8 +96,8 @@ impl Admission {
     }
 
     /// Returns the processes that are to enter the socket's directory.
-    pub(crate) fn entry(&self, own: u32) -> Entry {
-        if self.is_wide(own) { Entry::Passable } else { Entry::Private }
+    pub(crate) fn entry(&self, own: u32) -> DirAccess {
+        if self.is_wide(own) { DirAccess::Passable } else { DirAccess::Private }
     }
 }
 
@@ -337,12 +337,12 @@ mod tests {
             let admission = Admission { uids: uids.iter().copied().collect(), group };
             (admission.connecting(own), admission.entry(own))
         };
-        assert_eq!(of(&[], None), (Connecting::User, Entry::Private));
-        assert_eq!(of(&[own], None), (Connecting::User, Entry::Private));
-        assert_eq!(of(&[], Some(9)), (Connecting::Group(9), Entry::Passable));
-        assert_eq!(of(&[own], Some(9)), (Connecting::Group(9), Entry::Passable));
-        assert_eq!(of(&[8], None), (Connecting::Everybody, Entry::Passable));
-        assert_eq!(of(&[8], Some(9)), (Connecting::Everybody, Entry::Passable), "user 8 need not be in the group");
+        assert_eq!(of(&[], None), (Connecting::User, DirAccess::Private));
+        assert_eq!(of(&[own], None), (Connecting::User, DirAccess::Private));
+        assert_eq!(of(&[], Some(9)), (Connecting::Group(9), DirAccess::Passable));
+        assert_eq!(of(&[own], Some(9)), (Connecting::Group(9), DirAccess::Passable));
+        assert_eq!(of(&[8], None), (Connecting::Everybody, DirAccess::Passable));
+        assert_eq!(of(&[8], Some(9)), (Connecting::Everybody, DirAccess::Passable), "user 8 need not be in the group");
     }
 
     #[test]

@@ -116,7 +116,8 @@ impl Check {
         let mut state = read_all(&inherited(self.state)?)?;
         change(&mut state);
         let outcome = check(config, &state);
-        let answer = Answer { can_continue: outcome.is_ok(), said: outcome.err().unwrap_or(config.version.clone()) };
+        let answer =
+            ProgramAnswer { can_continue: outcome.is_ok(), said: outcome.err().unwrap_or(config.version.clone()) };
         // Both are short enough for a pipe.
         let bytes = postcard::to_extend(&answer, MAGIC.to_vec()).map_err(|_| Errno::INVAL)?;
         retry_on_intr(|| write(&inherited(self.answer)?, &bytes))?;
@@ -126,12 +127,12 @@ impl Check {
 
 /// The answer of a child: its release, or why it cannot continue.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Answer {
+pub(crate) struct ProgramAnswer {
     pub(crate) can_continue: bool,
     pub(crate) said: String,
 }
 
-impl Answer {
+impl ProgramAnswer {
     /// Decodes what a child has written. Any program may have been executed.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         bytes.strip_prefix(&MAGIC).and_then(|bytes| postcard::from_bytes(bytes).ok())
@@ -279,12 +280,12 @@ mod tests {
 
     #[test]
     fn answers_of_other_programs_are_none() {
-        let answer = Answer { can_continue: true, said: "0.1.0".into() };
+        let answer = ProgramAnswer { can_continue: true, said: "0.1.0".into() };
         let bytes = postcard::to_extend(&answer, MAGIC.to_vec()).unwrap();
-        assert!(Answer::decode(&bytes).is_some_and(|answer| answer.can_continue && answer.said == "0.1.0"));
+        assert!(ProgramAnswer::decode(&bytes).is_some_and(|answer| answer.can_continue && answer.said == "0.1.0"));
         for end in 0..bytes.len() {
-            assert!(Answer::decode(&bytes[..end]).is_none(), "{end}");
+            assert!(ProgramAnswer::decode(&bytes[..end]).is_none(), "{end}");
         }
-        assert!(Answer::decode(b"usage: true").is_none());
+        assert!(ProgramAnswer::decode(b"usage: true").is_none());
     }
 }

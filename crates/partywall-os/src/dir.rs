@@ -24,7 +24,7 @@ pub enum Unsafe {
         /// Its mode.
         found: u32,
         /// The processes that are to enter it.
-        wanted: Entry,
+        wanted: DirAccess,
     },
     /// It does not exist and cannot be created, because this parent of it does not exist.
     NoParent(PathBuf),
@@ -37,10 +37,10 @@ impl fmt::Display for Unsafe {
         match self {
             Self::NotADirectory => write!(f, "it is a symbolic link or no directory"),
             Self::Owner(uid) => write!(f, "it belongs to user {uid}, not to us"),
-            Self::Mode { found, wanted: Entry::Private } => {
+            Self::Mode { found, wanted: DirAccess::Private } => {
                 write!(f, "its mode is {found:04o}, so others may enter; it must be 0700")
             }
-            Self::Mode { found, wanted: Entry::Passable } => write!(
+            Self::Mode { found, wanted: DirAccess::Passable } => write!(
                 f,
                 "its mode is {found:04o}; with other users admitted it must be 0711: they pass through it, and \
                  cannot list, change or lock it"
@@ -53,14 +53,14 @@ impl fmt::Display for Unsafe {
 
 /// The processes that may enter a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Entry {
+pub enum DirAccess {
     /// Those of this user alone: mode 0700.
     Private,
     /// All, but only to reach files whose names they know: mode 0711. A process that can read a directory can lock it.
     Passable,
 }
 
-impl Entry {
+impl DirAccess {
     fn mode(self) -> u32 {
         match self {
             Self::Private => 0o700,
@@ -83,14 +83,14 @@ impl PrivateDir {
     /// # Errors
     /// [`Unsafe::Errno`] with `ENOENT` if it does not exist; any other [`Unsafe`] if it must not be used.
     pub fn open(path: &Path, create: bool) -> Result<Self, Unsafe> {
-        Self::open_for(path, create, Entry::Private)
+        Self::open_for(path, create, DirAccess::Private)
     }
 
     /// Opens `path` as [`PrivateDir::open`] does, with the mode of `entry`.
     ///
     /// # Errors
     /// As [`PrivateDir::open`].
-    pub fn open_for(path: &Path, create: bool, entry: Entry) -> Result<Self, Unsafe> {
+    pub fn open_for(path: &Path, create: bool, entry: DirAccess) -> Result<Self, Unsafe> {
         if create {
             match fs::mkdir(path, Mode::RWXU) {
                 // The umask may have removed bits.
@@ -146,7 +146,7 @@ impl PrivateDir {
 
 /// Gives this user the bits of its own directory that the umask of its creator has removed: that process was killed
 /// before it set the mode, or is about to set it.
-fn complete_mode(path: &Path, entry: Entry) -> Result<(), Unsafe> {
+fn complete_mode(path: &Path, entry: DirAccess) -> Result<(), Unsafe> {
     let Ok(stat) = fs::lstat(path) else { return Ok(()) };
     let is_ours = FileType::from_raw_mode(stat.st_mode) == FileType::Directory
         && stat.st_uid == rustix::process::geteuid().as_raw();
@@ -190,11 +190,11 @@ mod tests {
         PrivateDir::open(&path, true).unwrap();
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
         let wrong = |wanted| Unsafe::Mode { found: 0o755, wanted };
-        assert_eq!(PrivateDir::open(&path, true).unwrap_err(), wrong(Entry::Private));
+        assert_eq!(PrivateDir::open(&path, true).unwrap_err(), wrong(DirAccess::Private));
         // A process of another user that can read the directory can also lock it.
-        assert_eq!(PrivateDir::open_for(&path, true, Entry::Passable).unwrap_err(), wrong(Entry::Passable));
+        assert_eq!(PrivateDir::open_for(&path, true, DirAccess::Passable).unwrap_err(), wrong(DirAccess::Passable));
         let passable = dir.path().join("passable");
-        PrivateDir::open_for(&passable, true, Entry::Passable).unwrap();
+        PrivateDir::open_for(&passable, true, DirAccess::Passable).unwrap();
         assert_eq!(std::fs::metadata(&passable).unwrap().permissions().mode() & 0o777, 0o711);
         // What a creator has left that was killed before it set the mode.
         for mode in [0o300, 0o500, 0o600, 0o000] {
@@ -202,7 +202,10 @@ mod tests {
             PrivateDir::open(&path, true).unwrap();
         }
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o640)).unwrap();
-        assert_eq!(PrivateDir::open(&path, true).unwrap_err(), Unsafe::Mode { found: 0o640, wanted: Entry::Private });
+        assert_eq!(
+            PrivateDir::open(&path, true).unwrap_err(),
+            Unsafe::Mode { found: 0o640, wanted: DirAccess::Private }
+        );
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o700)).unwrap();
         let link = dir.path().join("link");
         symlink(&path, &link).unwrap();

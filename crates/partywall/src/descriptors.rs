@@ -11,7 +11,7 @@ use std::{
 
 use partywall_os::process::inherit;
 use partywall_shm::Table;
-use partywall_wire::{Access, Answer, Call, Kind as WireKind, LeaseId, Named, Opened};
+use partywall_wire::{Access as WireAccess, Answer, Call, Kind as WireKind, LeaseId, Named, Opened};
 
 use crate::{
     domain::{Domain, answered, split_version},
@@ -20,7 +20,7 @@ use crate::{
     kind::kind_name,
     place::Place,
     pool::{Block, Blocks, Pool},
-    segment::{Received, give_back},
+    segment::{ReceivedMemory, give_back},
     topic::{Loan, Sample, Topic},
     wait::Wait,
 };
@@ -128,7 +128,7 @@ impl Domain {
     /// [`LimitReached::FileDescriptors`](crate::error::LimitReached::FileDescriptors).
     pub fn descriptors<'w>(&self, name: &str, wait: impl Into<Wait<'w>>) -> Result<Descriptors> {
         let (name, version) = split_version(name)?;
-        let (answer, fds) = self.ask_to_open(&name, version, Access::Read, wait.into())?;
+        let (answer, fds) = self.ask_to_open(&name, version, WireAccess::Read, wait.into())?;
         let opened = answered!(answer, Answer::Opened(opened) => opened)?;
         let lease = opened.lease;
         Descriptors::new(self, opened, fds, None).inspect_err(|_| give_back(self, lease))
@@ -161,7 +161,7 @@ impl Descriptors {
     fn of_blocks(blocks: &Arc<Blocks>) -> Result<Self> {
         let domain = blocks.domain();
         let version = Some(blocks.version());
-        let (answer, fds) = domain.ask_to_open(blocks.name(), version, Access::Read, Duration::ZERO.into())?;
+        let (answer, fds) = domain.ask_to_open(blocks.name(), version, WireAccess::Read, Duration::ZERO.into())?;
         let opened = answered!(answer, Answer::Opened(opened) => opened)?;
         let lease = opened.lease;
         Self::new(domain, opened, fds, Some(blocks.clone())).inspect_err(|_| give_back(domain, lease))
@@ -172,7 +172,7 @@ impl Descriptors {
         if blocks.is_none() && is != Named::Segment {
             return Err(Mismatch::Object { name: opened.name.into(), is, wanted: Named::Segment }.into());
         }
-        let Received { table, fds, handles, .. } = Received::sort(&mut opened, fds)?;
+        let ReceivedMemory { table, fds, handles, .. } = ReceivedMemory::sort(&mut opened, fds)?;
         if !handles.is_empty() {
             let has = kind_name(opened.facts.kind);
             let wanted = "host, pinned or vmm";

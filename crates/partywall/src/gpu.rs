@@ -8,7 +8,7 @@ use std::{
 };
 
 use partywall_cuda::{
-    Access, AccessError, Context, CuResult, CudaError, Device, DeviceSlice, DeviceUuid, Driver, Kernels,
+    Access as CudaAccess, AccessError, Context, CuResult, CudaError, Device, DeviceSlice, DeviceUuid, Driver, Kernels,
     NodeImportError, NodeMemory, PhysicalMemory, Stream, StreamRef,
 };
 use partywall_os::lock::IgnorePoison;
@@ -180,7 +180,7 @@ impl<'a> DeviceRange<'a> {
 
     /// Returns whether this process's GPU work may write the range. Otherwise a write ends the process's CUDA context.
     pub fn is_writable(&self) -> bool {
-        self.slice.access() == Access::ReadWrite
+        self.slice.access() == CudaAccess::ReadWrite
     }
 
     /// Returns part of the range.

@@ -31,7 +31,7 @@ use crate::error::Error;
 #[derive(Clone, Copy)]
 #[must_use = "a wait does nothing until a call takes it"]
 pub struct Wait<'a> {
-    limit: Limit,
+    limit: WaitLimit,
     cancel: Option<&'a dyn Cancel>,
 }
 
@@ -43,7 +43,7 @@ pub trait Cancel {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Limit {
+enum WaitLimit {
     Timeout(Duration),
     Deadline(Instant),
     /// A wait that began earlier and goes on.
@@ -71,9 +71,9 @@ impl<'a> Wait<'a> {
     pub(crate) fn begin(self) -> Waiting<'a> {
         let now = Instant::now();
         let (start, timeout) = match self.limit {
-            Limit::Timeout(timeout) => (now, timeout),
-            Limit::Deadline(deadline) => (now, deadline.saturating_duration_since(now)),
-            Limit::Begun(start, timeout) => (start, timeout),
+            WaitLimit::Timeout(timeout) => (now, timeout),
+            WaitLimit::Deadline(deadline) => (now, deadline.saturating_duration_since(now)),
+            WaitLimit::Begun(start, timeout) => (start, timeout),
         };
         Waiting { start, timeout, cancel: self.cancel, cancelled: Cell::new(false) }
     }
@@ -108,7 +108,7 @@ impl<'a> Waiting<'a> {
 
     /// Returns the rest of the wait, for the next call.
     pub(crate) fn resume(self) -> Wait<'a> {
-        Wait { limit: Limit::Begun(self.start, self.timeout), cancel: self.cancel }
+        Wait { limit: WaitLimit::Begun(self.start, self.timeout), cancel: self.cancel }
     }
 
     fn is_cancelled(&self) -> bool {
@@ -121,13 +121,13 @@ impl<'a> Waiting<'a> {
 
 impl From<Duration> for Wait<'_> {
     fn from(timeout: Duration) -> Self {
-        Self { limit: Limit::Timeout(timeout), cancel: None }
+        Self { limit: WaitLimit::Timeout(timeout), cancel: None }
     }
 }
 
 impl From<Instant> for Wait<'_> {
     fn from(deadline: Instant) -> Self {
-        Self { limit: Limit::Deadline(deadline), cancel: None }
+        Self { limit: WaitLimit::Deadline(deadline), cancel: None }
     }
 }
 

@@ -181,7 +181,7 @@ impl Server {
         let _ = check.child.wait();
         let answer = match failed {
             Some(said) => Err(said),
-            None => match replacement::Answer::decode(&check.said) {
+            None => match replacement::ProgramAnswer::decode(&check.said) {
                 Some(answer) if answer.can_continue => Ok(answer.said),
                 Some(answer) => Err(answer.said),
                 None => Err("it is not a program that can be a broker, or it has crashed".into()),

@@ -80,12 +80,12 @@ fn unreadable(path: &Path, error: &io::Error) -> Failure {
 }
 
 /// Returns the path of the log and its writer, from the broker or derived from the socket.
-fn find(context: &Context) -> Result<(PathBuf, Broker), Failure> {
+fn find(context: &Context) -> Result<(PathBuf, LogWriter), Failure> {
     let options = context.options().start(false).operator(true);
     let location = options.location()?;
     // A broker that cannot be reached is itself a reason to read its log.
     let Some(status) = options.connect().and_then(|domain| domain.status()).ok() else {
-        return Ok((latest(location.logs()), Broker { pid: None, pidfd: None, location }));
+        return Ok((latest(location.logs()), LogWriter { pid: None, pidfd: None, location }));
     };
     let Some(path) = status.log.as_ref().map(PathBuf::from) else {
         let what = format!("the broker with pid {} keeps no log", status.pid);
@@ -94,7 +94,7 @@ fn find(context: &Context) -> Result<(PathBuf, Broker), Failure> {
     };
     // The pid of a broker in another PID namespace means nothing here.
     let pidfd = partywall::broker_pid(&location).ok().flatten().and_then(|pid| process::pidfd(pid).ok());
-    Ok((path, Broker { pid: Some(status.pid), pidfd, location }))
+    Ok((path, LogWriter { pid: Some(status.pid), pidfd, location }))
 }
 
 /// Returns the log that was written last. A broker writes beside its socket if it cannot write in the usual place, such
@@ -107,13 +107,13 @@ fn latest(places: Vec<PathBuf>) -> PathBuf {
 }
 
 /// The process that writes the log.
-struct Broker {
+struct LogWriter {
     pid: Option<u32>,
     pidfd: Option<OwnedFd>,
     location: Location,
 }
 
-impl Broker {
+impl LogWriter {
     fn has_ended(&self) -> bool {
         match &self.pidfd {
             Some(pidfd) => socket::wait(pidfd, Ready::Read, Some(Instant::now())).unwrap_or(false),

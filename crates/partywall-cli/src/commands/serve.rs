@@ -33,7 +33,7 @@ use partywall_broker::{
     supervisor::{Supervisor, SupervisorError, Worker, exit_code},
 };
 use partywall_os::{
-    dir::{Entry, Unsafe},
+    dir::{DirAccess, Unsafe},
     supervision::LeftOpen,
 };
 use rustix::{
@@ -235,7 +235,7 @@ fn serve(
     location: &Location,
     listener: Option<OwnedFd>,
     starter: Option<RawFd>,
-    when_ready: impl FnOnce(&Ready<'_>),
+    when_ready: impl FnOnce(&ReadyMessage<'_>),
 ) -> Result<(), Failure> {
     let left = match Purpose::of_this_process() {
         // Before anything is opened.
@@ -267,7 +267,7 @@ fn serve(
     let served = daemon::supervise(
         supervisor,
         |worker, left| work(worker, left, worker_log.as_deref()),
-        |pid| when_ready(&Ready { pid, supervisor: std::process::id(), location, log: log.as_deref() }),
+        |pid| when_ready(&ReadyMessage { pid, supervisor: std::process::id(), location, log: log.as_deref() }),
         starter,
     );
     if let Err(error) = served {
@@ -392,14 +392,14 @@ fn try_log(context: &Context, location: &Location) -> Option<RotatingLog> {
 }
 
 /// The message of a broker that is ready.
-struct Ready<'a> {
+struct ReadyMessage<'a> {
     pid: u32,
     supervisor: u32,
     location: &'a Location,
     log: Option<&'a Path>,
 }
 
-impl Ready<'_> {
+impl ReadyMessage<'_> {
     fn text(&self) -> String {
         self.about(&format!("with pid {}, supervised by pid {}, ", self.pid, self.supervisor))
     }
@@ -537,7 +537,7 @@ fn directory_advice(path: &Path, why: &Unsafe) -> String {
             let make = format!("create it with `mkdir -p {}`", parent.display());
             format!("{make}, or check --socket, PARTYWALL_SOCKET and XDG_RUNTIME_DIR")
         }
-        Unsafe::Mode { wanted: Entry::Passable, .. } => {
+        Unsafe::Mode { wanted: DirAccess::Passable, .. } => {
             format!("let others pass through it (chmod 711 {}), or name another --socket", path.display())
         }
         Unsafe::Mode { .. } => {

@@ -21,7 +21,7 @@ use partywall::{
 };
 use partywall_os::{
     Errno,
-    dir::{Entry, PrivateDir},
+    dir::{DirAccess, PrivateDir},
     process,
     socket::{self, Ready},
 };
@@ -242,7 +242,7 @@ fn remove_stale(location: &Location) -> Result<bool, Failure> {
         |why: String| Error::Unreachable(Unreachable::UnsafeDirectory { path: location.directory().to_owned(), why });
     // A broker that admitted other users has let them pass through its directory.
     let directory = PrivateDir::open(location.directory(), false)
-        .or_else(|why| PrivateDir::open_for(location.directory(), false, Entry::Passable).map_err(|_| why))
+        .or_else(|why| PrivateDir::open_for(location.directory(), false, DirAccess::Passable).map_err(|_| why))
         .map_err(|why| unsafe_directory(why.to_string()))?;
     let system = |what: &str, errno: Errno| {
         Failure::from(Error::System { what: format!("{what} {}", path.display()), source: errno.into() })

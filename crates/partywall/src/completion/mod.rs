@@ -87,7 +87,7 @@ pub(crate) struct Completions {
     gpu: Arc<Worker>,
     /// The lost context, if any.
     lost: Arc<OnceLock<Lost>>,
-    polled: Mutex<Polled>,
+    polled: Mutex<PolledFences>,
     idle: Mutex<Vec<Idle>>,
     /// The number of timelines that are pending or have a callback that has not returned.
     owed: AtomicUsize,
@@ -96,7 +96,7 @@ pub(crate) struct Completions {
 }
 
 #[derive(Default)]
-struct Polled {
+struct PolledFences {
     pending: Vec<Pending>,
     /// True if fences were added since the service thread polled last.
     is_fresh: bool,
@@ -250,7 +250,7 @@ impl Completions {
     }
 }
 
-impl Polled {
+impl PolledFences {
     fn take_decided(&mut self, lost: &OnceLock<Lost>, reason: PollReason) -> Vec<Pending> {
         self.pending.extract_if(.., |pending| pending.is_decided(lost, reason)).collect()
     }

@@ -15,7 +15,7 @@ use std::{
 use partywall_cuda::kernels::expected;
 use partywall_os::{
     Errno,
-    dir::{Entry, PrivateDir, Unsafe},
+    dir::{DirAccess, PrivateDir, Unsafe},
     map::SealedMap,
     memfd,
     process::{self, PidfdInfo},
@@ -171,7 +171,7 @@ pub(super) fn socket_directory(options: &DomainOptions) -> Finding {
     }
     match PrivateDir::open(path, false) {
         Ok(_) => Finding::ok(format!("{shown} is ours alone (0700)")),
-        Err(_) if PrivateDir::open_for(path, false, Entry::Passable).is_ok() => {
+        Err(_) if PrivateDir::open_for(path, false, DirAccess::Passable).is_ok() => {
             Finding::ok(format!("{shown} is ours, and others pass through it (0711), for a broker with --allow-uid"))
         }
         Err(Unsafe::Errno(Errno::NOENT)) => {

@@ -11,7 +11,7 @@ use std::{
 use partywall_cuda::Driver;
 use partywall_os::{
     Errno,
-    dir::{Entry, PrivateDir, Unsafe},
+    dir::{DirAccess, PrivateDir, Unsafe},
     environment, process,
     socket::{self, Ready},
 };
@@ -151,7 +151,7 @@ fn unbound(location: &Location) -> Option<Error> {
         Err(Unsafe::Errno(Errno::NOENT)) if !parent.exists() => Unsafe::NoParent(parent.to_owned()),
         Err(why @ (Unsafe::NotADirectory | Unsafe::Owner(_))) => why,
         // Its broker may admit other users.
-        Err(why @ Unsafe::Mode { .. }) if PrivateDir::open_for(path, false, Entry::Passable).is_err() => why,
+        Err(why @ Unsafe::Mode { .. }) if PrivateDir::open_for(path, false, DirAccess::Passable).is_err() => why,
         _ => return None,
     };
     let pid = socket::listener_of(&location.socket)?;

@@ -28,7 +28,7 @@ use std::{
 use partywall_cuda::DeviceUuid;
 use partywall_os::{lock::IgnorePoison, process, socket};
 use partywall_shm::members::now;
-use partywall_wire::{Access, Answer, Call, Deadline, LeaseId, Name, Then, limits};
+use partywall_wire::{Access as WireAccess, Answer, Call, Deadline, LeaseId, Name, Then, limits};
 
 #[cfg(test)]
 pub(crate) use self::poll_tasks::Schedule;
@@ -445,7 +445,7 @@ impl Domain {
         &self,
         name: &str,
         version: Option<u64>,
-        access: Access,
+        access: WireAccess,
         wait: Wait<'_>,
     ) -> Result<link::Answered> {
         let checked = check_name(name)?;

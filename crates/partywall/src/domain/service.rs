@@ -115,7 +115,7 @@ impl Service {
             members.set_wait(row, reported.longest(&shared.host_waits, &shared.stream_waits, now));
             (reason == PollReason::Due).then_some(TICK)
         });
-        let reader = Reader { shared: shared.clone(), events: Some(events), inbox: Inbox::new() };
+        let reader = EventReader { shared: shared.clone(), events: Some(events), inbox: Inbox::new() };
         let thread = spawn("partywall", move || reader.run())
             .map_err(|source| Error::starting("the service thread of a connection", source))?;
         Ok(Self { thread: Some(thread), shared })
@@ -196,14 +196,14 @@ fn check_clock(link: &Link, members: &Members, begun: u64) -> Result<()> {
     Err(Unreachable::Clock { socket, ahead, by: Duration::from_millis(ours.abs_diff(theirs)) }.into())
 }
 
-struct Reader {
+struct EventReader {
     shared: Arc<ServiceShared>,
     /// `None` while the connection is lost, and once it has ended.
     events: Option<OwnedFd>,
     inbox: Inbox,
 }
 
-impl Reader {
+impl EventReader {
     fn run(mut self) {
         let shared = self.shared.clone();
         let mut schedule = Schedule::default();

@@ -28,7 +28,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use partywall_cuda::{Access, CuResult, CudaError, DeviceUuid, Mapping, PhysicalMemory, round_up};
+use partywall_cuda::{Access as CudaAccess, CuResult, CudaError, DeviceUuid, Mapping, PhysicalMemory, round_up};
 use partywall_os::{lock::IgnorePoison, per_process::PerProcess, process::fork_generation};
 
 use self::holes::Holes;
@@ -269,7 +269,7 @@ impl Inner {
     }
 
     fn create(&self, bytes: u64) -> std::result::Result<Mapping, CudaError> {
-        Mapping::new(PhysicalMemory::create(self.gpu.context(), bytes)?, Access::ReadWrite)
+        Mapping::new(PhysicalMemory::create(self.gpu.context(), bytes)?, CudaAccess::ReadWrite)
     }
 
     fn out_of_room(&self, asked: u64, room: u64) -> Error {

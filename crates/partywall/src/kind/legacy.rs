@@ -10,7 +10,7 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use partywall_cuda::{Access, DeviceSlice, ForeignMemory, IpcMapping, IpcMemoryHandle};
+use partywall_cuda::{Access as CudaAccess, DeviceSlice, ForeignMemory, IpcMapping, IpcMemoryHandle};
 use partywall_os::per_process::PerProcess;
 use partywall_wire::{Kind as WireKind, LegacyHandle};
 
@@ -38,7 +38,7 @@ impl Kind for LegacyKind {
             return Err(Unreachable::protocol("GPU memory without a GPU"));
         };
         let own: Vec<_> = version.handles.iter().filter_map(|(_, handle)| published(&handle.origin)).collect();
-        let access = if version.write { Access::ReadWrite } else { Access::ReadOnly };
+        let access = if version.write { CudaAccess::ReadWrite } else { CudaAccess::ReadOnly };
         let gpu = reader(owner, &version)?;
         if !own.is_empty() && own.len() == version.handles.len() {
             if gpu.uuid() != owner {
@@ -64,7 +64,7 @@ pub(crate) fn publish(
     gpu: Arc<Gpu>,
     mutable: bool,
 ) -> Result<(Vec<LegacyHandle>, Box<dyn Memory>)> {
-    let access = if mutable { Access::ReadWrite } else { Access::ReadOnly };
+    let access = if mutable { CudaAccess::ReadWrite } else { CudaAccess::ReadOnly };
     let mut handles = Vec::new();
     let mut chunks = Vec::new();
     for memory in allocations {
@@ -118,7 +118,7 @@ enum LegacyChunk {
 struct LegacyChunks {
     // Closed before the context may be released.
     chunks: Vec<LegacyChunk>,
-    access: Access,
+    access: CudaAccess,
     gpu: Arc<Gpu>,
 }
 

@@ -5,7 +5,7 @@
 
 use std::{os::fd::OwnedFd, sync::Arc};
 
-use partywall_cuda::{Access, ForeignMemory, Mapping};
+use partywall_cuda::{Access as CudaAccess, ForeignMemory, Mapping};
 use partywall_wire::Kind as WireKind;
 
 use super::{Attach, Extension, Kind, Memory, vmm::VmmKind, wrong_kind};
@@ -44,7 +44,7 @@ pub(crate) fn publish(
     }
     let export = |chunk: &Arc<Mapping>| chunk.memory().export();
     let fds = chunks.iter().map(export).collect::<Result<_, _>>().map_err(cuda_error("exporting memory"))?;
-    let access = if mutable { Access::ReadWrite } else { Access::ReadOnly };
+    let access = if mutable { CudaAccess::ReadWrite } else { CudaAccess::ReadOnly };
     Ok((fds, Box::new(LiveChunks { _tensors: tensors, chunks, _blocks: blocks, access, gpu })))
 }
 
@@ -55,14 +55,14 @@ struct LiveChunks {
     chunks: Vec<Arc<Mapping>>,
     /// Keep the heap from using their memory again, even if the allocator has freed them.
     _blocks: Vec<Arc<HeapBlock>>,
-    access: Access,
+    access: CudaAccess,
     gpu: Arc<Gpu>,
 }
 
 impl Memory for LiveChunks {
     fn device(&self, chunk: usize, offset: u64, bytes: u64) -> Result<DeviceRange<'_>> {
         let slice = self.chunks[chunk].slice(offset, bytes).map_err(access_error("a tensor's range"))?;
-        let slice = if self.access == Access::ReadOnly { slice.read_only() } else { slice };
+        let slice = if self.access == CudaAccess::ReadOnly { slice.read_only() } else { slice };
         Ok(DeviceRange { gpu: &self.gpu, slice })
     }
 

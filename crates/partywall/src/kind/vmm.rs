@@ -10,7 +10,8 @@ use std::{
 };
 
 use partywall_cuda::{
-    Access, CuResult, CudaError, DeviceUuid, Mapping, MemoryInfo, PhysicalMemory, Upload as CudaUpload, round_up,
+    Access as CudaAccess, CuResult, CudaError, DeviceUuid, Mapping, MemoryInfo, PhysicalMemory, Upload as CudaUpload,
+    round_up,
 };
 use partywall_wire::Kind as WireKind;
 
@@ -51,7 +52,7 @@ impl Kind for VmmKind {
         let reserved = reserve.map_or(0, |reserve| reservation(reserve, total, asked.granularity));
         let chunk = |bytes: u64| {
             let memory = asked.create(bytes, total)?;
-            Mapping::with_reservation(memory, Access::ReadWrite, reserved).map_err(asked.failed(bytes, total))
+            Mapping::with_reservation(memory, CudaAccess::ReadWrite, reserved).map_err(asked.failed(bytes, total))
         };
         let chunks = sizes.into_iter().map(chunk).collect::<Result<_>>()?;
         Ok(Box::new(VmmChunks::new(chunks, reserved, asked.gpu)))
@@ -69,7 +70,7 @@ impl Kind for VmmKind {
             return Err(Unreachable::protocol("GPU memory without a GPU"));
         };
         let gpu = reader(owner, &version)?;
-        let access = if version.write { Access::ReadWrite } else { Access::ReadOnly };
+        let access = if version.write { CudaAccess::ReadWrite } else { CudaAccess::ReadOnly };
         let failed = cuda_error(format!("mapping a chunk of {:?} from GPU {owner}", version.name));
         // The import has its own reference: the file descriptors are closed when this returns.
         let import =
@@ -204,7 +205,7 @@ impl Draft for VmmChunks {
         let asked = MemoryRequest::new(name, place, gpus)?;
         let bytes = round_up(bytes, asked.granularity).ok_or_else(|| asked.out_of_memory(bytes, None))?;
         let memory = asked.create(bytes, bytes)?;
-        self.chunks.push(Mapping::new(memory, Access::ReadWrite).map_err(asked.failed(bytes, bytes))?);
+        self.chunks.push(Mapping::new(memory, CudaAccess::ReadWrite).map_err(asked.failed(bytes, bytes))?);
         Ok(())
     }
 
@@ -239,7 +240,7 @@ impl Draft for VmmChunks {
         if !mutable {
             let freeze = cuda_error("making the builder's mapping read-only");
             for chunk in &mut self.chunks {
-                chunk.set_access(Access::ReadOnly).map_err(&freeze)?;
+                chunk.set_access(CudaAccess::ReadOnly).map_err(&freeze)?;
             }
         }
         Ok(())

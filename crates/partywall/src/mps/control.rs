@@ -18,12 +18,12 @@ use crate::error::{Error, ErrorKind, MpsFault, Result};
 
 /// The control program, in the directories of one daemon.
 #[derive(Debug, Clone)]
-pub(super) struct Control {
+pub(super) struct ControlProgram {
     pub(super) pipes: PathBuf,
     pub(super) logs: PathBuf,
 }
 
-impl Control {
+impl ControlProgram {
     /// Starts a daemon. Returns when the vendor's program has ended, which is not yet a proof that the daemon answers.
     pub(super) fn start(&self, deadline: Instant) -> Result<()> {
         // A daemon may keep the streams of the program that started it, so they are a file and not a pipe.

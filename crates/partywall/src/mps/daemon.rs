@@ -10,7 +10,7 @@ use partywall_os::environment;
 
 use super::{
     check_owner,
-    control::Control,
+    control::ControlProgram,
     directory::{Directory, MpsHold},
     is_served,
 };
@@ -273,7 +273,7 @@ impl MpsDaemon {
     }
 
     /// Asks the daemon until it answers.
-    pub(super) fn answer(&self, control: &Control) -> Result<()> {
+    pub(super) fn answer(&self, control: &ControlProgram) -> Result<()> {
         let deadline = Instant::now() + self.timeout;
         while Instant::now() < deadline {
             if is_served(&control.pipes) && control.servers(deadline)?.is_some() {

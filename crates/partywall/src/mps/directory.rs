@@ -29,7 +29,7 @@ use std::{
 use partywall_os::dir::{DirLock, PrivateDir, Unsafe};
 use rustix::io::{Errno, FdFlags};
 
-use super::control::Control;
+use super::control::ControlProgram;
 use crate::{
     domain::Location,
     error::{Error, ErrorKind, MpsFault, Result},
@@ -81,8 +81,8 @@ impl Directory {
         self.root.join("log")
     }
 
-    pub(super) fn control(&self) -> Control {
-        Control { pipes: self.pipes(), logs: self.logs() }
+    pub(super) fn control(&self) -> ControlProgram {
+        ControlProgram { pipes: self.pipes(), logs: self.logs() }
     }
 
     /// Returns whether the directory exists.

@@ -10,12 +10,12 @@ use crate::{error::Result, gpu::Gpu, place::Place, segment::Segment};
 
 /// The pools and topics of a connection.
 #[derive(Debug, Default)]
-pub(crate) struct Pools(Mutex<Vec<Weak<Blocks>>>);
+pub(crate) struct OpenPools(Mutex<Vec<Weak<Blocks>>>);
 
-/// Exclusive access to [`Pools`].
+/// Exclusive access to [`OpenPools`].
 pub(crate) struct Locked<'a>(MutexGuard<'a, Vec<Weak<Blocks>>>);
 
-impl Pools {
+impl OpenPools {
     pub(crate) fn lock(&self) -> Locked<'_> {
         Locked(self.0.lock().ignore_poison())
     }

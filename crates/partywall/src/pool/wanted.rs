@@ -6,7 +6,7 @@ use partywall_cuda::{DeviceUuid, ForeignMemory};
 use partywall_shm::DType;
 use partywall_wire::{Access as WireAccess, Answer, BLOCK_ALIGNMENT, Call, Control, LeaseId, Named, Opened};
 
-use super::{Blocks, pools::Pools};
+use super::{Blocks, pools::OpenPools};
 use crate::{
     domain::{Domain, answered, check_name, unexpected},
     error::{Denied, Error, InvalidArgument, Mismatch, Result},
@@ -80,7 +80,7 @@ impl Wanted {
         }
         let publication = self.domain.publish(&self.name).tensor("blocks", DType::U8, &data_shape(&control), memory);
         let segment = publication.kept(self.kept).shared(self.shared).control(control).commit()?;
-        self.domain.extension::<Pools>().lock().add(segment)
+        self.domain.extension::<OpenPools>().lock().add(segment)
     }
 
     /// Opens the blocks, unless they are another kind of object, elsewhere, or `check` refuses them.
@@ -131,7 +131,7 @@ impl Wanted {
     fn build(&self, builder: Builder, control: Control) -> Result<Arc<Blocks>> {
         let builder = builder.tensor("blocks", DType::U8, &data_shape(&control)).kept(self.kept);
         let segment = builder.shared(self.shared).control(control).allocate()?.commit()?;
-        self.domain.extension::<Pools>().lock().add(segment)
+        self.domain.extension::<OpenPools>().lock().add(segment)
     }
 
     /// Maps the version that the broker handed out, unless this connection has already mapped it.
@@ -142,7 +142,7 @@ impl Wanted {
             return Err(error);
         }
         // Locked until it is mapped: otherwise two threads could both map it.
-        let pools = self.domain.extension::<Pools>();
+        let pools = self.domain.extension::<OpenPools>();
         let mut pools = pools.lock();
         if let Some(blocks) = pools.find(&opened.name, opened.version, self.device) {
             drop(pools);

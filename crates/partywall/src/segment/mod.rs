@@ -37,7 +37,7 @@ pub use self::{
     tensor::Tensor,
 };
 pub(crate) use self::{
-    open::{Received, give_back},
+    open::{ReceivedMemory, give_back},
     options::{CommitOptions, commit_setters},
     parts::{PartRange, no_part},
 };

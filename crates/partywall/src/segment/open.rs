@@ -8,8 +8,8 @@ use std::{
 use partywall_cuda::{CuResult, DeviceUuid};
 use partywall_shm::Table;
 use partywall_wire::{
-    Access as WireAccess, Answer, Call, Kind, LeaseId, LegacyHandle, MemberState, Named, Opened, Place as WirePlace,
-    Table as WireTable,
+    Access as WireAccess, Answer, Call, Kind as WireKind, LeaseId, LegacyHandle, MemberState, Named, Opened,
+    Place as WirePlace, Table as WireTable,
 };
 
 use super::{Claim, ControlMemory, Facts, Granted, Segment, named};
@@ -215,7 +215,7 @@ impl OpenOptions {
         let name = opened.name.clone();
         let version = opened.version;
         let place = opened.facts.place;
-        let is_legacy = opened.facts.kind == Kind::Legacy;
+        let is_legacy = opened.facts.kind == WireKind::Legacy;
         let mapped = self.map(opened, fds).map_err(|error| match error {
             Error::DeviceFault(DeviceFault::Cuda { ref source, .. }) if is_legacy && is_void(source.code) => {
                 self.reason(&name, version, lease).unwrap_or(error)
@@ -262,7 +262,7 @@ impl OpenOptions {
     }
 
     fn map(&self, mut opened: Opened, fds: Vec<OwnedFd>) -> Result<Segment> {
-        let Received { table, fds, handles, control } = Received::sort(&mut opened, fds)?;
+        let ReceivedMemory { table, fds, handles, control } = ReceivedMemory::sort(&mut opened, fds)?;
         let Opened { lease, name, version, facts: chosen, uid, chunks, growths, .. } = opened;
         let fd_numbers = fds.iter().map(AsRawFd::as_raw_fd).collect();
         let kind = kind::by_wire(chosen.kind)?;
@@ -291,7 +291,7 @@ impl OpenOptions {
 }
 
 /// The memory of a granted version, sorted by use.
-pub(crate) struct Received {
+pub(crate) struct ReceivedMemory {
     pub(crate) table: Table<TableBytes>,
     /// One for each chunk, unless there are handles.
     pub(crate) fds: Vec<OwnedFd>,
@@ -299,7 +299,7 @@ pub(crate) struct Received {
     pub(crate) control: Option<ControlMemory>,
 }
 
-impl Received {
+impl ReceivedMemory {
     /// Sorts the file descriptors that came with an answer, and takes table and handles out of the answer.
     pub(crate) fn sort(opened: &mut Opened, mut fds: Vec<OwnedFd>) -> Result<Self> {
         let Opened { name, facts, chunks, .. } = &*opened;

@@ -4,7 +4,7 @@ use std::{os::fd::AsFd, sync::Arc};
 
 use partywall_cuda::{DeviceSlice, DeviceUuid, ForeignMemory, PointerKind};
 use partywall_shm::{DType, Table, TableBuilder, TableError};
-use partywall_wire::{Answer, Call, Commit, Control, Kind, VersionFacts, limits::MAX_CHUNKS};
+use partywall_wire::{Answer, Call, Commit, Control, Kind as WireKind, VersionFacts, limits::MAX_CHUNKS};
 
 use super::{CommitOptions, ControlMemory, Facts, Granted, Segment, build::wire_table, commit_setters, named};
 use crate::{
@@ -203,12 +203,12 @@ impl Publication {
                 let tensors = allocations.into_iter().flatten().collect();
                 let (fds, memory) =
                     live::publish(tensors, blocks, gpu, mutable).map_err(|error| named(error, &name))?;
-                (Kind::Live, Vec::new(), fds, memory)
+                (WireKind::Live, Vec::new(), fds, memory)
             }
             None => {
                 let (handles, memory) =
                     legacy::publish(allocations, gpu, mutable).map_err(|error| named(error, &name))?;
-                (Kind::Legacy, handles, Vec::new(), memory)
+                (WireKind::Legacy, handles, Vec::new(), memory)
             }
         };
         let (wire_table, table_fd) = wire_table(&name, table.as_bytes())?;

@@ -93,7 +93,7 @@ pub(super) struct Work<'a> {
 }
 
 /// Why an operation could not be enqueued.
-pub(super) enum Refusal {
+pub(super) enum NotEnqueued {
     /// The driver or the stream refuses it.
     Access(AccessError),
     Error(Error),
@@ -107,7 +107,7 @@ impl Work<'_> {
     ///   If it is not current, two more calls change it and change it back;
     /// - whether the stream is being captured: the driver would silently put the operation into the graph;
     /// - which stream it is, for callers of [`CurrentStream::id`]: the driver reuses the handle of a destroyed stream.
-    pub(super) fn run<T>(&self, enqueue: impl FnOnce(&CurrentStream<'_>) -> Result<T, Refusal>) -> Result<T> {
+    pub(super) fn run<T>(&self, enqueue: impl FnOnce(&CurrentStream<'_>) -> Result<T, NotEnqueued>) -> Result<T> {
         self.domain.health().check()?;
         let run = || {
             let stream = self.stream.current()?;
@@ -120,25 +120,25 @@ impl Work<'_> {
     }
 
     /// Returns the error of a refused operation.
-    pub(super) fn error(&self, refusal: Refusal) -> Error {
+    pub(super) fn error(&self, refusal: NotEnqueued) -> Error {
         match refusal {
-            Refusal::Error(error) => error,
-            Refusal::Access(AccessError::Driver(source)) => {
+            NotEnqueued::Error(error) => error,
+            NotEnqueued::Access(AccessError::Driver(source)) => {
                 self.note(&source);
                 failed_call(&(self.what)(), source)
             }
-            Refusal::Access(AccessError::Capturing) => {
+            NotEnqueued::Access(AccessError::Capturing) => {
                 Error::DeviceFault(DeviceFault::Captured { what: (self.what)() })
             }
-            Refusal::Access(other @ (AccessError::NotCapturing | AccessError::OtherGraph)) => {
+            NotEnqueued::Access(other @ (AccessError::NotCapturing | AccessError::OtherGraph)) => {
                 InvalidArgument::Graph { what: (self.what)(), why: other.to_string() }.into()
             }
-            Refusal::Access(other) => InvalidArgument::range((self.what)(), other.to_string()),
+            NotEnqueued::Access(other) => InvalidArgument::range((self.what)(), other.to_string()),
         }
     }
 
     /// Makes the stream write a private word behind its waits, if it has waited often since it last wrote one.
-    pub(super) fn mark_if_due(&self, stream: &CurrentStream<'_>, waits: &mut TrackWaits) -> Result<(), Refusal> {
+    pub(super) fn mark_if_due(&self, stream: &CurrentStream<'_>, waits: &mut TrackWaits) -> Result<(), NotEnqueued> {
         if waits.need_a_mark() {
             let mark = match waits.take_mark() {
                 Some(mark) => mark,
@@ -187,19 +187,19 @@ impl Work<'_> {
     }
 }
 
-impl From<AccessError> for Refusal {
+impl From<AccessError> for NotEnqueued {
     fn from(error: AccessError) -> Self {
         Self::Access(error)
     }
 }
 
-impl From<CudaError> for Refusal {
+impl From<CudaError> for NotEnqueued {
     fn from(error: CudaError) -> Self {
         Self::Access(error.into())
     }
 }
 
-impl From<Error> for Refusal {
+impl From<Error> for NotEnqueued {
     fn from(error: Error) -> Self {
         Self::Error(error)
     }

@@ -28,7 +28,7 @@ use partywall_shm::timeline::{MAX_VALUE, Progress};
 
 use super::{
     Timeline, TimelineWriter,
-    enqueue::{self, Refusal, Work},
+    enqueue::{self, NotEnqueued, Work},
     writer::SignalGuard,
 };
 use crate::{
@@ -115,7 +115,7 @@ impl Node {
             let operation = add(stream, slab.word(&idle)?, idle_value)?;
             Ok(Self { operation, idle, idle_value, slab })
         };
-        capture().map_err(|refusal: Refusal| work.error(refusal))
+        capture().map_err(|refusal: NotEnqueued| work.error(refusal))
     }
 }
 
@@ -352,15 +352,15 @@ struct Armed<'a> {
 }
 
 impl<'a> Armed<'a> {
-    fn set(&mut self, node: &'a Node, word: DeviceSlice<'_>, v: u64) -> Result<(), Refusal> {
+    fn set(&mut self, node: &'a Node, word: DeviceSlice<'_>, v: u64) -> Result<(), NotEnqueued> {
         // Noted first, because a call that fails may have had its effect.
         self.nodes.push(node);
         Ok(node.operation.set_u64(self.graph, word, v)?)
     }
 
     /// Makes all nodes idle, and returns the first error.
-    fn reset(&mut self) -> Result<(), Refusal> {
-        let rest = |node: &Node| -> Result<(), Refusal> {
+    fn reset(&mut self) -> Result<(), NotEnqueued> {
+        let rest = |node: &Node| -> Result<(), NotEnqueued> {
             Ok(node.operation.set_u64(self.graph, node.slab.word(&node.idle)?, node.idle_value)?)
         };
         self.nodes.drain(..).map(rest).fold(Ok(()), Result::and)

@@ -10,7 +10,7 @@ use crate::domain::{LeaseGuard, Word};
 
 /// A timeline that the values of another timeline rest on.
 #[derive(Debug)]
-pub(super) struct Input {
+pub(super) struct TimelineInput {
     /// The lease, without which the word may become another timeline's.
     _lease: Arc<LeaseGuard>,
     at: Arc<At>,
@@ -33,7 +33,7 @@ pub(super) enum InputState {
     Failed(u64),
 }
 
-impl Input {
+impl TimelineInput {
     pub(super) fn new(input: &Timeline) -> Self {
         let (word, lease) = input.at.now();
         Self { _lease: lease, word, at: input.at.clone(), history: VecDeque::new() }

@@ -12,7 +12,7 @@ use partywall_shm::timeline::{Cell, Progress, Refused, TimelineEnding};
 use super::{
     At, Timeline,
     enqueue::Work,
-    inputs::{Input, InputState},
+    inputs::{InputState, TimelineInput},
     waiting::Poller,
 };
 use crate::{
@@ -51,7 +51,7 @@ struct Writer {
 struct SignalState {
     /// The stream of the last signal; `None` if the host signalled last.
     stream: Option<StreamId>,
-    inputs: Vec<Input>,
+    inputs: Vec<TimelineInput>,
 }
 
 impl TimelineWriter {
@@ -159,7 +159,7 @@ impl TimelineWriter {
     pub fn rests_on(&self, input: &Timeline) {
         let mut state = self.writer.lock();
         let first = state.inputs.is_empty();
-        state.inputs.push(Input::new(input));
+        state.inputs.push(TimelineInput::new(input));
         drop(state);
         if first {
             let writer = Arc::downgrade(&self.writer);

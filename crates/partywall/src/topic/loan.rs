@@ -15,8 +15,7 @@ use bytemuck::PodCastError;
 use partywall_cuda::StreamRef;
 use partywall_os::borrow::BorrowedBlockMut;
 use partywall_shm::{
-    DType, members,
-    pool::Pool,
+    DType, members, pool as shm_pool,
     slots::HeldSlot,
     topic::{MAX_RANK, Message, NO_STAMP, Status, Unpublished},
 };
@@ -24,7 +23,7 @@ use partywall_shm::{
 use super::{
     MAX_HEADER, TopicControl,
     in_flight::{InFlight, Written},
-    memory::{LoanMemory, Views},
+    memory::{LoanMemory, LoanViews},
     publisher::PublisherShared,
     sample::{Reading, Sample, Validity},
 };
@@ -66,7 +65,7 @@ struct Lent {
     header: Vec<u8>,
     inputs: Vec<Arc<Reading>>,
     used: UserValues,
-    views: Views,
+    views: LoanViews,
 }
 
 /// Values of the user. If dropping one of them panics, the others are still dropped.
@@ -107,7 +106,7 @@ impl Loan {
             header: Vec::new(),
             inputs: Vec::new(),
             used: UserValues::default(),
-            views: Views::default(),
+            views: LoanViews::default(),
         };
         Self { lent: Box::new(lent) }
     }
@@ -122,7 +121,7 @@ impl Loan {
     }
 
     /// Returns the loan, if this process still holds its block.
-    pub(super) fn if_held(mut self, pool: &Pool) -> Option<Self> {
+    pub(super) fn if_held(mut self, pool: &shm_pool::Pool) -> Option<Self> {
         let held = self.held();
         if pool.is_current(held.index(), held.generation()) {
             return Some(self);
@@ -140,7 +139,7 @@ impl Loan {
         *self.lent.exposed.get_mut() = false;
         self.lent.header.clear();
         self.lent.inputs.clear();
-        self.lent.views = Views::default();
+        self.lent.views = LoanViews::default();
         reserve.put(self);
     }
 

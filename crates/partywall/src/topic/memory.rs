@@ -19,7 +19,7 @@ pub struct LoanMemory {
 
 /// The views of a loan.
 #[derive(Default)]
-pub(super) struct Views(Option<Arc<OnceLock<ViewedBlock>>>);
+pub(super) struct LoanViews(Option<Arc<OnceLock<ViewedBlock>>>);
 
 /// A block that its loan has left to its views.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ struct ViewedBlock {
     _view: Arc<()>,
 }
 
-impl Views {
+impl LoanViews {
     pub(super) fn view(&mut self) -> LoanMemory {
         LoanMemory { _left: self.0.get_or_insert_default().clone() }
     }

@@ -120,7 +120,7 @@ impl ChromeTrace {
     fn points(&self, number: usize, arrow: &Arrow) -> impl Iterator<Item = Value> {
         let Arrow { category, points } = arrow;
         let last = points.len() - 1;
-        points.iter().enumerate().map(move |(index, Point { at, pid, tid })| {
+        points.iter().enumerate().map(move |(index, SlicePoint { at, pid, tid })| {
             let kind = match index {
                 0 => "s",
                 _ if index == last => "f",
@@ -154,12 +154,12 @@ impl ChromeTrace {
 #[derive(Debug, PartialEq)]
 struct Arrow {
     category: &'static str,
-    points: Vec<Point>,
+    points: Vec<SlicePoint>,
 }
 
 /// A time within a slice of a thread.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Point {
+struct SlicePoint {
     at: u64,
     pid: u32,
     tid: u32,
@@ -179,7 +179,7 @@ impl Arrows {
     /// Adds an arrow through the beginnings of events, and through the ends of calls that may have begun before the
     /// event that ended them. Does nothing for fewer than two events.
     fn add(&mut self, category: &'static str, events: &[&TraceEvent]) {
-        let mut points: Vec<Point> = Vec::new();
+        let mut points: Vec<SlicePoint> = Vec::new();
         for event in events {
             let mut at = event.since;
             if let Some(former) = points.last().filter(|former| at < former.at) {
@@ -187,7 +187,7 @@ impl Arrows {
                 at = event.at.saturating_sub(MOMENT).max(former.at).min(event.at.saturating_sub(1));
                 self.ends.push(TraceEvent { since: at, ..**event });
             }
-            points.push(Point { at, pid: event.pid, tid: event.tid });
+            points.push(SlicePoint { at, pid: event.pid, tid: event.tid });
         }
         if points.len() > 1 {
             self.all.push(Arrow { category, points });

@@ -48,7 +48,7 @@ use serde_json::json;
 use self::{
     narrator::Narrator,
     session::{Names, Session},
-    supervisor::Supervisor,
+    supervisor::DemoSupervisor,
 };
 use crate::text::grouped;
 
@@ -154,7 +154,7 @@ fn both(context: &Context, options: &Options) -> Result<(), Failure> {
 
     let narrator = Narrator::of_demo(output);
     let names = Names::under(&prefix);
-    let supervisor = Supervisor::new(context, options.timeout);
+    let supervisor = DemoSupervisor::new(context, options.timeout);
     let producer = supervisor.spawn("producer", device, &prefix, options)?;
     let consumer = supervisor.spawn("consumer", device, &prefix, options)?;
     let domain = context.options().connect()?;

@@ -35,13 +35,13 @@ const WAITS: u32 = 6;
 
 /// Starts and ends the roles.
 #[derive(Debug)]
-pub(super) struct Supervisor<'a> {
+pub(super) struct DemoSupervisor<'a> {
     context: &'a Context,
     start: Instant,
     deadline: Instant,
 }
 
-impl<'a> Supervisor<'a> {
+impl<'a> DemoSupervisor<'a> {
     /// Returns a supervisor of roles whose waits take at most `timeout` each.
     pub(super) fn new(context: &'a Context, timeout: Duration) -> Self {
         let start = Instant::now();

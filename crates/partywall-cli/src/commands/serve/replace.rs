@@ -8,7 +8,7 @@ use partywall::{Error, ErrorKind, Location, error::Unreachable};
 use partywall_broker::replacement::this_program;
 use rustix::fs::stat;
 
-use super::Ready;
+use super::ReadyMessage;
 use crate::{Context, failure::Failure};
 
 /// Asks the broker, and waits until it serves again.
@@ -32,7 +32,7 @@ pub(super) fn run(context: &Context, location: &Location) -> Result<(), Failure>
         let message = "the broker was not replaced: this program did not serve, and the former one goes on";
         return Err(Failure::new(ErrorKind::Refused, message, "`partywall logs` shows the reason"));
     }
-    let ready = Ready {
+    let ready = ReadyMessage {
         pid: status.pid,
         supervisor: status.supervisor.unwrap_or_default(),
         location,

@@ -6,8 +6,8 @@ use std::{
 };
 
 use partywall_cuda::{
-    Access, Context, Device, DeviceBuffer, DeviceSlice, DeviceUuid, Driver, IpcEvent, IpcEventHandle, IpcMapping,
-    IpcMemoryHandle, Kernels, Mapping, PhysicalMemory, Stream, round_up,
+    Access as CudaAccess, Context, Device, DeviceBuffer, DeviceSlice, DeviceUuid, Driver, IpcEvent, IpcEventHandle,
+    IpcMapping, IpcMemoryHandle, Kernels, Mapping, PhysicalMemory, Stream, round_up,
 };
 
 use super::{BYTES, Trouble, on_each};
@@ -51,7 +51,7 @@ pub(in crate::doctor) fn exported(device: Device) -> Result<(Mapping, OwnedFd), 
     let context = Context::retain(device)?;
     let granularity = PhysicalMemory::granularity(&context)?;
     let size = round_up(BYTES, granularity).ok_or_else(|| Trouble::Wrong("its granularity is 0".into()))?;
-    let mapping = Mapping::new(PhysicalMemory::create(&context, size)?, Access::ReadWrite)?;
+    let mapping = Mapping::new(PhysicalMemory::create(&context, size)?, CudaAccess::ReadWrite)?;
     fill(&context, mapping.as_slice())?;
     let descriptor = mapping.memory().export()?;
     Ok((mapping, descriptor))
@@ -62,7 +62,7 @@ pub(in crate::doctor) fn take_vmm(parcel: &Parcel, memory: Option<OwnedFd>) -> R
     let memory = memory.ok_or("no file descriptor came along")?;
     in_context(parcel, |context| {
         let imported = PhysicalMemory::import(context, memory.as_fd(), parcel.bytes)?;
-        let mapping = Mapping::new(imported, Access::ReadOnly)?;
+        let mapping = Mapping::new(imported, CudaAccess::ReadOnly)?;
         verify(context, mapping.as_slice())?;
         let mut copy = vec![0; parcel.bytes as usize];
         Stream::new(context)?.as_ref().copy_to_host(&mut copy, mapping.as_slice())?;
@@ -94,7 +94,7 @@ pub(in crate::doctor) fn legacy_memory(doctor: &Doctor) -> Finding {
 pub(in crate::doctor) fn take_legacy_memory(parcel: &Parcel, _: Option<OwnedFd>) -> Result<String, String> {
     in_context(parcel, |context| {
         let handle = IpcMemoryHandle(bytes_of(parcel)?);
-        let mapping = IpcMapping::open(context, handle, parcel.bytes, Access::ReadOnly)?;
+        let mapping = IpcMapping::open(context, handle, parcel.bytes, CudaAccess::ReadOnly)?;
         verify(context, mapping.as_slice())?;
         Ok("every word right, by kernel".into())
     })
