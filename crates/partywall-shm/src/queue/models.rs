@@ -57,9 +57,9 @@ impl World {
             attachments: std::array::from_fn(|_| AttachmentEntry::new()),
         };
         let queue = Queue {
-            shape: QueueLimits { tasks, inputs: 1, outputs: 1, lease: 0 },
+            limits: QueueLimits { tasks, inputs: 1, outputs: 1, lease: 0 },
             header: vec![header],
-            slots: (0..tasks).map(|_| TaskSlot::new()).collect(),
+            tasks: (0..tasks).map(|_| TaskSlot::new()).collect(),
             bodies: (0..tasks).map(|_| Body::new()).collect(),
         };
         let (input, output) = (UnsafeCell::new(0), UnsafeCell::new(0));

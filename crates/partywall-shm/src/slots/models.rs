@@ -87,7 +87,7 @@ impl World {
 
     fn idle(&self) {
         let audit = self.slots.audit();
-        assert_eq!(audit, Audit { free: self.slots.slots.len() as u32, ..Audit::default() });
+        assert_eq!(audit, SlotAudit { free: self.slots.slots.len() as u32, ..SlotAudit::default() });
     }
 }
 
@@ -129,7 +129,7 @@ fn two_waiters_are_both_served() {
                 assert!(world.slots.free(&held));
             }
         });
-        assert_eq!(world.slots.audit(), Audit { held: 2, ..Audit::default() });
+        assert_eq!(world.slots.audit(), SlotAudit { held: 2, ..SlotAudit::default() });
     });
 }
 
@@ -383,6 +383,6 @@ fn published_samples_of_the_dead_are_published() {
         let completed = thread::spawn(move || completed.slots.publish(0, seen).is_some());
         world.slots.recover_or_publish(|row| row == 1, |_, word| word == seen);
         completed.join().unwrap();
-        assert_eq!(world.slots.audit(), Audit { published: 1, ..Audit::default() });
+        assert_eq!(world.slots.audit(), SlotAudit { published: 1, ..SlotAudit::default() });
     });
 }
