@@ -182,6 +182,21 @@ pub(crate) unsafe trait Struct: Copy {
     const NAME: &'static str;
 }
 
+/// Makes types [`Struct`]s.
+macro_rules! structs {
+    ($($type:ty),*) => {
+        $(
+            const _: () = assert!(std::mem::offset_of!($type, size) == 0);
+            // SAFETY: the size is first; the types are `repr(C)`, and consist of pointers and numbers, which have no
+            // invalid patterns.
+            unsafe impl $crate::argument::Struct for $type {
+                const NAME: &'static str = stringify!($type);
+            }
+        )*
+    };
+}
+pub(crate) use structs;
+
 /// Returns the options of a caller, with zero for what an older caller does not know; null means all defaults.
 ///
 /// # Safety

@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_void};
 use partywall::Block;
 
 use crate::{
-    argument::{self, array, array_mut, dtype, store_bytes, store_info, stream_gpu, text_out},
+    argument::{self, array, array_mut, dtype, store_bytes, store_info, stream_gpu, structs, text_out},
     error::{call, pw_status},
     handle::{self, object},
 };
@@ -14,19 +14,18 @@ use crate::{
 pub const PW_BLOCK_TEXT: usize = 320;
 
 /// A block of memory that this process holds, of a pool or a queue. One thread may use it at a time.
-#[allow(non_camel_case_types)]
 pub struct pw_block {
     _opaque: (),
 }
 
-pub(crate) struct Taken(pub(crate) Block);
+pub(crate) struct HeldBlock(pub(crate) Block);
 
-object!(Taken, pw_block, 13, "block");
+object!(HeldBlock, pw_block, 13, "block");
+structs!(pw_block_info);
 
 /// What `pw_block_info_get` stores.
 #[repr(C)]
 #[derive(Clone, Copy)]
-#[allow(non_camel_case_types)]
 pub struct pw_block_info {
     /// `sizeof(pw_block_info)`, which the caller sets.
     pub size: usize,
@@ -44,11 +43,6 @@ pub struct pw_block_info {
     pub index: u32,
 }
 
-// SAFETY: `repr(C)`, the size is first, and pointers and numbers have no invalid patterns.
-unsafe impl argument::Struct for pw_block_info {
-    const NAME: &'static str = "pw_block_info";
-}
-
 /// Stores what is known about a block. Does not block.
 ///
 /// # Safety
@@ -57,7 +51,7 @@ unsafe impl argument::Struct for pw_block_info {
 pub unsafe extern "C" fn pw_block_info_get(block: *const pw_block, info: *mut pw_block_info) -> pw_status {
     // SAFETY: the caller's promise.
     call(|| unsafe {
-        let Taken(block) = handle::get::<Taken>(block)?;
+        let HeldBlock(block) = handle::get::<HeldBlock>(block)?;
         let known = pw_block_info {
             size: 0,
             shape: block.shape().as_ptr(),
@@ -79,7 +73,7 @@ pub unsafe extern "C" fn pw_block_info_get(block: *const pw_block, info: *mut pw
 pub unsafe extern "C" fn pw_block_set_range(block: *mut pw_block, offset: u64, length: u64) -> pw_status {
     call(|| {
         // SAFETY: the caller's promise.
-        let Taken(block) = unsafe { handle::get_mut::<Taken>(block) }?;
+        let HeldBlock(block) = unsafe { handle::get_mut::<HeldBlock>(block) }?;
         Ok(block.set_range(offset..offset.saturating_add(length))?)
     })
 }
@@ -97,7 +91,7 @@ pub unsafe extern "C" fn pw_block_set_tensor(
 ) -> pw_status {
     // SAFETY: the caller's promise.
     call(|| unsafe {
-        let (Taken(block), shape) = (handle::get_mut::<Taken>(block)?, array(shape, rank, "shape")?);
+        let (HeldBlock(block), shape) = (handle::get_mut::<HeldBlock>(block)?, array(shape, rank, "shape")?);
         Ok(block.set_tensor(dtype(element)?, shape)?)
     })
 }
@@ -111,7 +105,7 @@ pub unsafe extern "C" fn pw_block_set_tensor(
 pub unsafe extern "C" fn pw_block_data(block: *mut pw_block, data: *mut *mut c_void, length: *mut usize) -> pw_status {
     // SAFETY: the caller's promise.
     call(|| unsafe {
-        let bytes = handle::get_mut::<Taken>(block)?.0.bytes_mut()?;
+        let bytes = handle::get_mut::<HeldBlock>(block)?.0.bytes_mut()?;
         store_bytes(data, bytes.as_mut_ptr().cast(), length, bytes.len() as u64)
     })
 }
@@ -129,7 +123,7 @@ pub unsafe extern "C" fn pw_block_device(
 ) -> pw_status {
     // SAFETY: the caller's promise.
     call(|| unsafe {
-        let range = handle::get_mut::<Taken>(block)?.0.device_mut()?;
+        let range = handle::get_mut::<HeldBlock>(block)?.0.device_mut()?;
         store_bytes(address, argument::address(range.device_ptr()), length, range.bytes())
     })
 }
@@ -141,7 +135,7 @@ pub unsafe extern "C" fn pw_block_device(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_block_write(block: *mut pw_block, bytes: *const c_void, length: usize) -> pw_status {
     // SAFETY: the caller's promise.
-    call(|| unsafe { Ok(handle::get_mut::<Taken>(block)?.0.write(array(bytes.cast(), length, "bytes")?)?) })
+    call(|| unsafe { Ok(handle::get_mut::<HeldBlock>(block)?.0.write(array(bytes.cast(), length, "bytes")?)?) })
 }
 
 /// Copies `length` bytes of a block, from `offset` on, to `bytes`, from any kind of memory. Blocks until they are copied.
@@ -156,7 +150,9 @@ pub unsafe extern "C" fn pw_block_read(
     length: usize,
 ) -> pw_status {
     // SAFETY: the caller's promise.
-    call(|| unsafe { Ok(handle::get::<Taken>(block)?.0.read_at(offset, array_mut(bytes.cast(), length, "bytes")?)?) })
+    call(|| unsafe {
+        Ok(handle::get::<HeldBlock>(block)?.0.read_at(offset, array_mut(bytes.cast(), length, "bytes")?)?)
+    })
 }
 
 /// Sets all bytes of a block in host or pinned memory to zero.
@@ -166,7 +162,7 @@ pub unsafe extern "C" fn pw_block_read(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_block_zero(block: *mut pw_block) -> pw_status {
     // SAFETY: the caller's promise.
-    call(|| Ok(unsafe { handle::get_mut::<Taken>(block) }?.0.zero()?))
+    call(|| Ok(unsafe { handle::get_mut::<HeldBlock>(block) }?.0.zero()?))
 }
 
 /// Enqueues setting all bytes of a block to zero. Does not block. Null is the legacy default stream.
@@ -177,7 +173,7 @@ pub unsafe extern "C" fn pw_block_zero(block: *mut pw_block) -> pw_status {
 pub unsafe extern "C" fn pw_block_zero_on(block: *mut pw_block, stream: *mut c_void) -> pw_status {
     // SAFETY: the caller's promise.
     call(|| unsafe {
-        let Taken(block) = handle::get_mut::<Taken>(block)?;
+        let HeldBlock(block) = handle::get_mut::<HeldBlock>(block)?;
         let gpu = stream_gpu(block.domain(), block.gpu())?;
         Ok(block.zero_on(argument::stream(&gpu, stream))?)
     })
@@ -204,7 +200,7 @@ pub unsafe extern "C" fn pw_block_offer(
         if capacity < PW_BLOCK_TEXT {
             return Err(argument::too_small(PW_BLOCK_TEXT, capacity));
         }
-        let Taken(block) = handle::take::<Taken>(block)?;
+        let HeldBlock(block) = handle::take::<HeldBlock>(block)?;
         text_out(&block.offer()?.to_string(), text, capacity, length)
     })
 }
@@ -216,7 +212,7 @@ pub unsafe extern "C" fn pw_block_offer(
 /// No other thread uses the handle, and nobody the addresses that it gave.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_block_close(block: *mut pw_block) -> pw_status {
-    call(|| if block.is_null() { Ok(()) } else { Ok(handle::take::<Taken>(block)?.0.release()?) })
+    call(|| if block.is_null() { Ok(()) } else { Ok(handle::take::<HeldBlock>(block)?.0.release()?) })
 }
 
 /// Gives a block back once the work that is on `stream` now is done. Does not wait. On failure the block is still the
@@ -227,14 +223,14 @@ pub unsafe extern "C" fn pw_block_close(block: *mut pw_block) -> pw_status {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_block_close_on(block: *mut pw_block, stream: *mut c_void) -> pw_status {
     call(|| {
-        handle::consume(block, |Taken(block)| {
+        handle::consume(block, |HeldBlock(block)| {
             let gpu = match stream_gpu(block.domain(), block.gpu()) {
                 Ok(gpu) => gpu,
-                Err(error) => return Err((error.into(), Taken(block))),
+                Err(error) => return Err((error.into(), HeldBlock(block))),
             };
             // SAFETY: the caller's promise.
             let stream = unsafe { argument::stream(&gpu, stream) };
-            block.release_on(stream).map_err(|failed| (failed.error.into(), Taken(*failed.value)))
+            block.release_on(stream).map_err(|failed| (failed.error.into(), HeldBlock(*failed.value)))
         })
     })
 }

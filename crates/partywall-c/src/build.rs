@@ -5,15 +5,14 @@ use std::ffi::{c_char, c_void};
 use partywall::{Build, Builder, Domain};
 
 use crate::{
-    argument::{self, array, dtype, place, store_bytes, strides, text},
+    argument::{self, array, dtype, place, store_bytes, strides, structs, text},
     domain::pw_domain,
     error::{Failure, call, pw_status},
     handle::{self, object},
-    segment::{Opened, pw_segment},
+    segment::{OpenSegment, pw_segment},
 };
 
 /// A version of a segment that no other process sees yet. One thread may use it at a time.
-#[allow(non_camel_case_types)]
 pub struct pw_build {
     _opaque: (),
 }
@@ -27,6 +26,7 @@ enum Building {
 }
 
 object!(Building, pw_build, 7, "build");
+structs!(pw_segment_options);
 
 impl Building {
     fn list(&mut self, add: impl FnOnce(Builder) -> Builder) -> Result<(), Failure> {
@@ -61,7 +61,6 @@ fn not_allocated() -> Failure {
 /// How a version of a segment is made. What is zero has its default.
 #[repr(C)]
 #[derive(Clone, Copy)]
-#[allow(non_camel_case_types)]
 pub struct pw_segment_options {
     /// `sizeof(pw_segment_options)`.
     pub size: usize,
@@ -82,11 +81,6 @@ pub struct pw_segment_options {
     pub shared: u8,
     /// Nonzero: the commit fails if the name exists.
     pub if_absent: u8,
-}
-
-// SAFETY: `repr(C)`, the size is first, and pointers and numbers have no invalid patterns.
-unsafe impl argument::Struct for pw_segment_options {
-    const NAME: &'static str = "pw_segment_options";
 }
 
 /// Sets what builds, publications and files have in common: three types without a common trait.
@@ -304,7 +298,7 @@ pub unsafe extern "C" fn pw_build_commit(build: *mut pw_build, segment: *mut *mu
                 }
                 listed => Err((not_allocated(), listed)),
             })?;
-            Ok(Opened::from(committed))
+            Ok(OpenSegment::from(committed))
         })
     })
 }

@@ -8,16 +8,15 @@ use std::{
 use partywall::{ClaimedTask, DeviceUuid, Domain, Gpu, Queue, TaskInput};
 
 use crate::{
-    argument::{self, array, array_mut, c_text, dtype, store_bytes, store_info, text, timeout},
+    argument::{self, array, array_mut, c_text, dtype, store_bytes, store_info, structs, text, timeout},
     error::{Failure, call, pw_status},
     handle::{self, object},
-    queue::{Opened, pw_queue},
+    queue::{OpenQueue, pw_queue},
     segment::beyond,
     timeline::gpu_of,
 };
 
 /// A task that this process has claimed. One thread may use it at a time.
-#[allow(non_camel_case_types)]
 pub struct pw_claim {
     _opaque: (),
 }
@@ -31,6 +30,7 @@ struct Claimed {
 }
 
 object!(Claimed, pw_claim, 22, "claimed task");
+structs!(pw_claim_info, pw_input_info);
 
 impl Claimed {
     fn new(queue: &Queue, task: ClaimedTask) -> Self {
@@ -58,7 +58,7 @@ pub unsafe extern "C" fn pw_queue_claim(
     // SAFETY: the caller's promise.
     call(|| unsafe {
         handle::give(claim, || {
-            let Opened { queue, .. } = handle::get::<Opened>(queue)?;
+            let OpenQueue { queue, .. } = handle::get::<OpenQueue>(queue)?;
             Ok(Claimed::new(queue, queue.claim(timeout(timeout_ns))?))
         })
     })
@@ -73,7 +73,7 @@ pub unsafe extern "C" fn pw_queue_try_claim(queue: *const pw_queue, claim: *mut 
     // SAFETY: the caller's promise.
     call(|| unsafe {
         handle::give_some(claim, || {
-            let Opened { queue, .. } = handle::get::<Opened>(queue)?;
+            let OpenQueue { queue, .. } = handle::get::<OpenQueue>(queue)?;
             Ok(queue.try_claim()?.map(|task| Claimed::new(queue, task)))
         })
     })
@@ -82,7 +82,6 @@ pub unsafe extern "C" fn pw_queue_try_claim(queue: *const pw_queue, claim: *mut 
 /// What `pw_claim_info_get` stores.
 #[repr(C)]
 #[derive(Clone, Copy)]
-#[allow(non_camel_case_types)]
 pub struct pw_claim_info {
     /// `sizeof(pw_claim_info)`, which the caller sets.
     pub size: usize,
@@ -102,11 +101,6 @@ pub struct pw_claim_info {
     pub max_attempts: u32,
     /// 1 while the claim stands. If it was taken back, further work is wasted.
     pub is_claimed: u8,
-}
-
-// SAFETY: `repr(C)`, the size is first, and pointers and numbers have no invalid patterns.
-unsafe impl argument::Struct for pw_claim_info {
-    const NAME: &'static str = "pw_claim_info";
 }
 
 /// Stores what is known about a claimed task. Does not block.
@@ -136,7 +130,6 @@ pub unsafe extern "C" fn pw_claim_info_get(claim: *const pw_claim, info: *mut pw
 /// What `pw_claim_input_get` stores.
 #[repr(C)]
 #[derive(Clone, Copy)]
-#[allow(non_camel_case_types)]
 pub struct pw_input_info {
     /// `sizeof(pw_input_info)`, which the caller sets.
     pub size: usize,
@@ -148,11 +141,6 @@ pub struct pw_input_info {
     pub rank: u32,
     /// The element type: bytes if the submitter gave none.
     pub dtype: u32,
-}
-
-// SAFETY: as above.
-unsafe impl argument::Struct for pw_input_info {
-    const NAME: &'static str = "pw_input_info";
 }
 
 /// Stores what is known about an input, counted from 0. Does not block.

@@ -8,7 +8,7 @@ use std::{
 use partywall::{Descriptors, Domain};
 
 use crate::{
-    argument::{self, c_text, store, store_info, store_optional, text, timeout},
+    argument::{c_text, store, store_info, store_optional, structs, text, timeout},
     domain::pw_domain,
     error::{Failure, call, pw_status},
     handle::{self, object},
@@ -17,24 +17,23 @@ use crate::{
 
 /// The memory of a version as file descriptors, and a lease on it. Nothing is mapped, and no driver is loaded. Any thread
 /// may use it.
-#[allow(non_camel_case_types)]
 pub struct pw_descriptors {
     _opaque: (),
 }
 
 /// Descriptors, with what C was told by address.
-struct Exported {
+struct OpenDescriptors {
     descriptors: Descriptors,
     kind: CString,
     device: CString,
 }
 
-object!(Exported, pw_descriptors, 10, "descriptors object");
+object!(OpenDescriptors, pw_descriptors, 10, "descriptors object");
+structs!(pw_descriptors_info);
 
 /// What `pw_descriptors_info_get` stores.
 #[repr(C)]
 #[derive(Clone, Copy)]
-#[allow(non_camel_case_types)]
 pub struct pw_descriptors_info {
     /// `sizeof(pw_descriptors_info)`, which the caller sets.
     pub size: usize,
@@ -52,11 +51,6 @@ pub struct pw_descriptors_info {
     /// 1 if the version may grow. Map its chunks one after another: tensors may span them, and offsets count from the
     /// beginning of the first.
     pub may_grow: u8,
-}
-
-// SAFETY: `repr(C)`, the size is first, and pointers and numbers have no invalid patterns.
-unsafe impl argument::Struct for pw_descriptors_info {
-    const NAME: &'static str = "pw_descriptors_info";
 }
 
 /// Opens the memory of a version as file descriptors, of the latest or of `NAME@V`, and waits up to `timeout_ns` until it
@@ -79,7 +73,7 @@ pub unsafe extern "C" fn pw_descriptors_open(
             let descriptors = domain.descriptors(text(name, "name")?, timeout(timeout_ns))?;
             let kind = c_text(descriptors.kind());
             let device = c_text(&descriptors.place().to_string());
-            Ok(Exported { descriptors, kind, device })
+            Ok(OpenDescriptors { descriptors, kind, device })
         })
     })
 }
@@ -90,7 +84,7 @@ pub unsafe extern "C" fn pw_descriptors_open(
 /// No other thread uses the handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_descriptors_close(descriptors: *mut pw_descriptors) -> pw_status {
-    call(|| handle::close::<Exported>(descriptors))
+    call(|| handle::close::<OpenDescriptors>(descriptors))
 }
 
 /// Stores what is known about the memory. Does not block.
@@ -104,7 +98,7 @@ pub unsafe extern "C" fn pw_descriptors_info_get(
 ) -> pw_status {
     // SAFETY: the caller's promise.
     call(|| unsafe {
-        let Exported { descriptors, kind, device } = handle::get::<Exported>(descriptors)?;
+        let OpenDescriptors { descriptors, kind, device } = handle::get::<OpenDescriptors>(descriptors)?;
         let known = pw_descriptors_info {
             size: 0,
             kind: kind.as_ptr(),
@@ -132,7 +126,7 @@ pub unsafe extern "C" fn pw_descriptors_chunk(
 ) -> pw_status {
     // SAFETY: the caller's promise.
     call(|| unsafe {
-        let chunks = handle::get::<Exported>(descriptors)?.descriptors.chunks();
+        let chunks = handle::get::<OpenDescriptors>(descriptors)?.descriptors.chunks();
         let chunk = chunks.get(index).ok_or_else(|| beyond("chunk", index, chunks.len()))?;
         store(fd, chunk.as_fd().as_raw_fd(), "fd")?;
         store_optional(bytes, chunk.bytes());
@@ -154,7 +148,7 @@ pub unsafe extern "C" fn pw_descriptors_tensor(
 ) -> pw_status {
     // SAFETY: the caller's promise.
     call(|| unsafe {
-        let (exported, tensor) = (handle::get::<Exported>(descriptors)?, text(tensor, "tensor")?);
+        let (exported, tensor) = (handle::get::<OpenDescriptors>(descriptors)?, text(tensor, "tensor")?);
         let absent = || Failure::argument(format!("there is no tensor {tensor:?}"), "`partywall show NAME` lists them");
         let found = exported.descriptors.table().find(tensor).ok_or_else(absent)?;
         store_optional(chunk, found.chunk());

@@ -5,23 +5,22 @@ use std::ffi::c_char;
 use partywall::{Domain, DomainOptions};
 
 use crate::{
-    argument::{self, check_out, optional_text, store, text},
+    argument::{self, optional_text, structs, text},
     error::{Failure, call, pw_status},
     handle::{self, object},
 };
 
 /// A connection to a broker. It stays until it and everything opened through it are closed. Any thread may use it.
-#[allow(non_camel_case_types)]
 pub struct pw_domain {
     _opaque: (),
 }
 
 object!(Domain, pw_domain, 1, "domain");
+structs!(pw_domain_options);
 
 /// How `pw_domain_connect` connects. What is zero has its default.
 #[repr(C)]
 #[derive(Clone, Copy)]
-#[allow(non_camel_case_types)]
 pub struct pw_domain_options {
     /// `sizeof(pw_domain_options)`.
     pub size: usize,
@@ -39,11 +38,6 @@ pub struct pw_domain_options {
     pub mps: u8,
 }
 
-// SAFETY: `repr(C)`, the size is first, and pointers and bytes have no invalid patterns.
-unsafe impl argument::Struct for pw_domain_options {
-    const NAME: &'static str = "pw_domain_options";
-}
-
 /// Connects to the broker of a domain, and starts the broker if none runs. `options` may be null.
 ///
 /// The caller owns `*domain` and closes it with `pw_domain_close`. Blocks until the broker answers, a few milliseconds
@@ -56,17 +50,15 @@ pub unsafe extern "C" fn pw_domain_connect(
     options: *const pw_domain_options,
     domain: *mut *mut pw_domain,
 ) -> pw_status {
-    call(|| {
-        check_out(domain, "domain")?;
-        // SAFETY: the caller's promise.
-        let connected = unsafe { options_of(options) }?.connect()?;
-        let handle = handle::insert(connected)?;
-        // SAFETY: the caller's promise.
-        unsafe { store(domain, handle, "domain") }
-    })
+    // SAFETY: the caller's promise.
+    call(|| unsafe { handle::give(domain, || Ok(options_of(options)?.connect()?)) })
 }
 
-unsafe fn options_of(options: *const pw_domain_options) -> Result<DomainOptions, Failure> {
+/// Returns the options as the library has them.
+///
+/// # Safety
+/// `options` is null or valid.
+pub(crate) unsafe fn options_of(options: *const pw_domain_options) -> Result<DomainOptions, Failure> {
     // SAFETY: the caller's promise.
     let options = unsafe { argument::options(options) }?;
     let mut known = Domain::options().start(options.no_start == 0).operator(options.is_operator != 0);
@@ -113,4 +105,10 @@ pub unsafe extern "C" fn pw_domain_ping(domain: *const pw_domain) -> pw_status {
 pub unsafe extern "C" fn pw_domain_remove(domain: *const pw_domain, name: *const c_char) -> pw_status {
     // SAFETY: the caller's promise.
     call(|| Ok(unsafe { handle::get::<Domain>(domain)?.remove(text(name, "name")?).map(drop)? }))
+}
+
+/// Returns the release of the library, such as "0.1.0". Never blocks, never fails.
+#[unsafe(no_mangle)]
+pub extern "C" fn pw_version() -> *const c_char {
+    concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
 }

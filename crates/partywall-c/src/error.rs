@@ -14,7 +14,6 @@ use crate::{argument::c_text, handle::Object};
 /// Whether a call succeeded, and if not, what a program can do about it. `pw_last_error` has the sentence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
-#[allow(non_camel_case_types)]
 pub enum pw_status {
     /// The call has done what it says.
     PW_OK = 0,
@@ -47,7 +46,6 @@ pub enum pw_status {
 }
 
 /// What is known about a failed call.
-#[allow(non_camel_case_types)]
 pub struct pw_error {
     status: pw_status,
     message: CString,

@@ -8,11 +8,10 @@ use crate::{
     argument::{array, dtype, text},
     error::{call, pw_status},
     handle::{self, object},
-    segment::{Opened, pw_segment},
+    segment::{OpenSegment, pw_segment},
 };
 
 /// What a segment is to get at its end. One thread may use it at a time.
-#[allow(non_camel_case_types)]
 pub struct pw_growth {
     _opaque: (),
 }
@@ -95,7 +94,7 @@ pub unsafe extern "C" fn pw_growth_spare(growth: *mut pw_growth, bytes: u64) -> 
 pub unsafe extern "C" fn pw_growth_commit(growth: *mut pw_growth, segment: *const pw_segment) -> pw_status {
     call(|| {
         // SAFETY: the caller's promise.
-        let Opened { segment, .. } = unsafe { handle::get::<Opened>(segment) }?;
+        let OpenSegment { segment, .. } = unsafe { handle::get::<OpenSegment>(segment) }?;
         handle::consume(growth, |parts: Parts| {
             let mut grown = segment.grow().spare(parts.spare);
             if let Some((tensor, length)) = &parts.longer {

@@ -9,17 +9,22 @@
 //!   [`argument::store_info`]).
 //! - No exported item comes out of a macro: cbindgen could not see it.
 #![allow(unsafe_code)] // C's pointers
+#![allow(non_camel_case_types)] // C's types
 
 pub mod argument;
 pub mod block;
 pub mod build;
 pub mod claim;
 pub mod descriptors;
+pub mod dlpack;
+pub mod doctor;
 pub mod domain;
 pub mod dtype;
 pub mod error;
 pub mod growth;
 mod handle;
+pub mod members;
+pub mod names;
 pub mod pool;
 pub mod publication;
 pub mod publisher;
@@ -29,3 +34,4 @@ pub mod semaphore;
 pub mod subscriber;
 pub mod timeline;
 pub mod topic;
+pub mod watch;

@@ -5,25 +5,24 @@ use std::ffi::c_char;
 use partywall::{BlockRef, Domain, Pool, PoolOptions};
 
 use crate::{
-    argument::{self, place, store_info, text, timeout},
-    block::{Taken, pw_block},
+    argument::{self, place, store_info, structs, text, timeout},
+    block::{HeldBlock, pw_block},
     domain::pw_domain,
     error::{Failure, call, pw_status},
     handle::{self, object},
 };
 
 /// A pool of blocks. Any thread may use it.
-#[allow(non_camel_case_types)]
 pub struct pw_pool {
     _opaque: (),
 }
 
 object!(Pool, pw_pool, 12, "pool");
+structs!(pw_pool_options, pw_pool_info);
 
 /// How a pool is created, or what an existing one must agree with. What is zero is not set.
 #[repr(C)]
 #[derive(Clone, Copy)]
-#[allow(non_camel_case_types)]
 pub struct pw_pool_options {
     /// `sizeof(pw_pool_options)`.
     pub size: usize,
@@ -39,11 +38,6 @@ pub struct pw_pool_options {
     pub shared: u8,
     /// Nonzero: the pool stays until it is removed or the broker ends.
     pub kept: u8,
-}
-
-// SAFETY: `repr(C)`, the size is first, and pointers and numbers have no invalid patterns.
-unsafe impl argument::Struct for pw_pool_options {
-    const NAME: &'static str = "pw_pool_options";
 }
 
 unsafe fn open(
@@ -134,7 +128,6 @@ pub unsafe extern "C" fn pw_pool_close(pool: *mut pw_pool) -> pw_status {
 /// What `pw_pool_info_get` stores.
 #[repr(C)]
 #[derive(Clone, Copy)]
-#[allow(non_camel_case_types)]
 pub struct pw_pool_info {
     /// `sizeof(pw_pool_info)`, which the caller sets.
     pub size: usize,
@@ -152,11 +145,6 @@ pub struct pw_pool_info {
     pub offered: u32,
     /// How many threads of all processes wait for one.
     pub waiting: u32,
-}
-
-// SAFETY: as above.
-unsafe impl argument::Struct for pw_pool_info {
-    const NAME: &'static str = "pw_pool_info";
 }
 
 /// Stores what is known about a pool now. Takes time in proportion to the number of blocks.
@@ -191,7 +179,7 @@ pub unsafe extern "C" fn pw_pool_info_get(pool: *const pw_pool, info: *mut pw_po
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_pool_alloc(pool: *const pw_pool, timeout_ns: i64, block: *mut *mut pw_block) -> pw_status {
     // SAFETY: the caller's promise.
-    call(|| unsafe { handle::give(block, || Ok(Taken(handle::get::<Pool>(pool)?.alloc(timeout(timeout_ns))?))) })
+    call(|| unsafe { handle::give(block, || Ok(HeldBlock(handle::get::<Pool>(pool)?.alloc(timeout(timeout_ns))?))) })
 }
 
 /// Takes a block that is free now; otherwise stores null, which is no failure. Does not block.
@@ -201,7 +189,7 @@ pub unsafe extern "C" fn pw_pool_alloc(pool: *const pw_pool, timeout_ns: i64, bl
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_pool_try_alloc(pool: *const pw_pool, block: *mut *mut pw_block) -> pw_status {
     // SAFETY: the caller's promise.
-    call(|| unsafe { handle::give_some(block, || Ok(handle::get::<Pool>(pool)?.try_alloc()?.map(Taken))) })
+    call(|| unsafe { handle::give_some(block, || Ok(handle::get::<Pool>(pool)?.try_alloc()?.map(HeldBlock))) })
 }
 
 /// Takes over a block that its holder has offered, by the text that `pw_block_offer` stored. Does not wait for work of
@@ -219,7 +207,7 @@ pub unsafe extern "C" fn pw_pool_accept(
     call(|| unsafe {
         handle::give(block, || {
             let reference: BlockRef = text(offered, "offered")?.parse().map_err(Failure::from)?;
-            Ok(Taken(handle::get::<Pool>(pool)?.accept(&reference)?))
+            Ok(HeldBlock(handle::get::<Pool>(pool)?.accept(&reference)?))
         })
     })
 }

@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use partywall::{Domain, Publication, Segment, cuda::ForeignMemory};
+use partywall::{DType, Domain, Publication, Segment, cuda::ForeignMemory};
 
 use crate::{
     argument::{self, array, dtype, strides, text},
@@ -16,17 +16,16 @@ use crate::{
     domain::pw_domain,
     error::{Failure, call, pw_status},
     handle::{self, object},
-    segment::{Opened, pw_segment},
+    segment::{OpenSegment, pw_segment},
 };
 
 /// Tensors in memory of a GPU that other code has allocated, to be published. One thread may use it at a time.
-#[allow(non_camel_case_types)]
 pub struct pw_publication {
     _opaque: (),
 }
 
 /// A publication that is being described.
-struct Publishing {
+pub(crate) struct Publishing {
     domain: Domain,
     /// `None` once it is committed or has failed.
     publication: Option<Publication>,
@@ -135,20 +134,31 @@ pub unsafe extern "C" fn pw_publication_tensor(
 ) -> pw_status {
     // SAFETY: the caller's promise.
     call(|| unsafe {
-        let Publishing { domain, publication } = handle::get_mut::<Publishing>(publication)?;
+        let publishing = handle::get_mut::<Publishing>(publication)?;
         let (tensor, element, shape) = (text(tensor, "tensor")?, dtype(element)?, array(shape, rank, "shape")?);
         let strides = self::strides(strides, shape)?;
-        let known = publication.take().ok_or_else(over)?;
-        // A failure must not end the publication.
-        match foreign(domain, address, release, context) {
-            Ok(memory) => *publication = Some(known.tensor_strided(tensor, element, shape, &strides, &memory)),
-            Err(failure) => {
-                *publication = Some(known);
-                return Err(failure);
-            }
-        }
-        Ok(())
+        publishing.add(tensor, element, shape, &strides, |domain| foreign(domain, address, release, context))
     })
+}
+
+impl Publishing {
+    /// Adds a tensor in memory that `memory` returns. If that fails, the publication is as it was.
+    pub(crate) fn add(
+        &mut self,
+        tensor: &str,
+        dtype: DType,
+        shape: &[u64],
+        strides: &[u64],
+        memory: impl FnOnce(&Domain) -> Result<ForeignMemory, Failure>,
+    ) -> Result<(), Failure> {
+        if self.publication.is_none() {
+            return Err(over());
+        }
+        let memory = memory(&self.domain)?;
+        self.publication =
+            self.publication.take().map(|so_far| so_far.tensor_strided(tensor, dtype, shape, strides, &memory));
+        Ok(())
+    }
 }
 
 fn over() -> Failure {
@@ -185,7 +195,7 @@ unsafe fn commit(
             let publishing = handle::get_mut::<Publishing>(publication)?;
             let committed = commit(publishing.publication.take().ok_or_else(over)?)?;
             handle::close::<Publishing>(publication)?;
-            Ok(Opened::from(committed))
+            Ok(OpenSegment::from(committed))
         })
     })
 }

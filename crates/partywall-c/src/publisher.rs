@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use partywall::{Failed, Filled, Loan, Published, Publisher, Topic};
 
 use crate::{
-    argument::{self, array, check_out, dtype, store, store_optional, stream_gpu, timeout},
+    argument::{self, array, dtype, store_bytes, store_optional, stream_gpu, timeout},
     error::{Failure, call, pw_status},
     handle::{self, object},
     subscriber::{pw_sample, sample},
@@ -13,19 +13,17 @@ use crate::{
 };
 
 /// A publisher of a topic. Any thread may use it.
-#[allow(non_camel_case_types)]
 pub struct pw_publisher {
     _opaque: (),
 }
 
 /// A block that is being filled. One thread may use it at a time.
-#[allow(non_camel_case_types)]
 pub struct pw_loan {
     _opaque: (),
 }
 
 /// The states of a loan.
-enum Lent {
+pub(crate) enum Lent {
     Writing(Loan),
     /// It could not be published, and may be published again.
     Filled(Filled),
@@ -35,7 +33,7 @@ object!(Publisher, pw_publisher, 3, "publisher");
 object!(Lent, pw_loan, 4, "loan");
 
 impl Lent {
-    fn writing(&mut self) -> Result<&mut Loan, Failure> {
+    pub(crate) fn writing(&mut self) -> Result<&mut Loan, Failure> {
         match self {
             Self::Writing(loan) => Ok(loan),
             Self::Filled(_) => Err(Failure::argument(
@@ -60,13 +58,8 @@ impl Lent {
 /// No other thread closes `topic`; `publisher` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_publisher_open(topic: *const pw_topic, publisher: *mut *mut pw_publisher) -> pw_status {
-    call(|| {
-        check_out(publisher, "publisher")?;
-        // SAFETY: the caller's promise.
-        let handle = handle::insert(unsafe { handle::get::<Topic>(topic) }?.publisher()?)?;
-        // SAFETY: the caller's promise.
-        unsafe { store(publisher, handle, "publisher") }
-    })
+    // SAFETY: the caller's promise.
+    call(|| unsafe { handle::give(publisher, || Ok(handle::get::<Topic>(topic)?.publisher()?)) })
 }
 
 /// Removes the publisher from its topic, once its loans are published or closed. Null is ignored.
@@ -124,14 +117,12 @@ pub unsafe extern "C" fn pw_publisher_loan(
     timeout_ns: i64,
     loan: *mut *mut pw_loan,
 ) -> pw_status {
-    call(|| {
-        check_out(loan, "loan")?;
-        // SAFETY: the caller's promise.
-        let (publisher, shape) = unsafe { (handle::get::<Publisher>(publisher)?, array(shape, rank, "shape")?) };
-        let lent = publisher.loan(dtype(element)?, shape, timeout(timeout_ns))?;
-        let handle = handle::insert(Lent::Writing(lent))?;
-        // SAFETY: the caller's promise.
-        unsafe { store(loan, handle, "loan") }
+    // SAFETY: the caller's promise.
+    call(|| unsafe {
+        handle::give(loan, || {
+            let (publisher, shape) = (handle::get::<Publisher>(publisher)?, array(shape, rank, "shape")?);
+            Ok(Lent::Writing(publisher.loan(dtype(element)?, shape, timeout(timeout_ns))?))
+        })
     })
 }
 
@@ -178,14 +169,10 @@ pub unsafe extern "C" fn pw_publisher_check(publisher: *const pw_publisher) -> p
 /// No other thread uses `loan`; `data` and `length` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_loan_data(loan: *mut pw_loan, data: *mut *mut c_void, length: *mut usize) -> pw_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let bytes = unsafe { handle::get_mut::<Lent>(loan) }?.writing()?.bytes_mut()?;
-        // SAFETY: the caller's promise.
-        unsafe {
-            store_optional(length, bytes.len());
-            store(data, bytes.as_mut_ptr().cast(), "data")
-        }
+    // SAFETY: the caller's promise.
+    call(|| unsafe {
+        let bytes = handle::get_mut::<Lent>(loan)?.writing()?.bytes_mut()?;
+        store_bytes(data, bytes.as_mut_ptr().cast(), length, bytes.len() as u64)
     })
 }
 
@@ -200,14 +187,10 @@ pub unsafe extern "C" fn pw_loan_device(
     address: *mut *mut c_void,
     length: *mut usize,
 ) -> pw_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let range = unsafe { handle::get_mut::<Lent>(loan) }?.writing()?.device()?;
-        // SAFETY: the caller's promise.
-        unsafe {
-            store_optional(length, range.bytes() as usize);
-            store(address, argument::address(range.device_ptr()), "address")
-        }
+    // SAFETY: the caller's promise.
+    call(|| unsafe {
+        let range = handle::get_mut::<Lent>(loan)?.writing()?.device()?;
+        store_bytes(address, argument::address(range.device_ptr()), length, range.bytes())
     })
 }
 

@@ -9,40 +9,38 @@ use std::{
 use partywall::{Domain, Queue, QueueEvent, QueueOptions, Task, TaskResult, TaskStatus, Ticket, Unsubmitted};
 
 use crate::{
-    argument::{self, array, dtype, place, store, store_info, store_optional, stream_gpu, text, timeout},
-    block::{Taken, pw_block},
+    argument::{self, array, dtype, place, store, store_info, store_optional, stream_gpu, structs, text, timeout},
+    block::{HeldBlock, pw_block},
     domain::pw_domain,
     error::{Failure, call, pw_status},
     handle::{self, object},
 };
 
 /// A queue of tasks. Any thread may use it.
-#[allow(non_camel_case_types)]
 pub struct pw_queue {
     _opaque: (),
 }
 
 /// A task that was not submitted. One thread may use it at a time.
-#[allow(non_camel_case_types)]
 pub struct pw_task {
     _opaque: (),
 }
 
 /// A submitted task. Any thread may use it.
-#[allow(non_camel_case_types)]
 pub struct pw_ticket {
     _opaque: (),
 }
 
 /// A queue and the descriptor that shows the ends of its tasks, once a caller wanted one.
-pub(crate) struct Opened {
+pub(crate) struct OpenQueue {
     pub(crate) queue: Queue,
     event: OnceLock<QueueEvent>,
 }
 
-object!(Opened, pw_queue, 19, "queue");
+object!(OpenQueue, pw_queue, 19, "queue");
 object!(Task, pw_task, 20, "task");
 object!(Ticket, pw_ticket, 21, "ticket");
+structs!(pw_queue_options, pw_queue_info, pw_task_options);
 
 /// It waits for a worker.
 pub const PW_TASK_PENDING: u32 = 0;
@@ -60,7 +58,6 @@ pub const PW_TASK_GONE: u32 = 5;
 /// How a queue is created, or what an existing one must agree with. What is zero is not set.
 #[repr(C)]
 #[derive(Clone, Copy)]
-#[allow(non_camel_case_types)]
 pub struct pw_queue_options {
     /// `sizeof(pw_queue_options)`.
     pub size: usize,
@@ -82,11 +79,6 @@ pub struct pw_queue_options {
     pub shared: u8,
     /// Nonzero: the queue stays until it is removed or the broker ends.
     pub kept: u8,
-}
-
-// SAFETY: `repr(C)`, the size is first, and pointers and numbers have no invalid patterns.
-unsafe impl argument::Struct for pw_queue_options {
-    const NAME: &'static str = "pw_queue_options";
 }
 
 unsafe fn open(
@@ -117,7 +109,7 @@ unsafe fn open(
             if options.lease_ns > 0 {
                 known = known.lease(timeout(options.lease_ns));
             }
-            Ok(Opened { queue: open(&known)?, event: OnceLock::new() })
+            Ok(OpenQueue { queue: open(&known)?, event: OnceLock::new() })
         })
     })
 }
@@ -174,13 +166,12 @@ pub unsafe extern "C" fn pw_queue_open_or_create(
 /// No other thread uses the handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_queue_close(queue: *mut pw_queue) -> pw_status {
-    call(|| handle::close::<Opened>(queue))
+    call(|| handle::close::<OpenQueue>(queue))
 }
 
 /// What `pw_queue_info_get` stores.
 #[repr(C)]
 #[derive(Clone, Copy)]
-#[allow(non_camel_case_types)]
 pub struct pw_queue_info {
     /// `sizeof(pw_queue_info)`, which the caller sets.
     pub size: usize,
@@ -202,11 +193,6 @@ pub struct pw_queue_info {
     pub dead: u32,
 }
 
-// SAFETY: as above.
-unsafe impl argument::Struct for pw_queue_info {
-    const NAME: &'static str = "pw_queue_info";
-}
-
 /// Stores what is known about a queue now. Takes time in proportion to its capacity.
 ///
 /// # Safety
@@ -215,7 +201,7 @@ unsafe impl argument::Struct for pw_queue_info {
 pub unsafe extern "C" fn pw_queue_info_get(queue: *const pw_queue, info: *mut pw_queue_info) -> pw_status {
     // SAFETY: the caller's promise.
     call(|| unsafe {
-        let Opened { queue, .. } = handle::get::<Opened>(queue)?;
+        let OpenQueue { queue, .. } = handle::get::<OpenQueue>(queue)?;
         let stats = queue.stats();
         let known = pw_queue_info {
             size: 0,
@@ -239,7 +225,7 @@ pub unsafe extern "C" fn pw_queue_info_get(queue: *const pw_queue, info: *mut pw
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_queue_check(queue: *const pw_queue) -> pw_status {
     // SAFETY: the caller's promise.
-    call(|| Ok(unsafe { handle::get::<Opened>(queue) }?.queue.check()?))
+    call(|| Ok(unsafe { handle::get::<OpenQueue>(queue) }?.queue.check()?))
 }
 
 /// Takes an input block, and waits up to `timeout_ns` for a free one; negative means without end. The caller owns
@@ -255,7 +241,9 @@ pub unsafe extern "C" fn pw_queue_alloc_input(
 ) -> pw_status {
     // SAFETY: the caller's promise.
     call(|| unsafe {
-        handle::give(block, || Ok(Taken(handle::get::<Opened>(queue)?.queue.inputs().alloc(timeout(timeout_ns))?)))
+        handle::give(block, || {
+            Ok(HeldBlock(handle::get::<OpenQueue>(queue)?.queue.inputs().alloc(timeout(timeout_ns))?))
+        })
     })
 }
 
@@ -267,7 +255,7 @@ pub unsafe extern "C" fn pw_queue_alloc_input(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_queue_fd(queue: *const pw_queue, fd: *mut c_int) -> pw_status {
     // SAFETY: the caller's promise.
-    call(|| unsafe { store(fd, event(handle::get::<Opened>(queue)?)?.as_fd().as_raw_fd(), "fd") })
+    call(|| unsafe { store(fd, event(handle::get::<OpenQueue>(queue)?)?.as_fd().as_raw_fd(), "fd") })
 }
 
 /// Makes the descriptor of a queue unreadable until further tasks end. Does not block.
@@ -277,10 +265,10 @@ pub unsafe extern "C" fn pw_queue_fd(queue: *const pw_queue, fd: *mut c_int) -> 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_queue_fd_clear(queue: *const pw_queue) -> pw_status {
     // SAFETY: the caller's promise.
-    call(|| Ok(event(unsafe { handle::get::<Opened>(queue) }?)?.clear()?))
+    call(|| Ok(event(unsafe { handle::get::<OpenQueue>(queue) }?)?.clear()?))
 }
 
-fn event(opened: &Opened) -> Result<&QueueEvent, Failure> {
+fn event(opened: &OpenQueue) -> Result<&QueueEvent, Failure> {
     match opened.event.get() {
         Some(event) => Ok(event),
         None => {
@@ -293,7 +281,6 @@ fn event(opened: &Opened) -> Result<&QueueEvent, Failure> {
 /// What a task has besides its kind and inputs. What is zero has its default.
 #[repr(C)]
 #[derive(Clone, Copy)]
-#[allow(non_camel_case_types)]
 pub struct pw_task_options {
     /// `sizeof(pw_task_options)`.
     pub size: usize,
@@ -313,11 +300,6 @@ pub struct pw_task_options {
     pub max_attempts: u32,
     /// Nonzero: the task ends with the process that submitted it.
     pub cancel_with_submitter: u8,
-}
-
-// SAFETY: as above.
-unsafe impl argument::Struct for pw_task_options {
-    const NAME: &'static str = "pw_task_options";
 }
 
 /// Makes a task of a kind that workers know, at most 32 bytes. `options` may be null. The caller owns `*task`, and
@@ -361,7 +343,7 @@ pub unsafe extern "C" fn pw_task_input(task: *mut pw_task, block: *mut pw_block)
     call(|| {
         // SAFETY: the caller's promise.
         let task = unsafe { handle::get_mut::<Task>(task) }?;
-        let Taken(block) = handle::take(block)?;
+        let HeldBlock(block) = handle::take(block)?;
         *task = std::mem::replace(task, Task::new("")).input(block);
         Ok(())
     })
@@ -407,7 +389,7 @@ pub unsafe extern "C" fn pw_queue_submit(
 ) -> pw_status {
     // SAFETY: the caller's promise.
     call(|| unsafe {
-        let Opened { queue, .. } = handle::get::<Opened>(queue)?;
+        let OpenQueue { queue, .. } = handle::get::<OpenQueue>(queue)?;
         submit(task, ticket, |task| queue.submit(task, timeout(timeout_ns)))
     })
 }
@@ -427,7 +409,7 @@ pub unsafe extern "C" fn pw_queue_submit_on(
 ) -> pw_status {
     // SAFETY: the caller's promise.
     call(|| unsafe {
-        let Opened { queue, .. } = handle::get::<Opened>(queue)?;
+        let OpenQueue { queue, .. } = handle::get::<OpenQueue>(queue)?;
         let gpu = stream_gpu(queue.domain(), queue.gpu())?;
         submit(task, ticket, |task| queue.submit_on(task, argument::stream(&gpu, stream), timeout(timeout_ns)))
     })
@@ -451,7 +433,7 @@ pub unsafe extern "C" fn pw_ticket_wait(
         handle::give_some(output, || {
             let result = handle::get::<Ticket>(ticket)?.wait(timeout(timeout_ns))?;
             store_optional(attempt, result.attempt().into());
-            Ok(result.into_output().map(Taken))
+            Ok(result.into_output().map(HeldBlock))
         })
     })
 }
@@ -473,7 +455,7 @@ pub unsafe extern "C" fn pw_ticket_try_take(
         handle::give_some(output, || {
             let result = handle::get::<Ticket>(ticket)?.try_take()?;
             store(attempt, result.as_ref().map_or(0, |result| result.attempt().into()), "attempt")?;
-            Ok(result.and_then(TaskResult::into_output).map(Taken))
+            Ok(result.and_then(TaskResult::into_output).map(HeldBlock))
         })
     })
 }

@@ -5,14 +5,16 @@ use std::{
     ffi::{CStr, CString, c_char, c_void},
     path::Path,
     ptr,
-    sync::{Mutex, OnceLock, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
     time::Duration,
 };
 
 use partywall::{Domain, Drain, Refreshed, Segment, Tensor};
 
 use crate::{
-    argument::{self, array, array_mut, c_text, device_gpu, place, store, store_bytes, store_info, text, timeout},
+    argument::{
+        self, array, array_mut, c_text, device_gpu, place, store, store_bytes, store_info, structs, text, timeout,
+    },
     build::{committed, pw_segment_options},
     domain::pw_domain,
     error::{Failure, call, pw_status},
@@ -29,21 +31,22 @@ pub const PW_DOES_NOT_FIT: u32 = 2;
 
 /// An open version of a name: its memory, mapped into this process. Any thread may use it, except for
 /// `pw_segment_advance` and closing.
-#[allow(non_camel_case_types)]
 pub struct pw_segment {
     _opaque: (),
 }
 
 /// A segment, with what C was told by address.
-pub(crate) struct Opened {
-    pub(crate) segment: Segment,
+pub(crate) struct OpenSegment {
+    /// Shared with tensors that other libraries have.
+    pub(crate) segment: Arc<Segment>,
     kind: CString,
     device: CString,
     metadata: OnceLock<Vec<(CString, CString)>>,
     tensors: Mutex<Described>,
 }
 
-object!(Opened, pw_segment, 8, "segment");
+object!(OpenSegment, pw_segment, 8, "segment");
+structs!(pw_open_options, pw_segment_info, pw_tensor_info);
 
 /// Descriptions of tensors, none of which is changed or dropped before the segment, because C may have their addresses.
 #[derive(Default)]
@@ -61,15 +64,15 @@ struct Description {
     strides: Vec<u64>,
 }
 
-impl From<Segment> for Opened {
+impl From<Segment> for OpenSegment {
     fn from(segment: Segment) -> Self {
         let kind = c_text(segment.kind());
         let device = c_text(&segment.place().to_string());
-        Self { segment, kind, device, metadata: OnceLock::new(), tensors: Mutex::default() }
+        Self { segment: Arc::new(segment), kind, device, metadata: OnceLock::new(), tensors: Mutex::default() }
     }
 }
 
-impl Opened {
+impl OpenSegment {
     fn metadata(&self) -> &[(CString, CString)] {
         self.metadata.get_or_init(|| self.segment.metadata().map(|(key, value)| (c_text(key), c_text(value))).collect())
     }
@@ -112,7 +115,6 @@ pub(crate) fn beyond(what: &str, index: usize, count: usize) -> Failure {
 /// How a version is opened. What is zero has its default.
 #[repr(C)]
 #[derive(Clone, Copy)]
-#[allow(non_camel_case_types)]
 pub struct pw_open_options {
     /// `sizeof(pw_open_options)`.
     pub size: usize,
@@ -128,15 +130,9 @@ pub struct pw_open_options {
     pub allow_peer: u8,
 }
 
-// SAFETY: `repr(C)`, the size is first, and pointers and numbers have no invalid patterns.
-unsafe impl argument::Struct for pw_open_options {
-    const NAME: &'static str = "pw_open_options";
-}
-
 /// What `pw_segment_info_get` stores.
 #[repr(C)]
 #[derive(Clone, Copy)]
-#[allow(non_camel_case_types)]
 pub struct pw_segment_info {
     /// `sizeof(pw_segment_info)`, which the caller sets.
     pub size: usize,
@@ -166,15 +162,9 @@ pub struct pw_segment_info {
     pub is_shared: u8,
 }
 
-// SAFETY: as above.
-unsafe impl argument::Struct for pw_segment_info {
-    const NAME: &'static str = "pw_segment_info";
-}
-
 /// What is known about a tensor.
 #[repr(C)]
 #[derive(Clone, Copy)]
-#[allow(non_camel_case_types)]
 pub struct pw_tensor_info {
     /// `sizeof(pw_tensor_info)`, which the caller sets.
     pub size: usize,
@@ -190,11 +180,6 @@ pub struct pw_tensor_info {
     pub dtype: u32,
     /// The bytes from the first element to the end of the last.
     pub bytes: u64,
-}
-
-// SAFETY: as above.
-unsafe impl argument::Struct for pw_tensor_info {
-    const NAME: &'static str = "pw_tensor_info";
 }
 
 /// Opens a version of a name, the latest unless the options or `NAME@V` say another, and waits up to `timeout_ns` until
@@ -229,7 +214,7 @@ pub unsafe extern "C" fn pw_segment_open(
             if let Some(gpu) = device_gpu(options.device)? {
                 opener = opener.device(gpu);
             }
-            Ok(Opened::from(opener.open()?))
+            Ok(OpenSegment::from(opener.open()?))
         })
     })
 }
@@ -255,13 +240,14 @@ pub unsafe extern "C" fn pw_segment_put_file(
             let options = argument::options(options)?;
             options.refuse_layout("a file")?;
             let put = committed!(domain.put(name, place(options.device)?), options);
-            Ok(Opened::from(put.path(Path::new(text(path, "path")?))?))
+            Ok(OpenSegment::from(put.path(Path::new(text(path, "path")?))?))
         })
     })
 }
 
 /// Closes a segment: unmaps its memory, after the work of this process on its GPU, and gives its lease back. The
-/// committer of a name that is not kept ends the name in this way. Null is ignored.
+/// committer of a name that is not kept ends the name in this way. DLPack tensors of it delay both until they are deleted.
+/// Null is ignored.
 ///
 /// # Safety
 /// No other thread uses the handle, and nobody the addresses that it gave.
@@ -271,8 +257,8 @@ pub unsafe extern "C" fn pw_segment_close(segment: *mut pw_segment) -> pw_status
         if segment.is_null() {
             return Ok(());
         }
-        let Opened { segment, .. } = handle::take(segment)?;
-        Ok(segment.release()?)
+        let OpenSegment { segment, .. } = handle::take(segment)?;
+        Arc::into_inner(segment).map_or(Ok(()), |segment| Ok(segment.release()?))
     })
 }
 
@@ -284,7 +270,7 @@ pub unsafe extern "C" fn pw_segment_close(segment: *mut pw_segment) -> pw_status
 pub unsafe extern "C" fn pw_segment_info_get(segment: *const pw_segment, info: *mut pw_segment_info) -> pw_status {
     // SAFETY: the caller's promise.
     call(|| unsafe {
-        let opened = handle::get::<Opened>(segment)?;
+        let opened = handle::get::<OpenSegment>(segment)?;
         let segment = &opened.segment;
         let known = pw_segment_info {
             size: 0,
@@ -317,7 +303,7 @@ pub unsafe extern "C" fn pw_segment_tensor_at(
 ) -> pw_status {
     // SAFETY: the caller's promise.
     call(|| unsafe {
-        let opened = handle::get::<Opened>(segment)?;
+        let opened = handle::get::<OpenSegment>(segment)?;
         let name = opened.name_at(index)?;
         store_info(info, opened.describe(&opened.segment.tensor(&name)?))
     })
@@ -335,7 +321,7 @@ pub unsafe extern "C" fn pw_segment_tensor_get(
 ) -> pw_status {
     // SAFETY: the caller's promise.
     call(|| unsafe {
-        let opened = handle::get::<Opened>(segment)?;
+        let opened = handle::get::<OpenSegment>(segment)?;
         store_info(info, opened.describe(&opened.segment.tensor(text(tensor, "tensor")?)?))
     })
 }
@@ -354,7 +340,7 @@ pub unsafe extern "C" fn pw_segment_data(
 ) -> pw_status {
     // SAFETY: the caller's promise.
     call(|| unsafe {
-        let tensor = handle::get::<Opened>(segment)?.segment.tensor(text(tensor, "tensor")?)?;
+        let tensor = handle::get::<OpenSegment>(segment)?.segment.tensor(text(tensor, "tensor")?)?;
         store_bytes(data, tensor.as_ptr()?.cast(), length, tensor.bytes())
     })
 }
@@ -373,7 +359,7 @@ pub unsafe extern "C" fn pw_segment_device(
 ) -> pw_status {
     // SAFETY: the caller's promise.
     call(|| unsafe {
-        let tensor = handle::get::<Opened>(segment)?.segment.tensor(text(tensor, "tensor")?)?;
+        let tensor = handle::get::<OpenSegment>(segment)?.segment.tensor(text(tensor, "tensor")?)?;
         let range = tensor.device()?;
         store_bytes(address, argument::address(range.device_ptr()), length, range.bytes())
     })
@@ -394,7 +380,7 @@ pub unsafe extern "C" fn pw_segment_read(
 ) -> pw_status {
     // SAFETY: the caller's promise.
     call(|| unsafe {
-        let tensor = handle::get::<Opened>(segment)?.segment.tensor(text(tensor, "tensor")?)?;
+        let tensor = handle::get::<OpenSegment>(segment)?.segment.tensor(text(tensor, "tensor")?)?;
         Ok(tensor.read_at(offset, array_mut(bytes.cast(), length, "bytes")?)?)
     })
 }
@@ -414,7 +400,7 @@ pub unsafe extern "C" fn pw_segment_write(
 ) -> pw_status {
     // SAFETY: the caller's promise.
     call(|| unsafe {
-        let tensor = handle::get::<Opened>(segment)?.segment.tensor(text(tensor, "tensor")?)?;
+        let tensor = handle::get::<OpenSegment>(segment)?.segment.tensor(text(tensor, "tensor")?)?;
         Ok(tensor.write_at(offset, array(bytes.cast(), length, "bytes")?)?)
     })
 }
@@ -432,7 +418,7 @@ pub unsafe extern "C" fn pw_segment_metadata_get(
 ) -> pw_status {
     // SAFETY: the caller's promise.
     call(|| unsafe {
-        let (opened, key) = (handle::get::<Opened>(segment)?, text(key, "key")?);
+        let (opened, key) = (handle::get::<OpenSegment>(segment)?, text(key, "key")?);
         let found = opened.metadata().iter().find(|(known, _)| known.to_bytes() == key.as_bytes());
         store(value, found.map_or(ptr::null(), |(_, value)| value.as_ptr()), "value")
     })
@@ -451,7 +437,7 @@ pub unsafe extern "C" fn pw_segment_metadata_at(
 ) -> pw_status {
     // SAFETY: the caller's promise.
     call(|| unsafe {
-        let metadata = handle::get::<Opened>(segment)?.metadata();
+        let metadata = handle::get::<OpenSegment>(segment)?.metadata();
         let (found, its) = metadata.get(index).ok_or_else(|| beyond("pair of metadata", index, metadata.len()))?;
         store(key, CStr::as_ptr(found), "key")?;
         store(value, CStr::as_ptr(its), "value")
@@ -466,7 +452,7 @@ pub unsafe extern "C" fn pw_segment_metadata_at(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_segment_check(segment: *const pw_segment) -> pw_status {
     // SAFETY: the caller's promise.
-    call(|| Ok(unsafe { handle::get::<Opened>(segment) }?.segment.check()?))
+    call(|| Ok(unsafe { handle::get::<OpenSegment>(segment) }?.segment.check()?))
 }
 
 /// Opens a version of the segment's name that it is not itself: the latest, or `version` unless that is 0. Waits for it
@@ -485,8 +471,8 @@ pub unsafe extern "C" fn pw_segment_newer(
     call(|| unsafe {
         handle::give_some(newer, || {
             let version = (version != 0).then_some(version);
-            let newer = handle::get::<Opened>(segment)?.segment.newer(version, timeout(timeout_ns))?;
-            Ok(newer.map(Opened::from))
+            let newer = handle::get::<OpenSegment>(segment)?.segment.newer(version, timeout(timeout_ns))?;
+            Ok(newer.map(OpenSegment::from))
         })
     })
 }
@@ -503,10 +489,12 @@ pub unsafe extern "C" fn pw_segment_advance(segment: *mut pw_segment, next: *mut
         if segment == next {
             return Err(Failure::argument("a segment cannot advance to itself", "pass what pw_segment_newer stored"));
         }
-        let Opened { segment: next, .. } = handle::take(next)?;
+        let in_use = || Failure::argument("a DLPack tensor shows the segment", "call its deleter first");
+        let OpenSegment { segment: next, .. } = handle::take(next)?;
         // SAFETY: the caller's promise; it is another object than `next`.
-        let opened = unsafe { handle::get_mut::<Opened>(segment) }?;
-        opened.segment.advance(next, Drain::All(&[]))?;
+        let opened = unsafe { handle::get_mut::<OpenSegment>(segment) }?;
+        let advanced = Arc::get_mut(&mut opened.segment).ok_or_else(in_use)?;
+        advanced.advance(Arc::into_inner(next).ok_or_else(in_use)?, Drain::All(&[]))?;
         opened.metadata = OnceLock::new();
         Ok(())
     })
@@ -535,7 +523,7 @@ pub unsafe extern "C" fn pw_segment_refresh(
     // SAFETY: the caller's promise.
     call(|| unsafe {
         argument::check_out(result, "result")?;
-        let Opened { segment, .. } = handle::get::<Opened>(segment)?;
+        let OpenSegment { segment, .. } = handle::get::<OpenSegment>(segment)?;
         let timeout = timeout(timeout_ns);
         let found = if timeout == Duration::ZERO { segment.refresh()? } else { segment.wait_growth(timeout)? };
         store(result, refreshed(found), "result")

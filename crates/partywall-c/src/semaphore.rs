@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_void};
 use partywall::{DeviceUuid, Domain, Permit, Semaphore};
 
 use crate::{
-    argument::{self, device_gpu, store_info, text, timeout},
+    argument::{self, device_gpu, store_info, structs, text, timeout},
     domain::pw_domain,
     error::{call, pw_status},
     handle::{self, object},
@@ -13,36 +13,34 @@ use crate::{
 };
 
 /// A semaphore. Any thread may use it.
-#[allow(non_camel_case_types)]
 pub struct pw_semaphore {
     _opaque: (),
 }
 
 /// A permit that this process holds. It is free again if the process dies. Any thread may use it.
-#[allow(non_camel_case_types)]
 pub struct pw_permit {
     _opaque: (),
 }
 
-struct Shared {
+struct OpenSemaphore {
     semaphore: Semaphore,
     /// The GPU of streams, if the caller named it.
     device: Option<DeviceUuid>,
 }
 
-struct Held {
+struct HeldPermit {
     permit: Permit,
     domain: Domain,
     device: Option<DeviceUuid>,
 }
 
-object!(Shared, pw_semaphore, 17, "semaphore");
-object!(Held, pw_permit, 18, "permit");
+object!(OpenSemaphore, pw_semaphore, 17, "semaphore");
+object!(HeldPermit, pw_permit, 18, "permit");
+structs!(pw_semaphore_options, pw_semaphore_info);
 
 /// How a semaphore is opened.
 #[repr(C)]
 #[derive(Clone, Copy)]
-#[allow(non_camel_case_types)]
 pub struct pw_semaphore_options {
     /// `sizeof(pw_semaphore_options)`.
     pub size: usize,
@@ -50,11 +48,6 @@ pub struct pw_semaphore_options {
     pub device: *const c_char,
     /// Nonzero: other users whom the broker admits may use the semaphore, if this call creates it.
     pub shared: u8,
-}
-
-// SAFETY: `repr(C)`, the size is first, and pointers and numbers have no invalid patterns.
-unsafe impl argument::Struct for pw_semaphore_options {
-    const NAME: &'static str = "pw_semaphore_options";
 }
 
 /// Opens a semaphore of `permits` permits, and creates it if it does not exist; otherwise it has as many. `options` may be
@@ -76,7 +69,7 @@ pub unsafe extern "C" fn pw_semaphore_open(
             let options = argument::options(options)?;
             let known = handle::get::<Domain>(domain)?.semaphore_options(text(name, "name")?, permits);
             let device = device_gpu(options.device)?;
-            Ok(Shared { semaphore: known.shared(options.shared != 0).open()?, device })
+            Ok(OpenSemaphore { semaphore: known.shared(options.shared != 0).open()?, device })
         })
     })
 }
@@ -87,13 +80,12 @@ pub unsafe extern "C" fn pw_semaphore_open(
 /// No other thread uses the handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_semaphore_close(semaphore: *mut pw_semaphore) -> pw_status {
-    call(|| handle::close::<Shared>(semaphore))
+    call(|| handle::close::<OpenSemaphore>(semaphore))
 }
 
 /// What `pw_semaphore_info_get` stores.
 #[repr(C)]
 #[derive(Clone, Copy)]
-#[allow(non_camel_case_types)]
 pub struct pw_semaphore_info {
     /// `sizeof(pw_semaphore_info)`, which the caller sets.
     pub size: usize,
@@ -103,11 +95,6 @@ pub struct pw_semaphore_info {
     pub available: u32,
     /// How many threads of all processes wait for one.
     pub waiting: u32,
-}
-
-// SAFETY: as above.
-unsafe impl argument::Struct for pw_semaphore_info {
-    const NAME: &'static str = "pw_semaphore_info";
 }
 
 /// Stores what is known about a semaphore now. Takes time in proportion to the number of permits.
@@ -121,15 +108,15 @@ pub unsafe extern "C" fn pw_semaphore_info_get(
 ) -> pw_status {
     // SAFETY: the caller's promise.
     call(|| unsafe {
-        let Shared { semaphore, .. } = handle::get::<Shared>(semaphore)?;
+        let OpenSemaphore { semaphore, .. } = handle::get::<OpenSemaphore>(semaphore)?;
         let (permits, available) = (semaphore.maximum(), semaphore.available());
         store_info(info, pw_semaphore_info { size: 0, permits, available, waiting: semaphore.waiting() })
     })
 }
 
-impl Shared {
-    fn held(&self, permit: Permit) -> Held {
-        Held { permit, domain: self.semaphore.domain().clone(), device: self.device }
+impl OpenSemaphore {
+    fn held(&self, permit: Permit) -> HeldPermit {
+        HeldPermit { permit, domain: self.semaphore.domain().clone(), device: self.device }
     }
 }
 
@@ -147,7 +134,7 @@ pub unsafe extern "C" fn pw_semaphore_acquire(
     // SAFETY: the caller's promise.
     call(|| unsafe {
         handle::give(permit, || {
-            let shared = handle::get::<Shared>(semaphore)?;
+            let shared = handle::get::<OpenSemaphore>(semaphore)?;
             Ok(shared.held(shared.semaphore.acquire(timeout(timeout_ns))?))
         })
     })
@@ -165,7 +152,7 @@ pub unsafe extern "C" fn pw_semaphore_try_acquire(
     // SAFETY: the caller's promise.
     call(|| unsafe {
         handle::give_some(permit, || {
-            let shared = handle::get::<Shared>(semaphore)?;
+            let shared = handle::get::<OpenSemaphore>(semaphore)?;
             Ok(shared.semaphore.try_acquire()?.map(|permit| shared.held(permit)))
         })
     })
@@ -177,7 +164,7 @@ pub unsafe extern "C" fn pw_semaphore_try_acquire(
 /// No other thread uses the handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_permit_close(permit: *mut pw_permit) -> pw_status {
-    call(|| if permit.is_null() { Ok(()) } else { Ok(handle::take::<Held>(permit)?.permit.release()?) })
+    call(|| if permit.is_null() { Ok(()) } else { Ok(handle::take::<HeldPermit>(permit)?.permit.release()?) })
 }
 
 /// Gives a permit back once the work that is on `stream` now is done. Does not wait. Null is the legacy default stream.
@@ -188,16 +175,16 @@ pub unsafe extern "C" fn pw_permit_close(permit: *mut pw_permit) -> pw_status {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_permit_close_on(permit: *mut pw_permit, stream: *mut c_void) -> pw_status {
     call(|| {
-        handle::consume(permit, |Held { permit, domain, device }| {
+        handle::consume(permit, |HeldPermit { permit, domain, device }| {
             let gpu = match gpu_of(&domain, device) {
                 Ok(gpu) => gpu,
-                Err(error) => return Err((error.into(), Held { permit, domain, device })),
+                Err(error) => return Err((error.into(), HeldPermit { permit, domain, device })),
             };
             // SAFETY: the caller's promise.
             let stream = unsafe { argument::stream(&gpu, stream) };
             permit.release_on(stream).map_err(|failed| {
                 let permit = *failed.value;
-                (failed.error.into(), Held { permit, domain, device })
+                (failed.error.into(), HeldPermit { permit, domain, device })
             })
         })
     })

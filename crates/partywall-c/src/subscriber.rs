@@ -3,13 +3,12 @@
 use std::{
     ffi::{c_int, c_void},
     os::fd::{AsFd, AsRawFd},
-    ptr,
 };
 
 use partywall::{Policy, Sample, Subscriber, SubscriberEvent, Topic};
 
 use crate::{
-    argument::{self, array_mut, check_out, copy_out, store, store_info, store_optional, stream_gpu, timeout},
+    argument::{self, array_mut, copy_out, store, store_bytes, store_info, stream_gpu, structs, timeout},
     error::{Failure, call, pw_status},
     handle::{self, object},
     topic::pw_topic,
@@ -23,13 +22,11 @@ pub const PW_DROP_OLDEST: u32 = 1;
 pub const PW_LATEST: u32 = 2;
 
 /// A subscriber of a topic. Any thread may use it; each sample is received once.
-#[allow(non_camel_case_types)]
 pub struct pw_subscriber {
     _opaque: (),
 }
 
 /// A sample that was received. Any thread may use it. Its block stays as it is until it is closed.
-#[allow(non_camel_case_types)]
 pub struct pw_sample {
     _opaque: (),
 }
@@ -42,11 +39,11 @@ struct Receiver {
 
 object!(Receiver, pw_subscriber, 5, "subscriber");
 object!(Sample, pw_sample, 6, "sample");
+structs!(pw_subscriber_options, pw_sample_info);
 
 /// How a subscriber joins. What is zero has its default.
 #[repr(C)]
 #[derive(Clone, Copy)]
-#[allow(non_camel_case_types)]
 pub struct pw_subscriber_options {
     /// `sizeof(pw_subscriber_options)`.
     pub size: usize,
@@ -64,11 +61,6 @@ pub struct pw_subscriber_options {
     pub measure_ages: u8,
 }
 
-// SAFETY: `repr(C)`, the size is first, and numbers have no invalid patterns.
-unsafe impl argument::Struct for pw_subscriber_options {
-    const NAME: &'static str = "pw_subscriber_options";
-}
-
 /// Joins a topic as a subscriber. `options` may be null: then publishers wait for it. The caller owns `*subscriber` and
 /// closes it with `pw_subscriber_close`.
 ///
@@ -80,31 +72,29 @@ pub unsafe extern "C" fn pw_subscriber_open(
     options: *const pw_subscriber_options,
     subscriber: *mut *mut pw_subscriber,
 ) -> pw_status {
-    call(|| {
-        check_out(subscriber, "subscriber")?;
-        // SAFETY: the caller's promise.
-        let (topic, options) = unsafe { (handle::get::<Topic>(topic)?, argument::options(options)?) };
-        let policy = match options.policy {
-            PW_BLOCK => Policy::Block,
-            PW_DROP_OLDEST => Policy::DropOldest,
-            PW_LATEST => Policy::Latest,
-            other => {
-                let why = format!("{other} is no policy of a subscriber");
-                return Err(Failure::argument(why, "pass PW_BLOCK, PW_DROP_OLDEST or PW_LATEST"));
+    // SAFETY: the caller's promise.
+    call(|| unsafe {
+        handle::give(subscriber, || {
+            let (topic, options) = (handle::get::<Topic>(topic)?, argument::options(options)?);
+            let policy = match options.policy {
+                PW_BLOCK => Policy::Block,
+                PW_DROP_OLDEST => Policy::DropOldest,
+                PW_LATEST => Policy::Latest,
+                other => {
+                    let why = format!("{other} is no policy of a subscriber");
+                    return Err(Failure::argument(why, "pass PW_BLOCK, PW_DROP_OLDEST or PW_LATEST"));
+                }
+            };
+            let mut known = topic.subscribe(policy).until_idle(options.until_idle != 0);
+            known = known.measure_ages(options.measure_ages != 0);
+            if options.has_history != 0 {
+                known = known.history(options.history);
             }
-        };
-        let mut known = topic.subscribe(policy).until_idle(options.until_idle != 0);
-        known = known.measure_ages(options.measure_ages != 0);
-        if options.has_history != 0 {
-            known = known.history(options.history);
-        }
-        if options.queue != 0 {
-            known = known.queue(options.queue);
-        }
-        let receiver = Receiver { subscriber: known.join()?, event: std::sync::OnceLock::new() };
-        let handle = handle::insert(receiver)?;
-        // SAFETY: the caller's promise.
-        unsafe { store(subscriber, handle, "subscriber") }
+            if options.queue != 0 {
+                known = known.queue(options.queue);
+            }
+            Ok(Receiver { subscriber: known.join()?, event: std::sync::OnceLock::new() })
+        })
     })
 }
 
@@ -128,13 +118,10 @@ pub unsafe extern "C" fn pw_subscriber_recv(
     timeout_ns: i64,
     sample: *mut *mut pw_sample,
 ) -> pw_status {
-    call(|| {
-        check_out(sample, "sample")?;
-        // SAFETY: the caller's promise.
-        let received = unsafe { handle::get::<Receiver>(subscriber) }?.subscriber.recv(timeout(timeout_ns))?;
-        let handle = handle::insert(received)?;
-        // SAFETY: the caller's promise.
-        unsafe { store(sample, handle, "sample") }
+    // SAFETY: the caller's promise.
+    call(|| unsafe {
+        let receive = || Ok(handle::get::<Receiver>(subscriber)?.subscriber.recv(timeout(timeout_ns))?);
+        handle::give(sample, receive)
     })
 }
 
@@ -147,14 +134,8 @@ pub unsafe extern "C" fn pw_subscriber_try_recv(
     subscriber: *const pw_subscriber,
     sample: *mut *mut pw_sample,
 ) -> pw_status {
-    call(|| {
-        check_out(sample, "sample")?;
-        // SAFETY: the caller's promise.
-        let received = unsafe { handle::get::<Receiver>(subscriber) }?.subscriber.try_recv()?;
-        let handle = received.map_or(Ok(ptr::null_mut()), handle::insert)?;
-        // SAFETY: the caller's promise.
-        unsafe { store(sample, handle, "sample") }
-    })
+    // SAFETY: the caller's promise.
+    call(|| unsafe { handle::give_some(sample, || Ok(handle::get::<Receiver>(subscriber)?.subscriber.try_recv()?)) })
 }
 
 /// Stores a file descriptor that is readable while `pw_subscriber_try_recv` would store a sample or fail, for `poll` and
@@ -182,7 +163,6 @@ pub unsafe extern "C" fn pw_subscriber_fd(subscriber: *const pw_subscriber, fd: 
 /// What `pw_sample_info_get` stores.
 #[repr(C)]
 #[derive(Clone, Copy)]
-#[allow(non_camel_case_types)]
 pub struct pw_sample_info {
     /// `sizeof(pw_sample_info)`, which the caller sets.
     pub size: usize,
@@ -204,11 +184,6 @@ pub struct pw_sample_info {
     pub missed: u64,
     /// The nanoseconds since it was published; -1 if the publisher did not stamp it.
     pub age_ns: i64,
-}
-
-// SAFETY: as above.
-unsafe impl argument::Struct for pw_sample_info {
-    const NAME: &'static str = "pw_sample_info";
 }
 
 /// Returns the sample of a handle.
@@ -257,14 +232,10 @@ pub unsafe extern "C" fn pw_sample_data(
     data: *mut *const c_void,
     length: *mut usize,
 ) -> pw_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let bytes = unsafe { self::sample(sample) }?.bytes()?;
-        // SAFETY: the caller's promise.
-        unsafe {
-            store_optional(length, bytes.len());
-            store(data, bytes.as_ptr().cast(), "data")
-        }
+    // SAFETY: the caller's promise.
+    call(|| unsafe {
+        let bytes = self::sample(sample)?.bytes()?;
+        store_bytes(data, bytes.as_ptr().cast(), length, bytes.len() as u64)
     })
 }
 
@@ -281,17 +252,12 @@ pub unsafe extern "C" fn pw_sample_device_on(
     address: *mut *const c_void,
     length: *mut usize,
 ) -> pw_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let sample = unsafe { self::sample(sample) }?;
+    // SAFETY: the caller's promise.
+    call(|| unsafe {
+        let sample = self::sample(sample)?;
         let gpu = stream_gpu(sample.domain(), sample.gpu())?;
-        // SAFETY: the caller's promise.
-        let range = sample.device_on(unsafe { argument::stream(&gpu, stream) })?;
-        // SAFETY: the caller's promise.
-        unsafe {
-            store_optional(length, range.bytes() as usize);
-            store(address, argument::address(range.device_ptr()).cast_const(), "address")
-        }
+        let range = sample.device_on(argument::stream(&gpu, stream))?;
+        store_bytes(address, argument::address(range.device_ptr()).cast_const(), length, range.bytes())
     })
 }
 

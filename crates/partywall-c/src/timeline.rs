@@ -9,26 +9,23 @@ use std::{
 use partywall::{DeviceUuid, Domain, Gpu, Timeline, TimelineEvent, TimelineOptions, TimelineWriter};
 
 use crate::{
-    argument::{self, check_out, device_gpu, store, store_info, text, timeout},
+    argument::{self, check_out, device_gpu, store, store_info, structs, text, timeout},
     domain::pw_domain,
     error::{Failure, call, pw_status},
     handle::{self, object},
 };
 
 /// A timeline to wait for. Any thread may use it.
-#[allow(non_camel_case_types)]
 pub struct pw_timeline {
     _opaque: (),
 }
 
 /// The one writer of a timeline. Any thread may use it.
-#[allow(non_camel_case_types)]
 pub struct pw_writer {
     _opaque: (),
 }
 
 /// A descriptor that shows that a timeline has come to a value. Any thread may use it.
-#[allow(non_camel_case_types)]
 pub struct pw_timeline_event {
     _opaque: (),
 }
@@ -39,6 +36,7 @@ struct OnGpu<T>(T, Option<DeviceUuid>);
 object!(OnGpu<Timeline>, pw_timeline, 14, "timeline");
 object!(OnGpu<TimelineWriter>, pw_writer, 15, "writer");
 object!(TimelineEvent, pw_timeline_event, 16, "timeline event");
+structs!(pw_timeline_options, pw_timeline_info);
 
 /// Returns the GPU of a caller's streams.
 pub(crate) fn gpu_of(domain: &Domain, device: Option<DeviceUuid>) -> partywall::Result<Arc<Gpu>> {
@@ -48,7 +46,6 @@ pub(crate) fn gpu_of(domain: &Domain, device: Option<DeviceUuid>) -> partywall::
 /// How a timeline is opened. What is zero has its default.
 #[repr(C)]
 #[derive(Clone, Copy)]
-#[allow(non_camel_case_types)]
 pub struct pw_timeline_options {
     /// `sizeof(pw_timeline_options)`.
     pub size: usize,
@@ -57,11 +54,6 @@ pub struct pw_timeline_options {
     pub device: *const c_char,
     /// Nonzero: other users whom the broker admits may use the timeline, if this call creates it.
     pub shared: u8,
-}
-
-// SAFETY: `repr(C)`, the size is first, and pointers and numbers have no invalid patterns.
-unsafe impl argument::Struct for pw_timeline_options {
-    const NAME: &'static str = "pw_timeline_options";
 }
 
 /// Returns the options as the library has them, and the GPU of streams.
@@ -135,7 +127,6 @@ pub unsafe extern "C" fn pw_timeline_close(timeline: *mut pw_timeline) -> pw_sta
 /// What `pw_timeline_info_get` stores.
 #[repr(C)]
 #[derive(Clone, Copy)]
-#[allow(non_camel_case_types)]
 pub struct pw_timeline_info {
     /// `sizeof(pw_timeline_info)`, which the caller sets.
     pub size: usize,
@@ -145,11 +136,6 @@ pub struct pw_timeline_info {
     pub announced: u64,
     /// 1 if it has ended: its writer closed it, died or was evicted, or it was abandoned.
     pub has_ended: u8,
-}
-
-// SAFETY: as above.
-unsafe impl argument::Struct for pw_timeline_info {
-    const NAME: &'static str = "pw_timeline_info";
 }
 
 /// Stores how far a timeline is. Does not block; takes nanoseconds.

@@ -5,7 +5,7 @@ use std::ffi::c_char;
 use partywall::{Domain, Topic, TopicOptions};
 
 use crate::{
-    argument::{self, array, check_out, dtype, place, store, store_info, text},
+    argument::{self, array, dtype, place, store_info, structs, text},
     domain::pw_domain,
     error::{Failure, call, pw_status},
     handle::{self, object},
@@ -15,17 +15,16 @@ use crate::{
 pub const PW_ANY: u64 = u64::MAX;
 
 /// A topic: a stream of samples, each written once and read in place. Any thread may use it.
-#[allow(non_camel_case_types)]
 pub struct pw_topic {
     _opaque: (),
 }
 
 object!(Topic, pw_topic, 2, "topic");
+structs!(pw_topic_options, pw_topic_info);
 
 /// How a topic is created, or what an existing one must agree with. What is zero is not set.
 #[repr(C)]
 #[derive(Clone, Copy)]
-#[allow(non_camel_case_types)]
 pub struct pw_topic_options {
     /// `sizeof(pw_topic_options)`.
     pub size: usize,
@@ -59,11 +58,6 @@ pub struct pw_topic_options {
     pub shared: u8,
     /// Nonzero: the topic stays until it is removed or the broker ends.
     pub kept: u8,
-}
-
-// SAFETY: `repr(C)`, the size is first, and pointers and numbers have no invalid patterns.
-unsafe impl argument::Struct for pw_topic_options {
-    const NAME: &'static str = "pw_topic_options";
 }
 
 unsafe fn options_of(
@@ -117,14 +111,8 @@ unsafe fn open(
     topic: *mut *mut pw_topic,
     open: impl FnOnce(&TopicOptions) -> partywall::Result<Topic>,
 ) -> pw_status {
-    call(|| {
-        check_out(topic, "topic")?;
-        // SAFETY: the caller's promise.
-        let opened = open(&unsafe { options_of(domain, name, options) }?)?;
-        let handle = handle::insert(opened)?;
-        // SAFETY: the caller's promise.
-        unsafe { store(topic, handle, "topic") }
-    })
+    // SAFETY: the caller's promise.
+    call(|| unsafe { handle::give(topic, || Ok(open(&options_of(domain, name, options)?)?)) })
 }
 
 /// Creates a topic. The caller owns `*topic` and closes it with `pw_topic_close`. Fails if the name exists. Blocks for a
@@ -185,7 +173,6 @@ pub unsafe extern "C" fn pw_topic_close(topic: *mut pw_topic) -> pw_status {
 /// What `pw_topic_info_get` stores.
 #[repr(C)]
 #[derive(Clone, Copy)]
-#[allow(non_camel_case_types)]
 pub struct pw_topic_info {
     /// `sizeof(pw_topic_info)`, which the caller sets.
     pub size: usize,
@@ -203,11 +190,6 @@ pub struct pw_topic_info {
     pub publishers: u32,
     /// How many subscribers there are.
     pub subscribers: u32,
-}
-
-// SAFETY: as above.
-unsafe impl argument::Struct for pw_topic_info {
-    const NAME: &'static str = "pw_topic_info";
 }
 
 /// Stores what is known about a topic now. Does not block.

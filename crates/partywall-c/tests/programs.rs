@@ -8,7 +8,7 @@ use std::{
 };
 
 use partywall_broker::{Broker, Config};
-use partywall_harness::simulated_driver;
+use partywall_harness::{binary, simulated_driver};
 
 /// The directory with the libraries that Cargo has built for these tests.
 fn libraries() -> PathBuf {
@@ -44,6 +44,7 @@ fn run(source: &str, simulated: bool) {
     let broker = std::thread::spawn(move || broker.run());
     let mut command = Command::new(&program);
     command.env("PARTYWALL_SOCKET", &socket).env("LD_LIBRARY_PATH", scratch.path()).env_remove("PARTYWALL_LIBCUDA");
+    command.env("PARTYWALL_BIN", binary());
     if simulated {
         command.env("PARTYWALL_LIBCUDA", simulated_driver());
     }
@@ -77,4 +78,19 @@ fn pools_timelines_and_semaphores_are_used_in_c() {
 #[test]
 fn tasks_are_submitted_and_claimed_in_c() {
     run("queue.c", HOST);
+}
+
+#[test]
+fn names_members_and_events_are_listed_in_c() {
+    run("domain.c", HOST);
+}
+
+#[test]
+fn machine_is_examined_in_c() {
+    run("doctor.c", HOST);
+}
+
+#[test]
+fn tensors_are_exchanged_by_dlpack_in_c() {
+    run("dlpack.c", HOST);
 }

@@ -181,6 +181,9 @@ typedef int32_t pw_status;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
+// A tensor in the form of `dlpack.h` 1.x, which has this struct; include that header to look into it.
+typedef struct DLManagedTensorVersioned DLManagedTensorVersioned;
+
 // A block of memory that this process holds, of a pool or a queue. One thread may use it at a time.
 typedef struct pw_block pw_block;
 
@@ -200,11 +203,20 @@ typedef struct pw_domain pw_domain;
 // What is known about a failed call.
 typedef struct pw_error pw_error;
 
+// The findings of an examination. Any thread may use it.
+typedef struct pw_findings pw_findings;
+
 // What a segment is to get at its end. One thread may use it at a time.
 typedef struct pw_growth pw_growth;
 
 // A block that is being filled. One thread may use it at a time.
 typedef struct pw_loan pw_loan;
+
+// A list of members, as they were when it was opened. Any thread may use it.
+typedef struct pw_members pw_members;
+
+// A list of names, as they were when it was opened. Any thread may use it.
+typedef struct pw_names pw_names;
 
 // A permit that this process holds. It is free again if the process dies. Any thread may use it.
 typedef struct pw_permit pw_permit;
@@ -248,6 +260,9 @@ typedef struct pw_timeline_event pw_timeline_event;
 
 // A topic: a stream of samples, each written once and read in place. Any thread may use it.
 typedef struct pw_topic pw_topic;
+
+// The events of names that match a pattern. One thread may use it at a time.
+typedef struct pw_watch pw_watch;
 
 // The one writer of a timeline. Any thread may use it.
 typedef struct pw_writer pw_writer;
@@ -366,6 +381,98 @@ typedef struct {
     // Nonzero: join the domain's MPS daemon, if it runs.
     uint8_t mps;
 } pw_domain_options;
+
+// What `pw_findings_get` stores. The texts are valid until the list is closed; some have several lines, or none.
+typedef struct {
+    // `sizeof(pw_finding_info)`, which the caller sets.
+    size_t size;
+    // What was tried.
+    const char *title;
+    // "ok", "warning", "failed" or "skipped".
+    const char *outcome;
+    // What was seen.
+    const char *detail;
+    // What it means.
+    const char *meaning;
+    // What to do about it.
+    const char *fix;
+    // 1 if it was made with the simulated driver.
+    uint8_t is_simulated;
+} pw_finding_info;
+
+// What `pw_members_get` stores. The texts are valid until the list is closed.
+typedef struct {
+    // `sizeof(pw_member_info)`, which the caller sets.
+    size_t size;
+    // Its command line.
+    const char *command;
+    // Its state: "alive", "hung", "suspect", "evicted" and the others of `partywall clients`.
+    const char *state;
+    // Its number.
+    uint64_t member;
+    // Its process.
+    uint32_t pid;
+    // Its user.
+    uint32_t uid;
+    // How many leases it holds.
+    uint32_t leases;
+    // How many timelines it writes.
+    uint32_t timelines;
+} pw_member_info;
+
+// What `pw_domain_info_get` stores.
+typedef struct {
+    // `sizeof(pw_domain_info)`, which the caller sets.
+    size_t size;
+    // The number of this process among the members.
+    uint64_t member;
+    // How many members there are besides this one.
+    uint64_t members;
+    // How many names there are.
+    uint64_t names;
+    // How many versions there are, with those that only leases keep.
+    uint64_t versions;
+    // How many leases there are.
+    uint64_t leases;
+    // How many members died since the broker started.
+    uint64_t deaths;
+    // How many dead members' work may not be over, so that what they held stays in quarantine.
+    uint64_t unproven;
+    // The process of the broker.
+    uint32_t broker_pid;
+    // 1 if the members use the simulated driver.
+    uint8_t is_simulated;
+} pw_domain_info;
+
+// What `pw_names_get` stores. The texts are valid until the list is closed.
+typedef struct {
+    // `sizeof(pw_name_info)`, which the caller sets.
+    size_t size;
+    // The name.
+    const char *name;
+    // What it is: "segment", "pool", "topic", "queue".
+    const char *object;
+    // Where its memory is: "host", "pinned:0" or a GPU's UUID; empty if there is no latest version.
+    const char *device;
+    // The kind of its memory: "host", "vmm", "pinned", "legacy", "live"; empty if there is no latest version.
+    const char *kind;
+    // The latest version; 0 for a removed name whose versions are still held.
+    uint64_t version;
+    // The bytes of that version.
+    uint64_t bytes;
+    // The process that committed it.
+    uint32_t committer;
+    // How many leases there are on it.
+    uint32_t leases;
+    // How many older versions are still held.
+    uint32_t older;
+    // 1 if it may be written.
+    uint8_t is_mutable;
+    // 1 if it stays without its users.
+    uint8_t is_kept;
+    // 1 if other users may open it.
+    uint8_t is_shared;
+} pw_name_info;
 
 // How a pool is created, or what an existing one must agree with. What is zero is not set.
 typedef struct {
@@ -679,6 +786,27 @@ typedef struct {
     // How many subscribers there are.
     uint32_t subscribers;
 } pw_topic_info;
+
+// What `pw_watch_next` stores. The texts are valid until the next call, or until the watch is closed.
+typedef struct {
+    // `sizeof(pw_event_info)`, which the caller sets.
+    size_t size;
+    // What happened: "created", "committed", "withdrawn", "owner_died", "reclaimed" and the others of `partywall watch`;
+    // "missed" if events are lost, so that a list of names is to be made anew; null if no event came in time.
+    const char *change;
+    // The name; empty for "missed".
+    const char *name;
+    // What it is: "segment", "timeline", "semaphore", "pool", "topic", "queue"; empty for "missed".
+    const char *object;
+    // The version that the event is about; 0 if none.
+    uint64_t version;
+    // The bytes of that version; for "missed" how many events are lost, 0 if that is not known.
+    uint64_t bytes;
+    // When it happened, in milliseconds since 1970.
+    uint64_t at_ms;
+    // The process that made the change, or whose end caused it; 0 if none.
+    uint32_t pid;
+} pw_event_info;
 
 #ifdef __cplusplus
 extern "C" {
@@ -1012,6 +1140,76 @@ pw_status pw_descriptors_tensor(const pw_descriptors *descriptors,
                                 uint64_t *offset,
                                 uint64_t *bytes);
 
+// Stores a tensor of a segment in the form of DLPack. It keeps the segment's memory, also after `pw_segment_close`, until
+// its consumer calls its deleter, which any thread may do. Read-only unless the segment `is_writable`. Does not block.
+//
+// # Safety
+// No other thread closes `segment`; `tensor` ends with a zero byte; `managed` may be written.
+pw_status pw_segment_to_dlpack(const pw_segment *segment,
+                               const char *tensor,
+                               DLManagedTensorVersioned **managed);
+
+// Makes a sample a read-only tensor in the form of DLPack, for work on `stream` if it is on a GPU: that waits there for
+// the publisher's stream. The block stays as it is until the tensor's deleter is called, which any thread may do: it does
+// what `pw_sample_close` does. On success the sample is closed; on failure it is still the caller's.
+//
+// # Safety
+// No other thread uses `sample`; `stream` is a stream of the primary context of the topic's GPU; `managed` may be written.
+pw_status pw_sample_to_dlpack(pw_sample *sample,
+                              void *stream,
+                              DLManagedTensorVersioned **managed);
+
+// Makes a block a tensor in the form of DLPack, of the type and shape that `pw_block_set_tensor` set. The block is held
+// until the tensor's deleter is called, which any thread may do: it does what `pw_block_close` does. On success the block
+// is closed; on failure it is still the caller's. Does not wait for work of a GPU.
+//
+// # Safety
+// No other thread uses `block`; `managed` may be written.
+pw_status pw_block_to_dlpack(pw_block *block,
+                             DLManagedTensorVersioned **managed);
+
+// Adds a tensor of another library, on a GPU, to a publication. On success the publication owns it, and its deleter is
+// called once, on any thread, when neither the publication nor a segment of this process uses it any more. It must not
+// throw or jump out. On failure the tensor is still the caller's.
+//
+// # Safety
+// No other thread uses `publication`; `tensor` ends with a zero byte; `managed` is what `dlpack.h` describes.
+pw_status pw_publication_dlpack(pw_publication *publication, const char *tensor, DLManagedTensorVersioned *managed);
+
+// Fills a loan with a copy of a tensor of another library, which has its type and shape, and no gaps. The tensor stays
+// the caller's. From host memory this blocks until the bytes are copied. From a GPU, into a loan on that GPU, the copy is
+// enqueued on `stream`, behind which `pw_loan_publish_on` publishes it: the tensor stays as it is until then.
+//
+// # Safety
+// No other thread uses `loan`; `managed` is what `dlpack.h` describes; `stream` is a stream of the primary context of the
+// topic's GPU.
+pw_status pw_loan_copy_dlpack(pw_loan *loan,
+                              const DLManagedTensorVersioned *managed,
+                              void *stream);
+
+// Tries what works on this machine, as `partywall doctor` does, each probe in a process of the program `partywall`. Needs
+// no broker and starts none. `options` may be null; `device` is "auto", "all", "cuda:0" or a UUID, or null for "auto".
+// Stores how many findings there are. The caller owns `*findings`. Blocks for some seconds.
+//
+// # Safety
+// `options` is null or valid; `device` is null or ends with a zero byte; `findings` and `count` may be written.
+pw_status pw_findings_open(const pw_domain_options *options,
+                           const char *device,
+                           pw_findings **findings,
+                           size_t *count);
+
+// Stores a finding, counted from 0. Does not block.
+//
+// # Safety
+// No other thread closes `findings`; `info` points to a struct whose size is set.
+pw_status pw_findings_get(const pw_findings *findings, size_t index, pw_finding_info *info);
+
+// Closes a list. Null is ignored.
+//
+// # Safety
+// No other thread uses the handle.
+pw_status pw_findings_close(pw_findings *findings);
+
 // Connects to the broker of a domain, and starts the broker if none runs. `options` may be null.
 //
 // The caller owns `*domain` and closes it with `pw_domain_close`. Blocks until the broker answers, a few milliseconds
@@ -1038,6 +1236,9 @@ pw_status pw_domain_ping(const pw_domain *domain);
 // # Safety
 // No other thread closes `domain`; `name` ends with a zero byte.
 pw_status pw_domain_remove(const pw_domain *domain, const char *name);
+
+// Returns the release of the library, such as "0.1.0". Never blocks, never fails.
+const char *pw_version(void);
 
 // Returns what is known about the last call of this thread that failed; null if none has. It stays until the next call
 // of this thread that fails, and the thread ends; copy what is needed longer. Never blocks.
@@ -1112,6 +1313,66 @@ pw_status pw_growth_commit(pw_growth *growth, const pw_segment *segment);
 // # Safety
 // No other thread uses the handle.
 pw_status pw_growth_close(pw_growth *growth);
+
+// Lists all members, this process among them, and stores how many there are. The caller owns `*members`. Blocks for a few
+// round trips to the broker.
+//
+// # Safety
+// No other thread closes `domain`; `members` and `count` may be written.
+pw_status pw_members_open(const pw_domain *domain,
+                          pw_members **members,
+                          size_t *count);
+
+// Stores what is known about a member of a list, counted from 0. Does not block.
+//
+// # Safety
+// No other thread closes `members`; `info` points to a struct whose size is set.
+pw_status pw_members_get(const pw_members *members, size_t index, pw_member_info *info);
+
+// Closes a list. Null is ignored.
+//
+// # Safety
+// No other thread uses the handle.
+pw_status pw_members_close(pw_members *members);
+
+// Evicts the member with this number, or, if it is 0, all members of the process `pid`: ends their waits and names, and
+// refuses their further calls. If `kill` is not 0 the broker also sends SIGKILL. What they hold is free once they are proved
+// dead. Stores how many were evicted, unless `evicted` is null.
+//
+// # Safety
+// No other thread closes `domain`; `evicted` is null or may be written.
+pw_status pw_domain_evict(const pw_domain *domain,
+                          uint64_t member,
+                          uint32_t pid,
+                          int kill,
+                          size_t *evicted);
+
+// Stores what is known about a domain and its broker. Blocks for a round trip to the broker.
+//
+// # Safety
+// No other thread closes `domain`; `info` points to a struct whose size is set.
+pw_status pw_domain_info_get(const pw_domain *domain, pw_domain_info *info);
+
+// Lists the names of segments, pools, topics and queues, and stores how many there are. The caller owns `*names`. Blocks
+// for a few round trips to the broker.
+//
+// # Safety
+// No other thread closes `domain`; `names` and `count` may be written.
+pw_status pw_names_open(const pw_domain *domain,
+                        pw_names **names,
+                        size_t *count);
+
+// Stores what is known about a name of a list, counted from 0. Does not block.
+//
+// # Safety
+// No other thread closes `names`; `info` points to a struct whose size is set.
+pw_status pw_names_get(const pw_names *names, size_t index, pw_name_info *info);
+
+// Closes a list. Null is ignored.
+//
+// # Safety
+// No other thread uses the handle.
+pw_status pw_names_close(pw_names *names);
 
 // Creates a pool. The caller owns `*pool` and closes it with `pw_pool_close`. Fails if the name exists. Blocks for a few
 // round trips to the broker, and while the memory is allocated. Any thread may call it.
@@ -1515,7 +1776,8 @@ pw_status pw_segment_put_file(const pw_domain *domain,
                               pw_segment **segment);
 
 // Closes a segment: unmaps its memory, after the work of this process on its GPU, and gives its lease back. The
-// committer of a name that is not kept ends the name in this way. Null is ignored.
+// committer of a name that is not kept ends the name in this way. DLPack tensors of it delay both until they are deleted.
+// Null is ignored.
 //
 // # Safety
 // No other thread uses the handle, and nobody the addresses that it gave.
@@ -1901,6 +2163,37 @@ pw_status pw_topic_info_get(const pw_topic *topic, pw_topic_info *info);
 // # Safety
 // No other thread closes the handle.
 pw_status pw_topic_check(const pw_topic *topic);
+
+// Watches names that match a pattern, in which `*` stands for any characters and `?` for one. Begins with the next event,
+// or, unless both numbers are 0, behind the point that `pw_watch_point` of another watch stored. The caller owns
+// `*watch`. Blocks for a round trip to the broker.
+//
+// # Safety
+// No other thread closes `domain`; `pattern` ends with a zero byte; `watch` may be written.
+pw_status pw_watch_open(const pw_domain *domain,
+                        const char *pattern,
+                        uint64_t instance,
+                        uint64_t sequence,
+                        pw_watch **watch);
+
+// Waits for the next event, up to `timeout_ns`; negative means without end. If none comes in time, `change` is null,
+// which is no failure.
+//
+// # Safety
+// No other thread uses `watch`; `info` points to a struct whose size is set.
+pw_status pw_watch_next(pw_watch *watch, int64_t timeout_ns, pw_event_info *info);
+
+// Stores the point behind the events that this watch has returned, for `pw_watch_open`. Does not block.
+//
+// # Safety
+// No other thread uses `watch`; `instance` and `sequence` may be written.
+pw_status pw_watch_point(const pw_watch *watch, uint64_t *instance, uint64_t *sequence);
+
+// Closes a watch. Null is ignored.
+//
+// # Safety
+// No other thread uses the handle.
+pw_status pw_watch_close(pw_watch *watch);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -1,12 +1,37 @@
 /* Nothing but the header, and what a program does with each of its structs. */
 #include <partywall/partywall.h>
 
-size_t sizes(void);
+#define MAKE(type)                                        \
+    type made_##type(void);                               \
+    type made_##type(void) {                              \
+        type made = PW_INIT(type);                        \
+        return made;                                      \
+    }
 
-size_t sizes(void) {
-    pw_domain_options domain = PW_INIT(pw_domain_options);
-    pw_topic_options topic = PW_INIT(pw_topic_options);
-    pw_subscriber_options subscriber = PW_INIT(pw_subscriber_options);
-    pw_sample_info sample = PW_INIT(pw_sample_info);
-    return domain.size + topic.size + subscriber.size + sample.size;
-}
+MAKE(pw_block_info)
+MAKE(pw_segment_options)
+MAKE(pw_claim_info)
+MAKE(pw_input_info)
+MAKE(pw_descriptors_info)
+MAKE(pw_finding_info)
+MAKE(pw_domain_options)
+MAKE(pw_member_info)
+MAKE(pw_domain_info)
+MAKE(pw_name_info)
+MAKE(pw_pool_options)
+MAKE(pw_pool_info)
+MAKE(pw_queue_options)
+MAKE(pw_queue_info)
+MAKE(pw_task_options)
+MAKE(pw_open_options)
+MAKE(pw_segment_info)
+MAKE(pw_tensor_info)
+MAKE(pw_semaphore_options)
+MAKE(pw_semaphore_info)
+MAKE(pw_subscriber_options)
+MAKE(pw_sample_info)
+MAKE(pw_timeline_options)
+MAKE(pw_timeline_info)
+MAKE(pw_topic_options)
+MAKE(pw_topic_info)
+MAKE(pw_event_info)

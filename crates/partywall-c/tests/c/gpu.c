@@ -1,5 +1,6 @@
 /* Memory of a GPU: built, published as it is, advanced in place, and ordered by streams. */
 #include "check.h"
+#include "dlpack.h"
 #include "gpu.h"
 
 static const uint64_t FOUR[] = {4};
@@ -176,6 +177,62 @@ static void order(pw_domain *domain) {
     OK(pw_topic_close(topic));
 }
 
+/* Tensors of other libraries, in memory of a GPU, and tensors for them. */
+static void exchange(pw_domain *domain) {
+    int64_t four = 4;
+    void *memory = gpu_memory(4096);
+    void *stream = stream_create();
+    copy_in(memory, (float[]){1, 2, 3, 4}, 16, stream);
+    DLManagedTensorVersioned given = floats(memory, 2, &four);
+    pw_publication *publication = NULL;
+    pw_segment *segment = NULL;
+    OK(pw_publication_create(domain, "given", NULL, &publication));
+    FAILS(PW_INVALID_ARGUMENT, pw_publication_dlpack(publication, "x", NULL));
+    given.dl_tensor.device.device_type = 1;
+    FAILS(PW_INVALID_ARGUMENT, pw_publication_dlpack(publication, "x", &given));
+    CHECK(deleted == 0);
+    given.dl_tensor.device.device_type = 2;
+    OK(pw_publication_dlpack(publication, "x", &given));
+    OK(pw_publication_commit_copy(publication, &segment));
+    CHECK(deleted == 1);
+    DLManagedTensorVersioned *managed = NULL;
+    OK(pw_segment_to_dlpack(segment, "x", &managed));
+    CHECK(managed->dl_tensor.device.device_type == 2 && managed->dl_tensor.device.device_id == 0);
+    FAILS(PW_INVALID_ARGUMENT, pw_segment_advance(segment, segment));
+    OK(pw_segment_close(segment));
+    float seen[4] = {0};
+    copy_out(seen, managed->dl_tensor.data, 16, stream);
+    stream_wait(stream);
+    CHECK(seen[3] == 4);
+    managed->deleter(managed);
+
+    pw_topic_options options = PW_INIT(pw_topic_options);
+    options.device = "cuda:0";
+    options.max_bytes = 64;
+    pw_topic *topic = NULL;
+    pw_publisher *publisher = NULL;
+    pw_subscriber *subscriber = NULL;
+    OK(pw_topic_create(domain, "given/stream", &options, &topic));
+    OK(pw_publisher_open(topic, &publisher));
+    OK(pw_subscriber_open(topic, NULL, &subscriber));
+    pw_loan *loan = NULL;
+    OK(pw_publisher_loan(publisher, PW_DTYPE_F32, FOUR, 1, 0, &loan));
+    OK(pw_loan_copy_dlpack(loan, &given, stream));
+    OK(pw_loan_publish_on(loan, stream, PW_FOREVER, NULL));
+    pw_sample *sample = NULL;
+    OK(pw_subscriber_recv(subscriber, PW_FOREVER, &sample));
+    OK(pw_sample_to_dlpack(sample, stream, &managed));
+    memset(seen, 0, sizeof seen);
+    copy_out(seen, managed->dl_tensor.data, 16, stream);
+    stream_wait(stream);
+    CHECK(seen[3] == 4 && managed->dl_tensor.device.device_type == 2);
+    managed->deleter(managed);
+    OK(pw_subscriber_close(subscriber));
+    OK(pw_publisher_close(publisher));
+    OK(pw_topic_close(topic));
+    CHECK(deleted == 1);
+}
+
 int main(void) {
     use_gpu();
     pw_domain *domain = NULL;
@@ -183,6 +240,7 @@ int main(void) {
     advance(domain);
     publish(domain);
     order(domain);
+    exchange(domain);
     OK(pw_domain_close(domain));
     return 0;
 }

@@ -157,6 +157,21 @@ int main(void) {
     CHECK(pw_queue_submit_on(queue, task, NULL, 0, &ticket) != PW_OK);
     FAILS(PW_INVALID_ARGUMENT, pw_queue_submit(queue, task, 0, NULL));
     OK(pw_task_close(task));
+    /* A block of something else. */
+    pw_pool_options other = PW_INIT(pw_pool_options);
+    other.blocks = 1;
+    other.block_bytes = 64;
+    pw_pool *pool = NULL;
+    pw_block *foreign = NULL;
+    OK(pw_pool_create(domain, "other", &other, &pool));
+    OK(pw_pool_alloc(pool, 0, &foreign));
+    OK(pw_task_create("sqrt", NULL, &task));
+    OK(pw_task_input(task, foreign));
+    FAILS(PW_MISMATCH, pw_queue_submit(queue, task, 0, &ticket));
+    OK(pw_task_close(task));
+    OK(pw_pool_alloc(pool, 0, &foreign)); /* it was given back with the task */
+    OK(pw_block_close(foreign));
+    OK(pw_pool_close(pool));
     options.arguments_length = 1;
     FAILS(PW_INVALID_ARGUMENT, pw_task_create("sqrt", &options, &task));
     options.arguments_length = 0;

@@ -182,6 +182,14 @@ impl DomainOptions {
         Location::find(self.domain.as_deref(), self.socket.as_deref())
     }
 
+    /// Returns the program that [`connect`](Self::connect) would start as the broker, for its other commands.
+    ///
+    /// # Errors
+    /// [`Unreachable::NoProgram`].
+    pub fn find_program(&self) -> Result<PathBuf> {
+        broker_binary(self.program.as_deref())
+    }
+
     /// Connects to the domain's broker, and starts one if none runs and [`start`](Self::start) allows it.
     ///
     /// ```no_run
