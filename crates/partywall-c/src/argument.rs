@@ -226,9 +226,7 @@ pub(crate) unsafe fn options<T: Struct>(options: *const T) -> Result<T, Failure>
 /// # Safety
 /// `out` is null or points to a struct of as many bytes as its first member says, which may be written.
 pub(crate) unsafe fn store_info<T: Struct>(out: *mut T, info: T) -> Result<(), Failure> {
-    if out.is_null() {
-        return Err(Failure::null(T::NAME));
-    }
+    check_out(out, T::NAME)?;
     // SAFETY: its first member is its size.
     let size = unsafe { struct_size(out)? };
     let head = size_of::<usize>();
@@ -241,6 +239,16 @@ pub(crate) unsafe fn store_info<T: Struct>(out: *mut T, info: T) -> Result<(), F
         out.cast::<u8>().add(copied).write_bytes(0, size - copied);
     }
     Ok(())
+}
+
+/// Fails for a struct that [`store_info`] would refuse, before anything is done that would then be lost.
+///
+/// # Safety
+/// As [`store_info`].
+pub(crate) unsafe fn check_info<T: Struct>(out: *mut T) -> Result<(), Failure> {
+    check_out(out, T::NAME)?;
+    // SAFETY: the caller's promise.
+    unsafe { struct_size(out) }.map(drop)
 }
 
 /// Returns the size that a struct says it has.

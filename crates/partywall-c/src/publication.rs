@@ -113,8 +113,8 @@ pub unsafe extern "C" fn pw_publication_create(
 /// commit returns errors about the tensor.
 ///
 /// If this succeeds, the memory is not freed before `release(context)` is called: once, on any thread, when neither the
-/// publication nor a segment of this process uses it any more. `release` must not throw or jump out; it may be null for
-/// memory that is never freed. On failure it is not called.
+/// publication nor a segment of this process uses it any more. `release` must not throw, jump out or call
+/// this library; it may be null for memory that is never freed. On failure it is not called.
 ///
 /// # Safety
 /// No other thread uses `publication`; `tensor` ends with a zero byte; `shape`, and `strides` unless null, have `rank`

@@ -8,7 +8,7 @@ use std::{
 use partywall::{Domain, Watch, WatchEvent, info::Point};
 
 use crate::{
-    argument::{c_text, check_out, store, store_info, structs, text, timeout},
+    argument::{c_text, check_info, store, store_info, structs, text, timeout},
     domain::pw_domain,
     error::{call, pw_status},
     handle::{self, object},
@@ -87,7 +87,7 @@ pub unsafe extern "C" fn pw_watch_open(
 pub unsafe extern "C" fn pw_watch_next(watch: *mut pw_watch, timeout_ns: i64, info: *mut pw_event_info) -> pw_status {
     // SAFETY: the caller's promise.
     call(|| unsafe {
-        check_out(info, "info")?;
+        check_info(info)?;
         let Watching { watch, texts } = handle::get_mut::<Watching>(watch)?;
         let event = watch.next(timeout(timeout_ns))?;
         let mut known = std::mem::zeroed::<pw_event_info>();

@@ -2,9 +2,10 @@
 #![allow(clippy::unwrap_used)] // the outermost functions of tests
 
 use std::{
-    env,
+    env, fs,
     path::{Path, PathBuf},
     process::Command,
+    sync::LazyLock,
 };
 
 use partywall_broker::{Broker, Config};
@@ -20,6 +21,24 @@ fn libraries() -> PathBuf {
 const SIMULATED: bool = true;
 const HOST: bool = false;
 
+/// Compiles a program with the sanitizers, if the compiler has their libraries.
+fn sanitizers() -> &'static [&'static str] {
+    const ARGUMENTS: [&str; 2] = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
+    static FOUND: LazyLock<bool> = LazyLock::new(|| {
+        let scratch = tempfile::tempdir().unwrap();
+        let source = scratch.path().join("empty.c");
+        fs::write(&source, "int main(void) { return 0; }\n").unwrap();
+        let compiled =
+            Command::new("cc").args(ARGUMENTS).arg(source).arg("-o").arg(scratch.path().join("empty")).output();
+        let found = compiled.unwrap().status.success();
+        if !found {
+            eprintln!("without sanitizers: cc has no libasan and libubsan");
+        }
+        found
+    });
+    if *FOUND { &ARGUMENTS } else { &[] }
+}
+
 fn run(source: &str, simulated: bool) {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
     let scratch = tempfile::tempdir().unwrap();
@@ -28,7 +47,9 @@ fn run(source: &str, simulated: bool) {
     // Programs look for the library by its SONAME.
     std::os::unix::fs::symlink(libraries.join("libpartywall_c.so"), scratch.path().join("libpartywall.so.0")).unwrap();
     let output = Command::new("cc")
-        .args(["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-I"])
+        .args(["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g"])
+        .args(sanitizers())
+        .arg("-I")
         .arg(manifest.join("include"))
         .arg(manifest.join("tests/c").join(source))
         .arg(libraries.join("libpartywall_c.so"))

@@ -51,14 +51,18 @@ static void events(pw_domain *domain) {
     OK(pw_watch_point(watch, &instance, &sequence));
     CHECK(instance != 0);
     OK(pw_pool_close(pool(domain, "watched/1")));
+    FAILS(PW_INVALID_ARGUMENT, pw_watch_next(watch, PW_FOREVER, NULL));
+    event.size = 1;
+    FAILS(PW_INVALID_ARGUMENT, pw_watch_next(watch, PW_FOREVER, &event)); /* loses no event */
+    event.size = sizeof event;
     OK(pw_watch_next(watch, PW_FOREVER, &event));
     CHECK(strcmp(event.name, "watched/1") == 0 && strcmp(event.object, "pool") == 0 && event.at_ms > 0);
-    FAILS(PW_INVALID_ARGUMENT, pw_watch_next(watch, 0, NULL));
     OK(pw_watch_close(watch));
     FAILS(PW_INVALID_ARGUMENT, pw_watch_next(watch, 0, &event));
     /* Again, from the point before. */
     OK(pw_watch_open(domain, "watched/*", instance, sequence, &watch));
     OK(pw_watch_next(watch, PW_FOREVER, &event));
+    CHECK(strcmp(event.change, "committed") == 0 || strcmp(event.change, "created") == 0);
     CHECK(strcmp(event.name, "watched/1") == 0 && event.pid == (uint32_t)getpid());
     OK(pw_watch_close(watch));
     /* The broker does not know such a point. */
