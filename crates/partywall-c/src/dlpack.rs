@@ -271,7 +271,7 @@ pub unsafe extern "C" fn pw_loan_copy_dlpack(
         let dense = dlpack::contiguous(&given.shape);
         let has_gaps =
             given.shape.iter().zip(given.strides.iter().zip(dense)).any(|(n, (has, of))| *n > 1 && *has != of);
-        if has_gaps && loan.len() > 0 {
+        if has_gaps && !loan.is_empty() {
             return Err(refused("it has gaps".into()));
         }
         if !given.on_gpu {

@@ -104,7 +104,10 @@ pub unsafe extern "C" fn pw_domain_ping(domain: *const pw_domain) -> pw_status {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_domain_remove(domain: *const pw_domain, name: *const c_char) -> pw_status {
     // SAFETY: the caller's promise.
-    call(|| Ok(unsafe { handle::get::<Domain>(domain)?.remove(text(name, "name")?).map(drop)? }))
+    call(|| unsafe {
+        handle::get::<Domain>(domain)?.remove(text(name, "name")?)?;
+        Ok(())
+    })
 }
 
 /// Returns the release of the library, such as "0.1.0". Never blocks, never fails.

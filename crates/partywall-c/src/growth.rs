@@ -75,8 +75,8 @@ pub unsafe extern "C" fn pw_growth_tensor(
 /// No other thread uses the handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_growth_spare(growth: *mut pw_growth, bytes: u64) -> pw_status {
-    // SAFETY: the caller's promise.
     call(|| {
+        // SAFETY: the caller's promise.
         unsafe { handle::get_mut::<Parts>(growth) }?.spare = bytes;
         Ok(())
     })
