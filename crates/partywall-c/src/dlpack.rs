@@ -8,7 +8,7 @@ use std::{
 use partywall::{
     DType, Error, Gpu,
     cuda::AccessError,
-    dlpack::{self, CPU, CUDA, DataType, Device, Exchanged, Export, ManagedVersioned},
+    dlpack::{self, CPU, CUDA, DLDataType, DLDevice, Exchanged, Export, ManagedVersioned},
     error::DeviceFault,
 };
 
@@ -31,8 +31,8 @@ pub struct DLManagedTensorVersioned {
 /// What a consumer is told about a tensor.
 struct Shown<'a> {
     address: usize,
-    device: Device,
-    dtype: DataType,
+    device: DLDevice,
+    dtype: DLDataType,
     shape: &'a [u64],
     strides: &'a [u64],
     read_only: bool,
@@ -59,15 +59,15 @@ unsafe extern "C" fn delete<O>(managed: *mut ManagedVersioned) {
 }
 
 /// Returns DLPack's form of a type.
-fn data_type(dtype: DType) -> Result<DataType, Failure> {
+fn data_type(dtype: DType) -> Result<DLDataType, Failure> {
     let unknown = || Failure::argument(format!("DLPack has no {dtype}"), "pass the address instead");
     dlpack::data_type(dtype).ok_or_else(unknown)
 }
 
-fn device_of(gpu: Option<&Gpu>) -> Device {
+fn device_of(gpu: Option<&Gpu>) -> DLDevice {
     match gpu {
-        Some(gpu) => Device { device_type: CUDA, device_id: gpu.context().device().ordinal() as i32 },
-        None => Device { device_type: CPU, device_id: 0 },
+        Some(gpu) => DLDevice { device_type: CUDA, device_id: gpu.context().device().ordinal() as i32 },
+        None => DLDevice { device_type: CPU, device_id: 0 },
     }
 }
 
