@@ -7,7 +7,7 @@ use std::{
     ptr,
 };
 
-use partywall::{Error, ErrorKind};
+use partywall::{Error, ErrorKind, Language};
 
 use crate::{argument::c_text, handle::Object};
 
@@ -119,9 +119,9 @@ fn keep(failure: &Failure) -> pw_status {
         Failure::Library(error) => pw_error {
             status: status(error),
             message: c_text(&error.to_string()),
-            advice: c_text(&error.advice()),
+            advice: c_text(&error.advice_in(Language::C)),
             anchor: c_text(error.anchor()),
-            pid: 0,
+            pid: error.pid().unwrap_or_default(),
         },
         Failure::Argument { message, advice } => pw_error {
             status: pw_status::PW_INVALID_ARGUMENT,

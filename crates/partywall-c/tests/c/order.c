@@ -17,6 +17,9 @@ static void pools(pw_domain *domain) {
     OK(pw_pool_close(again));
     options.blocks = 3;
     FAILS(PW_MISMATCH, pw_pool_open(domain, "frames", &options, &again));
+    pw_segment *segment = NULL;
+    FAILS(PW_MISMATCH, pw_segment_open(domain, "frames", NULL, 0, &segment));
+    CHECK(strstr(pw_error_advice(pw_last_error()), "pw_pool_open") != NULL);
     pw_block *one = NULL;
     pw_block *two = NULL;
     pw_block *three = (pw_block *)&options;
@@ -96,6 +99,7 @@ static void timelines(pw_domain *domain) {
     OK(pw_timeline_open(domain, "ready", NULL, &timeline));
     OK(pw_writer_open(domain, "ready", NULL, &writer));
     FAILS(PW_BUSY, pw_writer_open(domain, "ready", NULL, &second));
+    CHECK(pw_error_pid(pw_last_error()) == (uint32_t)getpid());
     FAILS(PW_TIMED_OUT, pw_timeline_wait(timeline, 1, 1000));
     pw_timeline_event *event = NULL;
     int fd = -1;

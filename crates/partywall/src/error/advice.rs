@@ -44,6 +44,8 @@ pub enum Language {
     Python,
     /// The `partywall` command.
     Shell,
+    /// Calls of the C library.
+    C,
 }
 
 /// What is reported about an error beside its message.
@@ -200,6 +202,10 @@ pub(super) fn use_as_it_is(name: &str, is: Named, language: Language) -> String 
         (Language::Python, Named::Pool | Named::Topic | Named::Queue | Named::Timeline) => {
             format!("open it with d.{}({name:?})", is.name())
         }
+        (
+            Language::C,
+            Named::Segment | Named::Pool | Named::Topic | Named::Queue | Named::Timeline | Named::Semaphore,
+        ) => format!("open it with pw_{}_open", is.name()),
         (Language::Shell, Named::Segment) => format!("copy it to a file with `partywall get {name} FILE`"),
         (Language::Shell, Named::Queue) => format!("list its dead letters with `partywall queue ls {name}`"),
         (Language::Shell, Named::Topic) => format!("read its samples with `partywall topic echo {name}`"),
@@ -223,6 +229,9 @@ pub(super) fn after_the_end(ending: Ending, language: Language) -> &'static str 
         }
         (Ending::Withdrawn | Ending::OwnerDied, Language::Shell) => {
             "keep its owner running for as long as others need the name, or create the name as kept"
+        }
+        (Ending::Withdrawn | Ending::OwnerDied, Language::C) => {
+            "keep the segment that the commit stored open for as long as others need the name, or commit it with `kept`"
         }
         (Ending::Unused, _) => "keep it open in one process for as long as others need it, or create it as kept",
         (Ending::Removed, _) => CREATE_AGAIN,

@@ -179,6 +179,7 @@ impl InvalidArgument {
             Self::Options { of: Named::Segment, .. } => ErrorKind::Usage.help("cannot-keep", "CannotKeep", "give only one of kept(), until_unused() and owner()"),
             Self::Options { .. } => ErrorKind::Usage.help("bad-topic", "WrongTopic", match language {
                 Language::Rust => "give dtype() and shape(), or max_bytes() if samples vary, and numbers within the range",
+                Language::C => "set dtype and shape, or max_bytes if samples vary, and numbers within the range",
                 Language::Python => "give dtype= and shape=, or max_bytes= if samples vary, and numbers within the range",
                 Language::Shell => "give --dtype and --shape, or --max-bytes if samples vary, or a file to take them from, and numbers within the range",
             }),

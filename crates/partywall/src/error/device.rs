@@ -140,6 +140,7 @@ fn on_host(language: Language) -> &'static str {
         Language::Rust => "Place::Host",
         Language::Python => "device=\"host\"",
         Language::Shell => "--device host",
+        Language::C => "the device \"host\"",
     }
 }
 

@@ -135,6 +135,7 @@ impl Gone {
             Self::TopicIdle { .. } => ErrorKind::CheckFailed.help("topic-idle", "TopicIdle", match language {
                 Language::Rust => "stop receiving; to wait for further publishers subscribe without until_idle()",
                 Language::Python => "stop receiving; to wait for further publishers subscribe without until=\"idle\"",
+                Language::C => "stop receiving; to wait for further publishers leave until_idle zero",
                 Language::Shell => "stop receiving; to wait for further publishers leave out --until-idle",
             }),
             Self::Detached { .. } => ErrorKind::Refused.help("detached", "Detached", "join the topic again"),

@@ -230,6 +230,7 @@ impl TopicLimit {
         let more = match language {
             Language::Rust => format!(": {option}({more})"),
             Language::Python => format!(": {option}={more}"),
+            Language::C => format!(": {option} = {more}"),
             Language::Shell => format!(", as `partywall topic pub --{option} {more}` does"),
         };
         ErrorKind::Refused.help(anchor, python_class, format!("{fewer}; or make the topic with more{more}"))

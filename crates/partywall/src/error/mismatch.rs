@@ -163,10 +163,12 @@ impl Mismatch {
             }),
             Self::Layout { .. } => ErrorKind::Usage.help("layout-changed", "LayoutChanged", match language {
                 Language::Python => "open the new version beside this one: advance without stable_address, or open()",
+                Language::C => "open the new version beside this one, at addresses of its own (pw_segment_open)",
                 _ => "open the new version beside this one, at addresses of its own (Domain::open)",
             }),
             Self::Kind { operation: "advancing in place", .. } => ErrorKind::Refused.help("wrong-kind", "WrongKind", match language {
                 Language::Python => "open the new version beside this one: advance without stable_address, or open()",
+                Language::C => "open the new version beside this one, at addresses of its own (pw_segment_open)",
                 _ => "open the new version beside this one, at addresses of its own (Domain::open)",
             }),
             Self::HostTarget { .. } => ErrorKind::Refused.help("copy-to-host", "WrongKind", match language {
