@@ -53,7 +53,7 @@ fn run(source: &str, simulated: bool) {
         .arg(manifest.join("include"))
         .arg(manifest.join("tests/c").join(source))
         .arg(libraries.join("libpartywall_c.so"))
-        .args(["-lm", "-o"])
+        .args(["-lm", "-pthread", "-o"])
         .arg(&program)
         .output()
         .unwrap();
@@ -114,4 +114,9 @@ fn machine_is_examined_in_c() {
 #[test]
 fn tensors_are_exchanged_by_dlpack_in_c() {
     run("dlpack.c", HOST);
+}
+
+#[test]
+fn library_shares_its_process_with_others() {
+    run("process.c", HOST);
 }
