@@ -103,13 +103,6 @@ pub(crate) fn take_over_simulation() {
     }
 }
 
-/// Becomes the program that describes its commands if the help is about them.
-pub(crate) fn take_over_help() {
-    if env::args_os().skip(1).any(|word| word == "lab" || word == "bench") {
-        take_over_description();
-    }
-}
-
 /// Becomes `partywall-lab`, unless this is that program, or it is not installed.
 pub(crate) fn take_over() {
     if contained().is_none() {

@@ -24,8 +24,8 @@ pub mod text;
 use std::{path::PathBuf, process::ExitCode, sync::Arc};
 
 use clap::{
-    Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand,
-    error::{ContextKind, ContextValue, ErrorKind},
+    Arg, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand,
+    error::{ContextKind, ContextValue},
 };
 use partywall::{Domain, DomainOptions};
 
@@ -155,15 +155,9 @@ enum Command {
 pub fn main(lab: Option<&'static Lab>) -> ExitCode {
     lab::set(lab);
     lab::take_over_simulation();
-    let parsed = command().try_get_matches().and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, matches)));
-    let (Cli { context, command }, matches) = match parsed {
+    let (Cli { context, command }, matches) = match parse() {
         Ok(parsed) => parsed,
-        Err(error) => {
-            if error.kind() == ErrorKind::DisplayHelp {
-                lab::take_over_help();
-            }
-            return usage(&without_hidden(error));
-        }
+        Err(error) => return usage(&without_hidden(error)),
     };
     // Each name takes a file descriptor. Nothing in this program uses `select`, which stops at 1,024. The doctor
     // reports the limit that other programs have, and `run` becomes another program.
@@ -212,6 +206,37 @@ pub fn main(lab: Option<&'static Lab>) -> ExitCode {
             code
         }
     }
+}
+
+/// Reads the command line of this process. `help COMMAND` is `COMMAND --help`, because the `help` of clap knows no
+/// command of another program.
+fn parse() -> Result<(Cli, ArgMatches), clap::Error> {
+    let words = Arg::new("COMMAND").num_args(0..).help("Print help for the subcommand(s)");
+    let help = clap::Command::new("help").about("Print this message or the help of the given subcommand(s)").arg(words);
+    let root = command().disable_help_subcommand(true).subcommand(help);
+    let matches = root.clone().try_get_matches()?;
+    let Some(asked) = matches.subcommand_matches("help") else {
+        return Ok((Cli::from_arg_matches(&matches)?, matches));
+    };
+    let words = asked.get_many::<String>("COMMAND").unwrap_or_default().map(String::as_str).collect();
+    let arguments = asking_for_help(&root, words);
+    let context = Context::from_arg_matches(&matches)?;
+    let matches = root.try_get_matches_from(arguments)?;
+    Ok((Cli { context, ..Cli::from_arg_matches(&matches)? }, matches))
+}
+
+/// Returns the arguments that print the help of a command: `partywall topic ls --help` for `topic ls`.
+fn asking_for_help<'a>(root: &clap::Command, mut words: Vec<&'a str>) -> Vec<&'a str> {
+    let mut of = root;
+    let mut known = 0;
+    while let Some(next) = words.get(known).and_then(|word| of.find_subcommand(word)) {
+        of = next;
+        known += 1;
+    }
+    // An unknown subcommand is an error. Any other word, such as one that `run` would execute, comes too late to count.
+    words.insert(if of.has_subcommands() { words.len() } else { known }, "--help");
+    words.insert(0, "partywall");
+    words
 }
 
 /// Returns the definition of the whole command line.

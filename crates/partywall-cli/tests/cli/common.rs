@@ -207,6 +207,19 @@ fn commands(sandbox: &Sandbox, path: &[String], all: &mut Vec<Vec<String>>) {
 }
 
 #[test]
+fn help_of_a_command_is_that_of_its_option() {
+    let sandbox = Sandbox::new();
+    let run = |arguments: &[&str]| sandbox.run(arguments).expect(0).text();
+    for command in [&["topic", "ls"][..], &["topic"], &["put"], &["run"], &["help"], &[]] {
+        assert_eq!(run(&[&["help"], command].concat()), run(&[command, &["--help"]].concat()), "{command:?}");
+    }
+    assert_eq!(run(&["--quiet", "help", "run", "touch", "executed"]), run(&["run", "--help"]));
+    assert!(!sandbox.path().join("executed").exists());
+    let unknown = sandbox.run(["help", "topic", "nosuch"]).expect(2).stderr;
+    assert!(unknown.contains("unrecognized subcommand 'nosuch'"), "{unknown}");
+}
+
+#[test]
 fn every_help_fits_80_columns() {
     let sandbox = Sandbox::new();
     let mut all = Vec::new();

@@ -72,6 +72,11 @@ fn help_and_completions_of_both_programs_are_the_same() {
         &["lab", "render", "--help"],
         &["bench", "--help"],
         &["help", "bench"],
+        &["help", "bench", "compare"],
+        &["help", "lab", "vmm"],
+        &["help", "lab", "ring", "writer"],
+        &["help", "lab", "render"],
+        &["--json", "help", "lab", "ring"],
         &["completions", "bash"],
         &["man"],
         &["lab"],
@@ -82,6 +87,14 @@ fn help_and_completions_of_both_programs_are_the_same() {
         assert_eq!(sandbox.run(arguments).expect(0).text(), of_the_lab, "{arguments:?}");
         assert!(!of_the_lab.contains("partywall-lab "), "{of_the_lab}");
     }
+    for (help, option) in [
+        (&["help", "lab", "ring"][..], &["lab", "ring", "--help"][..]),
+        (&["help", "lab", "render"], &["lab", "render", "--help"]),
+        (&["help", "bench"], &["bench", "--help"]),
+    ] {
+        assert_eq!(sandbox.run(help).expect(0).text(), sandbox.run(option).expect(0).text());
+    }
+    assert!(sandbox.run(["help", "lab", "nosuch"]).expect(2).stderr.contains("unrecognized subcommand 'nosuch'"));
 }
 
 /// A copy of `partywall` in a folder of its own, and no `PATH`.
@@ -101,6 +114,9 @@ fn missing_lab_is_named_with_the_way_to_get_it() {
     for (arguments, what) in [
         (&["lab", "vmm"][..], "`partywall lab`"),
         (&["bench", "--help"], "`partywall bench`"),
+        (&["help", "bench"], "`partywall bench`"),
+        (&["help", "lab"], "`partywall lab`"),
+        (&["help", "lab", "ring"], "`partywall lab`"),
         (&["demo", "--simulated"], "`--simulated`"),
     ] {
         let refused = run(arguments, false).expect(3);
@@ -135,8 +151,12 @@ fn lab_of_another_program_is_listed_and_named_with_the_way_to_get_it() {
         let mut command = sandbox.program(&program);
         Running::spawn(command.args(arguments).env("PATH", "/nonexistent").env_remove("PARTYWALL_BIN")).wait()
     };
-    for arguments in [&["lab", "render", "--frames", "3"][..], &["lab", "render", "geometry"], &["lab", "render", "-h"]]
-    {
+    for arguments in [
+        &["lab", "render", "--frames", "3"][..],
+        &["lab", "render", "geometry"],
+        &["lab", "render", "-h"],
+        &["help", "lab", "render"],
+    ] {
         let refused = run(arguments).expect(3);
         let text = &refused.stderr;
         assert!(text.contains("`partywall lab render` needs the program partywall-render"), "{text}");
