@@ -27,7 +27,7 @@ use clap::{
     Arg, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand,
     error::{ContextKind, ContextValue},
 };
-use partywall::{Domain, DomainOptions};
+use partywall::{Domain, DomainOptions, WhenSome};
 
 pub use crate::{failure::Failure, lab::Lab, output::Output};
 
@@ -64,8 +64,8 @@ const GLOBAL: &str = "Global options";
 impl Context {
     /// Returns the connection options. Only commands that create something start a broker.
     pub(crate) fn options(&self) -> DomainOptions {
-        let options = self.domain.iter().fold(Domain::options(), DomainOptions::domain);
-        self.socket.iter().fold(options, DomainOptions::socket)
+        let options = Domain::options().when_some(self.domain.as_ref(), DomainOptions::domain);
+        options.when_some(self.socket.as_ref(), DomainOptions::socket)
     }
 
     /// Returns the arguments with which a child process uses the same broker.

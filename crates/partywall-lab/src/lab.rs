@@ -14,7 +14,7 @@
 use std::{path::PathBuf, sync::Arc, thread};
 
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, parser::ValueSource};
-use partywall::{DeviceChoice, Domain, ErrorKind, Gpu, Place};
+use partywall::{DeviceChoice, Domain, ErrorKind, Gpu, Place, WhenSome};
 use partywall_cli::{
     device::{place, require_unpinned},
     lab::{Program, with_any_arguments},
@@ -209,7 +209,7 @@ impl Lab {
         }
         command.subcommands(self.roles.iter().chain([&self.observer]).map(|role| {
             let command = Command::new(role.name).hide(role.about.is_none());
-            role.about.iter().fold(command, |command, about| command.about(*about))
+            command.when_some(role.about, Command::about)
         }))
     }
 

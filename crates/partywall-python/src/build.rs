@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use partywall::{Access, Builder, DType, DeviceChoice, Gpu, Place, error::Mismatch};
+use partywall::{Access, Builder, DType, DeviceChoice, Gpu, Place, WhenSome, error::Mismatch};
 use pyo3::prelude::*;
 
 use crate::{
@@ -334,8 +334,7 @@ impl Claim {
         let claim = self.claim.take(py)?;
         Build::allocate(py, &self.name, device, access, tensors, metadata, |place| {
             let builder = claim.create(place).mutable(mutable).kept(kept).shared(shared);
-            let builder = owner.into_iter().fold(builder, Builder::owner);
-            reserve.into_iter().fold(builder, Builder::reserve)
+            builder.when_some(owner, Builder::owner).when_some(reserve, Builder::reserve)
         })
     }
 

@@ -12,7 +12,7 @@ use std::{
 };
 
 use partywall::{
-    Access, Builder, Error, OpenOrBuild, Place, Put, Then,
+    Access, Builder, Error, OpenOrBuild, Place, Put, Then, WhenSome,
     error::{Gone, NotFound},
     info::Lifetime,
     kind_name,
@@ -91,7 +91,7 @@ impl Domain {
         let options = options(domain.map(|name| name.0.to_string()), socket);
         let join = move || {
             let daemon = MpsDaemon::of(&options.location()?);
-            program.into_iter().fold(daemon, MpsDaemon::program).join(start)
+            daemon.when_some(program, MpsDaemon::program).join(start)
         };
         // Starting a daemon takes a while.
         let pipes = wait::on_helper_thread(py, join)?.or_raise(py)?;
@@ -110,7 +110,7 @@ impl Domain {
         mps: bool,
     ) -> PyResult<Self> {
         let options = options(domain.map(|name| name.0.to_string()), socket).start(start).mps(mps);
-        let options = program.into_iter().fold(options, partywall::DomainOptions::program);
+        let options = options.when_some(program, partywall::DomainOptions::program);
         // Starting a broker takes a while.
         let inner = wait::on_helper_thread(py, move || options.connect())?.or_raise(py)?;
         let socket = inner.socket().as_os_str().to_owned();
@@ -150,11 +150,11 @@ impl Domain {
         let domain = self.get(py)?;
         Build::allocate(py, &name.0, device, access, tensors, metadata, |place| {
             let builder = domain.create(&name.0, place).mutable(mutable).kept(kept).shared(shared).if_absent(if_absent);
-            let builder = builder.until_unused(until_unused);
-            let chunks = |builder: Builder, bytes| builder.chunk_bytes(bytes).on_demand(true);
-            let builder = chunk_bytes.into_iter().fold(builder, chunks);
-            let builder = owner.into_iter().fold(builder, Builder::owner);
-            reserve.into_iter().fold(builder, Builder::reserve)
+            builder
+                .until_unused(until_unused)
+                .when_some(chunk_bytes, |builder, bytes| builder.chunk_bytes(bytes).on_demand(true))
+                .when_some(owner, Builder::owner)
+                .when_some(reserve, Builder::reserve)
         })
     }
 
@@ -172,9 +172,9 @@ impl Domain {
         access: Option<Needs>,
     ) -> PyResult<Segment> {
         let timeout = wait::timeout(timeout)?;
-        let mut opener = self.get(py)?.opener(&name.0).allow_peer(allow_peer);
-        opener = version.into_iter().fold(opener, |opener, version| opener.version(version));
-        opener = access.into_iter().fold(opener, |opener, Needs(access)| opener.access(access));
+        let opener = self.get(py)?.opener(&name.0).allow_peer(allow_peer);
+        let opener = opener.when_some(version, |opener, version| opener.version(version));
+        let mut opener = opener.when_some(access, |opener, Needs(access)| opener.access(access));
         if write {
             opener = opener.read_write();
         }
@@ -259,8 +259,7 @@ impl Domain {
             std::thread::scope(|scope| {
                 let run = || {
                     let put = domain.put(&name.0, place).mutable(mutable).kept(kept).shared(shared);
-                    let put = put.if_absent(if_absent).cancel(&cancel);
-                    let put = owner.into_iter().fold(put, Put::owner);
+                    let put = put.if_absent(if_absent).cancel(&cancel).when_some(owner, Put::owner);
                     let segment = put.path(&path).and_then(|segment| {
                         allow_gpu(&segment, access)?;
                         Ok(segment)
@@ -424,6 +423,6 @@ fn end(domain: partywall::Domain) {
 
 /// Returns options to connect to a domain.
 pub(crate) fn options(domain: Option<String>, socket: Option<PathBuf>) -> partywall::DomainOptions {
-    let options = domain.into_iter().fold(partywall::Domain::options(), partywall::DomainOptions::domain);
-    socket.into_iter().fold(options, partywall::DomainOptions::socket)
+    let options = partywall::Domain::options().when_some(domain, partywall::DomainOptions::domain);
+    options.when_some(socket, partywall::DomainOptions::socket)
 }

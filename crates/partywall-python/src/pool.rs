@@ -3,7 +3,7 @@
 use std::{ops::Deref, sync::Arc};
 
 use partywall::{
-    DType, Error, Gpu, Place, PoolOptions,
+    DType, Error, Gpu, Place, PoolOptions, WhenSome,
     error::{Denied, Gone, Unreachable},
 };
 use pyo3::prelude::*;
@@ -120,10 +120,11 @@ impl Pool {
         let makes = blocks.is_some() || block_bytes.is_some();
         let timeout = wait::creation(timeout, makes)?;
         let mut options = connection.pool(&name.0).kept(kept).shared(shared).allow_peer(allow_peer);
-        options = blocks.into_iter().fold(options, |options, Blocks(blocks)| options.blocks(blocks));
-        options = block_bytes.into_iter().fold(options, |options, Count(bytes)| options.block_bytes(bytes));
-        options = zeroed.into_iter().fold(options, PoolOptions::zeroed);
-        options = access.into_iter().fold(options, |options, Needs(access)| options.access(access));
+        options = options
+            .when_some(blocks, |options, Blocks(blocks)| options.blocks(blocks))
+            .when_some(block_bytes, |options, Count(bytes)| options.block_bytes(bytes))
+            .when_some(zeroed, PoolOptions::zeroed)
+            .when_some(access, |options, Needs(access)| options.access(access));
         options = match named_place(py, device)? {
             Some(Place::Gpu(uuid)) if !makes => options.device(uuid),
             Some(place) => options.place(place),

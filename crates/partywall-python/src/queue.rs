@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use partywall::{Error, Place, QueueOptions, TaskStatus, Unsubmitted, Wait};
+use partywall::{Error, Place, QueueOptions, TaskStatus, Unsubmitted, Wait, WhenSome};
 use pyo3::prelude::*;
 
 use crate::{
@@ -223,11 +223,12 @@ impl Queue {
         let timeout = wait::creation(timeout, makes)?;
         let lease = lease.map(|lease| wait::timeout(Some(lease))).transpose()?;
         let mut options = connection.queue(&name.0).kept(kept).shared(shared);
-        options = tasks.into_iter().fold(options, QueueOptions::tasks);
-        options = inputs.into_iter().fold(options, |options, (blocks, bytes)| options.inputs(blocks, bytes));
-        options = outputs.into_iter().fold(options, |options, (blocks, bytes)| options.outputs(blocks, bytes));
-        options = lease.into_iter().fold(options, QueueOptions::lease);
-        options = access.into_iter().fold(options, |options, Needs(access)| options.access(access));
+        options = options
+            .when_some(tasks, QueueOptions::tasks)
+            .when_some(inputs, |options, (blocks, bytes)| options.inputs(blocks, bytes))
+            .when_some(outputs, |options, (blocks, bytes)| options.outputs(blocks, bytes))
+            .when_some(lease, QueueOptions::lease)
+            .when_some(access, |options, Needs(access)| options.access(access));
         options = match named_place(py, device)? {
             Some(Place::Gpu(uuid)) if !makes => options.device(uuid),
             Some(place) => options.place(place),

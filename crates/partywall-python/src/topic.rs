@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use partywall::{Gpu, Place, Policy, TopicOptions, near::did_you_mean};
+use partywall::{Gpu, Place, Policy, TopicOptions, WhenSome, near::did_you_mean};
 use pyo3::{exceptions::PyValueError, prelude::*};
 
 use crate::{
@@ -98,15 +98,15 @@ struct Numbers {
 }
 
 impl Numbers {
-    fn set(self, mut options: TopicOptions) -> TopicOptions {
-        let Self { depth, history, publishers, loans, subscribers, held, blocks } = self;
-        options = depth.into_iter().fold(options, TopicOptions::depth);
-        options = history.into_iter().fold(options, TopicOptions::history);
-        options = publishers.into_iter().fold(options, TopicOptions::publishers);
-        options = loans.into_iter().fold(options, TopicOptions::loans);
-        options = subscribers.into_iter().fold(options, TopicOptions::subscribers);
-        options = held.into_iter().fold(options, TopicOptions::held);
-        blocks.into_iter().fold(options, TopicOptions::blocks)
+    fn set(self, options: TopicOptions) -> TopicOptions {
+        options
+            .when_some(self.depth, TopicOptions::depth)
+            .when_some(self.history, TopicOptions::history)
+            .when_some(self.publishers, TopicOptions::publishers)
+            .when_some(self.loans, TopicOptions::loans)
+            .when_some(self.subscribers, TopicOptions::subscribers)
+            .when_some(self.held, TopicOptions::held)
+            .when_some(self.blocks, TopicOptions::blocks)
     }
 }
 value! {
@@ -144,11 +144,12 @@ impl Topic {
         let makes = max_bytes.is_some() || shape.is_some();
         let timeout = wait::creation(timeout, makes)?;
         let mut options = connection.topic(&name.0).kept(kept).shared(shared).allow_peer(allow_peer).stamps(stamps);
-        options = max_bytes.into_iter().fold(options, |options, Count(bytes)| options.max_bytes(bytes));
-        options = dtype.into_iter().fold(options, |options, ElementType(dtype)| options.dtype(dtype));
-        options = shape.iter().fold(options, |options, shape| options.varying_shape(shape));
-        options = numbers.set(options);
-        options = access.into_iter().fold(options, |options, Needs(access)| options.access(access));
+        options = numbers
+            .set(options)
+            .when_some(max_bytes, |options, Count(bytes)| options.max_bytes(bytes))
+            .when_some(dtype, |options, ElementType(dtype)| options.dtype(dtype))
+            .when_some(shape, |options, shape| options.varying_shape(&shape))
+            .when_some(access, |options, Needs(access)| options.access(access));
         options = match named_place(py, device)? {
             Some(Place::Gpu(uuid)) if !makes => options.device(uuid),
             Some(place) => options.place(place),
@@ -212,9 +213,9 @@ impl Topic {
         };
         let open = self.inner.get(py)?;
         // Reading the clock is a small part of what receiving costs in Python.
-        let mut options = open.topic.subscribe(policy).until_idle(until_idle).measure_ages(true);
-        options = history.into_iter().fold(options, partywall::SubscriberOptions::history);
-        options = queue.into_iter().fold(options, partywall::SubscriberOptions::queue);
+        let options = open.topic.subscribe(policy).until_idle(until_idle).measure_ages(true);
+        let options = options.when_some(history, partywall::SubscriberOptions::history);
+        let options = options.when_some(queue, partywall::SubscriberOptions::queue);
         let subscriber = py.detach(|| options.join()).or_raise(py)?;
         Ok(Subscriber::new(subscriber, open))
     }

@@ -118,6 +118,7 @@
 //! | [`Tracer`], [`Recording`] | what processes publish, receive, signal and wait for, as it happens and as a file |
 //! | [`Watch`] | events of names: committed, removed, ended |
 //! | [`Wait`] | how long a call waits, and what cancels it |
+//! | [`WhenSome`] | options that may be missing, set in a chain of setters |
 //! | [`Error`] | everything that can go wrong, with advice |
 #![forbid(unsafe_code)]
 
@@ -151,6 +152,7 @@ mod timeline;
 mod topic;
 mod trace;
 mod wait;
+mod when_some;
 
 pub use partywall_cuda as cuda;
 pub use partywall_cuda::DeviceUuid;
@@ -198,4 +200,5 @@ pub use self::{
     },
     trace::{Action, ChromeTrace, Recording, TraceEvent, Tracer},
     wait::{Cancel, Wait},
+    when_some::WhenSome,
 };

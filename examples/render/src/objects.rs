@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use bytemuck::Zeroable;
-use partywall::Element;
+use partywall::{Element, WhenSome};
 
 use super::*;
 
@@ -42,7 +42,7 @@ pub(super) fn create_topics(session: &Session, job: &Job, vertices: u64) -> Resu
 /// Opens a topic, perhaps for use on a GPU, which may be another one than that of the memory.
 pub(super) fn open(domain: &Domain, name: &str, gpu: Option<DeviceUuid>) -> Result<Topic, Failure> {
     let topic = domain.topic(name).timeout(TIMEOUT);
-    let topic = gpu.into_iter().fold(topic, |topic, gpu| topic.device(gpu).allow_peer(true));
+    let topic = topic.when_some(gpu, |topic, gpu| topic.device(gpu).allow_peer(true));
     Ok(topic.open()?)
 }
 
@@ -67,7 +67,7 @@ pub(super) fn mesh(domain: &Domain, place: Place, source: &Source) -> Result<Seg
 /// Opens the mesh once the geometry has committed it, for use on a GPU as [`open`] does.
 pub(super) fn committed_mesh(domain: &Domain, gpu: Option<DeviceUuid>) -> Result<Segment, Failure> {
     let mesh = domain.opener(MESH).timeout(TIMEOUT);
-    let mesh = gpu.into_iter().fold(mesh, |mesh, gpu| mesh.device(gpu).allow_peer(true));
+    let mesh = mesh.when_some(gpu, |mesh, gpu| mesh.device(gpu).allow_peer(true));
     Ok(mesh.open()?)
 }
 

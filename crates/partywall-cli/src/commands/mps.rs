@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use partywall::{
+    WhenSome,
     error::MpsFault,
     mps::{self, MpsDaemon, MpsServer},
 };
@@ -108,8 +109,7 @@ fn stop(output: Output, daemon: &MpsDaemon, force: bool) -> Result<(), Failure> 
             partywall::Error::Mps(MpsFault::InUse { clients, .. }) => Some(json!({ "clients": clients })),
             _ => None,
         };
-        let failure = Failure::from(error);
-        clients.into_iter().fold(failure, Failure::with_details)
+        Failure::from(error).when_some(clients, Failure::with_details)
     })?;
     let pipes = daemon.pipes();
     let what = if stopped { "the MPS daemon has ended" } else { "no MPS daemon ran" };

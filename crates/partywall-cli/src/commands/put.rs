@@ -10,7 +10,7 @@ use std::{
 
 use clap::Args;
 use partywall::{
-    DeviceChoice, Domain, Error, ErrorKind, Limit, Place, Put, Segment, Wait, bytes,
+    DeviceChoice, Domain, Error, ErrorKind, Limit, Place, Put, Segment, Wait, WhenSome, bytes,
     error::Denied,
     files::{Plan, default_threads},
 };
@@ -70,8 +70,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     let threads = arguments.threads.map_or_else(default_threads, usize::from);
     let kept = !arguments.hold && arguments.owner.is_none();
     let put = domain.put(&arguments.name, place).kept(kept).mutable(arguments.mutable).shared(arguments.shared);
-    let put = put.if_absent(arguments.if_absent).threads(threads);
-    let put = arguments.owner.into_iter().fold(put, Put::owner);
+    let put = put.if_absent(arguments.if_absent).threads(threads).when_some(arguments.owner, Put::owner);
     if let Some(error) = put.check().err() {
         return exists(context, arguments.if_absent, error);
     }

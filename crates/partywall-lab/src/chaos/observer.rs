@@ -3,6 +3,7 @@
 
 use std::os::unix::process::ExitStatusExt;
 
+use partywall::WhenSome;
 use rustix::process::Signal;
 
 use super::{
@@ -481,7 +482,7 @@ impl Check {
         let step = Step::new(id, title, why).value("checked", counted);
         let step = violations.iter().take(SHOWN).fold(step, |step, violation| step.value("violation", violation));
         let step = if violations.is_empty() { step } else { step.value("violations", violations.len().to_string()) };
-        let step = belief.into_iter().fold(step, |step, belief| step.says(belief, !violations.is_empty()));
+        let step = step.when_some(belief, |step, belief| step.says(belief, !violations.is_empty()));
         step.judge(violations.is_empty(), "as promised", "a promise was broken")
     }
 }

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use partywall::{DType, DeviceChoice, Error, Topic, TopicOptions, error::NotFound};
+use partywall::{DType, DeviceChoice, Error, Topic, TopicOptions, WhenSome, error::NotFound};
 
 use super::file::parse_shape;
 use crate::{
@@ -83,10 +83,11 @@ pub(super) struct Audience {
 
 impl Type {
     /// Adds the type to the options of a topic.
-    pub(super) fn of(&self, mut options: TopicOptions) -> TopicOptions {
-        options = self.dtype.into_iter().fold(options, TopicOptions::dtype);
-        options = self.shape.iter().fold(options, |options, shape| options.varying_shape(&shape.0));
-        self.max_bytes.into_iter().fold(options, TopicOptions::max_bytes)
+    pub(super) fn of(&self, options: TopicOptions) -> TopicOptions {
+        options
+            .when_some(self.dtype, TopicOptions::dtype)
+            .when_some(self.shape.as_ref(), |options, shape| options.varying_shape(&shape.0))
+            .when_some(self.max_bytes, TopicOptions::max_bytes)
     }
 }
 
@@ -113,14 +114,16 @@ impl Numbers {
         Ok(type_of_new(options).open_or_create()?)
     }
 
-    fn of(&self, mut options: TopicOptions) -> TopicOptions {
-        options = self.depth.into_iter().fold(options, TopicOptions::depth);
-        options = self.history.into_iter().fold(options, TopicOptions::history);
-        options = self.publishers.into_iter().fold(options, TopicOptions::publishers);
-        options = self.loans.into_iter().fold(options, TopicOptions::loans);
-        options = self.subscribers.into_iter().fold(options, TopicOptions::subscribers);
-        options = self.held.into_iter().fold(options, TopicOptions::held);
-        self.blocks.into_iter().fold(options, TopicOptions::blocks).shared(self.shared)
+    fn of(&self, options: TopicOptions) -> TopicOptions {
+        options
+            .when_some(self.depth, TopicOptions::depth)
+            .when_some(self.history, TopicOptions::history)
+            .when_some(self.publishers, TopicOptions::publishers)
+            .when_some(self.loans, TopicOptions::loans)
+            .when_some(self.subscribers, TopicOptions::subscribers)
+            .when_some(self.held, TopicOptions::held)
+            .when_some(self.blocks, TopicOptions::blocks)
+            .shared(self.shared)
     }
 
     /// Returns whether the depth is given.

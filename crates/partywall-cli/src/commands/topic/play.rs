@@ -8,7 +8,7 @@ use std::{
 };
 
 use partywall::{
-    Domain, ErrorKind, MAX_DEPTH, Publisher, Topic, TopicOptions, bytes,
+    Domain, ErrorKind, MAX_DEPTH, Publisher, Topic, TopicOptions, WhenSome, bytes,
     files::{Message, TensorInfo},
 };
 use serde_json::json;
@@ -152,7 +152,7 @@ impl<'a> Player<'a> {
     /// Opens the topic, or creates it like the recorded one.
     fn open(&self, playback: &Playback, channel: u16, first: &TensorInfo) -> Result<Topic, Failure> {
         let Arguments { file, name, numbers, max_bytes, .. } = self.arguments;
-        let options = max_bytes.iter().fold(self.domain.topic(name), |options, bytes| options.max_bytes(*bytes));
+        let options = self.domain.topic(name).when_some(*max_bytes, TopicOptions::max_bytes);
         numbers.open_or_create(self.context, options, |options| {
             let Some(Channel { topic, metadata }) = playback.channel(channel) else { return options };
             let fact = |name: &str| metadata.get(name).map(String::as_str);
@@ -192,7 +192,7 @@ impl<'a> Player<'a> {
                 let why = "its samples, its size or the limits of topics contradict it";
                 self.context.output().note(format!("ignored {what}: {why}"));
             }
-            let options = depth.filter(|_| !numbers.has_depth()).into_iter().fold(options, TopicOptions::depth);
+            let options = options.when_some(depth.filter(|_| !numbers.has_depth()), TopicOptions::depth);
             Type { dtype, shape, max_bytes: Some(max_bytes) }.of(options)
         })
     }

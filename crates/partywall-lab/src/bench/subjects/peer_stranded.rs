@@ -2,6 +2,7 @@
 //! and one that no process reads. The result is the number of bytes that the driver counts as missing after everything
 //! was released.
 
+use partywall::WhenSome;
 use partywall_measure::{Case, Comparison, Failure, Unit};
 
 use crate::{
@@ -27,7 +28,7 @@ pub(super) fn run(bench: &Bench<'_>, broker: &Broker) -> Result<(), Failure> {
         let plan = bench.plan(3).warm_up(0).block(1);
         let comparison = Comparison::new(case("Partywall"), ours.sampler(1));
         let rival = torch.as_mut().map(|torch| (case("torch.multiprocessing"), torch.sampler(1)));
-        let comparison = rival.into_iter().fold(comparison, |comparison, (case, it)| comparison.rival(case, it));
+        let comparison = comparison.when_some(rival, |comparison, (case, it)| comparison.rival(case, it));
         bench.run(comparison, plan)?;
     }
     Ok(())
