@@ -2,7 +2,7 @@
 
 use std::{str::FromStr, time::Duration};
 
-use partywall::{Access, DType};
+use partywall::{Access, DType, MAX_TASKS};
 use pyo3::{
     exceptions::{PyOverflowError, PyTypeError, PyValueError},
     inspect::PyStaticExpr,
@@ -130,6 +130,20 @@ number! {
     /// The number of permits of a semaphore.
     Permits(u32), |number: &Bound<'_, PyAny>| {
         PyValueError::new_err(format!("a semaphore has 1 to 65,536 permits, not {number}"))
+    }
+}
+
+number! {
+    /// The number of tasks for which a queue has room.
+    Places(u32), |number: &Bound<'_, PyAny>| {
+        PyValueError::new_err(format!("a queue has room for 1 to {MAX_TASKS} tasks, not {number}"))
+    }
+}
+
+number! {
+    /// The number of blocks for the inputs or outputs of a queue.
+    QueueBlocks(u32), |number: &Bound<'_, PyAny>| {
+        PyValueError::new_err(format!("a queue has 1 to 65,536 blocks of inputs or outputs, not {number}"))
     }
 }
 

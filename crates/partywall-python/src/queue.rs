@@ -6,7 +6,7 @@ use partywall::{Error, Place, QueueOptions, TaskStatus, Unsubmitted, Wait, WhenS
 use pyo3::prelude::*;
 
 use crate::{
-    arguments::{Attempts, Bytes, Cancels, Kind, Name, Needs, Room},
+    arguments::{Attempts, Bytes, Cancels, Count, Kind, Name, Needs, Places, QueueBlocks, Room},
     attachment::{Attachment, Given},
     build::named_place,
     domain::Domain,
@@ -208,9 +208,9 @@ impl Queue {
         py: Python<'_>,
         domain: &Domain,
         name: Name,
-        tasks: Option<u32>,
-        inputs: Option<(u32, u64)>,
-        outputs: Option<(u32, u64)>,
+        tasks: Option<Places>,
+        inputs: Option<(QueueBlocks, Count)>,
+        outputs: Option<(QueueBlocks, Count)>,
         lease: Option<f64>,
         device: Option<&str>,
         access: Option<Needs>,
@@ -224,9 +224,9 @@ impl Queue {
         let lease = lease.map(|lease| wait::timeout(Some(lease))).transpose()?;
         let mut options = connection.queue(&name.0).kept(kept).shared(shared);
         options = options
-            .when_some(tasks, QueueOptions::tasks)
-            .when_some(inputs, |options, (blocks, bytes)| options.inputs(blocks, bytes))
-            .when_some(outputs, |options, (blocks, bytes)| options.outputs(blocks, bytes))
+            .when_some(tasks, |options, Places(tasks)| options.tasks(tasks))
+            .when_some(inputs, |options, (QueueBlocks(blocks), Count(bytes))| options.inputs(blocks, bytes))
+            .when_some(outputs, |options, (QueueBlocks(blocks), Count(bytes))| options.outputs(blocks, bytes))
             .when_some(lease, QueueOptions::lease)
             .when_some(access, |options, Needs(access)| options.access(access));
         options = match named_place(py, device)? {

@@ -14,7 +14,7 @@ from partywall._errors import BrokerGone, Closed, VersionNotFound, WrongQueue
 from partywall._handle import Handle
 from partywall._members import EvictedMember, Member
 from partywall._options import ClaimOptions, CommitOptions, FileOptions, PublishOptions, converted, spelled_out
-from partywall._pool import Pool, count
+from partywall._pool import Pool
 from partywall._program import PROGRAM
 from partywall._queue import Queue
 from partywall._segment import Segment, valid_version
@@ -358,7 +358,7 @@ class Domain(Handle[_native.Domain]):
         native = _native.Queue.open(
             self._native,
             name,
-            None if tasks is None else count(tasks),
+            tasks,
             _blocks(name, "inputs", inputs),
             _blocks(name, "outputs", outputs),
             lease,
@@ -635,10 +635,10 @@ def connections() -> list[Domain]:
 _open: "dict[int, weakref.ref[Domain]]" = {}
 
 
-def _blocks(queue: str, what: str, blocks: Any) -> tuple[int, int] | None:
+def _blocks(queue: str, what: str, blocks: Any) -> tuple[SupportsIndex, SupportsIndex] | None:
     if blocks is None:
         return None
     if not isinstance(blocks, (tuple, list)) or len(blocks) != 2:
         message = f"cannot create queue {queue!r}: {what}={blocks!r} is not the number of blocks and the bytes of one"
         raise WrongQueue(message, f"give both: {what}=(16, 4096) is 16 blocks of 4096 bytes each", "bad-queue")
-    return count(blocks[0]), _arrays.count(blocks[1])
+    return blocks[0], blocks[1]

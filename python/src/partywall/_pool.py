@@ -93,14 +93,6 @@ class Pool(Connected, _native.Pool):
         return f"<partywall.Pool {self.name}: {state}>"
 
 
-def count(number: SupportsIndex) -> int:
-    """Checks a number of blocks, and returns it."""
-    number = operator.index(number)
-    if not 0 <= number < 1 << 32:
-        raise ValueError(f"a pool has 1 to 65,536 blocks, not {number}")
-    return number
-
-
 @dataclass(frozen=True)
 class BlockPart:
     """A tensor in a block of a queue's `inputs`, as the input of a task; `Block.part` returns one."""

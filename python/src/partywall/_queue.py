@@ -2,6 +2,7 @@
 
 import asyncio
 import operator
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -221,10 +222,7 @@ class Queue(Named[_native.Queue]):
 
     def claim_all(self, most: SupportsIndex, timeout: float | None = None) -> list[ClaimedTask]:
         """Waits for a task as `claim` does, then claims all tasks that are there, up to `most`."""
-        most = operator.index(most)
-        if most < 1:
-            raise ValueError(f"the number of tasks to claim must be at least 1, not {most}")
-        return self._native.claim_all(most, timeout)
+        return self._native.claim_all(_at_most(most, 1, "claim"), timeout)
 
     def claims(self, timeout: float | None = None) -> Iterator[ClaimedTask]:
         """Claims one task after another. Waits for each up to `timeout` seconds, or for ever; ends when none comes in
@@ -285,7 +283,7 @@ class Queue(Named[_native.Queue]):
         """Lists up to `most` tasks, of all states or of one."""
         if status not in (None, "pending", "claimed", "enqueued", "done", "dead"):
             raise ValueError(f"a task is pending, claimed, enqueued, done or dead, not {status!r}")
-        return self._native.tasks(_arrays.count(most), status)
+        return self._native.tasks(_at_most(most, 0, "list"), status)
 
     def stats(self) -> QueueStats:
         """Counts what is in the queue."""
@@ -299,6 +297,14 @@ class Queue(Named[_native.Queue]):
             return f"<partywall.Queue {self.name}: closed>"
         stats = self.stats()
         return f"<partywall.Queue {self.name}: {stats.pending} pending, {stats.done} done, {stats.dead} dead>"
+
+
+def _at_most(most: SupportsIndex, least: int, verb: str) -> int:
+    """Checks a number of tasks, and returns it, or the largest number that the library counts to."""
+    most = operator.index(most)
+    if most < least:
+        raise ValueError(f"the number of tasks to {verb} must be at least {least}, not {most}")
+    return min(most, sys.maxsize)
 
 
 def _is_list(inputs: Sequence[Any]) -> bool:

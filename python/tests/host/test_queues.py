@@ -346,6 +346,31 @@ def test_bad_tasks_are_refused_with_a_reason(queue, domain):
         queue.tasks("lost")
 
 
+@pytest.mark.parametrize("number", [-1, 1 << 32, 1 << 70])
+def test_numbers_that_no_queue_has_are_named_as_those_of_a_queue(domain, number):
+    tasks = f"a queue has room for 1 to 131072 tasks, not {number}"
+    blocks = f"a queue has 1 to 65,536 blocks of inputs or outputs, not {number}"
+    for options, why in (({"tasks": number}, tasks), ({"inputs": (number, 8)}, blocks), ({"outputs": (number, 8)}, blocks)):
+        with pytest.raises(ValueError, match=why):
+            domain.queue("x", device="host", **options)
+    with pytest.raises(TypeError):
+        domain.queue("x", device="host", tasks="8")
+
+
+def test_queue_with_fewer_tasks_than_are_asked_for_gives_all(queue):
+    queue.submit_all([pw.Task("a"), pw.Task("b")])
+    for most in (3, 1 << 70):
+        assert [task.kind for task in queue.tasks(most=most)] == ["a", "b"]
+    assert queue.tasks(most=0) == []
+    for most in (-1, -(1 << 70)):
+        with pytest.raises(ValueError, match=f"number of tasks to list must be at least 0, not {most}"):
+            queue.tasks(most=most)
+        with pytest.raises(ValueError, match=f"number of tasks to claim must be at least 1, not {most}"):
+            queue.claim_all(most)
+    for task in queue.claim_all(1 << 70, 0):
+        task.complete()
+
+
 def test_task_that_ends_with_its_submitter_goes_with_it(queue, child, socket):
     other = child(
         """
