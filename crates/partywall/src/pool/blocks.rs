@@ -62,9 +62,8 @@ impl Blocks {
     pub(crate) fn new(mut segment: Segment) -> Result<Self> {
         let name = segment.name().to_owned();
         let foreign = |what: &str| Unreachable::protocol(format!("it gave {name:?} {what}"));
-        let control = segment.take_control().ok_or_else(|| foreign("without control memory"))?;
-        let shape = control.shape;
-        let mut fds = control.fds.into_iter();
+        let (shape, fds) = segment.take_control().ok_or_else(|| foreign("without control memory"))?;
+        let mut fds = fds.into_iter();
         let place =
             segment.first_tensor().filter(|(_, bytes)| shape.data_bytes().is_some_and(|needed| needed <= *bytes));
         let (base, _) = place.ok_or_else(|| foreign("with blocks that lie outside its memory"))?;

@@ -13,7 +13,7 @@ use partywall_wire::{
     limits::{MAX_CHUNKS, MAX_INLINE_TABLE},
 };
 
-use super::{CommitOptions, ControlMemory, Facts, Granted, Segment, commit_setters, named, no_such_tensor};
+use super::{CommitOptions, Facts, Granted, Segment, commit_setters, named, no_such_tensor};
 use crate::{
     domain::{Domain, answered, check_name, unexpected},
     element::{Element, elements_mut},
@@ -547,7 +547,7 @@ impl Build {
 
     fn into_segment(self, committed: Committed) -> Segment {
         let Self { draft, kind, table, chunks, domain, name, claim, .. } = self;
-        let Committed { version, lease, facts: chosen, fd_numbers, control: fds } = committed;
+        let Committed { version, lease, facts: chosen, fd_numbers, control } = committed;
         // The commit has fulfilled the claim.
         if let Some(mut claim) = claim {
             claim.id = None;
@@ -555,7 +555,6 @@ impl Build {
         let uid = domain.uid();
         let facts = Facts { name, version, chosen, uid, writable: chosen.mutable, fd_numbers };
         let memory = draft.into_memory();
-        let control = chosen.control.map(|shape| ControlMemory { shape, fds });
         Granted { domain, lease, kind, memory, facts, chunks, table, growths: 0, control }.into()
     }
 }

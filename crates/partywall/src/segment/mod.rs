@@ -14,7 +14,7 @@ mod publish;
 mod tensor;
 
 use std::{
-    fmt,
+    fmt, mem,
     os::fd::{OwnedFd, RawFd},
     sync::Mutex,
 };
@@ -72,18 +72,10 @@ pub struct Segment {
     first: Box<Stage>,
     /// Held while this process changes the segment's length.
     growing: Mutex<()>,
-    /// The control memory of a pool or topic, until it is taken.
-    control: Option<ControlMemory>,
+    /// The control memory of a pool, topic or queue, until it is taken.
+    control: Vec<OwnedFd>,
     /// Why the memory is not mapped whole any more, if it is not.
     not_mapped: Option<Box<CudaError>>,
-}
-
-/// The control memory of a pool or topic.
-#[derive(Debug)]
-pub(crate) struct ControlMemory {
-    pub(crate) shape: Control,
-    /// The control memory of the pool, then of the topic.
-    pub(crate) fds: Vec<OwnedFd>,
 }
 
 /// The properties of a version that do not change when it grows.
@@ -111,7 +103,8 @@ struct Granted {
     table: Table<TableBytes>,
     /// How often it has grown.
     growths: u64,
-    control: Option<ControlMemory>,
+    /// The control memory of a pool, then of its topic or queue.
+    control: Vec<OwnedFd>,
 }
 
 impl From<Granted> for Segment {
@@ -242,8 +235,8 @@ impl Segment {
     }
 
     /// Takes the control memory of a pool or topic.
-    pub(crate) fn take_control(&mut self) -> Option<ControlMemory> {
-        self.control.take()
+    pub(crate) fn take_control(&mut self) -> Option<(Control, Vec<OwnedFd>)> {
+        Some((self.facts.chosen.control?, mem::take(&mut self.control)))
     }
 
     /// Waits until the name is removed or ends with its owner. A newer version does not end the wait. Returns the

@@ -12,7 +12,7 @@ use partywall_wire::{
     Place as WirePlace, Table as WireTable,
 };
 
-use super::{Claim, ControlMemory, Facts, Granted, Segment, named};
+use super::{Claim, Facts, Granted, Segment, named};
 use crate::{
     domain::{Domain, answered, check_name, split_version, unexpected},
     error::{DeviceFault, Error, Gone, LimitReached, Mismatch, Result, Unreachable},
@@ -296,7 +296,8 @@ pub(crate) struct ReceivedMemory {
     /// One for each chunk, unless there are handles.
     pub(crate) fds: Vec<OwnedFd>,
     pub(crate) handles: Vec<LegacyHandle>,
-    pub(crate) control: Option<ControlMemory>,
+    /// The control memory of a pool, then of its topic or queue.
+    pub(crate) control: Vec<OwnedFd>,
 }
 
 impl ReceivedMemory {
@@ -314,7 +315,7 @@ impl ReceivedMemory {
         if fds.len() < chunk_fds + control_fds {
             return Err(LimitReached::FileDescriptors(format!("the chunks of {name:?}")).into());
         }
-        let control = facts.control.map(|shape| ControlMemory { shape, fds: fds.split_off(fds.len() - control_fds) });
+        let control = fds.split_off(fds.len() - control_fds);
         let ranges = info::ranges(facts.reserved, chunks)?;
         let table = std::mem::replace(&mut opened.table, WireTable::Inline(Vec::new()));
         let table = info::table(&opened.name, table, fds.drain(chunk_fds..).next(), &ranges)?;

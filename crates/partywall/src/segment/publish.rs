@@ -6,7 +6,7 @@ use partywall_cuda::{DeviceSlice, DeviceUuid, ForeignMemory, PointerKind};
 use partywall_shm::{DType, Table, TableBuilder, TableError};
 use partywall_wire::{Answer, Call, Commit, Control, Kind as WireKind, VersionFacts, limits::MAX_CHUNKS};
 
-use super::{CommitOptions, ControlMemory, Facts, Granted, Segment, build::wire_table, commit_setters, named};
+use super::{CommitOptions, Facts, Granted, Segment, build::wire_table, commit_setters, named};
 use crate::{
     domain::{Domain, check_name, unexpected},
     error::{Denied, DeviceFault, Error, InvalidArgument, Result},
@@ -228,11 +228,10 @@ impl Publication {
         };
         let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
         match domain.link().call_with(Call::Commit(commit), &fds)? {
-            (Answer::Committed { version, lease }, fds) => {
+            (Answer::Committed { version, lease }, control) => {
                 let uid = domain.uid();
                 let facts = Facts { name, version, chosen, uid, writable: mutable, fd_numbers: Vec::new() };
                 let kind = by_wire(kind)?;
-                let control = control.map(|shape| ControlMemory { shape, fds });
                 Ok(Granted { domain, lease, kind, memory, facts, chunks, table, growths: 0, control }.into())
             }
             (other, _) => Err(unexpected(&other)),
