@@ -53,7 +53,7 @@ pub const VARIABLE: &str = "PARTYWALL_HANDOVER";
 /// The number of the format of everything that one program leaves to the next: `Handover`, the words of the page, the
 /// frames of the journal, the state in its snapshot, and its records. The two last contain calls of the protocol, whose
 /// own number says nothing about the journal. Raise this one with each change of any of these.
-pub(crate) const STATE_VERSION: u32 = 13;
+pub(crate) const STATE_VERSION: u32 = 14;
 
 /// What a program is executed for by the broker.
 #[derive(Debug, Clone, PartialEq, Eq)]

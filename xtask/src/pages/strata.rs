@@ -1,22 +1,24 @@
-//! Checks the strata of crates that ARCHITECTURE.md lists: no module uses one above its own stratum.
+//! Checks the strata of crates and of modules that ARCHITECTURE.md lists: nothing in them uses what is above its own
+//! stratum.
 
 use std::path::Path;
 
 use super::{Tree, is_word};
 
-/// What stands before the folder of a crate, in the first line of a list.
+/// What stands before the folder of a crate or module, in the first line of a list.
 const STRATA: &str = "strata of ";
 
-/// Returns what is wrong in the lists and in the crates. A list names the modules of a crate from below, a stratum in
-/// each line. Only modules that are joined by `+` know each other.
+/// Returns what is wrong in the lists and in the code. A list names the modules in a folder from below, a stratum in each
+/// line. Only modules that are joined by `+` know each other. A list may name a type that the root of the folder defines:
+/// only the strata above know it.
 pub(super) fn check(page: &str, tree: &Tree) -> Vec<String> {
     let lists = page.split("```text\n").skip(1).filter_map(|rest| rest.split("```").next());
     let lists = lists.filter_map(|list| list.strip_prefix(STRATA)?.split_once('\n'));
-    let found: Vec<_> = lists.map(|(folder, list)| check_crate(folder.trim(), list, tree)).collect();
+    let found: Vec<_> = lists.map(|(folder, list)| check_folder(folder.trim(), list, tree)).collect();
     if found.is_empty() { vec!["ARCHITECTURE.md lists no strata".to_owned()] } else { found.concat() }
 }
 
-fn check_crate(folder: &str, list: &str, tree: &Tree) -> Vec<String> {
+fn check_folder(folder: &str, list: &str, tree: &Tree) -> Vec<String> {
     let mut groups: Vec<(usize, Vec<&str>)> = Vec::new();
     for (stratum, line) in list.lines().enumerate() {
         groups.extend(line.split_whitespace().map(|group| (stratum, group.split('+').collect())));
@@ -30,7 +32,7 @@ fn check_crate(folder: &str, list: &str, tree: &Tree) -> Vec<String> {
             wrong.push(format!("ARCHITECTURE.md: the strata of {folder} lack {module}"));
             continue;
         };
-        for used in uses(text) {
+        for used in roots(folder, inside).iter().flat_map(|root| uses(text, root)) {
             let file = path.display();
             match group_of(used) {
                 Some(group) if group == own || groups[group].0 < groups[own].0 => {}
@@ -45,21 +47,31 @@ fn check_crate(folder: &str, list: &str, tree: &Tree) -> Vec<String> {
     wrong
 }
 
-/// Returns the module at the root of a crate that a file belongs to; `None` for the root itself and for tests.
+/// Returns the module at the root of a folder that a file belongs to; `None` for the root itself and for tests.
 fn module_of(path: &Path) -> Option<&str> {
     let is_test = path.components().any(|part| matches!(part.as_os_str().to_str(), Some("tests.rs" | "tests")));
     let module = path.components().next()?.as_os_str().to_str()?;
     let module = module.strip_suffix(".rs").unwrap_or(module);
-    (!is_test && path.extension().is_some_and(|extension| extension == "rs") && module != "lib").then_some(module)
+    (!is_test && path.extension().is_some_and(|extension| extension == "rs") && !matches!(module, "lib" | "mod"))
+        .then_some(module)
 }
 
-/// Returns what a file takes from the root of its crate, without its tests.
-fn uses(text: &str) -> Vec<&str> {
+/// Returns how a file in a folder names the folder's root: from the root of the crate, and from its own place.
+fn roots(folder: &str, inside: &Path) -> [String; 2] {
+    let below = folder.split_once("/src/").map_or_else(String::new, |(_, below)| below.replace('/', "::") + "::");
+    let depth = inside.components().count() - usize::from(inside.ends_with("mod.rs"));
+    [format!("crate::{below}"), "super::".repeat(depth)]
+}
+
+/// Returns what a file takes from a root, without its tests. Of paths that begin with `super`, only imports at the top of
+/// the file count: within a module of the file they would begin elsewhere.
+fn uses<'t>(text: &'t str, root: &str) -> Vec<&'t str> {
     let text = text.split("#[cfg(test)]\nmod ").next().unwrap_or(text);
     let mut all = Vec::new();
-    for (at, found) in text.match_indices("crate::") {
+    for (at, found) in text.match_indices(root) {
         let line = text[..at].rsplit('\n').next().unwrap_or_default();
-        if line.contains("//") || line.contains("#[doc") || line.ends_with(is_word) {
+        let is_within = root.starts_with("super") && (!line.ends_with("use ") || line.starts_with(' '));
+        if line.contains("//") || line.contains("#[doc") || line.ends_with(is_word) || is_within {
             continue;
         }
         let rest = &text[at + found.len()..];
@@ -132,5 +144,24 @@ mod tests {
         ];
         assert_eq!(checked(page, &files), wrong);
         assert_eq!(checked("no list", &files), ["ARCHITECTURE.md lists no strata"]);
+    }
+
+    #[test]
+    fn uses_within_a_module_are_found_from_its_root() {
+        let page = "```text\nstrata of a/src/r\n types\n people\n Registry\n rules\n```\n";
+        let files = [
+            ("a/src/r/mod.rs", "use rules::Rule;"),
+            ("a/src/r/types.rs", "mod inner {\n    use super::rules;\n}\nuse super::super::server;"),
+            ("a/src/r/people/mod.rs", "use super::{Registry, types::Id};\nuse crate::types;"),
+            ("a/src/r/people/users.rs", "use super::Member;\npub(crate) use super::super::rules::Rule;"),
+            ("a/src/r/people/members.rs", "use crate::r::{rules, types};"),
+            ("a/src/r/rules.rs", "use super::{Registry, people};"),
+        ];
+        let wrong = [
+            "a/src/r/people/mod.rs: Registry is not in a stratum below that of people",
+            "a/src/r/people/users.rs: rules is not in a stratum below that of people",
+            "a/src/r/people/members.rs: rules is not in a stratum below that of people",
+        ];
+        assert_eq!(checked(page, &files), wrong);
     }
 }

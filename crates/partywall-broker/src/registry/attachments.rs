@@ -12,8 +12,8 @@ use partywall_shm::queue::InUse;
 use partywall_wire::{AttachedInfo, QueueHolder};
 
 use super::{
-    Answer, Registry,
-    effect::{Decision, Effect, Effects},
+    Registry,
+    effect::{Answer, Decision, Effect, Effects},
     event::Call,
     names::{Attached, Attachment, QueueId},
     types::{Access, FdId, LeaseId, Limit, MemberId, Name, Named, Refusal, RequestId, STALE_LEASE, limit},

@@ -1,8 +1,8 @@
 //! Claims: one member at a time builds a name that does not exist. If it gives up, the longest waiting request builds.
 
 use super::{
-    Answer, Registry,
-    effect::{Decision, Effects},
+    Registry,
+    effect::{Answer, Decision, Effects},
     names::{Claim, Want},
     types::{Access, ClaimId, Limit, MemberId, Name, RequestId, STALE_CLAIM, limit},
 };

@@ -26,7 +26,7 @@ pub(crate) enum Effect {
     /// Begin an incarnation in a cell, at the value of the cell `from`.
     StartCell { at: CellAt, from: Option<CellAt>, incarnation: u32 },
     /// End an incarnation and the waits for values that it has not reached. Guard the cell from now on
-    /// ([`Registry::guarded`](super::Registry::guarded)): a stream of its writer may still store in it.
+    /// ([`Guarded`](super::Guarded)): a stream of its writer may still store in it.
     EndCell { at: CellAt, ending: TimelineEnding },
     /// Report when everything promised in an ended cell has been stored
     /// ([`Event::CellSettled`](super::Event::CellSettled)). Nothing new is promised in the cell.

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use partywall_wire::{Grow, Grown};
 
 use super::{
-    Answer, Registry,
-    effect::{Decision, Effect, Effects, Granted, Unread},
+    Registry,
+    effect::{Answer, Decision, Effect, Effects, Granted, Unread},
     event::Received,
     names::Want,
     types::{LeaseId, Limit, MemberId, Memory, Name, NoGrowth, Refusal, RequestId, STALE_LEASE, joined, limit},

@@ -3,8 +3,8 @@
 use partywall_wire::{Evicted, Freed, Kill};
 
 use super::{
-    Answer, Registry,
-    effect::{Decision, Effect, Effects},
+    Registry,
+    effect::{Answer, Decision, Effect, Effects},
     people::{Ender, Eviction, Life},
     reclaim::Departure,
     types::{MemberId, OtherUsers, Refusal, TimelineEnding, Whom},

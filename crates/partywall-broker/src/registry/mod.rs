@@ -14,32 +14,40 @@
 //! that brought no descriptors. A new event or call needs `Serialize` and a step in `tests::random`, where registries
 //! are restored between any two events.
 //!
+//! The state is in five machines. Nothing but a machine changes its fields. The modules after them contain the rules:
+//! methods of [`Registry`], which has one machine of each kind, for requests and events. Only there a change in one
+//! machine leads to a change in another.
+//!
 //! | module | contains |
 //! |---|---|
 //! | [`types`] | ids, memory, bounds |
 //! | [`event`] | the input: events, and requests with what came with them |
 //! | [`effect`] | the output: effects, and what the server adds to answers |
+//! | `coding` | encodings of values in the journal |
+//! | `near` | suggestions for names that were not found |
+//! | `pages` | pages of listings |
+//! | **machines** | |
 //! | `people` | members and users: what belongs to whom, and what each may use |
-//! | `closing` | memory that was released, until it is closed |
 //! | `names` | names, and the versions, leases, claims and waiting requests of each |
+//! | `objects` | timelines and semaphores, and the cells of timelines |
+//! | `closing` | memory that was released, until it is closed |
+//! | `log` | the events of names, and the requests that wait for them |
+//! | **rules** | |
 //! | `segments` | commit, open, release, withdrawal, and the one place where memory is released |
 //! | `withdrawals` | withdrawals with a deadline |
 //! | `losses` | GPUs that have lost their memory |
 //! | `growth` | versions that grow, and requests that wait for growth |
 //! | `claims` | the right to build a name that does not exist |
 //! | `waits` | requests that wait, and their completion |
-//! | `objects` | timelines and semaphores, and the cells of timelines |
 //! | `object_leases` | leases on timelines and semaphores: who opens them, and what ends with a lease |
 //! | `attachments` | segments that queues hold |
 //! | `reclaim` | reclaims what a member held that is gone |
 //! | `users` | which names a user may create, and what is written down of what users do to each other |
 //! | `limits` | the processes that a refusal because of a limit names |
 //! | `members` | members in trouble: evicted, with a broken CUDA context, or dead while their work may continue |
-//! | `report`, `pages` | listings |
+//! | `report` | listings |
 //! | `restart` | what a server needs to continue after a restart |
-//! | `watch` | the log of events of names, and requests that wait for events |
-//! | `coding` | encodings of values in the journal |
-//! | `near` | suggestions for names that were not found |
+//! | `watch` | requests for events of names |
 
 pub(crate) mod effect;
 pub(crate) mod event;
@@ -51,6 +59,7 @@ mod closing;
 mod coding;
 mod growth;
 mod limits;
+mod log;
 mod losses;
 mod members;
 mod names;
@@ -71,8 +80,6 @@ mod waits;
 mod watch;
 mod withdrawals;
 
-use std::collections::BTreeMap;
-
 use serde::{Deserialize, Serialize};
 
 pub(crate) use effect::{Effect, Effects, Outcome, Unread};
@@ -89,24 +96,21 @@ pub(crate) use types::{Bounds, CloseId, FdId, MemberId, RequestId};
 
 use closing::Closing;
 use effect::{Decision, Granted, split};
+use log::Log;
 use names::Names;
 use objects::Objects;
 use people::{Life, People};
-use types::{ClaimId, Ending, LeaseId, Millis, OtherUsers, Refusal, STALE_LEASE, TimelineEnding, WaitId};
-use watch::{Log, Watcher};
+use types::{ClaimId, Ending, LeaseId, Millis, OtherUsers, Refusal, STALE_LEASE, TimelineEnding};
 
 /// All state of a broker that is not tied to its process.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Registry {
     people: People,
-    /// The number of the broker, which points in its sequence of events carry.
-    instance: u64,
     names: Names,
     objects: Objects,
     closing: Closing,
     /// The events of names.
     log: Log,
-    watchers: BTreeMap<WaitId, Watcher>,
     /// The time of the current event.
     #[serde(skip)]
     now: Millis,
@@ -124,7 +128,8 @@ fn is_found_only_here(answer: &Answer) -> bool {
 impl Registry {
     /// Creates the registry of the broker with this number.
     pub(crate) fn new(bounds: Bounds, instance: u64) -> Self {
-        Self { people: People::new(bounds), objects: Objects::new(bounds), instance, ..Self::default() }
+        let log = Log::new(instance, bounds.log);
+        Self { people: People::new(bounds), objects: Objects::new(bounds), log, ..Self::default() }
     }
 
     /// Applies one event, which happened at this time.
@@ -180,7 +185,7 @@ impl Registry {
 
     /// Returns the number of the broker.
     pub(crate) fn instance(&self) -> u64 {
-        self.instance
+        self.log.instance()
     }
 
     /// Returns the members and their users.

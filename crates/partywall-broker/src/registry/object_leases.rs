@@ -1,8 +1,8 @@
 //! Leases on timelines and semaphores: who opens them, and what ends with a lease.
 
 use super::{
-    Answer, Registry,
-    effect::{Decision, Effect, Effects},
+    Registry,
+    effect::{Answer, Decision, Effect, Effects},
     event::Call,
     near::near,
     objects::{Ended, Source, Writing},
@@ -64,8 +64,7 @@ impl Registry {
             }
             if found.is_none() {
                 self.people.user_mut(owned.uid).timelines += 1;
-                let pid = self.people.pid_of(member);
-                self.log(Named::Timeline, &name, owned, Change::Created { pid });
+                self.log(Named::Timeline, &name, owned, Change::Created { pid: self.people.pid_of(member) });
             }
         }
         let lease = self.people.lease_object(member);
@@ -160,8 +159,7 @@ impl Registry {
             self.people.charge(uid, |totals| totals.add_control(memory));
             self.people.user_mut(uid).semaphores += 1;
             self.objects.create_semaphore(name.clone(), memory, maximum, owned);
-            let pid = self.people.pid_of(member);
-            self.log(Named::Semaphore, &name, owned, Change::Created { pid });
+            self.log(Named::Semaphore, &name, owned, Change::Created { pid: self.people.pid_of(member) });
         }
         let lease = self.people.lease_object(member);
         self.objects.open_semaphore(lease, (member, request), name);
@@ -229,8 +227,7 @@ impl Registry {
                 (name, Named::Semaphore, semaphore.owned)
             }
         };
-        let pid = self.people.pid_of(member);
-        self.log(named, &name, owned, Change::Withdrawn { pid });
+        self.log(named, &name, owned, Change::Withdrawn { pid: self.people.pid_of(member) });
         None
     }
 

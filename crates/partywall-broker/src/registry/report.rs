@@ -11,8 +11,8 @@ use partywall_wire::{
 };
 
 use super::{
-    Answer, Registry,
-    effect::{Decision, Granted, MemberAt, ObjectAt, Unread},
+    Registry,
+    effect::{Answer, Decision, Granted, MemberAt, ObjectAt, Unread},
     event::Identity,
     names::{Entry, Version, Want},
     near::near,

@@ -5,9 +5,9 @@ use std::{collections::BTreeMap, sync::Arc};
 use partywall_wire::{Commit, Open};
 
 use super::{
-    Answer, Registry,
+    Registry,
     closing::PendingVersion,
-    effect::{Decision, Effect, Effects},
+    effect::{Answer, Decision, Effect, Effects},
     event::Received,
     names::{Attached, Dropped, Entry, Version, Want},
     near::near,
@@ -39,12 +39,13 @@ impl Registry {
         let committer = self.people.pid_of(member);
         let named = memory.facts.named();
         let bytes = memory.bytes();
+        let lease = self.people.lease_version(member);
         let version = Version {
             memory,
             committer,
             uid,
             committed_at: self.now,
-            owner: None,
+            owner: Some(lease),
             keeper: owner,
             growths: 0,
             holders: Holders::default(),
@@ -63,8 +64,7 @@ impl Registry {
             self.log(named, &name, owned, Change::Created { pid: committer });
         }
         self.log(named, &name, owned, Change::Committed { version: number, bytes, pid: committer });
-        let lease = self.lease_version(member, &name, number, request);
-        self.names.own(&name, number, lease);
+        self.begin_lease(lease, member, &name, number, request);
         if let Some(claim) = claim {
             self.drop_claim(claim);
         }
@@ -163,7 +163,8 @@ impl Registry {
             return Err(Refusal::ReadOnly { name: name.clone(), version: number });
         }
         self.people.check_leases(member)?;
-        let lease = self.lease_version(member, name, number, request);
+        let lease = self.people.lease_version(member);
+        self.begin_lease(lease, member, name, number, request);
         self.names.opened(lease).ok_or(STALE_LEASE)
     }
 
@@ -272,12 +273,10 @@ impl Registry {
         }
     }
 
-    /// Gives `member` a lease on a version that exists.
-    fn lease_version(&mut self, member: MemberId, name: &Name, version: u64, origin: RequestId) -> LeaseId {
-        let id = self.people.lease_version(member);
+    /// Makes a lease of `member` one on a version that exists.
+    fn begin_lease(&mut self, id: LeaseId, member: MemberId, name: &Name, version: u64, origin: RequestId) {
         let bytes = self.names.lease(id, member, name, version, origin);
         self.people.grow(member, bytes);
-        id
     }
 
     /// Ends a lease and refuses the requests that wait by it. Returns the control memory in which the member's blocks

@@ -9,8 +9,8 @@ use std::ops::Bound::{Included, Unbounded};
 use partywall_wire::OpenedTimeline;
 
 use super::{
-    Answer, Registry,
-    effect::{Audited, Effect, Outcome},
+    Registry,
+    effect::{Answer, Audited, Effect, Outcome},
     names::{Entry, Version},
     people::Owned,
     types::{MemberId, Name, OtherUsers, Refusal},

@@ -5,8 +5,8 @@
 //! end; it sends its requests again.
 
 use super::{
-    Answer, Registry,
-    effect::{Decision, Effect, Effects, split},
+    Registry,
+    effect::{Answer, Decision, Effect, Effects, split},
     names::{Wait, Want},
     people::Waiting,
     types::{Access, ClaimId, LeaseId, MemberId, Name, RequestId, STALE_LEASE, STALE_TICKET},
@@ -113,7 +113,7 @@ impl Registry {
         let (id, what) = self.people.drop_wait(member, ticket)?;
         let name = match what {
             Waiting::For(name) => name,
-            Waiting::Watching => return self.watchers.remove(&id).map(drop),
+            Waiting::Watching => return self.log.drop_watcher(id),
         };
         self.names.drop_wait(name, id)
     }

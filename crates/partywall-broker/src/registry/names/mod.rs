@@ -84,13 +84,6 @@ impl Names {
         (number, before)
     }
 
-    /// Makes a lease the committer's.
-    pub(super) fn own(&mut self, name: &Name, number: u64, lease: LeaseId) {
-        if let Some(version) = self.version_mut(name, number) {
-            version.owner = Some(lease);
-        }
-    }
-
     /// Replaces the memory of a version by a longer one. Returns the former memory, and the members that have the
     /// version open.
     pub(super) fn grow(
@@ -197,7 +190,7 @@ impl Names {
     }
 
     /// Forgets a withdrawal if none of its versions is left.
-    pub(super) fn forget_withdrawal_without_versions(&mut self, id: WithdrawalId) {
+    fn forget_withdrawal_without_versions(&mut self, id: WithdrawalId) {
         let Some(withdrawal) = self.withdrawals.get(&id) else { return };
         let entry = self.entries.get(&withdrawal.name);
         if !entry.is_some_and(|entry| entry.versions.values().any(|version| version.is_part_of(id))) {

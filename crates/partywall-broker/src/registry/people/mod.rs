@@ -139,12 +139,6 @@ impl People {
         self.change(id, |record| _ = record.object_leases.remove(&lease));
     }
 
-    fn new_lease(&mut self, id: MemberId) -> LeaseId {
-        self.user_of(id).leases += 1;
-        self.last_lease += 1;
-        LeaseId(self.last_lease)
-    }
-
     /// Has a member keep the name of a version without a lease.
     pub(crate) fn keep_name(&mut self, id: MemberId, name: Name, version: u64) {
         self.change(id, |record| _ = record.names.insert((name, version)));
@@ -189,15 +183,30 @@ impl People {
         Some(wait)
     }
 
-    fn change(&mut self, id: MemberId, change: impl FnOnce(&mut Member)) {
-        if let Some(record) = self.members.get_mut(&id) {
-            change(record);
+    pub(crate) fn set_life(&mut self, member: MemberId, life: Life) {
+        self.change(member, |record| record.life = life);
+    }
+
+    /// Records that the member has opened a GPU.
+    pub(crate) fn uses_gpu(&mut self, member: MemberId, mps: Option<String>) {
+        if let Some(mps) = mps {
+            self.change(member, |record| record.mps = Some(mps.into()));
         }
     }
 
-    fn user_of(&mut self, id: MemberId) -> &mut User {
-        let uid = self.uid_of(id);
-        self.user_mut(uid)
+    /// Records a request among the waits of its member.
+    pub(crate) fn enlist(&mut self, member: MemberId, ticket: RequestId, what: Waiting) -> Result<WaitId, Refusal> {
+        let record = self.members.get(&member).ok_or(STALE_TICKET)?;
+        let uid = record.identity.uid;
+        limit(Limit::WaitsOfMember, self.bounds.member_waits, record.waits.len() as u64 + 1)?;
+        let of_all: u64 = self.users.values().map(|user| user.waits).sum();
+        limit(Limit::Waits, self.bounds.waits, of_all + 1)?;
+        self.check_one_more(uid, Limit::Waits, |user| user.waits)?;
+        self.last_wait += 1;
+        let id = WaitId(self.last_wait);
+        self.user_mut(uid).waits += 1;
+        self.change(member, |record| _ = record.waits.insert(ticket, (id, what)));
+        Ok(id)
     }
 
     pub(crate) fn members(&self) -> &BTreeMap<MemberId, Member> {
@@ -241,11 +250,6 @@ impl People {
         limit(Limit::Clients, self.bounds.rows, self.rows.in_use() + 1)
     }
 
-    /// Returns the members that are not operators.
-    pub(crate) fn sharing_members(&self) -> impl Iterator<Item = (&MemberId, &Member)> {
-        self.members.iter().filter(|(_, member)| !member.identity.operator)
-    }
-
     /// Returns whether a connection is an operator's.
     pub(crate) fn is_operator(&self, member: MemberId) -> bool {
         self.members.get(&member).is_some_and(|record| record.identity.operator)
@@ -269,17 +273,6 @@ impl People {
     /// Refuses calls of an operator that only members may make.
     pub(crate) fn check_membership(&self, member: MemberId, call: &Call) -> Result<(), Refusal> {
         if self.is_operator(member) && call.needs_member() { Err(Refusal::NotMember) } else { Ok(()) }
-    }
-
-    pub(crate) fn set_life(&mut self, member: MemberId, life: Life) {
-        self.change(member, |record| record.life = life);
-    }
-
-    /// Records that the member has opened a GPU.
-    pub(crate) fn uses_gpu(&mut self, member: MemberId, mps: Option<String>) {
-        if let Some(mps) = mps {
-            self.change(member, |record| record.mps = Some(mps.into()));
-        }
     }
 
     /// Refuses a member that cannot own a name of this user: it is gone, leaves, or belongs to another user.
@@ -352,21 +345,6 @@ impl People {
         self.members.get(&member).map_or(0, |record| record.identity.pid)
     }
 
-    /// Records a request among the waits of its member.
-    pub(crate) fn enlist(&mut self, member: MemberId, ticket: RequestId, what: Waiting) -> Result<WaitId, Refusal> {
-        let record = self.members.get(&member).ok_or(STALE_TICKET)?;
-        let uid = record.identity.uid;
-        limit(Limit::WaitsOfMember, self.bounds.member_waits, record.waits.len() as u64 + 1)?;
-        let of_all: u64 = self.users.values().map(|user| user.waits).sum();
-        limit(Limit::Waits, self.bounds.waits, of_all + 1)?;
-        self.check_one_more(uid, Limit::Waits, |user| user.waits)?;
-        self.last_wait += 1;
-        let id = WaitId(self.last_wait);
-        self.user_mut(uid).waits += 1;
-        self.change(member, |record| _ = record.waits.insert(ticket, (id, what)));
-        Ok(id)
-    }
-
     /// Returns the members in quarantine.
     pub(crate) fn in_quarantine(&self) -> Vec<MemberId> {
         self.members_in(Life::Unproven)
@@ -380,10 +358,6 @@ impl People {
     /// Returns whether a process, or a child of it, belongs to this member.
     pub(crate) fn has_process(&self, member: MemberId) -> bool {
         self.members.get(&member).is_some_and(|record| record.life != Life::Unproven)
-    }
-
-    pub(crate) fn members_in(&self, life: Life) -> Vec<MemberId> {
-        self.members.iter().filter(|(_, record)| record.life == life).map(|(id, _)| *id).collect()
     }
 
     /// Returns members by row.
@@ -410,6 +384,32 @@ impl People {
             Some((info, member.row))
         });
         known.take(HOLDERS).unzip()
+    }
+
+    fn new_lease(&mut self, id: MemberId) -> LeaseId {
+        self.user_of(id).leases += 1;
+        self.last_lease += 1;
+        LeaseId(self.last_lease)
+    }
+
+    fn change(&mut self, id: MemberId, change: impl FnOnce(&mut Member)) {
+        if let Some(record) = self.members.get_mut(&id) {
+            change(record);
+        }
+    }
+
+    fn user_of(&mut self, id: MemberId) -> &mut User {
+        let uid = self.uid_of(id);
+        self.user_mut(uid)
+    }
+
+    /// Returns the members that are not operators.
+    fn sharing_members(&self) -> impl Iterator<Item = (&MemberId, &Member)> {
+        self.members.iter().filter(|(_, member)| !member.identity.operator)
+    }
+
+    fn members_in(&self, life: Life) -> Vec<MemberId> {
+        self.members.iter().filter(|(_, record)| record.life == life).map(|(id, _)| *id).collect()
     }
 }
 

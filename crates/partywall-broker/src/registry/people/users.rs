@@ -100,19 +100,25 @@ impl Totals {
 }
 
 impl People {
+    /// Changes the sums, those of the user and those of all.
+    pub(crate) fn charge(&mut self, uid: u32, change: impl Fn(&mut Totals)) {
+        change(&mut self.totals);
+        change(&mut self.users.entry(uid).or_default().totals);
+    }
+
+    /// Returns the record of a user.
+    pub(crate) fn user_mut(&mut self, uid: u32) -> &mut User {
+        self.users.entry(uid).or_default()
+    }
+
     /// Returns a member's user.
     pub(crate) fn uid_of(&self, member: MemberId) -> u32 {
         self.members.get(&member).map_or(NOBODY, |record| record.identity.uid)
     }
 
-    /// Returns whether a member may do to members of other users what it may do to those of its own.
-    pub(crate) fn administers(&self, member: MemberId) -> bool {
-        self.uid_of(member) == self.bounds.user
-    }
-
     /// Returns whether a member belongs to a user, or may act for it.
     pub(crate) fn acts_for(&self, member: MemberId, uid: u32) -> bool {
-        self.uid_of(member) == uid || self.administers(member)
+        [uid, self.bounds.user].contains(&self.uid_of(member))
     }
 
     /// Returns whether listings show something to a member.
@@ -147,13 +153,8 @@ impl People {
         self.check_owner(member, owned.uid, || OtherUsers::Inspect { name: name.to_string() })
     }
 
-    /// Returns the limits of a user.
-    pub(crate) fn quota_of(&self, uid: u32) -> Quota {
-        if uid == self.bounds.user { self.bounds.own } else { self.bounds.guests }
-    }
-
     /// Refuses what would exceed the user's share of a limit.
-    pub(crate) fn check_quota(&self, uid: u32, limit: Limit, held: u64, more: u64) -> Result<(), Refusal> {
+    pub(super) fn check_quota(&self, uid: u32, limit: Limit, held: u64, more: u64) -> Result<(), Refusal> {
         let needed = held.saturating_add(more);
         let quota = self.quota_of(uid);
         let allowed = match limit {
@@ -213,17 +214,6 @@ impl People {
         limit(Limit::Pinned(Some(node)), self.bounds.pinned, there(&self.totals).saturating_add(bytes))?;
         let of_user = self.users.get(&uid).map_or(0, |user| there(&user.totals));
         self.check_quota(uid, Limit::Pinned(Some(node)), of_user, bytes)
-    }
-
-    /// Changes the sums, those of the user and those of all.
-    pub(crate) fn charge(&mut self, uid: u32, change: impl Fn(&mut Totals)) {
-        change(&mut self.totals);
-        change(&mut self.users.entry(uid).or_default().totals);
-    }
-
-    /// Returns the record of a user.
-    pub(crate) fn user_mut(&mut self, uid: u32) -> &mut User {
-        self.users.entry(uid).or_default()
     }
 
     /// Returns the number of a user's members, those in quarantine among them.
@@ -287,6 +277,11 @@ impl People {
             }
         });
         users.take(USERS).collect()
+    }
+
+    /// Returns the limits of a user.
+    fn quota_of(&self, uid: u32) -> Quota {
+        if uid == self.bounds.user { self.bounds.own } else { self.bounds.guests }
     }
 }
 

@@ -118,7 +118,7 @@ pub(super) fn audit(
         user.semaphores += 1;
         assert!(fds.insert(semaphore.memory.fd), "{} is in two places", semaphore.memory.fd);
     }
-    for (id, watcher) in &registry.watchers {
+    for (id, watcher) in registry.log.watchers() {
         assert!(waiting.insert((watcher.member, watcher.ticket)));
         assert_eq!(registry.people.members()[&watcher.member].waits[&watcher.ticket], (*id, Waiting::Watching));
     }

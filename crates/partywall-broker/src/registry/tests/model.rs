@@ -4,10 +4,10 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use super::{model_objects::Objects, *};
 use crate::registry::{
+    log::Happening,
     names::Tombstone,
     people::Life,
     types::{Doubt, Notice, Refusal, Staleness, WithdrawalId},
-    watch::Happening,
 };
 
 /// The result of one event: the reply to a request, completions of others, and closes. Suggested names are left out.

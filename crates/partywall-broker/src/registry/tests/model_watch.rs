@@ -6,7 +6,7 @@ use super::{
     model::{Model, ModelEffects, WaitFor},
     *,
 };
-use crate::registry::watch::Happening;
+use crate::registry::log::Happening;
 
 impl Model {
     pub(super) fn note(&mut self, named: Named, name: &Name, (uid, shared): (u32, bool), change: Change) {
