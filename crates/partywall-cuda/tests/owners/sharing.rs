@@ -1,7 +1,7 @@
 //! Handles of another process, registrations, and kinds of pointers.
 
 use std::os::fd::OwnedFd;
-use std::process::{ChildStdin, Command};
+use std::process::Command;
 use std::sync::Arc;
 
 use partywall_cuda::experiment::{UnshareableMemory, beyond, close_twice, free_mapping};
@@ -9,20 +9,13 @@ use partywall_cuda::{
     Access, AccessError, CuResult, CudaError, DeviceBuffer, HostRegistration, IpcMapping, IpcMemoryHandle, Mapping,
     PhysicalMemory, PinnedBuffer, PointerInfo, PointerKind, Stream,
 };
-use partywall_harness::Running;
+use partywall_harness::Actor;
 use partywall_os::map::{SealedMap, SharedMap};
 use partywall_os::memfd;
 
 use crate::{GRANULARITY, ROLE, call_of, context, is_failed, on_the_simulated_gpu, while_capturing};
 
-/// Another process, which has allocated memory and printed its handles.
-struct Exporter {
-    /// The process ends when this input is closed.
-    _input: ChildStdin,
-    process: Running,
-}
-
-/// Runs that process. It is no test itself.
+/// Another process, which has allocated memory and prints its handles. It is no test itself.
 #[test]
 fn exporter() {
     if std::env::var(ROLE).is_ok_and(|role| role == "exporter") {
@@ -36,31 +29,24 @@ fn exporter() {
     }
 }
 
-impl Exporter {
-    /// Starts it on the device of the machine with this number.
-    fn start(device: &str) -> (Self, [IpcMemoryHandle; 2]) {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "sharing::exporter", "--nocapture"]).env(ROLE, "exporter");
-        command.env("CUDA_VISIBLE_DEVICES", device).env_remove("SIMCUDA_FAULTS");
-        let mut process = Running::spawn(&mut command);
-        let handles = [(), ()].map(|()| {
-            let line = std::iter::repeat_with(|| process.line()).find(|line| line.starts_with("handle ")).unwrap();
-            let byte = |index: usize| u8::from_str_radix(&line[7 + 2 * index..][..2], 16).unwrap();
-            IpcMemoryHandle(std::array::from_fn(byte))
-        });
-        (Self { _input: process.stdin(), process }, handles)
-    }
-
-    fn finish(self) {
-        drop(self._input);
-        self.process.wait().expect(0);
-    }
+/// Starts [`exporter`] on the device of the machine with this number.
+fn start_exporter(device: &str) -> (Actor, [IpcMemoryHandle; 2]) {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "sharing::exporter", "--nocapture"]).env(ROLE, "exporter");
+    command.env("CUDA_VISIBLE_DEVICES", device).env_remove("SIMCUDA_FAULTS");
+    let mut exporter = Actor::spawn(&mut command);
+    let handles = [(), ()].map(|()| {
+        let digits = exporter.expect("handle ");
+        let byte = |index: usize| u8::from_str_radix(&digits[2 * index..][..2], 16).unwrap();
+        IpcMemoryHandle(std::array::from_fn(byte))
+    });
+    (exporter, handles)
 }
 
 #[test]
 fn second_open_shares_the_mapping_and_last_drop_closes_it_on_the_simulated_gpu() {
     on_the_simulated_gpu(&[""], &[], |context, _| {
-        let (exporter, [first_handle, other_handle]) = Exporter::start("0");
+        let (exporter, [first_handle, other_handle]) = start_exporter("0");
         let open = |handle, bytes, access| IpcMapping::open(context, handle, bytes, access).unwrap();
         let first = open(first_handle, GRANULARITY, Access::ReadOnly);
         let second = open(first_handle, 4096, Access::ReadWrite);
@@ -91,7 +77,7 @@ fn second_open_shares_the_mapping_and_last_drop_closes_it_on_the_simulated_gpu()
 #[test]
 fn wrong_stated_size_is_refused_on_the_simulated_gpu() {
     on_the_simulated_gpu(&["cuMemGetAddressRange:1=500"], &[], |context, _| {
-        let (exporter, [handle, _]) = Exporter::start("0");
+        let (exporter, [handle, _]) = start_exporter("0");
         let error = IpcMapping::open(context, handle, 1, Access::ReadOnly).unwrap_err();
         assert!(is_failed(&error, "cuMemGetAddressRange", CuResult::NOT_FOUND), "{error}");
         for bytes in [0, GRANULARITY + 1, u64::MAX] {
@@ -124,7 +110,7 @@ fn refusal_to_open_explains_the_cause_on_the_simulated_gpu() {
 #[test]
 fn failed_close_is_stored_in_the_context_on_the_simulated_gpu() {
     on_the_simulated_gpu(&["cuIpcCloseMemHandle:1=700"], &[], |context, _| {
-        let (exporter, [handle, _]) = Exporter::start("0");
+        let (exporter, [handle, _]) = start_exporter("0");
         drop(IpcMapping::open(context, handle, 1, Access::ReadOnly).unwrap());
         assert_eq!(context.take_drop_error().unwrap().call, "cuIpcCloseMemHandle");
         exporter.finish();
@@ -134,7 +120,7 @@ fn failed_close_is_stored_in_the_context_on_the_simulated_gpu() {
 #[test]
 fn experiments_on_a_mapping_do_not_affect_its_owner_on_the_simulated_gpu() {
     on_the_simulated_gpu(&[""], &[], |context, _| {
-        let (exporter, [handle, _]) = Exporter::start("0");
+        let (exporter, [handle, _]) = start_exporter("0");
         let open = || IpcMapping::open(context, handle, 4096, Access::ReadOnly).unwrap();
         let mapping = open();
         assert_eq!(free_mapping(&mapping).unwrap_err().code, CuResult::INVALID_VALUE);
@@ -244,7 +230,7 @@ fn pointer_kinds_are_distinguished_on_the_simulated_gpu() {
 fn memory_of_a_hidden_device_has_no_device_on_the_simulated_gpu() {
     on_the_simulated_gpu(&[""], &[], |context, _| {
         for (device, ordinal) in [("1", Some(1)), ("2", None)] {
-            let (exporter, [handle, _]) = Exporter::start(device);
+            let (exporter, [handle, _]) = start_exporter(device);
             let mapping = IpcMapping::open(context, handle, 1, Access::ReadOnly).unwrap();
             let info = PointerInfo::of(context, mapping.device_ptr()).unwrap();
             assert_eq!((info.kind, info.device.map(|device| device.ordinal())), (PointerKind::Imported, ordinal));

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::peer::Peer;
+use super::peer::start;
 use super::{SharedWords, answer, begin, is_done, must, never, new_stream, role, synchronize};
 use crate::abi::{Code, Handle, IpcHandle};
 use crate::event::{
@@ -75,7 +75,7 @@ fn stream_waits_for_the_record_of_another_process() {
     }
     begin();
     let words = SharedWords::new(4096);
-    let recorder = Peer::start(TEST, "recorder", &[("WORDS", &words.descriptor())]);
+    let recorder = start(TEST, "recorder", &[("WORDS", &words.descriptor())]);
     let (event, stream) = wait_for_it(&words);
     assert_eq!(answer!(cuEventQuery(event)), Code::NOT_READY);
     assert!(!is_done(stream));
@@ -87,19 +87,19 @@ fn stream_waits_for_the_record_of_another_process() {
     words.wait(3);
     assert_eq!(answer!(cuIpcOpenEventHandle(&mut 0, handle_in(&words))), Code::INVALID_VALUE, "destroyed");
     words.store(4, 1);
-    recorder.succeeds();
+    recorder.finish();
 }
 
 #[test]
 fn wait_for_the_event_of_a_killed_process_never_ends() {
     const TEST: &str = "tests::events::wait_for_the_event_of_a_killed_process_never_ends";
     match role().as_deref() {
-        None => Peer::start(TEST, "waiter", &[]).succeeds(),
+        None => start(TEST, "waiter", &[]).finish(),
         // Runs in a process of its own, because its stream waits forever.
         Some("waiter") => {
             begin();
             let words = SharedWords::new(4096);
-            let mut recorder = Peer::start(TEST, "recorder", &[("WORDS", &words.descriptor())]);
+            let mut recorder = start(TEST, "recorder", &[("WORDS", &words.descriptor())]);
             let (event, stream) = wait_for_it(&words);
             recorder.kill();
             words.store(0, 1);

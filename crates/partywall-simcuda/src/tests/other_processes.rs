@@ -1,6 +1,6 @@
 //! Effects of other processes on a stream, and what a killed process leaves.
 
-use super::peer::{Peer, in_a_process};
+use super::peer::{in_a_process, start};
 use super::{SharedWords, begin, is_done, must, new_stream, pinned, role, synchronize};
 use crate::copy::{PIECE, cuMemcpyAsync};
 use crate::memop::cuStreamWaitValue64_v2;
@@ -19,9 +19,9 @@ fn plain_store_of_another_process_ends_a_wait() {
     words.store(0, 5);
     must!(cuStreamWaitValue64_v2(stream, words.device, 6, 0));
     assert!(!is_done(stream));
-    let storer = Peer::start(TEST, "store", &[("WORDS", &words.descriptor())]);
+    let storer = start(TEST, "store", &[("WORDS", &words.descriptor())]);
     synchronize(stream);
-    storer.succeeds();
+    storer.finish();
 }
 
 #[test]
@@ -55,7 +55,7 @@ fn kill_during_a_copy_leaves_a_prefix() {
     begin();
     let words = SharedWords::new(BYTES);
     // The whole copy would take 10 s on average.
-    let mut copier = Peer::start(TEST, "copy", &[("SIMCUDA_DELAY", "20000"), ("WORDS", &words.descriptor())]);
+    let mut copier = start(TEST, "copy", &[("SIMCUDA_DELAY", "20000"), ("WORDS", &words.descriptor())]);
     words.wait(0);
     copier.kill();
     // SAFETY: mapped by this process, and no process writes any more.

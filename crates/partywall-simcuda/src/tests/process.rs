@@ -2,9 +2,10 @@
 
 use std::ffi::{CStr, c_int};
 use std::fs;
+use std::os::unix::process::ExitStatusExt;
 
 use super::memory::{READ, map};
-use super::peer::{Peer, heard, in_a_process, say};
+use super::peer::{hear, heard, in_a_process, say, start};
 use super::{answer, begin, device_memory, must, new_stream, role};
 use crate::abi::{Code, MemAllocationProp};
 use crate::context::{cuCtxSynchronize, cuDevicePrimaryCtxRelease_v2};
@@ -94,9 +95,9 @@ fn environment_selects_the_devices() {
     let second = "GPU-51301ca7-0000-0000-0000-000000000001";
     for (visible, answer) in [("0,1", "0 2 0"), ("1", "0 1 1"), (second, "0 1 1"), ("", "100 0 0"), ("1,5,0", "0 1 1")]
     {
-        let mut peer = Peer::start(TEST, "ask", &[("SIMCUDA_DEVICES", "2"), ("CUDA_VISIBLE_DEVICES", visible)]);
-        assert_eq!(peer.hear(), answer, "CUDA_VISIBLE_DEVICES={visible}");
-        peer.succeeds();
+        let mut peer = start(TEST, "ask", &[("SIMCUDA_DEVICES", "2"), ("CUDA_VISIBLE_DEVICES", visible)]);
+        assert_eq!(hear(&mut peer), answer, "CUDA_VISIBLE_DEVICES={visible}");
+        peer.finish();
     }
 }
 
@@ -148,9 +149,9 @@ fn calls_fail_and_kill_as_configured_and_are_logged() {
     let directory = tempfile::tempdir().unwrap();
     let log = directory.path().join("calls");
     let settings = [("SIMCUDA_FAULTS", "cuMemCreate:2=2,*:7=kill"), ("SIMCUDA_CALLS", log.to_str().unwrap())];
-    let peer = Peer::start(TEST, "call", &settings);
+    let mut peer = start(TEST, "call", &settings);
     let pid = peer.pid();
-    peer.dies_of(libc::SIGKILL);
+    assert_eq!(peer.join().signal(), Some(libc::SIGKILL));
     let expected = [
         "1 cuInit 0",
         "2 cuDevicePrimaryCtxRetain 0",
@@ -193,9 +194,9 @@ fn ending_process_writes_its_ledger() {
     }
     let directory = tempfile::tempdir().unwrap();
     let left = |role| {
-        let peer = Peer::start(TEST, role, &[("SIMCUDA_LEDGER", directory.path().to_str().unwrap())]);
+        let peer = start(TEST, role, &[("SIMCUDA_LEDGER", directory.path().to_str().unwrap())]);
         let path = directory.path().join(format!("{}.json", peer.pid()));
-        peer.succeeds();
+        peer.finish();
         let list: Vec<serde_json::Value> = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
         let one = |left: &serde_json::Value| {
             format!("{} {} {} {}", left["kind"], left["bytes"], left["call"], left["index"]).replace('"', "")
@@ -234,8 +235,8 @@ fn host_access_to_a_device_address_crashes() {
         unreachable!("read {value}");
     }
     for state in ["live", "freed"] {
-        let mut peer = Peer::start(TEST, "follow", &[]);
+        let mut peer = start(TEST, "follow", &[]);
         peer.send(state);
-        peer.dies_of(libc::SIGSEGV);
+        assert_eq!(peer.join().signal(), Some(libc::SIGSEGV));
     }
 }

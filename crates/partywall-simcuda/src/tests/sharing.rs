@@ -5,7 +5,7 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 
 use super::memory::{GRANULE, READ, READ_WRITE, map, peek, poke};
-use super::peer::{Peer, heard, say};
+use super::peer::{hear, heard, say, start};
 use super::process::{create, export};
 use super::{answer, begin, device_memory, must, role};
 use crate::abi::{Code, DevicePtr, IpcHandle};
@@ -18,14 +18,14 @@ fn descriptor_keeps_the_memory_of_a_killed_process() {
     const TEST: &str = "tests::sharing::descriptor_keeps_the_memory_of_a_killed_process";
     match role().as_deref() {
         None => {
-            let mut maker = Peer::start(TEST, "make", &[]);
+            let mut maker = start(TEST, "make", &[]);
             // The result of passing it over a socket, without the socket.
-            let held = File::options().read(true).write(true).open(maker.hear()).unwrap();
+            let held = File::options().read(true).write(true).open(hear(&mut maker)).unwrap();
             maker.kill();
-            let mut reader = Peer::start(TEST, "read", &[]);
+            let mut reader = start(TEST, "read", &[]);
             reader.send(&format!("/proc/{}/fd/{}", std::process::id(), held.as_raw_fd()));
-            assert_eq!(reader.hear(), "77");
-            reader.succeeds();
+            assert_eq!(hear(&mut reader), "77");
+            reader.finish();
         }
         Some("make") => {
             begin();
@@ -53,20 +53,20 @@ fn lost_device_refuses_old_memory_and_gives_new() {
         None => {
             let losses = std::env::temp_dir().join(format!("simcuda-losses-{}", std::process::id()));
             let environment = [("SIMCUDA_LOSSES", losses.to_str().unwrap())];
-            let mut maker = Peer::start(TEST, "make", &environment);
-            let held = File::options().read(true).write(true).open(maker.hear()).unwrap();
+            let mut maker = start(TEST, "make", &environment);
+            let held = File::options().read(true).write(true).open(hear(&mut maker)).unwrap();
             // Of another device.
             std::fs::write(&losses, "1\n").unwrap();
             maker.send("again");
-            assert_eq!(maker.hear(), Code::SUCCESS.0.to_string());
+            assert_eq!(hear(&mut maker), Code::SUCCESS.0.to_string());
             std::fs::write(&losses, "1\n0\n").unwrap();
             maker.send("again");
-            assert_eq!(maker.hear(), Code::ECC_UNCORRECTABLE.0.to_string());
-            let mut reader = Peer::start(TEST, "read", &environment);
+            assert_eq!(hear(&mut maker), Code::ECC_UNCORRECTABLE.0.to_string());
+            let mut reader = start(TEST, "read", &environment);
             reader.send(&format!("/proc/{}/fd/{}", std::process::id(), held.as_raw_fd()));
-            assert_eq!(reader.hear(), Code::UNKNOWN.0.to_string());
-            reader.succeeds();
-            maker.succeeds();
+            assert_eq!(hear(&mut reader), Code::UNKNOWN.0.to_string());
+            reader.finish();
+            maker.finish();
             std::fs::remove_file(losses).unwrap();
         }
         Some("make") => {
@@ -137,20 +137,20 @@ fn legacy_handle_opens_the_block_of_another_process() {
     const TEST: &str = "tests::sharing::legacy_handle_opens_the_block_of_another_process";
     match role().as_deref() {
         None => {
-            let mut exporter = Peer::start(TEST, "export", &[]);
-            let handle = exporter.hear();
-            let distance = exporter.hear();
-            let mut importer = Peer::start(TEST, "import", &[]);
+            let mut exporter = start(TEST, "export", &[]);
+            let handle = hear(&mut exporter);
+            let distance = hear(&mut exporter);
+            let mut importer = start(TEST, "import", &[]);
             importer.send(&handle);
             importer.send(&distance);
-            assert_eq!(importer.hear(), "open");
+            assert_eq!(hear(&mut importer), "open");
             exporter.send("free it");
-            assert_eq!(exporter.hear(), "freed");
+            assert_eq!(hear(&mut exporter), "freed");
             importer.send("freed");
-            assert_eq!(importer.hear(), "readable");
+            assert_eq!(hear(&mut importer), "readable");
             exporter.kill();
             importer.send("killed");
-            importer.succeeds();
+            importer.finish();
         }
         Some("export") => export_legacy(),
         _ => {
@@ -187,11 +187,11 @@ fn memory_of_a_hidden_device_can_be_shared() {
     match role().as_deref() {
         None => {
             let seen = |device| [("SIMCUDA_DEVICES", "2"), ("CUDA_VISIBLE_DEVICES", device)];
-            let mut exporter = Peer::start(TEST, "export", &seen("0"));
-            let handle = exporter.hear();
-            let mut importer = Peer::start(TEST, "import", &seen("1"));
+            let mut exporter = start(TEST, "export", &seen("0"));
+            let handle = hear(&mut exporter);
+            let mut importer = start(TEST, "import", &seen("1"));
             importer.send(&handle);
-            importer.succeeds();
+            importer.finish();
         }
         Some("export") => export_legacy(),
         _ => {
