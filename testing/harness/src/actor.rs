@@ -91,6 +91,14 @@ impl Actor {
         self.process.signal(signal);
     }
 
+    /// Returns whether it has ended.
+    ///
+    /// # Panics
+    /// If the kernel does not report it.
+    pub fn has_ended(&self) -> bool {
+        self.process.has_ended()
+    }
+
     /// Kills it and waits for its end.
     ///
     /// # Panics

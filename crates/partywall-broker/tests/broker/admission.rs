@@ -7,7 +7,7 @@ use partywall_wire::{Answer, Call, ClientHello, Kill, Limit, MemberId, Refusal, 
 
 use crate::{
     common::{Client, Framed, TestBroker, called, eventually, open, shake_hands, shake_hands_as},
-    roles::Role,
+    roles::{self, SAYS},
 };
 
 fn join(socket: &Path) -> Result<Client, Refusal> {
@@ -38,7 +38,7 @@ pub(crate) fn joiner(socket: &Path, say: impl Fn(&str)) {
 }
 
 fn other_process_is_admitted(broker: &TestBroker) {
-    assert_eq!(Role::start("joiner", &broker.socket).says(), "is admitted");
+    assert_eq!(roles::start("joiner", &broker.socket).expect(SAYS), "is admitted");
 }
 
 // Holds 124.
@@ -85,12 +85,12 @@ fn idle_operators_make_room_for_others() {
     let broker = TestBroker::start();
     let mut idle: Vec<_> = (0..4).map(|_| operator(&broker.socket).unwrap()).collect();
     assert_eq!(refused(operator(&broker.socket)), (Limit::Operators, 4));
-    let mut others: Vec<_> = (0..4).map(|_| Role::start("operators", &broker.socket)).collect();
+    let mut others: Vec<_> = (0..4).map(|_| roles::start("operators", &broker.socket)).collect();
     for other in &mut others[..3] {
-        assert_eq!(other.says(), "4 operators");
+        assert_eq!(other.expect(SAYS), "4 operators");
     }
     // It retries until operators that have been idle for a second make room.
-    assert_eq!(others[3].says(), "4 operators");
+    assert_eq!(others[3].expect(SAYS), "4 operators");
     assert!(idle.iter_mut().all(|client| client.call.receive().is_none()), "they are dismissed");
 }
 
@@ -138,8 +138,8 @@ fn process_that_hangs_up_does_not_keep_others_out() {
 fn needs_namespaces_processes_of_other_pid_namespaces_are_distinguished() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("pw/test.sock");
-    let mut broker = Role::broker_elsewhere(&socket).expect("this machine lets us make namespaces");
-    assert_eq!(broker.says(), "ready");
+    let mut broker = roles::start_broker_elsewhere(&socket).expect("this machine lets us make namespaces");
+    assert_eq!(broker.expect(SAYS), "ready");
     let mut watcher = Client::join(&socket);
     for count in 1..=16 {
         drop(join(&socket).unwrap());
@@ -149,7 +149,7 @@ fn needs_namespaces_processes_of_other_pid_namespaces_are_distinguished() {
     if partywall_os::process::pidfd_inode(partywall_os::process::own_pidfd().unwrap()).is_some() {
         eventually("all have hung up", || join(&socket).is_err());
     }
-    assert_eq!(Role::start("joiner", &socket).says(), "is admitted");
+    assert_eq!(roles::start("joiner", &socket).expect(SAYS), "is admitted");
 }
 
 // Holds 125.

@@ -14,7 +14,7 @@ use partywall_wire::{Answer, Call, Control, LeaseId, Limit, QueueHolder, QueueSh
 use crate::{
     common::{Client, TestBroker, called, eventually, full, opened},
     pools::{self, create, inspect, survive_any_control_memory},
-    roles::Role,
+    roles::{self, SAYS},
 };
 
 const SHAPE: QueueShape = QueueShape { tasks: 4, outputs: 1, output_bytes: 1, lease: 0 };
@@ -83,8 +83,8 @@ fn attached_segment_outlives_every_process_but_the_queues() {
     let mut worker = broker.client();
     let queue = Opened::create(&mut worker);
     // Another process commits a segment, attaches it, and is killed.
-    let mut attacher = Role::start("attacher", &broker.socket);
-    let attachment: u32 = attacher.says().parse().unwrap();
+    let mut attacher = roles::start("attacher", &broker.socket);
+    let attachment: u32 = attacher.expect(SAYS).parse().unwrap();
     assert!(queue.queue.is_attached(attachment));
     let id = queue.submit(worker.welcome.row, attachment).unwrap();
     attacher.kill();

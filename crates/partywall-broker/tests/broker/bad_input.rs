@@ -19,7 +19,7 @@ use crate::{
     common::{
         Client, TestBroker, called, eventually, full, host_commit, kept, open, shake_hands, slow_to_close, with_facts,
     },
-    roles::Role,
+    roles::{self, SAYS},
 };
 
 /// A socket without room for this long counts as full.
@@ -263,8 +263,8 @@ fn exceeded_limits_are_answered_by_name() {
 fn broker_without_free_fds_refuses_and_continues() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("pw/test.sock");
-    let mut broker = Role::broker(&socket, 64);
-    assert_eq!(broker.says(), "ready");
+    let mut broker = roles::start_broker(&socket, 64);
+    assert_eq!(broker.expect(SAYS), "ready");
     let before = broker.open_files();
     let mut first = Client::join(&socket);
 
@@ -297,8 +297,8 @@ fn broker_without_free_fds_refuses_and_continues() {
 fn served_requests_leak_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("pw/test.sock");
-    let mut broker = Role::broker(&socket, 1024);
-    assert_eq!(broker.says(), "ready");
+    let mut broker = roles::start_broker(&socket, 1024);
+    assert_eq!(broker.expect(SAYS), "ready");
     let before = broker.open_files();
     let chunk = frozen(8);
     for round in 0..20 {

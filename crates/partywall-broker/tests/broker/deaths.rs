@@ -4,7 +4,7 @@ use partywall_wire::{Answer, Call, MemberId, MemberState, Refusal, RequestId};
 
 use crate::{
     common::{Client, TestBroker, called, eventually, kept, open, opened, shake_hands},
-    roles::{Orphan, Role},
+    roles::{self, Orphan, SAYS},
 };
 
 #[test]
@@ -12,8 +12,8 @@ fn resources_of_a_killed_process_are_reclaimed() {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
     let (_, theirs) = watcher.commit("theirs", b"ours", false);
-    let mut holder = Role::start("holder", &broker.socket);
-    let member: u64 = holder.says().parse().unwrap();
+    let mut holder = roles::start("holder", &broker.socket);
+    let member: u64 = holder.expect(SAYS).parse().unwrap();
     assert_eq!(watcher.state_of(MemberId(member)), Some(MemberState::Alive));
 
     let lease = opened(watcher.open("owned").0).lease;
@@ -41,9 +41,9 @@ fn resources_of_a_killed_process_are_reclaimed() {
 fn child_that_holds_the_connection_holds_the_memory() {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
-    let mut parent = Role::start("parent", &broker.socket);
-    let member: u64 = parent.says().parse().unwrap();
-    let child = Orphan::of(&parent.says());
+    let mut parent = roles::start("parent", &broker.socket);
+    let member: u64 = parent.expect(SAYS).parse().unwrap();
+    let child = Orphan::of(&parent.expect(SAYS));
     assert_eq!(watcher.ask(Call::OpenOrBuild { name: called("building") }), Ok(Answer::Pending));
 
     parent.kill();
@@ -61,10 +61,10 @@ fn child_that_holds_the_connection_holds_the_memory() {
 fn lost_connection_is_no_death() {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
-    let mut leaver = Role::start("leaver", &broker.socket);
-    let member: u64 = leaver.says().parse().unwrap();
+    let mut leaver = roles::start("leaver", &broker.socket);
+    let member: u64 = leaver.expect(SAYS).parse().unwrap();
     leaver.proceed();
-    leaver.says();
+    leaver.expect(SAYS);
     eventually("it is a suspect", || watcher.state_of(MemberId(member)) == Some(MemberState::Suspect));
     assert!(watcher.open("owned").0.is_ok());
     leaver.kill();
@@ -142,14 +142,14 @@ fn commit_with_lost_answer_is_carried_out_once() {
 fn needs_namespaces_members_are_identified_by_pidfds() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("pw/test.sock");
-    let mut broker = Role::broker_elsewhere(&socket).expect("PID namespaces are allowed here");
-    assert_eq!(broker.says(), "ready");
+    let mut broker = roles::start_broker_elsewhere(&socket).expect("PID namespaces are allowed here");
+    assert_eq!(broker.expect(SAYS), "ready");
     let mut watcher = Client::join(&socket);
     watcher.commit("theirs", b"x", true);
     let own = watcher.members().remove(0);
     assert_eq!(own.pid, std::process::id(), "the pid that it reports is shown to people");
-    let mut holder = Role::start("holder", &socket);
-    let member: u64 = holder.says().parse().unwrap();
+    let mut holder = roles::start("holder", &socket);
+    let member: u64 = holder.expect(SAYS).parse().unwrap();
     holder.kill();
     eventually("its death is proved", || watcher.state_of(MemberId(member)).is_none());
     assert!(matches!(watcher.open("owned").0, Err(Refusal::NotFound { .. })));

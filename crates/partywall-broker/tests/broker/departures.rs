@@ -3,13 +3,14 @@
 
 use std::time::Duration;
 
+use partywall_harness::Actor;
 use partywall_wire::{
     Answer, Call, Doubt, Evicted, Freed, Kill, Limit, MemberId, MemberInfo, MemberState, Refusal, RequestId, Whom,
 };
 
 use crate::{
     common::{Client, TestBroker, called, eventually, full, open, opened, shake_hands},
-    roles::Role,
+    roles::{self, SAYS},
     semaphores::User,
 };
 
@@ -32,10 +33,10 @@ fn row(client: &mut Client, member: u64) -> Option<MemberInfo> {
 }
 
 /// A process that holds one of every kind of object, and has reported that it is a client of MPS.
-fn under_mps(broker: &TestBroker, watcher: &mut Client) -> (Role, u64) {
+fn under_mps(broker: &TestBroker, watcher: &mut Client) -> (Actor, u64) {
     watcher.commit("theirs", b"ours", true);
-    let mut holder = Role::start("holder under MPS", &broker.socket);
-    let member = holder.says().parse().unwrap();
+    let mut holder = roles::start("holder under MPS", &broker.socket);
+    let member = holder.expect(SAYS).parse().unwrap();
     (holder, member)
 }
 
@@ -45,8 +46,8 @@ fn evicted_member_gets_nothing_and_keeps_its_memory_until_death() {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
     watcher.commit("theirs", b"ours", true);
-    let mut holder = Role::start("holder", &broker.socket);
-    let member: u64 = holder.says().parse().unwrap();
+    let mut holder = roles::start("holder", &broker.socket);
+    let member: u64 = holder.expect(SAYS).parse().unwrap();
     let lease = opened(watcher.open("owned").0).lease;
     assert_eq!(watcher.ask(Call::AwaitWithdrawal { lease }), Ok(Answer::Pending));
     let withdrawal = watcher.last;
@@ -168,8 +169,8 @@ fn eviction_can_kill() {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
     watcher.commit("theirs", b"ours", true);
-    let mut holder = Role::start("holder", &broker.socket);
-    let member: u64 = holder.says().parse().unwrap();
+    let mut holder = roles::start("holder", &broker.socket);
+    let member: u64 = holder.expect(SAYS).parse().unwrap();
     let evicted = evict(&mut watcher, Whom::Pid(holder.pid()), true).unwrap();
     assert_eq!(evicted.iter().map(|one| (one.member, one.kill)).collect::<Vec<_>>(), [(member, Kill::Sent)]);
     eventually("its death is proved", || watcher.state_of(MemberId(member)).is_none());
@@ -182,9 +183,9 @@ fn eviction_can_kill() {
 fn exited_process_is_not_killed_for_its_child() {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
-    let mut parent = Role::start("parent", &broker.socket);
-    let member: u64 = parent.says().parse().unwrap();
-    let child = crate::roles::Orphan::of(&parent.says());
+    let mut parent = roles::start("parent", &broker.socket);
+    let member: u64 = parent.expect(SAYS).parse().unwrap();
+    let child = roles::Orphan::of(&parent.expect(SAYS));
     parent.kill();
     eventually("the child is noticed", || watcher.state_of(MemberId(member)) == Some(MemberState::HeldByChild));
     let evicted = evict(&mut watcher, Whom::Pid(parent.pid()), true).unwrap();
@@ -274,8 +275,8 @@ fn goodbye_releases_leases_under_mps() {
 fn member_without_resources_leaves_nothing_in_doubt() {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
-    let mut idler = Role::start("idler under MPS", &broker.socket);
-    let member: u64 = idler.says().parse().unwrap();
+    let mut idler = roles::start("idler under MPS", &broker.socket);
+    let member: u64 = idler.expect(SAYS).parse().unwrap();
     idler.kill();
     eventually("it is forgotten", || watcher.state_of(MemberId(member)).is_none());
 }
@@ -285,15 +286,15 @@ fn member_without_resources_leaves_nothing_in_doubt() {
 fn process_with_lost_context_keeps_its_holdings_until_it_ends() {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
-    let mut faulty = Role::start("faulty", &broker.socket);
-    let member: u64 = faulty.says().parse().unwrap();
+    let mut faulty = roles::start("faulty", &broker.socket);
+    let member: u64 = faulty.expect(SAYS).parse().unwrap();
     assert!(watcher.open("owned").0.is_ok());
     faulty.proceed();
-    faulty.says();
+    faulty.expect(SAYS);
     assert_eq!(row(&mut watcher, member).map(|row| (row.state, row.leases)), Some((MemberState::LostContext, 1)));
     assert!(matches!(watcher.open("owned").0, Err(Refusal::NotFound { .. })), "what it released is withdrawn");
     faulty.proceed();
-    faulty.says();
+    faulty.expect(SAYS);
     assert_eq!(row(&mut watcher, member).map(|row| row.leases), Some(1), "its `Bye` is no proof");
     faulty.kill();
     eventually("its death is proved", || watcher.state_of(MemberId(member)).is_none());

@@ -6,7 +6,7 @@ use partywall_wire::{Answer, Call, limits::MAX_FDS};
 
 use crate::{
     common::{Client, called, eventually, opened},
-    roles::Role,
+    roles::{self, SAYS},
     unread::{CHUNKS, publish},
 };
 
@@ -14,8 +14,8 @@ use crate::{
 #[test]
 fn others_are_served_beside_every_hostile_client_and_nothing_of_it_stays() {
     for way in Hostile::ALL {
-        let mut child = Role::start_unprivileged(&format!("beside {}", way.name()));
-        assert_eq!(child.says(), "done", "{way:?}");
+        let mut child = roles::start_unprivileged(&format!("beside {}", way.name()));
+        assert_eq!(child.expect(SAYS), "done", "{way:?}");
     }
 }
 
@@ -24,16 +24,16 @@ fn others_are_served_beside_every_hostile_client_and_nothing_of_it_stays() {
 fn unfinished_messages_of_many_processes_leave_room_for_others() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("pw/test.sock");
-    let mut broker = Role::small_broker(&socket, FEW_FILES);
-    assert_eq!(broker.says(), "ready");
+    let mut broker = roles::start_small_broker(&socket, FEW_FILES);
+    assert_eq!(broker.expect(SAYS), "ready");
     let mut other = Client::join(&socket);
     publish(&mut other);
     let before = broker.open_files();
     // Together they send more descriptors than the broker may have open.
     let mut begun = Vec::new();
     for _ in 0..5 {
-        let mut process = Role::start("unfinished", &socket);
-        assert_eq!(process.says(), "begun");
+        let mut process = roles::start("unfinished", &socket);
+        assert_eq!(process.expect(SAYS), "begun");
         open_and_release(&mut other);
         begun.push(process);
     }
@@ -59,18 +59,18 @@ pub(crate) fn others_are_served_beside(way: Hostile) {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("pw/test.sock");
     let mut broker = match way {
-        Hostile::FloodsDescriptors => Role::small_broker(&socket, FEW_FILES),
-        _ => Role::broker(&socket, OPEN_FILES),
+        Hostile::FloodsDescriptors => roles::start_small_broker(&socket, FEW_FILES),
+        _ => roles::start_broker(&socket, OPEN_FILES),
     };
-    assert_eq!(broker.says(), "ready");
+    assert_eq!(broker.expect(SAYS), "ready");
     let mut other = Client::join(&socket);
     publish(&mut other);
     // Control memory of timelines and semaphores stays for the next ones.
     other.ask(Call::OpenTimeline { name: called("t"), writer: true, shared: false }).unwrap();
     other.ask(Call::OpenSemaphore { name: called("s"), maximum: 2, shared: false }).unwrap();
     let before = held(&mut other);
-    let mut hostile = Role::start(&format!("hostile {}", way.name()), &socket);
-    assert_eq!(hostile.says(), "begun");
+    let mut hostile = roles::start(&format!("hostile {}", way.name()), &socket);
+    assert_eq!(hostile.expect(SAYS), "begun");
     for _ in 0..30 {
         assert_eq!(other.ask(Call::Ping), Ok(Answer::Done));
         open_and_release(&mut other);
@@ -79,7 +79,7 @@ pub(crate) fn others_are_served_beside(way: Hostile) {
         open_and_release(&mut late);
         assert_eq!(late.ask(Call::Bye), Ok(Answer::Done));
     }
-    assert!(hostile.is_running(), "it misbehaved until now");
+    assert!(!hostile.has_ended(), "it misbehaved until now");
     hostile.kill();
     eventually("nothing of it stays", || held(&mut other) == before);
     open_and_release(&mut other);

@@ -4,7 +4,7 @@ use partywall_wire::{Answer, Call, Commit, Ending, Kind, LegacyHandle, Lifetime,
 
 use crate::{
     common::{Client, TestBroker, eventually, host_commit, open, opened, with_facts},
-    roles::Role,
+    roles::{self, SAYS},
 };
 
 const HANDLE: LegacyHandle = LegacyHandle { origin: [1; 16], driver: [[2; 32], [3; 32]] };
@@ -75,8 +75,8 @@ fn killed_publisher_is_distinguished_from_one_that_leaves() {
     };
     assert_eq!(ending(&mut watcher, "left"), (Ending::Withdrawn, std::process::id(), true));
 
-    let mut killed = Role::start("publisher", &broker.socket);
-    assert_eq!(killed.says(), "published");
+    let mut killed = roles::start("publisher", &broker.socket);
+    assert_eq!(killed.expect(SAYS), "published");
     let pid = killed.pid();
     assert!(watcher.open("theirs").0.is_ok());
     killed.kill();

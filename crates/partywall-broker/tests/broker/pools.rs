@@ -17,7 +17,7 @@ use partywall_wire::{
 
 use crate::{
     common::{Client, TestBroker, called, eventually, full, host_commit, shake_hands, with_facts},
-    roles::{Orphan, Role},
+    roles::{self, Orphan, SAYS},
     timelines::User,
 };
 
@@ -173,8 +173,8 @@ fn blocks_return_with_last_lease_goodbye_and_death() {
         assert_eq!(user.ask(Call::Bye), Ok(Answer::Done));
         eventually("it has left", || pool.audit().is_idle());
 
-        let mut holder = Role::start("block holder", &broker.socket);
-        holder.says();
+        let mut holder = roles::start("block holder", &broker.socket);
+        holder.expect(SAYS);
         assert_eq!(pool.audit().held, 3);
         holder.kill();
         eventually("they are back", || pool.audit().is_idle());
@@ -189,9 +189,9 @@ fn blocks_of_evicted_and_child_held_members_stay_until_death() {
     let mut watcher = broker.client();
     let (_, words) = create(&mut watcher, "p", POOL).unwrap();
     let pool = Pool::map(&words[0]).unwrap();
-    let mut parent = Role::start("forked block holder", &broker.socket);
-    let member: u64 = parent.says().parse().unwrap();
-    let child = Orphan::of(&parent.says());
+    let mut parent = roles::start("forked block holder", &broker.socket);
+    let member: u64 = parent.expect(SAYS).parse().unwrap();
+    let child = Orphan::of(&parent.expect(SAYS));
     watcher.ask(Call::Evict { whom: Whom::Member(member), kill: false }).unwrap();
     parent.kill();
     eventually("the child is noticed", || watcher.state_of(MemberId(member)) == Some(MemberState::HeldByChild));

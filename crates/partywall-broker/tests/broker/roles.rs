@@ -1,15 +1,15 @@
 //! Child processes: this test binary again, with an environment variable that selects the role.
 
 use std::{
-    io::{BufRead, BufReader, Read},
+    io::Read,
     os::fd::OwnedFd,
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     time::Duration,
 };
 
 use partywall_broker::{Broker, Config};
-use partywall_harness::{copy_program, hostile::Hostile};
+use partywall_harness::{Actor, copy_program, hostile::Hostile};
 use partywall_os::{memfd, process};
 use partywall_shm::pool::Pool;
 use partywall_wire::{Answer, Call, ObjectInfo, ObjectKind, limits::MAX_FDS};
@@ -33,109 +33,62 @@ pub(crate) const FEW_MEMBERS: u64 = 32;
 
 const OPEN_FILES: &str = "PARTYWALL_TEST_OPEN_FILES";
 
-/// A child process, killed and reaped at the end of the test.
-pub(crate) struct Role {
-    child: Child,
-    output: BufReader<std::process::ChildStdout>,
+/// What the lines of a role for its test begin with.
+pub(crate) const SAYS: &str = "@";
+
+/// Starts a process that plays a role, killed at the end of the test. What it says follows [`SAYS`].
+pub(crate) fn start(role: &str, socket: &Path) -> Actor {
+    spawn(this_program().env(ROLE, role).env(SOCKET, socket))
 }
 
-impl Role {
-    pub(crate) fn start(role: &str, socket: &Path) -> Self {
-        Self::spawn(this_program().env(ROLE, role).env(SOCKET, socket))
-    }
+/// Starts a process to which the kernel applies the limits that it waives for root: as another user, if this one is
+/// root.
+pub(crate) fn start_unprivileged(role: &str) -> Actor {
+    use std::os::unix::{fs::PermissionsExt, process::CommandExt};
 
-    /// Starts a process to which the kernel applies the limits that it waives for root: as another user, if this one is
-    /// root.
-    pub(crate) fn start_unprivileged(role: &str) -> Self {
-        use std::os::unix::{fs::PermissionsExt, process::CommandExt};
-
-        if !rustix::process::geteuid().is_root() {
-            return Self::start(role, Path::new(""));
-        }
-        // The other user may not be allowed to read the directory of this program.
-        let directory = tempfile::Builder::new().prefix("pw-").tempdir_in("/tmp").unwrap();
-        std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
-        let program = directory.path().join("test");
-        copy_program(&std::env::current_exe().unwrap(), &program);
-        let mut command = Command::new(program);
-        command.env(ROLE, role).env(SOCKET, "").env("TMPDIR", "/tmp").current_dir("/tmp").uid(NOBODY).gid(NOBODY);
-        // The process keeps running when the directory is removed.
-        Self::spawn(&mut command)
+    if !rustix::process::geteuid().is_root() {
+        return start(role, Path::new(""));
     }
-
-    /// Starts a broker with a limit of open files.
-    pub(crate) fn broker(socket: &Path, open_files: u64) -> Self {
-        let mut command = this_program();
-        Self::spawn(command.env(ROLE, "broker").env(SOCKET, socket).env(OPEN_FILES, open_files.to_string()))
-    }
-
-    /// Starts a broker whose limits follow from this limit of open files.
-    pub(crate) fn small_broker(socket: &Path, open_files: u64) -> Self {
-        let mut command = this_program();
-        Self::spawn(command.env(ROLE, "small broker").env(SOCKET, socket).env(OPEN_FILES, open_files.to_string()))
-    }
-
-    /// Starts a broker in its own PID namespace. Returns `None` if that is not allowed.
-    pub(crate) fn broker_elsewhere(socket: &Path) -> Option<Self> {
-        let unshare = |program: &Path| {
-            let mut command = Command::new("unshare");
-            command.args(["--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]).arg(program);
-            command
-        };
-        let allowed = unshare(Path::new("true")).stderr(Stdio::null()).status().is_ok_and(|status| status.success());
-        if !allowed {
-            return None;
-        }
-        let mut command = unshare(&std::env::current_exe().unwrap());
-        Some(Self::spawn(command.env(ROLE, "broker").env(SOCKET, socket).env(OPEN_FILES, "1024")))
-    }
-
-    fn spawn(command: &mut Command) -> Self {
-        let mut child = as_role(command).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let output = BufReader::new(child.stdout.take().unwrap());
-        Self { child, output }
-    }
-
-    pub(crate) fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
-    /// Returns the next line of the child's output.
-    pub(crate) fn says(&mut self) -> String {
-        loop {
-            let mut line = String::new();
-            assert!(self.output.read_line(&mut line).unwrap() > 0, "the child has ended");
-            if let Some(said) = line.trim().strip_prefix('@') {
-                return said.to_owned();
-            }
-        }
-    }
-
-    /// Lets the child continue with its next step.
-    pub(crate) fn proceed(&mut self) {
-        std::io::Write::write_all(self.child.stdin.as_mut().unwrap(), b"\n").unwrap();
-    }
-
-    pub(crate) fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-
-    pub(crate) fn is_running(&mut self) -> bool {
-        self.child.try_wait().unwrap().is_none()
-    }
-
-    /// Returns the number of files that the child has open.
-    pub(crate) fn open_files(&self) -> usize {
-        std::fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap().count()
-    }
+    // The other user may not be allowed to read the directory of this program.
+    let directory = tempfile::Builder::new().prefix("pw-").tempdir_in("/tmp").unwrap();
+    std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let program = directory.path().join("test");
+    copy_program(&std::env::current_exe().unwrap(), &program);
+    let mut command = Command::new(program);
+    command.env(ROLE, role).env(SOCKET, "").env("TMPDIR", "/tmp").current_dir("/tmp").uid(NOBODY).gid(NOBODY);
+    // The process keeps running when the directory is removed.
+    spawn(&mut command)
 }
 
-impl Drop for Role {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+/// Starts a broker with a limit of open files.
+pub(crate) fn start_broker(socket: &Path, open_files: u64) -> Actor {
+    let mut command = this_program();
+    spawn(command.env(ROLE, "broker").env(SOCKET, socket).env(OPEN_FILES, open_files.to_string()))
+}
+
+/// Starts a broker whose limits follow from this limit of open files.
+pub(crate) fn start_small_broker(socket: &Path, open_files: u64) -> Actor {
+    let mut command = this_program();
+    spawn(command.env(ROLE, "small broker").env(SOCKET, socket).env(OPEN_FILES, open_files.to_string()))
+}
+
+/// Starts a broker in its own PID namespace. Returns `None` if that is not allowed.
+pub(crate) fn start_broker_elsewhere(socket: &Path) -> Option<Actor> {
+    let unshare = |program: &Path| {
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]).arg(program);
+        command
+    };
+    let allowed = unshare(Path::new("true")).stderr(Stdio::null()).status().is_ok_and(|status| status.success());
+    if !allowed {
+        return None;
     }
+    let mut command = unshare(&std::env::current_exe().unwrap());
+    Some(spawn(command.env(ROLE, "broker").env(SOCKET, socket).env(OPEN_FILES, "1024")))
+}
+
+fn spawn(command: &mut Command) -> Actor {
+    Actor::spawn(as_role(command))
 }
 
 /// A process that outlives its parent, killed at the end of the test.
@@ -225,10 +178,7 @@ fn as_role(program: &mut Command) -> &mut Command {
 }
 
 fn say(what: impl std::fmt::Display) {
-    use std::io::Write;
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "\n@{what}").unwrap();
-    out.flush().unwrap();
+    partywall_harness::say(&format!("{SAYS}{what}"));
 }
 
 /// Waits for a line from the parent, or for its end.

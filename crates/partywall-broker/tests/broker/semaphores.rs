@@ -3,6 +3,7 @@
 
 use std::{os::fd::OwnedFd, time::Duration};
 
+use partywall_harness::Actor;
 use partywall_os::map::SharedMap;
 use partywall_shm::{
     semaphore::Semaphore,
@@ -15,7 +16,7 @@ use partywall_wire::{
 
 use crate::{
     common::{Client, TestBroker, called, eventually, full},
-    roles::{Orphan, Role},
+    roles::{self, Orphan, SAYS},
 };
 
 /// A member with a semaphore open.
@@ -82,16 +83,16 @@ fn open(client: &mut Client, name: &str, maximum: u32) -> Result<(u64, OwnedFd),
 fn permits_of_a_killed_process_go_to_waiters() {
     let broker = TestBroker::start();
     let mut watcher = User::open(&broker.socket, "s", 3);
-    let mut holder = Role::start("permit holder", &broker.socket);
+    let mut holder = roles::start("permit holder", &broker.socket);
     let pid = holder.pid();
-    holder.says();
+    holder.expect(SAYS);
     let (info, holders) = watcher.inspect("s");
     assert_eq!((info.held, info.maximum, info.leases), (3, 3, 2));
     assert_eq!(holders, [(std::process::id(), 0), (pid, 3)]);
-    let mut waiting = Role::start("acquirer once", &broker.socket);
+    let mut waiting = roles::start("acquirer once", &broker.socket);
     eventually("it waits", || watcher.inspect("s").0.waiting == 1);
     holder.kill();
-    assert_eq!(waiting.says(), "held");
+    assert_eq!(waiting.expect(SAYS), "held");
     let (info, holders) = watcher.inspect("s");
     assert_eq!((info.held, info.waiting), (1, 0));
     assert_eq!(holders, [(std::process::id(), 0), (waiting.pid(), 1)]);
@@ -104,14 +105,14 @@ fn killed_waiter_is_skipped() {
     let broker = TestBroker::start();
     let mut watcher = User::open(&broker.socket, "s", 1);
     let held = watcher.acquire();
-    let mut first = Role::start("acquirer once", &broker.socket);
+    let mut first = roles::start("acquirer once", &broker.socket);
     eventually("the first waits", || watcher.inspect("s").0.waiting == 1);
-    let mut second = Role::start("acquirer once", &broker.socket);
+    let mut second = roles::start("acquirer once", &broker.socket);
     eventually("the second waits", || watcher.inspect("s").0.waiting == 2);
     first.kill();
     eventually("the first is gone", || watcher.inspect("s").0.waiting == 1);
     assert!(watcher.semaphore.free(&held));
-    assert_eq!(second.says(), "held");
+    assert_eq!(second.expect(SAYS), "held");
 }
 
 #[test]
@@ -119,10 +120,10 @@ fn no_permit_is_lost_by_repeated_kills() {
     let broker = TestBroker::start();
     let mut watcher = User::open(&broker.socket, "s", 4);
     for round in 0..10_u64 {
-        let mut acquirers: Vec<_> = (0..3).map(|_| Role::start("acquirer", &broker.socket)).collect();
-        acquirers.iter_mut().for_each(|acquirer| assert_eq!(acquirer.says(), "ready"));
+        let mut acquirers: Vec<_> = (0..3).map(|_| roles::start("acquirer", &broker.socket)).collect();
+        acquirers.iter_mut().for_each(|acquirer| assert_eq!(acquirer.expect(SAYS), "ready"));
         std::thread::sleep(Duration::from_micros(round * 311 % 3000));
-        acquirers.iter_mut().for_each(Role::kill);
+        acquirers.iter_mut().for_each(Actor::kill);
         eventually("they are gone", || watcher.inspect("s").0.leases == 1);
         assert!(watcher.semaphore.audit().is_idle(), "{:?}", watcher.semaphore.audit());
     }
@@ -132,9 +133,9 @@ fn no_permit_is_lost_by_repeated_kills() {
 fn permits_stay_while_a_child_holds_the_connection() {
     let broker = TestBroker::start();
     let mut watcher = User::open(&broker.socket, "s", 3);
-    let mut parent = Role::start("forked permit holder", &broker.socket);
-    let member: u64 = parent.says().parse().unwrap();
-    let child = Orphan::of(&parent.says());
+    let mut parent = roles::start("forked permit holder", &broker.socket);
+    let member: u64 = parent.expect(SAYS).parse().unwrap();
+    let child = Orphan::of(&parent.expect(SAYS));
     parent.kill();
     let held = Some(MemberState::HeldByChild);
     eventually("the child is noticed", || watcher.client.state_of(MemberId(member)) == held);

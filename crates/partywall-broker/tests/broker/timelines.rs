@@ -12,7 +12,7 @@ use partywall_wire::{
 
 use crate::{
     common::{Client, TestBroker, called, eventually, full, shake_hands},
-    roles::{Orphan, Role},
+    roles::{self, Orphan, SAYS},
 };
 
 /// A member that uses timelines.
@@ -117,8 +117,8 @@ fn waits_for_a_killed_writer_end_and_the_next_writer_continues() {
     let first = reader.open("t", false).unwrap();
     for incarnation in 1..4_u32 {
         let start = u64::from(incarnation - 1) * 3;
-        let mut writer = Role::start("writer", &broker.socket);
-        assert_eq!(writer.says(), format!("{start}"), "where the one before it ended");
+        let mut writer = roles::start("writer", &broker.socket);
+        assert_eq!(writer.expect(SAYS), format!("{start}"), "where the one before it ended");
         let opened = reader.follow(&first);
         assert_eq!((opened.answer.incarnation, opened.answer.writer), (incarnation, false));
         for v in 1..=3 {
@@ -150,8 +150,8 @@ fn writer_killed_anywhere_leaves_a_usable_timeline() {
     let opened = reader.open("t", false).unwrap();
     let mut highest = 0;
     for round in 0..20_u64 {
-        let mut writer = Role::start("signaller", &broker.socket);
-        let start: u64 = writer.says().parse().unwrap();
+        let mut writer = roles::start("signaller", &broker.socket);
+        let start: u64 = writer.expect(SAYS).parse().unwrap();
         assert!(start >= highest, "{highest} had been signalled before, the next writer starts at {start}");
         let present = reader.follow(&opened);
         std::thread::sleep(Duration::from_micros(round * 37 % 500));
@@ -169,8 +169,8 @@ fn killed_waiter_does_not_affect_the_writer() {
     let broker = TestBroker::start();
     let mut writer = User::join(&broker.socket);
     let opened = writer.open("t", true).unwrap();
-    let mut waiter = Role::start("waiter", &broker.socket);
-    waiter.says();
+    let mut waiter = roles::start("waiter", &broker.socket);
+    waiter.expect(SAYS);
     assert_eq!(writer.inspect("t").0.leases, 2);
     waiter.kill();
     opened.cell().signal(1).unwrap();
@@ -220,9 +220,9 @@ fn child_that_holds_the_writers_connection_may_keep_writing() {
     let broker = TestBroker::start();
     let mut reader = User::join(&broker.socket);
     let opened = reader.open("t", false).unwrap();
-    let mut parent = Role::start("forked writer", &broker.socket);
-    let member: u64 = parent.says().parse().unwrap();
-    let child = Orphan::of(&parent.says());
+    let mut parent = roles::start("forked writer", &broker.socket);
+    let member: u64 = parent.expect(SAYS).parse().unwrap();
+    let child = Orphan::of(&parent.expect(SAYS));
     parent.kill();
     let held = Some(MemberState::HeldByChild);
     eventually("the child is noticed", || reader.client.state_of(MemberId(member)) == held);
@@ -245,9 +245,9 @@ fn writer_held_by_a_child_dies_with_the_child() {
     let broker = TestBroker::start();
     let mut reader = User::join(&broker.socket);
     let opened = reader.open("t", false).unwrap();
-    let mut parent = Role::start("forked writer", &broker.socket);
-    parent.says();
-    let child = Orphan::of(&parent.says());
+    let mut parent = roles::start("forked writer", &broker.socket);
+    parent.expect(SAYS);
+    let child = Orphan::of(&parent.expect(SAYS));
     parent.kill();
     child.kill();
     assert_eq!(opened.wait(9), Progress::Ended(TimelineEnding::OwnerDied));
@@ -368,8 +368,8 @@ fn timeline_is_refused_when_no_cell_is_left() {
 fn broker_without_fds_refuses_timelines_by_name() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("pw/test.sock");
-    let mut broker = Role::broker(&socket, 64);
-    broker.says();
+    let mut broker = roles::start_broker(&socket, 64);
+    broker.expect(SAYS);
     let mut user = User::join(&socket);
     let mut chunks = 0;
     let failed = loop {
@@ -425,8 +425,8 @@ fn timeline_ended_by_its_members_takes_a_next_writer() {
 #[test]
 fn dead_writers_timeline_does_not_keep_an_idle_broker() {
     let (mut broker, lock) = TestBroker::with_idle_exit(Duration::from_millis(50));
-    let mut writer = Role::start("writer", &broker.socket);
-    writer.says();
+    let mut writer = roles::start("writer", &broker.socket);
+    writer.expect(SAYS);
     drop(lock);
     writer.kill();
     assert_eq!(broker.exit(), partywall_broker::Exit::Idle);

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use partywall_harness::hostile::BIG;
+use partywall_harness::{Actor, hostile::BIG};
 use partywall_os::{
     memfd,
     socket::{self, Ready},
@@ -17,7 +17,7 @@ use partywall_wire::{
 
 use crate::{
     common::{Client, Framed, TestBroker, eventually, kept, open, opened, shake_hands},
-    roles::{FEW_MEMBERS, Role},
+    roles::{self, FEW_MEMBERS, SAYS},
 };
 
 /// Chunks of the segment that all clients open.
@@ -80,8 +80,8 @@ fn slow_reader_is_paused_and_gets_all_answers_later() {
 // Holds 122.
 #[test]
 fn one_connection_locks_out_no_other_of_its_user() {
-    let mut child = Role::start_unprivileged("one connection");
-    assert_eq!(child.says(), "done");
+    let mut child = roles::start_unprivileged("one connection");
+    assert_eq!(child.expect(SAYS), "done");
 }
 
 /// Leaves 15 answers unread on one connection, in a process that may have as many open files as its broker: 1,024.
@@ -109,29 +109,29 @@ fn process_at_its_own_bound_is_refused_at_once() {
     let broker = TestBroker::start();
     let mut other = broker.client();
     publish(&mut other);
-    let mut hog = Role::start("hog", &broker.socket);
-    assert_eq!(hog.says(), "4 connections have unread answers");
+    let mut hog = roles::start("hog", &broker.socket);
+    assert_eq!(hog.expect(SAYS), "4 connections have unread answers");
     // Its next call and its next connection are refused.
     hog.proceed();
-    assert_eq!(hog.says(), "Some(Unread { unread: 64, allowed: 64, pids: [] })");
-    assert_eq!(hog.says(), "Some(Unread { unread: 64, allowed: 64, pids: [] })");
+    assert_eq!(hog.expect(SAYS), "Some(Unread { unread: 64, allowed: 64, pids: [] })");
+    assert_eq!(hog.expect(SAYS), "Some(Unread { unread: 64, allowed: 64, pids: [] })");
     open_all(&mut other);
     open_all(&mut broker.client());
     // Calls without descriptors are answered, and so is everything after it has read.
     hog.proceed();
-    assert_eq!(hog.says(), "Ok(Done)");
+    assert_eq!(hog.expect(SAYS), "Ok(Done)");
     hog.proceed();
-    assert_eq!(hog.says(), "all is well");
+    assert_eq!(hog.expect(SAYS), "all is well");
 }
 
 /// Starts as many processes with unread answers as the common bound allows.
-fn hogs(broker: &TestBroker) -> Vec<Role> {
-    let mut hogs: Vec<_> = (0..8).map(|_| Role::start("hog", &broker.socket)).collect();
+fn hogs(broker: &TestBroker) -> Vec<Actor> {
+    let mut hogs: Vec<_> = (0..8).map(|_| roles::start("hog", &broker.socket)).collect();
     // The last one may find that there is no room.
     for hog in &mut hogs[..7] {
-        assert_eq!(hog.says(), "4 connections have unread answers");
+        assert_eq!(hog.expect(SAYS), "4 connections have unread answers");
     }
-    hogs[7].says();
+    hogs[7].expect(SAYS);
     hogs
 }
 
@@ -142,7 +142,7 @@ fn calls_at_the_common_bound_wait_then_name_processes_that_do_not_read() {
     let mut other = broker.client();
     publish(&mut other);
     let mut hogs = hogs(&broker);
-    let pids: Vec<_> = hogs.iter().map(Role::pid).collect();
+    let pids: Vec<_> = hogs.iter().map(Actor::pid).collect();
     let names_a_hog = |refusal: &Refusal| match refusal {
         Refusal::Unread { unread: 480..=512, allowed: 512, pids: named } => {
             !named.is_empty() && named.iter().all(|pid| pids.contains(pid))
@@ -200,12 +200,12 @@ fn killed_client_whose_call_waited_is_forgotten() {
     let broker = TestBroker::start();
     let mut client = broker.client();
     publish(&mut client);
-    let mut deserter = Role::start("deserter", &broker.socket);
-    assert_eq!(deserter.says(), "ready");
+    let mut deserter = roles::start("deserter", &broker.socket);
+    assert_eq!(deserter.expect(SAYS), "ready");
     let _hogs = hogs(&broker);
     let member = client.members().into_iter().find(|row| row.pid == deserter.pid()).unwrap().member;
     deserter.proceed();
-    assert_eq!(deserter.says(), "has closed its events socket");
+    assert_eq!(deserter.expect(SAYS), "has closed its events socket");
     eventually("the broker hangs up", || client.state_of(MemberId(member)) != Some(MemberState::Alive));
     // By then its call would have waited for too long.
     std::thread::sleep(Duration::from_millis(1500));
