@@ -383,18 +383,46 @@ impl SharedMap {
     /// # Panics
     /// If the map is read-only.
     pub fn write_bytes(&self, offset: usize, bytes: &[u8]) -> Option<()> {
+        let (head, words, tail) = self.words(offset, bytes.len())?;
+        let (first, rest) = bytes.split_at(head.len());
+        let (middle, last) = rest.as_chunks();
+        head.copy_from_slice(first);
+        for (index, word) in middle.iter().enumerate() {
+            words.set(index, u64::from_ne_bytes(*word));
+        }
+        tail.copy_from_slice(last);
+        Some(())
+    }
+
+    /// Copies bytes out of the map from byte `offset` on, by loads of whole words where the addresses are aligned;
+    /// `None` if the map has not as many.
+    pub fn read_bytes(&self, offset: usize, out: &mut [u8]) -> Option<()> {
+        let (head, words, tail) = self.words(offset, out.len())?;
+        let (first, rest) = out.split_at_mut(head.len());
+        let (middle, last) = rest.as_chunks_mut();
+        head.copy_to_slice(first);
+        for (index, word) in middle.iter_mut().enumerate() {
+            *word = words.get(index).to_ne_bytes();
+        }
+        tail.copy_to_slice(last);
+        Some(())
+    }
+
+    /// Returns `len` bytes from byte `offset` on as the bytes before the first aligned address, whole words, and the
+    /// bytes after them.
+    fn words(
+        &self,
+        offset: usize,
+        len: usize,
+    ) -> Option<(SharedSlice<'_, u8>, SharedSlice<'_, u64>, SharedSlice<'_, u8>)> {
         const WORD: usize = size_of::<u64>();
         let aligned = offset.checked_next_multiple_of(WORD)?;
-        let (head, rest) = bytes.split_at(bytes.len().min(aligned - offset));
-        let (words, tail) = rest.as_chunks::<WORD>();
-        self.slice::<u8>(offset, bytes.len())?;
-        self.slice(offset, head.len())?.copy_from_slice(head);
-        let to = self.slice::<u64>(if words.is_empty() { 0 } else { aligned }, words.len())?;
-        for (index, word) in words.iter().enumerate() {
-            to.set(index, u64::from_ne_bytes(*word));
-        }
-        self.slice(offset + bytes.len() - tail.len(), tail.len())?.copy_from_slice(tail);
-        Some(())
+        let head = len.min(aligned - offset);
+        let words = (len - head) / WORD;
+        let tail = (len - head) % WORD;
+        self.slice::<u8>(offset, len)?;
+        let start = if words == 0 { 0 } else { aligned };
+        Some((self.slice(offset, head)?, self.slice(start, words)?, self.slice(offset + len - tail, tail)?))
     }
 
     /// Returns `count` values of type `T` from byte `offset` on, which several processes may use at once; `None` if
@@ -620,7 +648,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_written_at_any_offset() {
+    fn bytes_are_written_and_read_at_any_offset() {
         let map = SharedMap::writable(shared(64)).unwrap();
         let bytes: Vec<u8> = (1..=64).collect();
         for offset in 0..=64 {
@@ -631,10 +659,15 @@ mod tests {
                 map.slice(0, 64).unwrap().copy_to_slice(&mut seen);
                 let expected = |at| if at >= offset && at < offset + len { bytes[at - offset] } else { 0 };
                 assert_eq!(seen, std::array::from_fn(expected), "{len} bytes at {offset}");
+                let mut read = [0; 64];
+                map.read_bytes(offset, &mut read[..len]).unwrap();
+                assert_eq!(read[..len], bytes[..len], "{len} bytes at {offset}");
             }
             assert_eq!(map.write_bytes(offset, &[1; 65][offset..]), None);
+            assert_eq!(map.read_bytes(offset, &mut [0; 65][offset..]), None);
         }
         assert_eq!(map.write_bytes(usize::MAX, &[1]), None);
+        assert_eq!(map.read_bytes(usize::MAX, &mut [0]), None);
     }
 
     #[test]

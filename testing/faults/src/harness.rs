@@ -1,14 +1,13 @@
 //! The runs of an operation, and what is checked after each.
 
 use std::fs;
-use std::io::Write as _;
 use std::path::Path;
-use std::process::{ChildStdin, Command};
+use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use partywall_harness::{Running, Sandbox};
+use partywall_harness::{Actor, Running, Sandbox};
 use partywall_os::lock::IgnorePoison;
 
 use crate::actors::{self, Holdings, Line, ReportedError};
@@ -56,8 +55,7 @@ const FAULT_NAME: &str = "CUDA_ERROR_UNKNOWN";
 
 /// A broker with a bystander.
 struct World {
-    orders: ChildStdin,
-    bystander: Running,
+    bystander: Actor,
     /// What the broker holds while the bystander is the only member.
     rest: Holdings,
     runs: usize,
@@ -84,10 +82,9 @@ impl World {
         assert_eq!(serve.code, Some(0), "{serve:?}");
         let directory = sandbox.path().join("bystander");
         fs::create_dir(&directory).expect("the sandbox can be written");
-        let mut bystander = Running::spawn(&mut actor(&sandbox, &[actors::BYSTANDER], &directory));
-        let orders = bystander.stdin();
+        let mut bystander = Actor::spawn(&mut actor(&sandbox, &[actors::BYSTANDER], &directory));
         let rest = serde_json::from_str(&bystander.line()).expect("a bystander reports what the broker holds");
-        Self { orders, bystander, rest, runs: 0, sandbox }
+        Self { bystander, rest, runs: 0, sandbox }
     }
 
     /// Runs one operation without faults, then with a failure and a kill at each chosen call.
@@ -183,7 +180,7 @@ impl World {
 
     /// Sends an order to the bystander and returns its answer.
     fn ask<T: serde::de::DeserializeOwned>(&mut self, order: &str) -> Result<T, String> {
-        writeln!(self.orders, "{order}").map_err(|error| format!("the bystander is gone: {error}"))?;
+        self.bystander.send(order);
         serde_json::from_str(&self.bystander.line()).map_err(|error| format!("the bystander: {error}"))
     }
 

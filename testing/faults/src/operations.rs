@@ -187,7 +187,8 @@ pub(crate) fn hold(domain: &Domain) -> Result<(Vec<Segment>, Pool, Timeline), Er
 
 /// Checks that the bystander's objects are unchanged.
 pub(crate) fn check_held(segments: &[Segment]) -> Outcome {
-    segments.iter().try_for_each(|segment| expect(segment, &noise(HELD_BYTES)))
+    let bytes = noise(HELD_BYTES);
+    segments.iter().try_for_each(|segment| expect(segment, &bytes))
 }
 
 fn first_use(setting: &Setting) -> Outcome {

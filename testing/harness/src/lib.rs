@@ -50,12 +50,14 @@ pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
 
 /// Returns bytes that differ everywhere, and with every `seed`.
 pub fn noise(len: usize, seed: u64) -> Vec<u8> {
-    let mut bytes = vec![0; len];
+    let mut noise = vec![0; len];
+    // An index into a slice is no call, unlike one into a vector: unoptimised it takes a third of the time.
+    let bytes = noise.as_mut_slice();
     let mut i = 0;
     // Iterators would be those that other crates have compiled without optimisation, and take ten times as long.
     while i < len {
         bytes[i] = ((i as u64 ^ seed << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u8;
         i += 1;
     }
-    bytes
+    noise
 }

@@ -270,18 +270,13 @@ impl Memory for HostMemory {
     fn read(&self, chunk: usize, offset: u64, out: &mut [u8]) -> Result<()> {
         match &self.chunks[chunk] {
             HostChunk::Frozen(map) => out.copy_from_slice(&map.bytes()[offset as usize..][..out.len()]),
-            HostChunk::Mutable(map) => match map.slice::<u8>(offset as usize, out.len()) {
-                Some(slice) => slice.copy_to_slice(out),
-                None => return Err(outside()),
-            },
+            HostChunk::Mutable(map) => map.read_bytes(offset as usize, out).ok_or_else(outside)?,
         }
         Ok(())
     }
 
     fn write(&self, chunk: usize, offset: u64, bytes: &[u8]) -> Result<()> {
-        let slice = self.shared(chunk)?.slice::<u8>(offset as usize, bytes.len());
-        slice.ok_or_else(outside)?.copy_from_slice(bytes);
-        Ok(())
+        self.shared(chunk)?.write_bytes(offset as usize, bytes).ok_or_else(outside)
     }
 
     fn pin(&self, gpu: &Gpu) -> Result<Vec<Arc<HostRegistration>>> {

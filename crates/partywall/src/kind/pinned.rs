@@ -404,19 +404,14 @@ impl Memory for PinnedChunks {
 
     fn read(&self, chunk: usize, offset: u64, out: &mut [u8]) -> Result<()> {
         match self.view(chunk)? {
-            Some(view) => {
-                let slice = view.slice::<u8>(offset as usize, out.len());
-                slice.ok_or_else(outside)?.copy_to_slice(out);
-            }
+            Some(view) => view.read_bytes(offset as usize, out).ok_or_else(outside)?,
             None => out.copy_from_slice(self.bytes(chunk, offset, out.len() as u64)?),
         }
         Ok(())
     }
 
     fn write(&self, chunk: usize, offset: u64, bytes: &[u8]) -> Result<()> {
-        let slice = self.shared(chunk)?.slice::<u8>(offset as usize, bytes.len());
-        slice.ok_or_else(outside)?.copy_from_slice(bytes);
-        Ok(())
+        self.shared(chunk)?.write_bytes(offset as usize, bytes).ok_or_else(outside)
     }
 
     fn reserved(&self) -> u64 {
