@@ -48,21 +48,21 @@ impl TableBuilder {
         Self::default()
     }
 
-    /// Returns a builder with the tensors and metadata of a table. The tensors keep their places if they are laid out
+    /// Returns a builder with the tensors and metadata of a table. The tensors keep their offsets if they are laid out
     /// again in one chunk, with or without further tensors behind them. A tensor that lies within an earlier one is a
     /// view of it.
     pub fn from_table<B: AsRef<[u8]>>(table: &Table<B>) -> Self {
         let mut builder = Self::default();
-        // The tensors that are no views, by their places.
+        // The tensors that are no views, by their chunks and offsets.
         let mut placed = BTreeMap::<(usize, u64), (usize, u64)>::new();
         for (index, tensor) in table.in_given_order().into_iter().enumerate() {
-            let place = (tensor.chunk(), tensor.offset());
-            let before = placed.range(..=place).next_back().filter(|((chunk, start), (_, bytes))| {
-                *chunk == place.0 && place.1 - start + tensor.bytes() <= *bytes && tensor.bytes() > 0
+            let at = (tensor.chunk(), tensor.offset());
+            let before = placed.range(..=at).next_back().filter(|((chunk, start), (_, bytes))| {
+                *chunk == at.0 && at.1 - start + tensor.bytes() <= *bytes && tensor.bytes() > 0
             });
-            let within = before.map(|((_, start), (of, _))| (*of, place.1 - start));
+            let within = before.map(|((_, start), (of, _))| (*of, at.1 - start));
             if within.is_none() && tensor.bytes() > 0 {
-                placed.insert(place, (index, tensor.bytes()));
+                placed.insert(at, (index, tensor.bytes()));
             }
             builder.names.insert(tensor.name().to_owned(), index);
             builder.tensors.push(Spec {
@@ -234,26 +234,26 @@ impl TableBuilder {
         limit("bytes", total.map_or(usize::MAX, |t| t as usize), i64::MAX as usize)?;
         let mut chunk_bytes = chunk_bytes.max(ALIGNMENT);
         loop {
-            let (places, chunks) = self.place(chunk_bytes);
+            let (offsets, chunks) = self.lay_out(chunk_bytes);
             if chunks.len() <= max_chunks {
-                return Ok(Layout { table: self.encode(&places, &chunks), chunks });
+                return Ok(Layout { table: self.encode(&offsets, &chunks), chunks });
             }
             chunk_bytes = chunk_bytes.saturating_mul(2);
         }
     }
 
-    /// Returns the table for tensors with known places. `places` are the chunk and offset of each tensor, in the order
+    /// Returns the table for tensors with known offsets. `offsets` are the chunk and offset of each tensor, in the order
     /// in which the tensors were added; `chunks` are the lengths of the chunks. [`Table::parse`](super::Table::parse)
     /// checks that they fit.
     ///
     /// # Panics
-    /// If the numbers of places and tensors differ.
-    pub fn placed(self, places: &[(u32, u64)], chunks: &[u64]) -> Vec<u8> {
-        assert_eq!(places.len(), self.tensors.len(), "each tensor has a place");
-        // An empty tensor has no place.
-        let place = |(tensor, place): (&Spec, &(u32, u64))| if tensor.bytes == 0 { (0, 0) } else { *place };
-        let places: Vec<_> = self.tensors.iter().zip(places).map(place).collect();
-        self.encode(&places, chunks)
+    /// If the numbers of offsets and tensors differ.
+    pub fn placed(self, offsets: &[(u32, u64)], chunks: &[u64]) -> Vec<u8> {
+        assert_eq!(offsets.len(), self.tensors.len(), "each tensor has an offset");
+        // An empty tensor has no offset.
+        let at = |(tensor, at): (&Spec, &(u32, u64))| if tensor.bytes == 0 { (0, 0) } else { *at };
+        let offsets: Vec<_> = self.tensors.iter().zip(offsets).map(at).collect();
+        self.encode(&offsets, chunks)
     }
 
     /// Returns the tensors' names, in the order in which they were added.
@@ -268,37 +268,37 @@ impl TableBuilder {
     }
 
     /// Returns chunk and offset of each tensor, and the used length of each chunk.
-    fn place(&self, chunk_bytes: u64) -> (Vec<(u32, u64)>, Vec<u64>) {
+    fn lay_out(&self, chunk_bytes: u64) -> (Vec<(u32, u64)>, Vec<u64>) {
         let mut chunks: Vec<u64> = Vec::new();
-        let mut places: Vec<(u32, u64)> = Vec::with_capacity(self.tensors.len());
+        let mut offsets: Vec<(u32, u64)> = Vec::with_capacity(self.tensors.len());
         for tensor in &self.tensors {
             if let Some((root, offset)) = tensor.within {
-                let (chunk, start) = places[root];
-                places.push((chunk, start + offset));
+                let (chunk, start) = offsets[root];
+                offsets.push((chunk, start + offset));
                 continue;
             }
             if tensor.bytes == 0 {
-                places.push((0, 0));
+                offsets.push((0, 0));
                 continue;
             }
             let offset = chunks.last().map(|used| used.next_multiple_of(ALIGNMENT));
             match offset {
                 Some(offset) if offset + tensor.bytes <= chunk_bytes => {
-                    places.push((chunks.len() as u32 - 1, offset));
+                    offsets.push((chunks.len() as u32 - 1, offset));
                     if let Some(used) = chunks.last_mut() {
                         *used = offset + tensor.bytes;
                     }
                 }
                 _ => {
-                    places.push((chunks.len() as u32, 0));
+                    offsets.push((chunks.len() as u32, 0));
                     chunks.push(tensor.bytes);
                 }
             }
         }
-        (places, chunks)
+        (offsets, chunks)
     }
 
-    fn encode(&self, places: &[(u32, u64)], chunks: &[u64]) -> Vec<u8> {
+    fn encode(&self, offsets: &[(u32, u64)], chunks: &[u64]) -> Vec<u8> {
         let mut order: Vec<usize> = (0..self.tensors.len()).collect();
         order.sort_unstable_by(|a, b| self.tensors[*a].name.cmp(&self.tensors[*b].name));
 
@@ -315,7 +315,7 @@ impl TableBuilder {
         };
         for position in order {
             let tensor = &self.tensors[position];
-            let (chunk, offset) = places[position];
+            let (chunk, offset) = offsets[position];
             let mut entry = [0; size_of::<TensorEntry>()];
             put(&mut entry, offset_of!(TensorEntry, name), text(&tensor.name));
             put(&mut entry, offset_of!(TensorEntry, dtype), [tensor.dtype.code()]);

@@ -80,14 +80,14 @@ impl<B: AsRef<[u8]>> Table<B> {
         let pairs = word(b, offset_of!(TableHeader, pairs));
         let length = word(b, offset_of!(TableHeader, bytes));
         let size = |count: u64, each: usize| usize::try_from(count).ok()?.checked_mul(each);
-        let places = (|| {
+        let ends = (|| {
             let chunks_at = size_of::<TableHeader>().checked_add(tensors.checked_mul(size_of::<TensorEntry>())?)?;
             let dims_at = chunks_at.checked_add(chunks.checked_mul(8)?)?;
             let pairs_at = dims_at.checked_add(size(dims, 8)?)?;
             let texts_at = pairs_at.checked_add(size(pairs, size_of::<Pair>())?)?;
             Some((chunks_at, dims_at, pairs_at, texts_at, texts_at.checked_add(size(texts, 1)?)?))
         })();
-        let (chunks_at, dims_at, pairs_at, texts_at, end) = places.ok_or(SHORT)?;
+        let (chunks_at, dims_at, pairs_at, texts_at, end) = ends.ok_or(SHORT)?;
         if end != b.len() || length != b.len() as u64 {
             return Err(SHORT);
         }
@@ -150,7 +150,7 @@ impl<B: AsRef<[u8]>> Table<B> {
     }
 
     /// Checks that this table is `before` after growth: it has the same metadata, and the same tensors at the same
-    /// places. The last tensor of `before` may be longer along its first axis, and further tensors may follow.
+    /// offsets. The last tensor of `before` may be longer along its first axis, and further tensors may follow.
     ///
     /// # Errors
     /// [`TableError::Damaged`] if it is not.
@@ -344,12 +344,12 @@ impl<'a> Tensor<'a> {
 
     /// Returns whether users of `before` can continue with this tensor.
     fn continues(&self, before: &Self, may_be_longer: bool) -> bool {
-        let place = |tensor: &Self| (tensor.bytes > 0).then_some((tensor.chunk, tensor.offset));
+        let at = |tensor: &Self| (tensor.bytes > 0).then_some((tensor.chunk, tensor.offset));
         let shape = self.shape();
         let old = before.shape();
         (self.name, self.dtype, self.rank()) == (before.name, before.dtype, before.rank())
             && self.strides().eq(before.strides())
-            && (before.bytes == 0 || place(self) == place(before))
+            && (before.bytes == 0 || at(self) == at(before))
             && shape.zip(old).enumerate().all(|(axis, (n, old))| n == old || (may_be_longer && axis == 0 && n > old))
     }
 
@@ -469,7 +469,7 @@ mod tests {
 
     // Holds 156.
     #[test]
-    fn tensors_have_positions_of_their_own_and_empty_ones_no_place() {
+    fn tensors_have_positions_of_their_own_and_empty_ones_no_offset() {
         let Layout { table, chunks } = model().layout(1 << 20, 8).unwrap();
         let entry = |name: &str| {
             let table = Table::parse(&table[..], &chunks).unwrap();
@@ -503,19 +503,19 @@ mod tests {
         let Layout { table, chunks } = table.layout(1 << 20, 8).unwrap();
         assert_eq!(chunks, roots);
         let table = Table::parse(table, &chunks).unwrap();
-        let place = |name: &str| (table.find(name).unwrap().chunk(), table.find(name).unwrap().offset());
-        assert_eq!(place("tied"), place("weight"));
-        assert_eq!(place("rows"), (place("weight").0, place("weight").1 + 10));
-        assert_eq!(place("turned"), place("rows"));
-        assert_eq!(place("raw"), place("bias"));
+        let at = |name: &str| (table.find(name).unwrap().chunk(), table.find(name).unwrap().offset());
+        assert_eq!(at("tied"), at("weight"));
+        assert_eq!(at("rows"), (at("weight").0, at("weight").1 + 10));
+        assert_eq!(at("turned"), at("rows"));
+        assert_eq!(at("raw"), at("bias"));
         assert_eq!(table.tensor_bytes(), 30 + 20 + 8 + 6);
         // Laid out anew in small chunks: still views of the same tensors.
         let Layout { table: copy, chunks } = TableBuilder::from_table(&table).layout(1, 8).unwrap();
         let copy = Table::parse(copy, &chunks).unwrap();
         assert_eq!(chunks.iter().sum::<u64>(), 30 + 20 + 8 + 6);
-        let place = |name: &str| (copy.find(name).unwrap().chunk(), copy.find(name).unwrap().offset());
-        assert_eq!(place("tied"), place("weight"));
-        assert_eq!(place("turned"), (place("weight").0, place("weight").1 + 10));
+        let at = |name: &str| (copy.find(name).unwrap().chunk(), copy.find(name).unwrap().offset());
+        assert_eq!(at("tied"), at("weight"));
+        assert_eq!(at("turned"), (at("weight").0, at("weight").1 + 10));
         let same = |tensor: &str| table.find(tensor).unwrap().strides().eq(copy.find(tensor).unwrap().strides());
         assert!(same("turned") && same("rows"));
     }
