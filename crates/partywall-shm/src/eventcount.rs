@@ -27,7 +27,7 @@ use std::time::Duration;
 use crate::{
     MAX_SLEEP,
     crash::point,
-    sync::{AtomicU32, FutexWord, Ordering, fence},
+    sync::{AtomicU32, FutexWord, Ordering, fence, fence_behind_change},
 };
 
 /// See the head of this file.
@@ -52,7 +52,7 @@ impl EventCount {
         // Not a store, because loom does not track the order of all stores and would miss this one.
         self.sleepers.swap(1, Ordering::Relaxed);
         // Pairs with the fence in `notify`.
-        fence(Ordering::SeqCst);
+        fence_behind_change();
         point("eventcount: marked as a sleeper, not asleep");
         key
     }
@@ -71,6 +71,12 @@ impl EventCount {
         self.notify_after_fence();
     }
 
+    /// Notifies as [`notify`](Self::notify) does, for a caller whose change was a read-modify-write operation.
+    pub(crate) fn notify_behind_change(&self) {
+        fence_behind_change();
+        self.notify_after_fence();
+    }
+
     /// Notifies as [`notify`](Self::notify) does, for a caller that has executed a sequentially consistent fence since
     /// its change.
     #[inline]
@@ -78,12 +84,11 @@ impl EventCount {
         self.notify_at_most(u32::MAX);
     }
 
-    /// Wakes at most `most` sleepers. All sleepers have to follow rule 4.
-    ///
-    /// Contains a sequentially consistent fence.
+    /// Wakes at most `most` sleepers, for a caller whose change was a read-modify-write operation. All sleepers have to
+    /// follow rule 4.
     pub(crate) fn notify_some(&self, most: u32) {
         // Pairs with the fences in `prepare` and `remark`.
-        fence(Ordering::SeqCst);
+        fence_behind_change();
         self.notify_at_most(most);
     }
 
@@ -115,7 +120,7 @@ impl EventCount {
         // A read-modify-write for loom, as in `prepare`.
         self.sleepers.swap(1, Ordering::Relaxed);
         // Pairs with the fence in `notify_some`.
-        fence(Ordering::SeqCst);
+        fence_behind_change();
     }
 }
 

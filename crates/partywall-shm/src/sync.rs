@@ -18,6 +18,20 @@ pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
+/// A sequentially consistent fence behind a read-modify-write operation of this thread, without a store in between that
+/// has to be before the fence.
+///
+/// On x86-64 such an operation is a locked instruction, which is that fence already: a second one would take as long
+/// again. Models and other processors execute the fence.
+#[inline]
+pub(crate) fn fence_behind_change() {
+    if cfg!(all(target_arch = "x86_64", not(loom), not(miri))) {
+        std::sync::atomic::compiler_fence(std::sync::atomic::Ordering::SeqCst);
+    } else {
+        fence(Ordering::SeqCst);
+    }
+}
+
 /// Words that all threads of a model share.
 #[cfg(loom)]
 pub(crate) type SharedArray<T> = Vec<T>;

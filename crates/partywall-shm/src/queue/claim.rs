@@ -169,7 +169,7 @@ impl Queue {
         }
         if uncounted {
             self.add_late();
-            self.control().work.notify();
+            self.control().work.notify_behind_change();
         }
     }
 
@@ -237,7 +237,7 @@ impl Queue {
                 self.add_late();
                 self.notify_workers(1);
             }
-            TaskSlotState::Dead => self.control().results.notify(),
+            TaskSlotState::Dead => self.control().results.notify_behind_change(),
             _ => self.settle(pools, index, ended),
         }
         true

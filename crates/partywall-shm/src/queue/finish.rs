@@ -146,7 +146,7 @@ impl Queue {
         };
         self.change_attempt(claimed, enqueued).ok_or(Fenced)?;
         point("queue: enqueued, nobody notified");
-        self.control().results.notify();
+        self.control().results.notify_behind_change();
         Ok(())
     }
 
@@ -485,7 +485,7 @@ impl Queue {
             self.settle(pools, index, now);
         }
         point("queue: done, nobody notified");
-        self.control().results.notify();
+        self.control().results.notify_behind_change();
         Ok(())
     }
 
@@ -515,7 +515,7 @@ impl Queue {
         if self.tasks[index].change(ending, draining) {
             self.settle(pools, index, draining);
             point("queue: over, nobody notified");
-            self.control().results.notify();
+            self.control().results.notify_behind_change();
         }
     }
 
@@ -556,7 +556,7 @@ impl Queue {
         if seen.state() == TaskSlotState::Draining && self.tasks[index].change(seen, seen.with(TaskSlotState::Free, 0))
         {
             point("queue: slot free, nobody notified");
-            self.control().space.notify();
+            self.control().space.notify_behind_change();
         }
     }
 

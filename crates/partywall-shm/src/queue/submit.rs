@@ -25,7 +25,7 @@ use super::{
 use crate::{
     crash::point,
     slots::Slots,
-    sync::{Ordering, fence},
+    sync::{Ordering, fence, fence_behind_change},
 };
 
 /// A slot that was taken for a task. Submit it or give it back: otherwise it stays taken until its owner dies.
@@ -89,7 +89,7 @@ impl Queue {
     pub fn give_back(&self, reserved: Reserved) {
         self.tasks[reserved.index].change(reserved.word, reserved.word.with(TaskSlotState::Free, 0));
         point("queue: slot given back, nobody notified");
-        self.control().space.notify();
+        self.control().space.notify_behind_change();
     }
 
     /// Submits a task. The blocks among its inputs then belong to the queue. The caller has to [notify](Queue::notify)
@@ -128,7 +128,7 @@ impl Queue {
         }
         point("queue: pending, nobody notified");
         // Pairs with the fence in `pass`.
-        fence(Ordering::SeqCst);
+        fence_behind_change();
         if self.has_passed(position) {
             self.add_late();
         }
@@ -189,7 +189,7 @@ impl Queue {
         }
         point("queue: head moved, slot not checked again");
         // Pairs with the fence in `submit`.
-        fence(Ordering::SeqCst);
+        fence_behind_change();
         if self.tasks[self.slot_of(position)].load().state() == TaskSlotState::Pending {
             // Its submitter may have notified a worker that did not find it.
             self.add_late();

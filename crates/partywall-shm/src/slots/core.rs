@@ -43,7 +43,7 @@ use crate::{
     MAX_SLEEP,
     crash::point,
     members::Row,
-    sync::{AtomicU32, AtomicU64, Ordering, fence},
+    sync::{AtomicU32, AtomicU64, Ordering, fence, fence_behind_change},
 };
 
 /// What comes before the slots; see the module's documentation.
@@ -224,13 +224,16 @@ impl Slots {
         self.first_waiting().is_some()
     }
 
-    /// Hands free slots to the waiters in order, using the hints.
+    /// Hands free slots to the waiters in order, using the hints. The caller has just changed the word of a slot or of
+    /// an entry.
     fn serve(&self) {
+        fence_behind_change();
         self.serve_as(Self::first_waiting);
     }
 
-    /// Serves as [`serve`](Self::serve) does, without the hints.
+    /// Serves as [`serve`](Self::serve) does, without the hints, and for any caller.
     pub(crate) fn serve_all(&self) {
+        fence(Ordering::SeqCst);
         self.serve_as(Self::oldest_waiting);
     }
 
@@ -478,12 +481,12 @@ impl Slots {
         oldest
     }
 
+    /// Serves, behind a fence that pairs with itself: before it a member has freed a slot or begun to wait, behind it the
+    /// member searches for a waiter and a slot. If two members do so at the same time, one of them sees the other's
+    /// change.
     fn serve_as(&self, first: impl Fn(&Self) -> Option<(WaiterPosition, WaiterWord)>) {
         // More rounds than possible waiters happen only if a member breaks the rules.
         for _ in 0..2 * self.ring.len() {
-            // Pairs with itself. Before it a member has freed a slot or begun to wait; behind it, the member searches
-            // for a waiter and a slot. If two members do so at the same time, one of them sees the other's change.
-            fence(Ordering::SeqCst);
             let Some((position, waiting)) = first(self) else { return };
             let WaiterState::Waiting(row) = waiting.state(position.lap) else { return };
             let handed = SlotWord::handed(row, position.tag(self.ring.len()));
@@ -495,6 +498,7 @@ impl Slots {
                     self.slots[slot as usize].free(handed);
                 }
             }
+            fence_behind_change();
         }
     }
 }

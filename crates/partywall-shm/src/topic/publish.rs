@@ -33,7 +33,7 @@ use crate::{
     EventKey,
     crash::point,
     slots::{HeldSlot, Slots},
-    sync::{Ordering, fence},
+    sync::{Ordering, fence, fence_behind_change},
 };
 
 /// A publisher's port, and its private state.
@@ -170,17 +170,20 @@ impl Topic {
         point("topic: described, not in the ring");
         let position = self.fill(handle, held.index() as u16)?;
         point("topic: in the ring, tail not moved");
-        self.advance(position, position + 1);
+        // A store, although it moves the hint back if other publishers were faster: the next member moves it again.
+        self.control().tail.store(position + 1, Ordering::Release);
         handle.sequence += 1;
         us.published.store(handle.sequence, Ordering::Relaxed);
         point("topic: in the ring, block still held");
         if lets_go {
             slots.publish(held.index(), held.word());
+            fence_behind_change();
+        } else {
+            fence(Ordering::SeqCst);
         }
-        point("topic: published, nobody notified");
-        self.control().samples.notify();
-        // The notification has a fence.
         handle.fenced = position + 1;
+        point("topic: published, nobody notified");
+        self.control().samples.notify_after_fence();
         self.collect(slots);
         // Reads the cursors for the next sample now, while readers are busy with this one, because they come from the
         // readers' caches.
@@ -268,7 +271,7 @@ impl Topic {
     pub fn retire(&self, slots: &Slots, held: &HeldSlot) {
         slots.publish(held.index(), held.word());
         point("topic: retired, nobody notified");
-        fence(Ordering::SeqCst);
+        fence_behind_change();
         self.collect(slots);
     }
 
