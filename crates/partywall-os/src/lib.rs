@@ -10,6 +10,7 @@
 //! | [`cpu`] | hints to the processor |
 //! | [`futex`] | sleeping on a word of shared memory, and waking its sleepers |
 //! | [`lock`] | locks whose data stays valid when a thread panics |
+//! | [`spare`] | a place for a value that may keep the place alive |
 //! | [`socket`] | Unix stream sockets that carry file descriptors and identify their peer |
 //! | [`process`] | pidfds, daemons, resource limits |
 //! | [`supervision`] | processes that share their file descriptors, and signals to wait for |
@@ -38,6 +39,7 @@ pub mod numa;
 pub mod per_process;
 pub mod process;
 pub mod socket;
+pub mod spare;
 pub mod supervision;
 pub mod thread;
 pub mod timer_slack;

@@ -13,7 +13,7 @@ use std::{
 
 use bytemuck::PodCastError;
 use partywall_cuda::StreamRef;
-use partywall_os::borrow::BorrowedBlockMut;
+use partywall_os::{borrow::BorrowedBlockMut, spare::Spare};
 use partywall_shm::{
     DType, members, pool as shm_pool,
     slots::HeldSlot,
@@ -48,9 +48,9 @@ pub struct Loan {
     lent: Box<Lent>,
 }
 
-/// What a loan consists of. It is moved as one address, and the publisher's [reserve](super::reserve) uses the same
+/// What a loan consists of. It is moved as one address, and the publisher's [reserve](Joined::reserve) uses the same
 /// allocation for the next loan: moving 224 bytes from call to call took a fifth of the time of a sample.
-struct Lent {
+pub(super) struct Lent {
     publisher: Arc<PublisherShared>,
     /// The borrowed bytes, after the first call that uses them. Given back before the block.
     borrowed: Option<BorrowedBlockMut>,
@@ -120,27 +120,28 @@ impl Loan {
         self
     }
 
-    /// Returns the loan, if this process still holds its block.
-    pub(super) fn if_held(mut self, pool: &shm_pool::Pool) -> Option<Self> {
-        let held = self.held();
-        if pool.is_current(held.index(), held.generation()) {
-            return Some(self);
+    /// Returns the loan that was in reserve, if this process still holds its block.
+    pub(super) fn of_reserve(mut lent: Box<Lent>, pool: &shm_pool::Pool) -> Option<Self> {
+        let is_held = lent.held.as_ref().is_some_and(|held| pool.is_current(held.index(), held.generation()));
+        if is_held {
+            return Some(Self { lent });
         }
-        self.lent.held = None;
+        lent.held = None;
         None
     }
 
     /// Turns the loan into its publisher's reserve, with another block; its former block is published.
-    fn refill(mut self) {
-        let reserve = self.lent.publisher.reserve.clone();
-        let Some(held) = self.lent.publisher.take_ahead() else { return };
-        self.lent.borrowed = self.lent.publisher.open.blocks.borrow_mut(held.index());
-        self.lent.held = Some(held);
-        *self.lent.exposed.get_mut() = false;
-        self.lent.header.clear();
-        self.lent.inputs.clear();
-        self.lent.views = LoanViews::default();
-        reserve.put(self);
+    fn refill(self) {
+        let mut lent = self.lent;
+        let Some(held) = lent.publisher.take_ahead() else { return };
+        lent.borrowed = lent.publisher.open.blocks.borrow_mut(held.index());
+        lent.held = Some(held);
+        *lent.exposed.get_mut() = false;
+        lent.header.clear();
+        lent.inputs.clear();
+        lent.views = LoanViews::default();
+        // Refused if there is a loan already, or the publisher is gone.
+        drop(Spare::put(lent, |lent| &lent.publisher.reserve));
     }
 
     /// Returns the bytes for writing by the CPU. Host and pinned memory only. If [`device`](Self::device) was called,
@@ -295,24 +296,26 @@ impl Loan {
         // Only publishing and giving back take it, and nothing can be called afterwards.
         self.lent.held.as_ref().expect("a loan is held until it is published")
     }
+}
 
+impl Lent {
     fn take_used(&mut self) -> UserValues {
-        std::mem::take(&mut self.lent.used)
+        std::mem::take(&mut self.used)
     }
 
     /// Ends the borrow of the bytes, so that the next holder can borrow them.
     fn end_writing(&mut self) {
-        self.lent.publisher.open.blocks.give_back_mut(self.lent.borrowed.take());
+        self.publisher.open.blocks.give_back_mut(self.borrowed.take());
     }
 
     /// Returns the block as one that is not to be published; `None` if views keep it.
     fn take_back(&mut self) -> Option<Block> {
         self.end_writing();
-        let held = self.lent.held.take()?;
-        if !self.lent.views.exist() {
+        let held = self.held.take()?;
+        if !self.views.exist() {
             return Some(self.block(held));
         }
-        let port = self.lent.publisher.port.clone();
+        let port = self.publisher.port.clone();
         self.leave_to_views(held, move |held| port.free(held));
         None
     }
@@ -320,15 +323,15 @@ impl Loan {
     /// Leaves the block to its views. The last of them has `release` give it back.
     fn leave_to_views(&mut self, held: HeldSlot, release: impl FnOnce(&HeldSlot) -> bool + Send + Sync + 'static) {
         let block = self.block(held).released_by(Box::new(release));
-        self.lent.views.leave(block, self.lent.publisher.port.view());
+        self.views.leave(block, self.publisher.port.view());
     }
 
     fn block(&self, held: HeldSlot) -> Block {
-        Block::exposed(self.lent.publisher.open.blocks.clone(), held, self.lent.exposed.load(Ordering::Relaxed))
+        Block::exposed(self.publisher.open.blocks.clone(), held, self.exposed.load(Ordering::Relaxed))
     }
 }
 
-impl Drop for Loan {
+impl Drop for Lent {
     fn drop(&mut self) {
         drop(self.take_back());
         let used = self.take_used();
@@ -336,13 +339,12 @@ impl Drop for Loan {
             return;
         }
         // Streams that were to fill the sample may still use these.
-        let domain = self.lent.publisher.open.domain();
+        let domain = self.publisher.open.domain();
         let user = domain.workers().user.clone();
-        domain.completions().on(Fence::DeviceIdle(self.lent.publisher.open.blocks.clone()), move |completion| {
-            match completion {
-                Completion::Done => user.run(move || drop(used)),
-                Completion::Unknown => std::mem::forget(used),
-            }
+        let idle = Fence::DeviceIdle(self.publisher.open.blocks.clone());
+        domain.completions().on(idle, move |completion| match completion {
+            Completion::Done => user.run(move || drop(used)),
+            Completion::Unknown => std::mem::forget(used),
         });
     }
 }
@@ -383,7 +385,7 @@ impl Filled {
     /// # Errors
     /// As [`Block::release`].
     pub fn release(mut self) -> Result<()> {
-        self.0.take_back().map_or(Ok(()), Block::release)
+        self.0.lent.take_back().map_or(Ok(()), Block::release)
     }
 
     /// Publishes the sample, and waits for blocking subscribers. The contents must be complete: written by the CPU, or
@@ -426,7 +428,7 @@ impl Filled {
             Ok(given) => given,
             Err(error) => return Err(Failed::new(error, self)),
         };
-        drop(self.0.take_used());
+        drop(self.0.lent.take_used());
         if status == Status::Unverified {
             let inputs = std::mem::take(&mut self.0.lent.inputs);
             let PublisherShared { open, port, .. } = &*self.0.lent.publisher;
@@ -480,7 +482,7 @@ impl Filled {
             Err(error) => return Err(Failed::new(error, self)),
         };
         let inputs = std::mem::take(&mut self.0.lent.inputs);
-        let used = self.0.take_used();
+        let used = self.0.lent.take_used();
         let PublisherShared { open, port, .. } = &*self.0.lent.publisher;
         let sample = InFlight::new(port.clone(), &held, inputs);
         let (held, viewed) = if is_viewed { (None, Some(held)) } else { (Some(held), None) };
@@ -502,7 +504,7 @@ impl Filled {
         signal: Option<&StreamSignal>,
         wait: Wait<'_>,
     ) -> Result<(Published, HeldSlot, bool)> {
-        self.0.end_writing();
+        self.0.lent.end_writing();
         let is_viewed = self.0.lent.views.exist();
         // The sample keeps its block until it is published: if the caller's cancel function panics, the block is freed.
         let published = self.put(self.0.held(), is_viewed, status, signal, wait)?;
@@ -513,7 +515,7 @@ impl Filled {
     /// Leaves the block of the published sample to its views.
     fn leave_published(&mut self, held: HeldSlot) {
         let port = self.0.lent.publisher.port.clone();
-        self.0.leave_to_views(held, move |held| {
+        self.0.lent.leave_to_views(held, move |held| {
             port.retire(held);
             true
         });

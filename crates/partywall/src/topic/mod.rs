@@ -6,7 +6,6 @@ mod loan;
 mod memory;
 mod options;
 mod publisher;
-mod reserve;
 mod sample;
 mod sample_type;
 mod subscriber;

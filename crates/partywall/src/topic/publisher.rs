@@ -7,7 +7,7 @@ use std::{
 };
 
 use partywall_cuda::StreamRef;
-use partywall_os::lock::IgnorePoison;
+use partywall_os::{lock::IgnorePoison, spare::Spare};
 use partywall_shm::{
     DType,
     slots::{Attempt, HeldSlot},
@@ -15,7 +15,7 @@ use partywall_shm::{
 };
 use partywall_wire::{Named, Participant};
 
-use super::{Loan, OpenTopic, TopicControl, in_flight::PublisherPort, reserve::Reserve, timelines, turns::SendTurns};
+use super::{Loan, OpenTopic, TopicControl, in_flight::PublisherPort, loan::Lent, timelines, turns::SendTurns};
 use crate::{
     adaptive_spin::AdaptiveSpin,
     backoff::Backoff,
@@ -46,7 +46,11 @@ pub(super) struct PublisherShared {
     handle: Mutex<PublisherHandle>,
     /// The timelines on which streams complete samples.
     lanes: Lanes,
-    pub(super) reserve: Arc<Reserve>,
+    /// The next loan, whose block the publisher takes while receivers read the sample that it has just published. It
+    /// takes the place of the published loan and counts among the publisher's loans, so the topic still has enough
+    /// blocks for everything that it promises. The loan has a reference to this, so the publisher closes the reserve when
+    /// it is dropped.
+    pub(super) reserve: Spare<Lent>,
     /// Last: the connection may end with it.
     pub(super) open: Arc<OpenTopic>,
 }
@@ -64,7 +68,7 @@ impl Publisher {
         };
         let port = PublisherPort::new(open.control.clone(), handle.port());
         let handle = Mutex::new(handle);
-        let shared = PublisherShared { open, port, handle, lanes: Lanes::default(), reserve: Arc::default() };
+        let shared = PublisherShared { open, port, handle, lanes: Lanes::default(), reserve: Spare::default() };
         Ok(Self { shared: Arc::new(shared), spin: AdaptiveSpin::on_memory(), turns: SendTurns::default() })
     }
 
@@ -307,11 +311,11 @@ impl PublisherShared {
     /// Takes the loan in reserve, unless the broker has freed its block.
     fn take_reserve(&self) -> Option<Loan> {
         let TopicControl { pool, .. } = &*self.open.control;
-        // In a forked child the lock may be held by a thread that does not exist there.
+        // In a forked child the loan belongs to the parent.
         if !self.open.control.are_ours() {
             return None;
         }
-        self.reserve.take()?.if_held(pool)
+        Loan::of_reserve(self.reserve.take()?, pool)
     }
 
     /// Takes a block for the reserve, if one is free and the publisher is not ahead of its GPU. The reserve takes the
@@ -434,7 +438,7 @@ impl SlotSource for PublisherShared {
 impl Drop for Publisher {
     fn drop(&mut self) {
         if self.shared.open.control.are_ours() {
-            self.shared.reserve.close();
+            drop(self.shared.reserve.close());
         }
     }
 }
