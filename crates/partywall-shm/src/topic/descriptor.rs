@@ -226,6 +226,7 @@ impl Descriptor {
         self.stamp.load(Ordering::Relaxed)
     }
 
+    #[inline]
     pub(super) fn describe(&self) -> SampleDescription {
         let origin = self.origin();
         let mut shape = [0; MAX_RANK];

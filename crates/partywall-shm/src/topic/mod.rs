@@ -227,9 +227,10 @@ impl SampleDescription {
         &self.shape[..self.rank]
     }
 
-    /// Returns the description unchanged if type, shape and length agree and fit a block of `block_bytes`; otherwise
-    /// returns it without elements, because a process that breaks the rules wrote it.
-    pub fn checked(mut self, block_bytes: u64) -> Self {
+    /// Removes the elements unless type, shape and length agree and fit a block of `block_bytes`: a process that breaks
+    /// the rules wrote them.
+    #[inline]
+    pub fn check(&mut self, block_bytes: u64) {
         let elements = self.shape().iter().try_fold(1_u64, |all, extent| all.checked_mul(*extent));
         let bytes = elements.and_then(|elements| DType::from_code(self.dtype)?.bytes_for(elements));
         if bytes != Some(self.bytes) || self.bytes > block_bytes {
@@ -237,7 +238,6 @@ impl SampleDescription {
             self.shape = [0; MAX_RANK];
             self.bytes = 0;
         }
-        self
     }
 }
 

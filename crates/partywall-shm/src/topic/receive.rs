@@ -275,6 +275,7 @@ impl Topic {
     }
 
     /// Returns the description of a sample. It does not change while the sample is held.
+    #[inline]
     pub fn describe(&self, taken: &HeldSample) -> SampleDescription {
         self.descriptors[taken.block as usize].describe()
     }

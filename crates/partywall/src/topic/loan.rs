@@ -48,7 +48,7 @@ pub struct Loan {
     lent: Box<Lent>,
 }
 
-/// What a loan consists of. It is moved as one address, and the publisher's [reserve](Joined::reserve) uses the same
+/// What a loan consists of. It is moved as one address, and the publisher's [reserve](PublisherShared::reserve) uses the same
 /// allocation for the next loan: moving 224 bytes from call to call took a fifth of the time of a sample.
 pub(super) struct Lent {
     publisher: Arc<PublisherShared>,

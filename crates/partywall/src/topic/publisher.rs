@@ -99,6 +99,11 @@ impl Publisher {
     /// [`Unreachable::Gone`](crate::error::Unreachable::Gone) when it has to wait;
     /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn loan<'w>(&self, dtype: DType, shape: &[u64], wait: impl Into<Wait<'w>>) -> Result<Loan> {
+        let bytes = self.joined.bytes(dtype, shape)?;
+        // Without the detour that a thread takes which may have to wait.
+        if let Some(loan) = self.joined.take_reserve() {
+            return Ok(loan.of(dtype, shape, bytes));
+        }
         self.await_turns(wait.into(), 0, |wait| self.loan_now(dtype, shape, wait))
     }
 
@@ -359,7 +364,7 @@ impl PublisherShared {
     /// Returns the bytes of a tensor, if the topic accepts its type and shape.
     fn bytes(&self, dtype: DType, shape: &[u64]) -> Result<u64> {
         let topic = || self.open.name().to_owned();
-        let has = self.open.sample_type;
+        let has = &self.open.sample_type;
         if !has.accepts(dtype, shape) {
             let given = format!("{dtype} {shape:?}");
             return Err(Mismatch::Sample { topic: topic(), has: has.to_string(), given }.into());

@@ -23,7 +23,7 @@ impl SampleType {
 
     /// Returns whether a sample may have this type and shape.
     pub fn accepts(&self, dtype: DType, shape: &[u64]) -> bool {
-        self.dtype.is_none_or(|has| has == dtype) && self.shape.is_none_or(|has| has.accepts(shape))
+        self.dtype.is_none_or(|has| has == dtype) && self.shape.as_ref().is_none_or(|has| has.accepts(shape))
     }
 
     /// Bytes of each sample, if type and shape leave no choice; `None` inside if that is no number of bytes.

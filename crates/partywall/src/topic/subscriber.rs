@@ -301,11 +301,12 @@ impl Subscriber {
 
     /// Receives the next sample if there is one, whether or not more will come.
     fn take(&self) -> Result<Option<Sample>> {
-        let taken = self.take_next();
-        if !matches!(taken, Ok(None)) {
-            self.shared.port.update_signal(self.shared.is_full());
+        let update = || self.shared.port.update_signal(self.shared.is_full());
+        let taken = self.take_next().inspect_err(|_| update())?;
+        if taken.is_some() {
+            update();
         }
-        taken
+        Ok(taken)
     }
 
     fn take_next(&self) -> Result<Option<Sample>> {
