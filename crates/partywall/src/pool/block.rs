@@ -16,7 +16,7 @@ use std::{
 use bytemuck::PodCastError;
 use partywall_cuda::{AccessError, StreamRef};
 use partywall_os::borrow::BorrowedBlockMut;
-use partywall_shm::{DType, queue::Contents, slots::HeldSlot};
+use partywall_shm::{DType, pool, queue::Contents, slots::HeldSlot};
 
 use super::{BlockRef, Blocks};
 use crate::{
@@ -361,7 +361,7 @@ impl Block {
         if self.is_exposed() {
             self.blocks.wait_idle()?;
         }
-        if self.freeing()(&held) { Ok(()) } else { Err(self.not_held()) }
+        if self.free(&held) { Ok(()) } else { Err(self.not_held()) }
     }
 
     /// Gives the block back once all work that is on `stream` now is done. Does not wait.
@@ -551,11 +551,16 @@ impl Block {
         self.held.take()
     }
 
-    /// Returns the call that gives the block back.
+    /// Gives the block back. Returns false if it was not held.
+    fn free(&mut self, held: &HeldSlot) -> bool {
+        free(self.blocks.control(), self.release.take(), held)
+    }
+
+    /// Returns the call that gives the block back later.
     fn freeing(&mut self) -> impl FnOnce(&HeldSlot) -> bool + Send + use<> {
         let control = self.blocks.control().clone();
         let release = self.release.take();
-        move |held| release.map_or_else(|| control.free(held), |release| release(held))
+        move |held| free(&control, release, held)
     }
 
     fn not_zeroed(&self, error: AccessError) -> Error {
@@ -576,8 +581,8 @@ impl Drop for Block {
         if self.blocks.domain().link().require_ours().is_err() {
             return;
         }
-        let free = self.freeing();
         if self.is_exposed() {
+            let free = self.freeing();
             let fence = Fence::DeviceIdle(self.blocks.clone());
             return self.blocks.domain().completions().on(fence, move |completion| {
                 if completion == Completion::Done {
@@ -585,7 +590,7 @@ impl Drop for Block {
                 }
             });
         }
-        if !free(&held) {
+        if !self.free(&held) {
             let error = self.not_held();
             tracing::warn!(%error, "a dropped block was no longer held");
         }
@@ -596,6 +601,10 @@ impl fmt::Debug for Block {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Block({}: {} bytes)", self.reference(), self.len())
     }
+}
+
+fn free(control: &pool::Pool, release: Option<Release>, held: &HeldSlot) -> bool {
+    release.map_or_else(|| control.free(held), |release| release(held))
 }
 
 /// Returns contents that are a tensor, for a block of a pool or a task of a queue.

@@ -99,9 +99,9 @@ impl Publisher {
     /// [`Unreachable::Gone`](crate::error::Unreachable::Gone) when it has to wait;
     /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn loan<'w>(&self, dtype: DType, shape: &[u64], wait: impl Into<Wait<'w>>) -> Result<Loan> {
-        let bytes = self.joined.bytes(dtype, shape)?;
+        let bytes = self.shared.bytes(dtype, shape)?;
         // Without the detour that a thread takes which may have to wait.
-        if let Some(loan) = self.joined.take_reserve() {
+        if let Some(loan) = self.shared.take_reserve() {
             return Ok(loan.of(dtype, shape, bytes));
         }
         self.await_turns(wait.into(), 0, |wait| self.loan_now(dtype, shape, wait))
