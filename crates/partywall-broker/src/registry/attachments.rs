@@ -16,7 +16,7 @@ use super::{
     effect::{Answer, Decision, Effect, Effects},
     event::Call,
     names::{Attached, Attachment, QueueId},
-    types::{Access, FdId, LeaseId, Limit, MemberId, Name, Named, Refusal, RequestId, STALE_LEASE, limit},
+    types::{Access, FdId, LeaseId, MemberId, Name, Named, Refusal, RequestId},
 };
 
 impl Registry {
@@ -41,14 +41,7 @@ impl Registry {
         if let Some(attachment) = found.queues.get(&queue) {
             return Ok(Answer::Attached { attachment: *attachment }.into());
         }
-        let entries = self.people.bounds().attachments;
-        let holder = self.names.version(&queue.0, queue.1).ok_or(STALE_LEASE)?;
-        let present = holder.attached.segments.len() as u64;
-        limit(Limit::Attachments, entries.into(), present + 1)?;
-        let Some(attachment) = self.names.attach(queue, name, version, entries) else {
-            // Without a number left, no entry is free for good.
-            return Err(limit(Limit::Attachments, present, present + 1).err().unwrap_or(STALE_LEASE));
-        };
+        let attachment = self.names.attach(queue, name, version, self.people.bounds().attachments)?;
         before.push(Effect::Attach { object, attachment });
         Ok(Answer::Attached { attachment }.into())
     }

@@ -15,20 +15,7 @@ use super::{
 };
 
 /// What processes have, by user and pid.
-#[derive(Debug)]
-struct Held {
-    /// Only what belongs to this user counts, if present.
-    of: Option<u32>,
-    amounts: BTreeMap<(u32, u32), u64>,
-}
-
-impl Held {
-    fn add(&mut self, uid: u32, pid: u32, amount: u64) {
-        if amount > 0 && self.of.is_none_or(|of| of == uid) {
-            *self.amounts.entry((uid, pid)).or_default() += amount;
-        }
-    }
-}
+type Held = BTreeMap<(u32, u32), u64>;
 
 impl Registry {
     /// Adds the processes that have most to a refusal because of a limit: those that a user may see, which are its own,
@@ -48,7 +35,7 @@ impl Registry {
 
     /// Returns the processes that have most of what a limit counts, of one user or of all.
     fn limit_holders(&self, limit: Limit, of: Option<u32>, asker: u32) -> Vec<LimitHolder> {
-        let mut held = Held { of, amounts: BTreeMap::new() };
+        let mut held = Held::new();
         match limit {
             Limit::Names => {
                 self.count_versions(&mut held, |is_latest, _| u64::from(is_latest));
@@ -84,14 +71,14 @@ impl Registry {
                         _ if of.is_none() && !matches!(member.life, Life::Alive | Life::HeldByChild) => 0,
                         _ => u64::from(!is_operator),
                     };
-                    held.add(member.identity.uid, member.identity.pid, amount);
+                    *held.entry((member.identity.uid, member.identity.pid)).or_default() += amount;
                 }
             }
             // Limits of one process or one object.
             _ => {}
         }
-        let is_seen = |uid: u32| uid == asker || asker == self.people.bounds().user;
-        largest(held.amounts.into_iter().filter(|((uid, _), _)| is_seen(*uid)))
+        let counts = |uid: u32| of.is_none_or(|of| of == uid) && [uid, self.people.bounds().user].contains(&asker);
+        largest(held.into_iter().filter(|((uid, _), amount)| *amount > 0 && counts(*uid)))
     }
 
     /// Counts versions for the processes that have committed them. `amount` gets whether the version is its name's
@@ -99,7 +86,8 @@ impl Registry {
     fn count_versions(&self, held: &mut Held, amount: impl Fn(bool, &Version) -> u64) {
         for entry in self.names.entries().values() {
             for (number, version) in &entry.versions {
-                held.add(version.uid, version.committer, amount(entry.latest == Some(*number), version));
+                let amount = amount(entry.latest == Some(*number), version);
+                *held.entry((version.uid, version.committer)).or_default() += amount;
             }
         }
     }
@@ -129,7 +117,7 @@ impl Registry {
 
     fn count_member(&self, held: &mut Held, member: MemberId, amount: u64) {
         if let Some(record) = self.people.member(member) {
-            held.add(record.identity.uid, record.identity.pid, amount);
+            *held.entry((record.identity.uid, record.identity.pid)).or_default() += amount;
         }
     }
 }

@@ -84,7 +84,7 @@ impl Log {
         self.instance
     }
 
-    /// Logs an event of a name. Watchers are notified when the current event has been applied.
+    /// Adds an event.
     pub(super) fn put(&mut self, named: Named, name: &Name, owned: Owned, change: Change, at: Millis) {
         self.last += 1;
         let Owned { uid, shared } = owned;

@@ -5,7 +5,7 @@ use partywall_wire::{Evicted, Freed, Kill};
 use super::{
     Registry,
     effect::{Answer, Decision, Effect, Effects},
-    people::{Ender, Eviction, Life},
+    people::{Ender, Eviction},
     reclaim::Departure,
     types::{MemberId, OtherUsers, Refusal, TimelineEnding, Whom},
 };
@@ -21,29 +21,22 @@ impl Registry {
     }
 
     /// Evicts members: takes from them everything that others may wait for, and keeps their leases, because only the
-    /// end of a process ends its use of memory. All of it is done before the reply, so that whoever evicted a member
-    /// never sees a message of it that was published later.
+    /// end of a process ends its use of memory. All of it is done before the reply, so that the caller sees no
+    /// message that an evicted member has published later.
     pub(super) fn evict(&mut self, member: MemberId, whom: Whom, kill: bool, before: &mut Effects) -> Decision {
         let meant = self.people.meant(whom);
         if meant.is_empty() {
             let near = if let Whom::Pid(pid) = whom { self.people.near_pids(pid, |_| true) } else { Vec::new() };
             return Err(Refusal::NoSuchMember { whom, near });
         }
-        // Processes of two users may report the same pid, each in its PID namespace.
-        let ours: Vec<_> =
-            meant.iter().copied().filter(|id| self.people.acts_for(member, self.people.uid_of(*id))).collect();
-        let Some(first) = ours.first().copied() else {
-            let pid = self.people.pid_of(meant[0]);
-            return Err(self.people.other_user(member, meant[0], OtherUsers::Evict { pid }));
-        };
-        let meant = ours;
-        if meant.contains(&member) {
+        let pid = self.people.pid_of(meant[0]);
+        let ours = self.people.own(member, meant, OtherUsers::Evict { pid })?;
+        if ours.contains(&member) {
             return Err(Refusal::NotYourself);
         }
-        let is_there = |id: &MemberId| self.people.member(*id).is_some_and(|other| other.life != Life::Unproven);
-        let here: Vec<_> = meant.iter().copied().filter(is_there).collect();
+        let here: Vec<_> = ours.into_iter().filter(|id| self.people.has_process(*id)).collect();
         if here.is_empty() {
-            return Err(Refusal::IsUnproven { pid: self.people.pid_of(first) });
+            return Err(Refusal::IsUnproven { pid });
         }
         let by = self.people.ender(member);
         let mut evicted = Vec::new();
@@ -78,20 +71,17 @@ impl Registry {
     ///
     /// Without a pid, only those that the caller may free are meant.
     pub(super) fn free_unproven(&mut self, member: MemberId, pid: Option<u32>, out: &mut Effects) -> Decision {
-        let is_unproven = |id: &MemberId| self.people.member(*id).is_some_and(|record| record.life == Life::Unproven);
-        let meant = match pid {
-            Some(pid) => self.people.meant(Whom::Pid(pid)),
-            None => self.people.members().keys().copied().collect(),
+        let is_unproven = |id: &MemberId| self.people.is_unproven(*id);
+        let ours = match pid {
+            Some(pid) => self.people.own(member, self.people.meant(Whom::Pid(pid)), OtherUsers::Free { pid })?,
+            None => {
+                let acts_for = |id: &MemberId| self.people.acts_for(member, self.people.uid_of(*id));
+                self.people.members().keys().copied().filter(acts_for).collect()
+            }
         };
-        let is_ours = |id: &MemberId| self.people.acts_for(member, self.people.uid_of(*id));
-        let ours: Vec<_> = meant.iter().copied().filter(is_ours).collect();
-        if let (Some(pid), true, Some(other)) = (pid, ours.is_empty(), meant.first()) {
-            return Err(self.people.other_user(member, *other, OtherUsers::Free { pid }));
-        }
-        let meant = ours;
-        let mut freed: Vec<_> = meant.iter().copied().filter(is_unproven).collect();
+        let mut freed: Vec<_> = ours.iter().copied().filter(is_unproven).collect();
         if let (Some(pid), true) = (pid, freed.is_empty()) {
-            return Err(match meant.first().and_then(|id| self.people.member(*id)) {
+            return Err(match ours.first().and_then(|id| self.people.member(*id)) {
                 Some(record) => Refusal::NotUnproven { pid, state: record.state() },
                 None => Refusal::NoSuchMember { whom: Whom::Pid(pid), near: self.people.near_pids(pid, is_unproven) },
             });
@@ -107,7 +97,7 @@ impl Registry {
 
     /// Ends the quarantine of a member after the time that the operator set.
     pub(super) fn expire(&mut self, member: MemberId, out: &mut Effects) {
-        if self.people.member(member).is_some_and(|record| record.life == Life::Unproven) {
+        if self.people.is_unproven(member) {
             self.give_back(member, Departure::Died, out);
         }
     }

@@ -18,7 +18,7 @@ use super::{
     near::near,
     objects::{LeasedObject, Semaphore, Timeline},
     pages::{SLOTS_AS_A_BYTE, count, in_order, page},
-    people::{Life, Member, Waiting},
+    people::{Member, Waiting},
     types::{Awaited, FdId, LeaseId, MemberId, MemberState, Millis, Name, ObjectKind, Place, Refusal, VersionFacts},
 };
 
@@ -337,7 +337,7 @@ impl Registry {
 
     /// Returns the number of dead members in quarantine, and the bytes of the versions that they hold leases on.
     fn unproven(&self) -> (u64, u64) {
-        let unproven = |id: &MemberId| self.people.member(*id).is_some_and(|member| member.life == Life::Unproven);
+        let unproven = |id: &MemberId| self.people.is_unproven(*id);
         let members = self.people.members().keys().filter(|id| unproven(id)).count() as u64;
         if members == 0 {
             return (0, 0);

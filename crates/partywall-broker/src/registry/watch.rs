@@ -10,6 +10,7 @@ use super::{
 };
 
 impl Registry {
+    /// Logs an event of a name. Watchers are notified when the current event has been applied.
     pub(super) fn log(&mut self, named: Named, name: &Name, owned: Owned, change: Change) {
         self.log.put(named, name, owned, change, self.now);
     }

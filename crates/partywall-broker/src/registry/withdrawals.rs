@@ -11,7 +11,7 @@ use super::{
     effect::{Effect, Effects},
     names::{Version, Withdrawal},
     pages::count,
-    people::{Life, Owned},
+    people::Owned,
     types::{Change, Deadline, LeaseId, MemberId, Name, Notice, Staleness, Then, TimelineEnding, WithdrawalId},
 };
 
@@ -46,7 +46,6 @@ impl Registry {
         let left = count(readers.len() as u64);
         self.log(named, &name, owned, Change::DeadlinePassed { then: notice.then, readers: left });
         let mut evicted = Vec::new();
-        let is_there = |id: &MemberId| self.people.member(*id).is_some_and(|record| record.life != Life::Unproven);
         for reader in readers {
             match self.policy(reader, &notice, owned.uid) {
                 Then::Wait => {}
@@ -59,7 +58,7 @@ impl Registry {
                         out,
                     );
                 }
-                Then::Evict if reader != by && is_there(&reader) => evicted.push(reader),
+                Then::Evict if reader != by && self.people.has_process(reader) => evicted.push(reader),
                 Then::Evict => {}
             }
         }

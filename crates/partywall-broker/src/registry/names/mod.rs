@@ -19,8 +19,8 @@ use super::{
     effect::{Answer, Granted, Unread},
     people::{Ender, Owned},
     types::{
-        BlockControl, ClaimId, Ending, FdId, LeaseId, Lifetime, MemberId, Memory, Millis, Name, Named, Notice, Place,
-        Refusal, RequestId, STALE_LEASE, Staleness, Then, WaitId, WithdrawalId,
+        BlockControl, ClaimId, Ending, FdId, LeaseId, Lifetime, Limit, MemberId, Memory, Millis, Name, Named, Notice,
+        Place, Refusal, RequestId, STALE_LEASE, Staleness, Then, WaitId, WithdrawalId, limit,
     },
 };
 
@@ -276,15 +276,21 @@ impl Names {
         Some(())
     }
 
-    /// Has a queue hold a segment. Returns the number of the attachment, if one is left.
-    pub(super) fn attach(&mut self, queue: QueueId, name: Name, version: u64, entries: u32) -> Option<u32> {
-        let attached = &mut self.version_mut(&queue.0, queue.1)?.attached;
-        let attachment = attached.take_number(entries)?;
+    /// Has a queue, which may hold as many segments as `entries`, hold a further one. Returns the number of the
+    /// attachment.
+    pub(super) fn attach(&mut self, queue: QueueId, name: Name, version: u64, entries: u32) -> Result<u32, Refusal> {
+        let attached = &mut self.version_mut(&queue.0, queue.1).ok_or(STALE_LEASE)?.attached;
+        let present = attached.segments.len() as u64;
+        limit(Limit::Attachments, entries.into(), present + 1)?;
+        // Without a number left, no entry is free for good.
+        let full =
+            Refusal::Limit { limit: Limit::Attachments, allowed: present, needed: present + 1, holders: Vec::new() };
+        let attachment = attached.take_number(entries).ok_or(full)?;
         attached.segments.insert(attachment, Attachment { name: name.clone(), version });
         if let Some(found) = self.version_mut(&name, version) {
             found.queues.insert(queue, attachment);
         }
-        Some(attachment)
+        Ok(attachment)
     }
 
     /// Ends an attachment.

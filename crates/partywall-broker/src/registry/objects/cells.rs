@@ -243,7 +243,7 @@ impl Cells {
     fn check_slabs(&self, area: Option<Area>, slabs: u64) -> Result<(), Refusal> {
         let most = if let Some(Area::User(_)) = area { self.bounds.slabs } else { 1 };
         let allowed = most * self.bounds.cells;
-        limit(Limit::Timelines, allowed, if slabs < most { 0 } else { allowed + 1 })
+        limit(Limit::Timelines, allowed, if slabs < most { allowed } else { allowed + 1 })
     }
 
     /// Takes a cell for an incarnation that begins at the value of the cell `from`. The timeline is its only use at

@@ -299,8 +299,20 @@ impl People {
         }
     }
 
-    pub(crate) fn other_user(&self, member: MemberId, other: MemberId, what: OtherUsers) -> Refusal {
-        Refusal::OtherUser { what, owner: self.uid_of(other), uid: self.uid_of(member) }
+    /// Returns those of these members that a member may act for. Refuses if all are others': processes of two users may
+    /// report the same pid, each in its PID namespace.
+    pub(crate) fn own(
+        &self,
+        member: MemberId,
+        meant: Vec<MemberId>,
+        what: OtherUsers,
+    ) -> Result<Vec<MemberId>, Refusal> {
+        let is_own = |id: &MemberId| self.acts_for(member, self.uid_of(*id));
+        let (own, others): (Vec<_>, Vec<_>) = meant.into_iter().partition(is_own);
+        match others.first() {
+            Some(other) if own.is_empty() => self.check_owner(member, self.uid_of(*other), || what).map(|()| own),
+            _ => Ok(own),
+        }
     }
 
     pub(crate) fn meant(&self, whom: Whom) -> Vec<MemberId> {
@@ -353,6 +365,11 @@ impl People {
     /// Returns the connected members, without operators.
     pub(crate) fn connected(&self) -> Vec<MemberId> {
         self.members_in(Life::Alive).into_iter().filter(|member| !self.is_operator(*member)).collect()
+    }
+
+    /// Returns whether a member is dead, and its leases are in quarantine.
+    pub(crate) fn is_unproven(&self, member: MemberId) -> bool {
+        self.members.get(&member).is_some_and(|record| record.life == Life::Unproven)
     }
 
     /// Returns whether a process, or a child of it, belongs to this member.
