@@ -29,7 +29,7 @@ impl Registry {
         received: Received,
         out: &mut Effects,
     ) -> Decision {
-        let memory = Memory::of(&commit, &received).map(Arc::new);
+        let memory = Memory::of(&commit, &received.fds, received.blocks).map(Arc::new);
         let checked = memory.and_then(|memory| self.check_commit(member, &commit, &memory).map(|()| memory));
         let memory = checked.inspect_err(|_| out.push(Effect::Close(received.all())))?;
         let Commit { name, claim, owner, .. } = commit;

@@ -5,8 +5,6 @@ use std::{fmt, sync::Arc};
 use partywall_wire as wire;
 use serde::{Deserialize, Serialize};
 
-use super::event::Received;
-
 pub(crate) use partywall_wire::{
     Access, Awaited, Change, ClaimId, Deadline, Doubt, Ending, Gap, Handle, Kind, LeaseId, LegacyHandle, Lifetime,
     Limit, MemberId, MemberState, Name, Named, NoGrowth, Notice, ObjectKind, OtherUsers, Place, Quota, Refusal,
@@ -124,15 +122,15 @@ pub(crate) struct Memory {
 
 impl Memory {
     /// Returns the memory of a commit.
-    pub(super) fn of(commit: &wire::Commit, received: &Received) -> Result<Self, Refusal> {
-        let (chunks, table) = joined(commit.facts.kind, &commit.chunks, &commit.table, &received.fds)?;
+    pub(super) fn of(commit: &wire::Commit, fds: &[FdId], control: Option<BlockControl>) -> Result<Self, Refusal> {
+        let (chunks, table) = joined(commit.facts.kind, &commit.chunks, &commit.table, fds)?;
         Ok(Self {
             facts: commit.facts,
             chunks,
             handles: commit.handles.clone(),
             table,
             tensors: commit.tensors,
-            control: received.blocks,
+            control,
         })
     }
 

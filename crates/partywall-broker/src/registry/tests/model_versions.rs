@@ -17,7 +17,7 @@ impl Model {
     ) -> Outcome {
         let wire::Commit { name, facts, if_absent, owner, claim, .. } = commit;
         let shared = facts.shared;
-        let memory = Arc::new(Memory::of(commit, received).unwrap());
+        let memory = Arc::new(Memory::of(commit, &received.fds, received.blocks).unwrap());
         let uid = uid(member);
         if let Some(claim) = claim
             && !self.claims.iter().any(|c| c.id == *claim && c.member == member && c.name == *name)
