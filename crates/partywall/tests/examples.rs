@@ -8,8 +8,7 @@ use std::{
 };
 
 use partywall::{DType, Domain, Place, Result, cuda::Driver};
-use partywall_broker::{Broker, Config};
-use partywall_harness::{binary, simulated_driver};
+use partywall_harness::{World, binary, simulated_driver};
 use serde_json::Value;
 
 #[allow(dead_code, reason = "its `main` connects to the user's own domain")]
@@ -35,14 +34,7 @@ fn runs(example: fn(&Domain, &Domain) -> Result<()>) {
 
 /// Runs a test beside a broker at a socket.
 fn with_broker(test: impl FnOnce(&Path)) {
-    let directory = tempfile::tempdir().unwrap();
-    let socket = directory.path().join("sockets/test.sock");
-    let broker = Broker::bind(Config::new(&socket, "test", partywall::VERSION)).unwrap();
-    let stop = broker.stop_handle().unwrap();
-    let broker = std::thread::spawn(move || broker.run());
-    test(&socket);
-    stop.stop();
-    broker.join().unwrap().unwrap();
+    test(World::new().socket());
 }
 
 /// Returns the command of an example, which Cargo builds with the tests of this package.
