@@ -22,6 +22,8 @@ pub const PW_FOREVER: i64 = -1;
 
 /// The longest text that is read, without its end: names have up to 255 bytes, paths up to 4,095.
 const MAX_TEXT: usize = 4095;
+/// The longest value of metadata that is read: a table has room for no longer one.
+const MAX_VALUE: usize = 1 << 20;
 /// The bytes that a struct may be larger than this library knows.
 const MAX_STRUCT: usize = 4096;
 
@@ -39,17 +41,35 @@ pub(crate) unsafe fn text<'a>(text: *const c_char, what: &str) -> Result<&'a str
 /// # Safety
 /// As [`text`].
 pub(crate) unsafe fn optional_text<'a>(text: *const c_char, what: &str) -> Result<Option<&'a str>, Failure> {
+    // SAFETY: the caller's promise.
+    unsafe { bounded_text(text, what, MAX_TEXT) }
+}
+
+/// Returns a value of metadata, which may be longer than other texts.
+///
+/// # Safety
+/// As [`text`], for 1 MiB.
+pub(crate) unsafe fn value_text<'a>(text: *const c_char) -> Result<&'a str, Failure> {
+    // SAFETY: the caller's promise.
+    unsafe { bounded_text(text, "value", MAX_VALUE) }?.ok_or_else(|| Failure::null("value"))
+}
+
+/// Returns a text of at most this many bytes, or `None` for null.
+///
+/// # Safety
+/// As [`text`], for one byte more.
+unsafe fn bounded_text<'a>(text: *const c_char, what: &str, most: usize) -> Result<Option<&'a str>, Failure> {
     if text.is_null() {
         return Ok(None);
     }
     // SAFETY: by the caller's promise each byte up to the first zero byte may be read.
-    let length = (0..=MAX_TEXT).find(|n| unsafe { *text.add(*n) } == 0).ok_or_else(|| {
-        Failure::argument(format!("{what} has no zero byte within {} bytes", MAX_TEXT + 1), "end the text with '\\0'")
+    let length = (0..=most).find(|n| unsafe { *text.add(*n) } == 0).ok_or_else(|| {
+        Failure::argument(format!("{what} has no zero byte within {} bytes", most + 1), "end the text with '\\0'")
     })?;
     // SAFETY: these bytes were read just now.
     let bytes = unsafe { slice::from_raw_parts(text.cast::<u8>(), length) };
-    let not_utf8 =
-        |_| Failure::argument(format!("{what} is not UTF-8: {}", bytes.escape_ascii()), "encode it as UTF-8");
+    let start = bytes[..length.min(64)].escape_ascii();
+    let not_utf8 = |_| Failure::argument(format!("{what} is not UTF-8: {start}"), "encode it as UTF-8");
     str::from_utf8(bytes).map(Some).map_err(not_utf8)
 }
 

@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_void};
 use partywall::{Build, Builder, Domain};
 
 use crate::{
-    argument::{self, array, dtype, place, store_bytes, strides, structs, text},
+    argument::{self, array, dtype, place, store_bytes, strides, structs, text, value_text},
     domain::pw_domain,
     error::{Failure, call, pw_status},
     handle::{self, object},
@@ -197,7 +197,7 @@ pub unsafe extern "C" fn pw_build_metadata(
 ) -> pw_status {
     // SAFETY: the caller's promise.
     call(|| unsafe {
-        let (key, value) = (text(key, "key")?, text(value, "value")?);
+        let (key, value) = (text(key, "key")?, value_text(value)?);
         handle::get_mut::<Building>(build)?.list(|builder| builder.metadata(key, value))
     })
 }

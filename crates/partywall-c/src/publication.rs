@@ -11,7 +11,7 @@ use std::{
 use partywall::{DType, Domain, Publication, Segment, cuda::ForeignMemory};
 
 use crate::{
-    argument::{self, array, dtype, strides, text},
+    argument::{self, array, dtype, strides, text, value_text},
     build::{committed, pw_segment_options},
     domain::pw_domain,
     error::{Failure, call, pw_status},
@@ -177,7 +177,7 @@ pub unsafe extern "C" fn pw_publication_metadata(
 ) -> pw_status {
     // SAFETY: the caller's promise.
     call(|| unsafe {
-        let (key, value) = (text(key, "key")?, text(value, "value")?);
+        let (key, value) = (text(key, "key")?, value_text(value)?);
         let Publishing { publication, .. } = handle::get_mut::<Publishing>(publication)?;
         *publication = Some(publication.take().ok_or_else(over)?.metadata(key, value));
         Ok(())

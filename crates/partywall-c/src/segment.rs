@@ -48,13 +48,13 @@ pub(crate) struct OpenSegment {
 object!(OpenSegment, pw_segment, 8, "segment");
 structs!(pw_open_options, pw_segment_info, pw_tensor_info);
 
-/// Descriptions of tensors, none of which is changed or dropped before the segment, because C may have their addresses.
+/// Descriptions of tensors. What they own is not changed or dropped before the segment, because C may have its addresses.
 #[derive(Default)]
 struct Described {
     /// The names in the order in which they were added, as far as they were asked for.
     order: Vec<String>,
     /// A tensor that grew has several.
-    of: HashMap<String, Vec<Box<Description>>>,
+    of: HashMap<String, Vec<Description>>,
 }
 
 #[derive(PartialEq)]
@@ -91,8 +91,8 @@ impl OpenSegment {
         let description = Description { name: c_text(tensor.name()), shape: tensor.shape(), strides: tensor.strides() };
         let mut tensors = self.tensors.lock().unwrap_or_else(PoisonError::into_inner);
         let of = tensors.of.entry(tensor.name().to_owned()).or_default();
-        let index = of.iter().position(|known| **known == description).unwrap_or_else(|| {
-            of.push(Box::new(description));
+        let index = of.iter().position(|known| *known == description).unwrap_or_else(|| {
+            of.push(description);
             of.len() - 1
         });
         pw_tensor_info {

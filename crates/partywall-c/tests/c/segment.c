@@ -16,6 +16,11 @@ static void build(pw_domain *domain) {
     OK(pw_build_tensor(build, "strided", PW_DTYPE_U8, column, stride, 1));
     OK(pw_build_view(build, "column", PW_DTYPE_F32, column, stride, 1, "w", 4));
     OK(pw_build_metadata(build, "format", "pt"));
+    static char config[100001];
+    memset(config, 'c', sizeof config - 1);
+    OK(pw_build_metadata(build, "config", config));
+    FAILS(PW_INVALID_ARGUMENT, pw_build_metadata(build, config, "key"));
+    FAILS(PW_INVALID_ARGUMENT, pw_build_metadata(build, "config", NULL));
     void *data = NULL;
     size_t length = 0;
     FAILS(PW_INVALID_ARGUMENT, pw_build_data(build, "w", &data, &length));
@@ -49,7 +54,7 @@ static void reopen(pw_domain *domain) {
     pw_segment_info about = PW_INIT(pw_segment_info);
     OK(pw_segment_info_get(segment, &about));
     CHECK(strcmp(about.kind, "host") == 0 && strcmp(about.device, "host") == 0 && about.version == 1);
-    CHECK(about.tensors == 4 && about.metadata == 1 && about.is_kept && !about.is_writable && !about.is_mutable);
+    CHECK(about.tensors == 4 && about.metadata == 2 && about.is_kept && !about.is_writable && !about.is_mutable);
 
     const char *names[] = {"w", "b", "strided", "column"};
     pw_tensor_info tensor = PW_INIT(pw_tensor_info);
@@ -92,11 +97,15 @@ static void reopen(pw_domain *domain) {
     const char *value = NULL;
     OK(pw_segment_metadata_get(segment, "format", &value));
     CHECK(strcmp(value, "pt") == 0);
+    OK(pw_segment_metadata_get(segment, "config", &value));
+    CHECK(strlen(value) == 100000);
     OK(pw_segment_metadata_get(segment, "absent", &value));
     CHECK(value == NULL);
-    OK(pw_segment_metadata_at(segment, 0, &key, &value));
-    CHECK(strcmp(key, "format") == 0 && strcmp(value, "pt") == 0);
-    FAILS(PW_INVALID_ARGUMENT, pw_segment_metadata_at(segment, 1, &key, &value));
+    for (size_t i = 0; i < 2; i++) {
+        OK(pw_segment_metadata_at(segment, i, &key, &value));
+        CHECK(strlen(value) == (strcmp(key, "format") == 0 ? 2 : 100000));
+    }
+    FAILS(PW_INVALID_ARGUMENT, pw_segment_metadata_at(segment, 2, &key, &value));
     OK(pw_segment_check(segment));
 
     /* Another version. */
