@@ -236,3 +236,18 @@ pub unsafe extern "C" fn pw_error_pid(error: *const pw_error) -> u32 {
     // SAFETY: the caller's promise.
     unsafe { error.as_ref() }.map_or(0, |error| error.pid)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::CStr;
+
+    use super::*;
+
+    #[test]
+    fn panic_is_an_error_of_the_library() {
+        assert_eq!(call(|| panic!("a {} reason", "formatted")), pw_status::PW_INTERNAL);
+        // SAFETY: it is the last error of this thread, and stays until the next.
+        let message = unsafe { CStr::from_ptr(pw_error_message(pw_last_error())) };
+        assert_eq!(message.to_str(), Ok("a mistake in Partywall: a formatted reason"));
+    }
+}
