@@ -176,7 +176,8 @@ fn topic(input: &mut Unstructured<'_>) -> Result<()> {
                     if let Received::Sample(sample) = topic.receive(&pool, subscriber) {
                         peer.write(input)?;
                         assert!(topic.header(&sample).len() <= MAX_HEADER);
-                        let found = topic.describe(&sample).checked(8);
+                        let mut found = topic.describe(&sample);
+                        found.check(8);
                         assert!(found.bytes <= 8 && found.shape().len() <= 8);
                         let _ = (topic.status(&sample), topic.timeline_of(&sample));
                         topic.add_age(subscriber, &sample, input.arbitrary()?);
