@@ -1,5 +1,12 @@
 //! The numbers of element types. They are those of `partywall::DType`, which a test compares.
 
+use std::{
+    ffi::{CString, c_char},
+    sync::LazyLock,
+};
+
+use partywall::DType;
+
 /// One byte, 0 or 1.
 pub const PW_DTYPE_BOOL: u32 = 1;
 /// Unsigned, 8 bits.
@@ -47,9 +54,22 @@ pub const PW_DTYPE_C64: u32 = 22;
 /// Two binary64: real and imaginary part.
 pub const PW_DTYPE_C128: u32 = 23;
 
+/// Returns the name of an element type, such as "float32"; empty for a number that is none. It stays for ever. Does not
+/// block. Any thread may call it.
+#[unsafe(no_mangle)]
+pub extern "C" fn pw_dtype_name(dtype: u32) -> *const c_char {
+    static NAMES: LazyLock<Vec<CString>> = LazyLock::new(|| {
+        let name = |code| CString::new(DType::from_code(code).map_or("", DType::name)).unwrap_or_default();
+        (0..=u8::MAX).map(name).collect()
+    });
+    NAMES.get(dtype as usize).map_or(c"", |name| name).as_ptr()
+}
+
 #[cfg(test)]
 mod tests {
-    use partywall::DType;
+    use std::ffi::CStr;
+
+    use super::*;
 
     #[test]
     fn numbers_are_those_of_the_library() {
@@ -63,5 +83,13 @@ mod tests {
             assert_eq!(code.parse(), Ok(dtype.code()));
             assert_eq!(name, format!("{dtype:?}").to_uppercase());
         }
+    }
+
+    #[test]
+    fn each_number_has_a_name() {
+        // SAFETY: the function returns texts that stay.
+        let name = |code| unsafe { CStr::from_ptr(pw_dtype_name(code)) };
+        assert_eq!(name(PW_DTYPE_F32), c"float32");
+        assert_eq!([name(0), name(255), name(u32::MAX)], [c"", c"", c""]);
     }
 }

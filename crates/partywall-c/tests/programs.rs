@@ -1,8 +1,9 @@
-//! Programs in C, compiled against the header and the shared library, and run beside a broker.
+//! Programs in C and C++, compiled against the headers and the shared library, and run beside a broker.
 #![allow(clippy::unwrap_used)] // the outermost functions of tests
 
 use std::{
     env, fs,
+    os::unix::fs::symlink,
     path::{Path, PathBuf},
     process::Command,
     sync::LazyLock,
@@ -39,25 +40,26 @@ fn sanitizers() -> &'static [&'static str] {
     if *FOUND { &ARGUMENTS } else { &[] }
 }
 
-fn run(source: &str, simulated: bool) {
+/// Compiles a program of `tests` and runs it beside a broker of its own.
+fn run_with(compiler: &str, options: &[&str], source: &str, simulated: bool) {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
     let scratch = tempfile::tempdir().unwrap();
     let program = scratch.path().join("program");
     let libraries = libraries();
     // Programs look for the library by its SONAME.
-    std::os::unix::fs::symlink(libraries.join("libpartywall_c.so"), scratch.path().join("libpartywall.so.0")).unwrap();
-    let output = Command::new("cc")
-        .args(["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g"])
-        .args(sanitizers())
-        .arg("-I")
+    symlink(libraries.join("libpartywall_c.so"), scratch.path().join("libpartywall.so.0")).unwrap();
+    let output = Command::new(compiler)
+        .args(options)
+        .args(["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-g", "-pthread", "-I"])
         .arg(manifest.join("include"))
-        .arg(manifest.join("tests/c").join(source))
+        .arg(manifest.join("tests").join(source))
         .arg(libraries.join("libpartywall_c.so"))
-        .args(["-lm", "-pthread", "-o"])
+        .args(["-lm", "-ldl", "-o"])
         .arg(&program)
         .output()
         .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let how = format!("{source} by {compiler} {}", options.join(" "));
+    assert!(output.status.success(), "{how}: {}", String::from_utf8_lossy(&output.stderr));
 
     let socket = scratch.path().join("sockets/c.sock");
     let broker = Broker::bind(Config::new(&socket, "c", partywall::VERSION)).unwrap();
@@ -73,7 +75,26 @@ fn run(source: &str, simulated: bool) {
     stop.stop();
     broker.join().unwrap().unwrap();
     let ran = ran.unwrap();
-    assert!(ran.status.success(), "{}: {}", ran.status, String::from_utf8_lossy(&ran.stderr));
+    assert!(ran.status.success(), "{how}: {}: {}", ran.status, String::from_utf8_lossy(&ran.stderr));
+}
+
+/// Runs a program in C, with sanitizers.
+fn run(source: &str, simulated: bool) {
+    run_with("cc", &[&["-std=c11", "-D_GNU_SOURCE"], sanitizers()].concat(), &format!("c/{source}"), simulated);
+}
+
+/// Runs a program in C++ as both standards, with and without exceptions, by each compiler of this machine, and with
+/// sanitizers.
+fn run_cpp(source: &str) {
+    let source = format!("cpp/{source}");
+    run_with("g++", &[&["-std=c++17"], sanitizers()].concat(), &source, HOST);
+    run_with("g++", &["-std=c++20", "-DPARTYWALL_NO_EXCEPTIONS"], &source, HOST);
+    if Command::new("clang++").arg("--version").output().is_ok() {
+        run_with("clang++", &["-std=c++17", "-fno-exceptions", "-fno-rtti"], &source, HOST);
+        run_with("clang++", &["-std=c++20", "-O2"], &source, HOST);
+    } else {
+        eprintln!("not compiled by clang++, which is not installed");
+    }
 }
 
 #[test]
@@ -114,6 +135,16 @@ fn machine_is_examined_in_c() {
 #[test]
 fn tensors_are_exchanged_by_dlpack_in_c() {
     run("dlpack.c", HOST);
+}
+
+#[test]
+fn samples_go_through_a_topic_in_cpp() {
+    run_cpp("topic.cpp");
+}
+
+#[test]
+fn objects_are_used_in_cpp() {
+    run_cpp("objects.cpp");
 }
 
 #[test]

@@ -1240,6 +1240,10 @@ pw_status pw_domain_remove(const pw_domain *domain, const char *name);
 // Returns the release of the library, such as "0.1.0". Never blocks, never fails.
 const char *pw_version(void);
 
+// Returns the name of an element type, such as "float32"; empty for a number that is none. It stays for ever. Does not
+// block. Any thread may call it.
+const char *pw_dtype_name(uint32_t dtype);
+
 // Returns what is known about the last call of this thread that failed; null if none has. It stays until the next call
 // of this thread that fails, and the thread ends; copy what is needed longer. Never blocks.
 const pw_error *pw_last_error(void);
