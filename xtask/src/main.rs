@@ -9,10 +9,12 @@
 //! | [`spirv`] | `spirv`: the shaders, compiled and compared |
 //! | [`fuzz`] | `fuzz`: the fuzz targets, and a short run of each |
 //! | [`stacks`] | `stacks`: the Python package with the real frameworks above it |
+//! | [`c_install`] | `c-install`: the library for C and C++, with its headers and packages |
 //! | [`gpu_bundle`] | `gpu-bundle`: what a machine with a GPU needs to run the tests there |
 
 #![allow(clippy::print_stdout, reason = "a program that people run and read; the lint is meant for libraries")]
 
+mod c_install;
 mod changes;
 mod fuzz;
 mod gpu_bundle;
@@ -40,6 +42,9 @@ usage: cargo xtask COMMAND
   ptx             compile */*/kernels/*.cu to PTX, which is checked in
   ptx --check     compile them and compare with what is checked in
   spirv           compile */*/kernels/*.comp to SPIR-V, which is checked in
+  c-install --prefix DIR [--debug] [--libraries DIR]
+                  install the library for C and C++ with its headers and packages for CMake and
+                  pkg-config; --debug builds without optimisation, --libraries takes built libraries
   gpu-bundle      pack the binary, the GPU tests and the benchmarks into target/gpu-bundle/, to be
                   run on a machine that has an NVIDIA driver and nothing else
   stacks          make target/stacks, an environment of 7 GB with vLLM for CPUs, Ray and transformers,
@@ -66,6 +71,7 @@ fn main() -> ExitCode {
         ["ptx", "--check"] => check_ptx(),
         ["spirv"] => Workspace::locate().and_then(|workspace| spirv::regenerate(&workspace)),
         ["stacks"] => Workspace::locate().and_then(|workspace| stacks::run(&workspace)),
+        ["c-install", options @ ..] => Workspace::locate().and_then(|workspace| c_install::run(&workspace, options)),
         ["gpu-bundle"] => Workspace::locate().and_then(|workspace| gpu_bundle::build(&workspace)),
         ["help" | "--help" | "-h"] => {
             print!("{HELP}");

@@ -153,6 +153,12 @@ const TEST: &[Step] = &[
         lane: Lane::Main,
         run: rust::with_vulkan,
     },
+    Step {
+        name: "cmake",
+        about: "projects in C and C++ that find the installed library by CMake and pkg-config",
+        lane: Lane::Main,
+        run: rust::with_cmake,
+    },
     Step { name: "without-gpu", about: "tests for machines without a GPU", lane: Lane::Main, run: rust::without_gpu },
     Step {
         name: "sweeps",

@@ -32,7 +32,7 @@ const EXAMPLES: [&str; 10] = [
 ];
 
 /// Parts of the names of tests that need a feature that a machine may lack, or minutes.
-const NEEDS: [&str; 8] = [
+const NEEDS: [&str; 9] = [
     "needs_namespaces",
     "needs_python",
     "needs_no_gpu",
@@ -40,6 +40,7 @@ const NEEDS: [&str; 8] = [
     "needs_systemd",
     "needs_prometheus",
     "needs_vulkan",
+    "needs_cmake",
     "needs_minutes",
 ];
 
@@ -151,6 +152,15 @@ pub(super) fn with_prometheus(workspace: &Workspace) -> Outcome {
         return Outcome::Skipped("there is no Prometheus here: apt-get install prometheus".to_owned());
     }
     run_those_that("needs_prometheus", workspace)
+}
+
+/// Tests that build projects outside the repository, in C and C++.
+pub(super) fn with_cmake(workspace: &Workspace) -> Outcome {
+    let has = |program: &str| succeeds([program, "--version"].into_iter());
+    if !has("cmake") || !has("pkg-config") {
+        return Outcome::Skipped("there is no CMake here: apt-get install cmake pkg-config".to_owned());
+    }
+    run_those_that("needs_cmake", workspace)
 }
 
 /// The tests run on lavapipe, Vulkan's driver for CPUs, under the validation layer.
