@@ -141,15 +141,6 @@ impl From<StopHandle> for OwnedFd {
     }
 }
 
-/// Does what the bytes of a fuzzer stand for to the registry and to its model.
-///
-/// # Panics
-/// If the two differ: the fuzzer has found something.
-#[cfg(fuzzing)]
-pub fn fuzz_registry(input: &[u8]) {
-    registry::fuzz(input);
-}
-
 /// Why a broker ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]

@@ -73,7 +73,6 @@ mod report;
 mod restart;
 mod segments;
 #[cfg(any(test, fuzzing))]
-#[cfg_attr(fuzzing, allow(dead_code, unused_imports, reason = "a fuzzer uses the model and the random steps alone"))]
 mod tests;
 mod users;
 mod waits;
