@@ -243,6 +243,7 @@ mod tests {
 
     use super::*;
 
+    // Holds 370.
     #[test]
     fn panic_is_an_error_of_the_library() {
         assert_eq!(call(|| panic!("a {} reason", "formatted")), pw_status::PW_INTERNAL);

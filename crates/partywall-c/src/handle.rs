@@ -315,6 +315,7 @@ mod tests {
     object!(Thing, u8, 200, "thing");
     object!(Other, u16, 201, "other");
 
+    // Holds 368.
     #[test]
     fn closed_and_foreign_handles_are_found_out() {
         let handle = insert(Thing(7)).unwrap();

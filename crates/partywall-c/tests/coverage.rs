@@ -86,6 +86,7 @@ fn absent() -> BTreeMap<String, Option<BTreeSet<String>>> {
     section.lines().filter_map(row).collect()
 }
 
+// Holds 371.
 #[test]
 fn each_function_of_rust_is_in_c_or_in_the_list_of_those_that_are_not() {
     let (public, covered, absent) = (public(), covered(), absent());

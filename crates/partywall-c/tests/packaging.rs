@@ -81,6 +81,7 @@ fn build_and_run(scratch: &Path, find: &str, options: &[String]) {
     }
 }
 
+// Holds 374.
 #[test]
 fn needs_cmake_which_finds_the_moved_package_of_its_version() {
     let scratch = tempfile::tempdir().unwrap();
@@ -107,6 +108,7 @@ fn needs_cmake_which_finds_the_moved_package_of_its_version() {
     }
 }
 
+// Holds 374.
 #[test]
 fn needs_cmake_which_fetches_the_content() {
     let scratch = tempfile::tempdir().unwrap();
@@ -120,6 +122,7 @@ fn needs_cmake_which_fetches_the_content() {
     build_and_run(scratch.path(), &find, &[libraries]);
 }
 
+// Holds 374.
 #[test]
 fn needs_cmake_and_pkg_config_finds_the_moved_package() {
     let scratch = tempfile::tempdir().unwrap();

@@ -97,6 +97,7 @@ fn run_cpp(source: &str) {
     }
 }
 
+// Holds 368, 369.
 #[test]
 fn samples_go_through_a_topic_in_c() {
     run("topic.c", HOST);
@@ -107,11 +108,13 @@ fn segments_are_built_and_opened_in_c() {
     run("segment.c", HOST);
 }
 
+// Holds 370.
 #[test]
 fn memory_of_a_gpu_is_shared_in_c() {
     run("gpu.c", SIMULATED);
 }
 
+// Holds 370.
 #[test]
 fn pools_timelines_and_semaphores_are_used_in_c() {
     run("order.c", HOST);
@@ -137,16 +140,19 @@ fn tensors_are_exchanged_by_dlpack_in_c() {
     run("dlpack.c", HOST);
 }
 
+// Holds 372.
 #[test]
 fn samples_go_through_a_topic_in_cpp() {
     run_cpp("topic.cpp");
 }
 
+// Holds 372.
 #[test]
 fn objects_are_used_in_cpp() {
     run_cpp("objects.cpp");
 }
 
+// Holds 373.
 #[test]
 fn library_shares_its_process_with_others() {
     run("process.c", HOST);

@@ -52,6 +52,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     return {"cpp": [str(program)], "rust": [str(examples / "frames")], "python": [sys.executable, "-c", PYTHON]}
 
 
+# Holds 375.
 @pytest.mark.parametrize("to", LANGUAGES)
 @pytest.mark.parametrize("by", LANGUAGES)
 @pytest.mark.usefixtures("domain")
