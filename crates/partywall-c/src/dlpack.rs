@@ -106,8 +106,9 @@ pub unsafe extern "C" fn pw_segment_to_dlpack(
 }
 
 /// Makes a sample a read-only tensor in the form of DLPack, for work on `stream` if it is on a GPU: that waits there for
-/// the publisher's stream. The block stays as it is until the tensor's deleter is called, which any thread may do: it does
-/// what `pw_sample_close` does. On success the sample is closed; on failure it is still the caller's.
+/// the publisher's stream. Fails with `PW_BUSY` while a stream still writes a sample in host or pinned memory:
+/// `pw_sample_wait` waits for it. The block stays as it is until the tensor's deleter is called, which any thread may do:
+/// it does what `pw_sample_close` does. On success the sample is closed; on failure it is still the caller's.
 ///
 /// # Safety
 /// No other thread uses `sample`; `stream` is a stream of the primary context of the topic's GPU; `managed` may be written.
@@ -122,13 +123,11 @@ pub unsafe extern "C" fn pw_sample_to_dlpack(
         check_out(managed, "managed")?;
         let (address, device, dtype) = {
             let sample = self::sample(sample)?;
-            let (address, on_gpu) = match sample.bytes() {
-                Ok(bytes) => (bytes.as_ptr().addr(), None),
-                Err(Error::Mismatch(_)) => {
-                    let gpu = stream_gpu(sample.domain(), sample.gpu())?;
-                    (sample.device_on(argument::stream(&gpu, stream))?.device_ptr() as usize, sample.gpu())
-                }
-                Err(error) => return Err(error.into()),
+            let (address, on_gpu) = if sample.place().is_cpu_reachable() {
+                (sample.bytes()?.as_ptr().addr(), None)
+            } else {
+                let gpu = stream_gpu(sample.domain(), sample.gpu())?;
+                (sample.device_on(argument::stream(&gpu, stream))?.device_ptr() as usize, sample.gpu())
             };
             (address, device_of(on_gpu), data_type(sample.dtype())?)
         };

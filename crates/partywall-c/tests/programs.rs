@@ -65,7 +65,9 @@ fn run_with(compiler: &str, options: &[&str], source: &str, simulated: bool) {
     let broker = Broker::bind(Config::new(&socket, "c", partywall::VERSION)).unwrap();
     let stop = broker.stop_handle().unwrap();
     let broker = std::thread::spawn(move || broker.run());
-    let mut command = Command::new(&program);
+    // A watchdog: a program that waits for ever would keep its broker, and this test.
+    let mut command = Command::new("timeout");
+    command.args(["--signal=ABRT", "600"]).arg(&program);
     command.env("PARTYWALL_SOCKET", &socket).env("LD_LIBRARY_PATH", scratch.path()).env_remove("PARTYWALL_LIBCUDA");
     command.env("PARTYWALL_BIN", binary());
     if simulated {

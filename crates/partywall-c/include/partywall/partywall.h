@@ -1150,8 +1150,9 @@ pw_status pw_segment_to_dlpack(const pw_segment *segment,
                                DLManagedTensorVersioned **managed);
 
 // Makes a sample a read-only tensor in the form of DLPack, for work on `stream` if it is on a GPU: that waits there for
-// the publisher's stream. The block stays as it is until the tensor's deleter is called, which any thread may do: it does
-// what `pw_sample_close` does. On success the sample is closed; on failure it is still the caller's.
+// the publisher's stream. Fails with `PW_BUSY` while a stream still writes a sample in host or pinned memory:
+// `pw_sample_wait` waits for it. The block stays as it is until the tensor's deleter is called, which any thread may do:
+// it does what `pw_sample_close` does. On success the sample is closed; on failure it is still the caller's.
 //
 // # Safety
 // No other thread uses `sample`; `stream` is a stream of the primary context of the topic's GPU; `managed` may be written.

@@ -217,14 +217,24 @@ static void exchange(pw_domain *domain) {
     OK(pw_subscriber_open(topic, NULL, &subscriber));
     pw_loan *loan = NULL;
     OK(pw_publisher_loan(publisher, PW_DTYPE_F32, FOUR, 1, 0, &loan));
+    /* The sample is not complete before the host signals. */
+    pw_timeline *held = NULL;
+    pw_writer *go = NULL;
+    void *consumer = stream_create();
+    OK(pw_timeline_open(domain, "go", NULL, &held));
+    OK(pw_writer_open(domain, "go", NULL, &go));
+    OK(pw_timeline_wait_on(held, stream, 1));
     OK(pw_loan_copy_dlpack(loan, &given, stream));
     OK(pw_loan_publish_on(loan, stream, PW_FOREVER, NULL));
     pw_sample *sample = NULL;
     OK(pw_subscriber_recv(subscriber, PW_FOREVER, &sample));
-    OK(pw_sample_to_dlpack(sample, stream, &managed));
+    OK(pw_sample_to_dlpack(sample, consumer, &managed));
+    OK(pw_writer_signal(go, 1));
     memset(seen, 0, sizeof seen);
-    copy_out(seen, managed->dl_tensor.data, 16, stream);
-    stream_wait(stream);
+    copy_out(seen, managed->dl_tensor.data, 16, consumer);
+    stream_wait(consumer);
+    OK(pw_writer_close(go));
+    OK(pw_timeline_close(held));
     CHECK(seen[3] == 4 && managed->dl_tensor.device.device_type == 2);
     managed->deleter(managed);
     OK(pw_subscriber_close(subscriber));

@@ -29,6 +29,7 @@ use crate::{
     element::{Element, elements},
     error::{Busy, Error, Failed, Gone, InvalidArgument, InvalidData, Result},
     gpu::{DeviceRange, Gpu},
+    place::Place,
     pool::Blocks,
     timeline::{Order, Timeline},
     wait::Wait,
@@ -341,6 +342,11 @@ impl Sample {
         };
         self.let_go_after(fence);
         Ok(())
+    }
+
+    /// Returns where the sample is.
+    pub fn place(&self) -> Place {
+        self.open().blocks.segment().place()
     }
 
     /// Returns the GPU on which this process uses the sample; `None` for host memory.
