@@ -46,8 +46,13 @@ fn needs_cmake_to_build_the_examples_which_run() {
     let stop = broker.stop_handle().unwrap();
     let broker = std::thread::spawn(move || broker.run());
     let example = |name: &str| {
-        let mut command = Command::new(built.join(name));
-        command.env("PARTYWALL_SOCKET", &socket).env_remove("PARTYWALL_LIBCUDA");
+        // A watchdog: an example that waits for ever would keep its broker, and this test.
+        let mut command = Command::new("timeout");
+        command
+            .args(["--signal=ABRT", "600"])
+            .arg(built.join(name))
+            .env("PARTYWALL_SOCKET", &socket)
+            .env_remove("PARTYWALL_LIBCUDA");
         command
     };
     assert_eq!(runs(&mut example("textbook")), "262144 of 262144 integers are right, in host memory");

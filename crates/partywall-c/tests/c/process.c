@@ -38,7 +38,7 @@ static void copies(pw_domain *domain) {
     *(void **)&connect = dlsym(copy, "pw_domain_connect");
     *(void **)&ping = dlsym(copy, "pw_domain_ping");
     *(void **)&close = dlsym(copy, "pw_domain_close");
-    CHECK((void *)connect != (void *)pw_domain_connect);
+    CHECK(connect != pw_domain_connect);
     pw_domain *other = NULL;
     CHECK(connect(NULL, &other) == PW_OK && ping(other) == PW_OK);
     FAILS(PW_INVALID_ARGUMENT, pw_domain_ping(other));
