@@ -311,6 +311,18 @@ pub(crate) unsafe fn strides<'a>(strides: *const u64, shape: &[u64]) -> Result<C
     unsafe { array(strides, shape.len(), "strides") }.map(Cow::from)
 }
 
+/// Returns the place that a device's name means; `unset` for null.
+///
+/// # Safety
+/// As [`text`].
+pub(crate) unsafe fn place_or(device: *const c_char, unset: Option<Place>) -> Result<Option<Place>, Failure> {
+    if device.is_null() {
+        return Ok(unset);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { place(device) }.map(Some)
+}
+
 /// Returns the place that a device's name means; host memory for null.
 ///
 /// # Safety

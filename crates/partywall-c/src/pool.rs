@@ -2,10 +2,10 @@
 
 use std::ffi::c_char;
 
-use partywall::{BlockRef, Domain, Pool, PoolOptions};
+use partywall::{BlockRef, Domain, Place, Pool, PoolOptions, WhenSome};
 
 use crate::{
-    argument::{self, place, store_info, structs, text, timeout},
+    argument::{self, place_or, store_info, structs, text, timeout},
     block::{HeldBlock, pw_block},
     domain::pw_domain,
     error::{Failure, call, pw_status},
@@ -26,7 +26,8 @@ structs!(pw_pool_options, pw_pool_info);
 pub struct pw_pool_options {
     /// `sizeof(pw_pool_options)`.
     pub size: usize,
-    /// Where blocks are: "host", "pinned", "cuda:0", a GPU's UUID, "auto"; null for host memory, or that of the pool.
+    /// Where blocks are: "host", "pinned", "cuda:0", a GPU's UUID, "auto". Null is host memory, and any
+    /// for `pw_pool_open`.
     pub device: *const c_char,
     /// The bytes of each block. Required to create a pool.
     pub block_bytes: u64,
@@ -45,6 +46,7 @@ unsafe fn open(
     name: *const c_char,
     options: *const pw_pool_options,
     pool: *mut *mut pw_pool,
+    unset: Option<Place>,
     open: impl FnOnce(&PoolOptions) -> partywall::Result<Pool>,
 ) -> pw_status {
     // SAFETY: the caller's promise.
@@ -53,9 +55,7 @@ unsafe fn open(
             let options = argument::options(options)?;
             let mut known = handle::get::<Domain>(domain)?.pool(text(name, "name")?);
             known = known.shared(options.shared != 0).kept(options.kept != 0);
-            if !options.device.is_null() {
-                known = known.place(place(options.device)?);
-            }
+            known = known.when_some(place_or(options.device, unset)?, PoolOptions::place);
             if options.block_bytes != 0 {
                 known = known.block_bytes(options.block_bytes);
             }
@@ -83,7 +83,7 @@ pub unsafe extern "C" fn pw_pool_create(
     pool: *mut *mut pw_pool,
 ) -> pw_status {
     // SAFETY: the caller's promise.
-    unsafe { open(domain, name, options, pool, PoolOptions::create) }
+    unsafe { open(domain, name, options, pool, Some(Place::Host), PoolOptions::create) }
 }
 
 /// Opens a pool that exists and agrees with each option that is set. Otherwise as `pw_pool_create`.
@@ -98,7 +98,7 @@ pub unsafe extern "C" fn pw_pool_open(
     pool: *mut *mut pw_pool,
 ) -> pw_status {
     // SAFETY: the caller's promise.
-    unsafe { open(domain, name, options, pool, PoolOptions::open) }
+    unsafe { open(domain, name, options, pool, None, PoolOptions::open) }
 }
 
 /// Opens a pool, or creates it if the name does not exist. Otherwise as `pw_pool_create`.
@@ -113,7 +113,7 @@ pub unsafe extern "C" fn pw_pool_open_or_create(
     pool: *mut *mut pw_pool,
 ) -> pw_status {
     // SAFETY: the caller's promise.
-    unsafe { open(domain, name, options, pool, PoolOptions::open_or_create) }
+    unsafe { open(domain, name, options, pool, Some(Place::Host), PoolOptions::open_or_create) }
 }
 
 /// Closes a pool. Its blocks that this process holds stay. Null is ignored.

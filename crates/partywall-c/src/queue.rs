@@ -6,10 +6,12 @@ use std::{
     sync::OnceLock,
 };
 
-use partywall::{Domain, Queue, QueueEvent, QueueOptions, Task, TaskResult, TaskStatus, Ticket, Unsubmitted};
+use partywall::{
+    Domain, Place, Queue, QueueEvent, QueueOptions, Task, TaskResult, TaskStatus, Ticket, Unsubmitted, WhenSome,
+};
 
 use crate::{
-    argument::{self, array, dtype, place, store, store_info, store_optional, stream_gpu, structs, text, timeout},
+    argument::{self, array, dtype, place_or, store, store_info, store_optional, stream_gpu, structs, text, timeout},
     block::{HeldBlock, pw_block},
     domain::pw_domain,
     error::{Failure, call, pw_status},
@@ -61,7 +63,8 @@ pub const PW_TASK_GONE: u32 = 5;
 pub struct pw_queue_options {
     /// `sizeof(pw_queue_options)`.
     pub size: usize,
-    /// Where inputs and outputs are: "host", "pinned", "cuda:0", a GPU's UUID, "auto"; null for host memory.
+    /// Where inputs and outputs are: "host", "pinned", "cuda:0", a GPU's UUID, "auto". Null is host memory, and any
+    /// for `pw_queue_open`.
     pub device: *const c_char,
     /// The bytes of each input block.
     pub input_bytes: u64,
@@ -86,6 +89,7 @@ unsafe fn open(
     name: *const c_char,
     options: *const pw_queue_options,
     queue: *mut *mut pw_queue,
+    unset: Option<Place>,
     open: impl FnOnce(&QueueOptions) -> partywall::Result<Queue>,
 ) -> pw_status {
     // SAFETY: the caller's promise.
@@ -94,9 +98,7 @@ unsafe fn open(
             let options = argument::options(options)?;
             let mut known = handle::get::<Domain>(domain)?.queue(text(name, "name")?);
             known = known.shared(options.shared != 0).kept(options.kept != 0);
-            if !options.device.is_null() {
-                known = known.place(place(options.device)?);
-            }
+            known = known.when_some(place_or(options.device, unset)?, QueueOptions::place);
             if options.tasks != 0 {
                 known = known.tasks(options.tasks);
             }
@@ -127,7 +129,7 @@ pub unsafe extern "C" fn pw_queue_create(
     queue: *mut *mut pw_queue,
 ) -> pw_status {
     // SAFETY: the caller's promise.
-    unsafe { open(domain, name, options, queue, QueueOptions::create) }
+    unsafe { open(domain, name, options, queue, Some(Place::Host), QueueOptions::create) }
 }
 
 /// Opens a queue that exists and agrees with each option that is set. Otherwise as `pw_queue_create`.
@@ -142,7 +144,7 @@ pub unsafe extern "C" fn pw_queue_open(
     queue: *mut *mut pw_queue,
 ) -> pw_status {
     // SAFETY: the caller's promise.
-    unsafe { open(domain, name, options, queue, QueueOptions::open) }
+    unsafe { open(domain, name, options, queue, None, QueueOptions::open) }
 }
 
 /// Opens a queue, or creates it if the name does not exist. Otherwise as `pw_queue_create`.
@@ -157,7 +159,7 @@ pub unsafe extern "C" fn pw_queue_open_or_create(
     queue: *mut *mut pw_queue,
 ) -> pw_status {
     // SAFETY: the caller's promise.
-    unsafe { open(domain, name, options, queue, QueueOptions::open_or_create) }
+    unsafe { open(domain, name, options, queue, Some(Place::Host), QueueOptions::open_or_create) }
 }
 
 /// Closes a queue. Null is ignored.

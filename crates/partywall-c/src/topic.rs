@@ -2,10 +2,10 @@
 
 use std::ffi::c_char;
 
-use partywall::{Domain, Topic, TopicOptions};
+use partywall::{Domain, Place, Topic, TopicOptions, WhenSome};
 
 use crate::{
-    argument::{self, array, dtype, place, store_info, structs, text},
+    argument::{self, array, dtype, place_or, store_info, structs, text},
     domain::pw_domain,
     error::{Failure, call, pw_status},
     handle::{self, object},
@@ -28,7 +28,8 @@ structs!(pw_topic_options, pw_topic_info);
 pub struct pw_topic_options {
     /// `sizeof(pw_topic_options)`.
     pub size: usize,
-    /// Where samples are: "host", "pinned", "cuda:0", a GPU's UUID, "auto"; null for host memory.
+    /// Where samples are: "host", "pinned", "cuda:0", a GPU's UUID, "auto". Null is host memory, and any
+    /// for `pw_topic_open`.
     pub device: *const c_char,
     /// The bytes of the largest sample. Required to create a topic, unless `dtype` and `shape` determine it.
     pub max_bytes: u64,
@@ -64,16 +65,15 @@ unsafe fn options_of(
     domain: *const pw_domain,
     name: *const c_char,
     options: *const pw_topic_options,
+    unset: Option<Place>,
 ) -> Result<TopicOptions, Failure> {
     // SAFETY: the caller's promise.
     let (domain, name, options) =
         unsafe { (handle::get::<Domain>(domain)?, text(name, "name")?, argument::options(options)?) };
     let mut known = domain.topic(name).stamps(options.no_stamps == 0).shared(options.shared != 0);
     known = known.kept(options.kept != 0);
-    if !options.device.is_null() {
-        // SAFETY: the caller's promise.
-        known = known.place(unsafe { place(options.device) }?);
-    }
+    // SAFETY: the caller's promise.
+    known = known.when_some(unsafe { place_or(options.device, unset) }?, TopicOptions::place);
     if options.dtype != 0 {
         known = known.dtype(dtype(options.dtype)?);
     }
@@ -109,10 +109,11 @@ unsafe fn open(
     name: *const c_char,
     options: *const pw_topic_options,
     topic: *mut *mut pw_topic,
+    unset: Option<Place>,
     open: impl FnOnce(&TopicOptions) -> partywall::Result<Topic>,
 ) -> pw_status {
     // SAFETY: the caller's promise.
-    call(|| unsafe { handle::give(topic, || Ok(open(&options_of(domain, name, options)?)?)) })
+    call(|| unsafe { handle::give(topic, || Ok(open(&options_of(domain, name, options, unset)?)?)) })
 }
 
 /// Creates a topic. The caller owns `*topic` and closes it with `pw_topic_close`. Fails if the name exists. Blocks for a
@@ -128,7 +129,7 @@ pub unsafe extern "C" fn pw_topic_create(
     topic: *mut *mut pw_topic,
 ) -> pw_status {
     // SAFETY: the caller's promise.
-    unsafe { open(domain, name, options, topic, TopicOptions::create) }
+    unsafe { open(domain, name, options, topic, Some(Place::Host), TopicOptions::create) }
 }
 
 /// Opens a topic that exists and agrees with each option that is set. Otherwise as `pw_topic_create`.
@@ -143,7 +144,7 @@ pub unsafe extern "C" fn pw_topic_open(
     topic: *mut *mut pw_topic,
 ) -> pw_status {
     // SAFETY: the caller's promise.
-    unsafe { open(domain, name, options, topic, TopicOptions::open) }
+    unsafe { open(domain, name, options, topic, None, TopicOptions::open) }
 }
 
 /// Opens a topic, or creates it if the name does not exist. Otherwise as `pw_topic_create`.
@@ -158,7 +159,7 @@ pub unsafe extern "C" fn pw_topic_open_or_create(
     topic: *mut *mut pw_topic,
 ) -> pw_status {
     // SAFETY: the caller's promise.
-    unsafe { open(domain, name, options, topic, TopicOptions::open_or_create) }
+    unsafe { open(domain, name, options, topic, Some(Place::Host), TopicOptions::open_or_create) }
 }
 
 /// Closes a topic. Its publishers and subscribers stay. Null is ignored.

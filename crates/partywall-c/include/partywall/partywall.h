@@ -478,7 +478,8 @@ typedef struct {
 typedef struct {
     // `sizeof(pw_pool_options)`.
     size_t size;
-    // Where blocks are: "host", "pinned", "cuda:0", a GPU's UUID, "auto"; null for host memory, or that of the pool.
+    // Where blocks are: "host", "pinned", "cuda:0", a GPU's UUID, "auto". Null is host memory, and any
+    // for `pw_pool_open`.
     const char *device;
     // The bytes of each block. Required to create a pool.
     uint64_t block_bytes;
@@ -516,7 +517,8 @@ typedef struct {
 typedef struct {
     // `sizeof(pw_queue_options)`.
     size_t size;
-    // Where inputs and outputs are: "host", "pinned", "cuda:0", a GPU's UUID, "auto"; null for host memory.
+    // Where inputs and outputs are: "host", "pinned", "cuda:0", a GPU's UUID, "auto". Null is host memory, and any
+    // for `pw_queue_open`.
     const char *device;
     // The bytes of each input block.
     uint64_t input_bytes;
@@ -735,7 +737,8 @@ typedef struct {
 typedef struct {
     // `sizeof(pw_topic_options)`.
     size_t size;
-    // Where samples are: "host", "pinned", "cuda:0", a GPU's UUID, "auto"; null for host memory.
+    // Where samples are: "host", "pinned", "cuda:0", a GPU's UUID, "auto". Null is host memory, and any
+    // for `pw_topic_open`.
     const char *device;
     // The bytes of the largest sample. Required to create a topic, unless `dtype` and `shape` determine it.
     uint64_t max_bytes;

@@ -243,10 +243,34 @@ static void exchange(pw_domain *domain) {
     CHECK(deleted == 1);
 }
 
+/* Without a device memory is the host's, although there is a GPU; opening asks for no place. */
+static void places(pw_domain *domain) {
+    pw_pool_options options = PW_INIT(pw_pool_options);
+    options.blocks = 2;
+    options.block_bytes = 4096;
+    pw_pool *pool = NULL;
+    pw_block *block = NULL;
+    void *address = NULL;
+    OK(pw_pool_create(domain, "places/host", &options, &pool));
+    OK(pw_pool_alloc(pool, PW_FOREVER, &block));
+    OK(pw_block_data(block, &address, NULL));
+    OK(pw_block_close(block));
+    OK(pw_pool_close(pool));
+    options.device = "cuda:0";
+    OK(pw_pool_create(domain, "places/gpu", &options, &pool));
+    pw_pool *other = NULL;
+    OK(pw_pool_open(domain, "places/gpu", NULL, &other));
+    OK(pw_pool_close(other));
+    options.device = NULL;
+    FAILS(PW_MISMATCH, pw_pool_open_or_create(domain, "places/gpu", &options, &other));
+    OK(pw_pool_close(pool));
+}
+
 int main(void) {
     use_gpu();
     pw_domain *domain = NULL;
     OK(pw_domain_connect(NULL, &domain));
+    places(domain);
     advance(domain);
     publish(domain);
     order(domain);
