@@ -68,7 +68,10 @@ fn run_with(compiler: &str, options: &[&str], source: &str, simulated: bool) {
     // A watchdog: a program that waits for ever would keep its broker, and this test.
     let mut command = Command::new("timeout");
     command.args(["--signal=ABRT", "600"]).arg(&program);
-    command.env("PARTYWALL_SOCKET", &socket).env("LD_LIBRARY_PATH", scratch.path()).env_remove("PARTYWALL_LIBCUDA");
+    command
+        .env("PARTYWALL_SOCKET", &socket)
+        .env("LD_LIBRARY_PATH", scratch.path())
+        .env("PARTYWALL_LIBCUDA", "/absent/libcuda.so.1");
     command.env("PARTYWALL_BIN", binary());
     if simulated {
         command.env("PARTYWALL_LIBCUDA", simulated_driver());

@@ -18,7 +18,7 @@ pub(super) const LIBCUDA: &str = "PARTYWALL_LIBCUDA";
 pub(super) const PACKAGES: &str = "--workspace";
 
 /// The examples that tests start as processes.
-const EXAMPLES: [&str; 10] = [
+const EXAMPLES: [&str; 11] = [
     "consumer",
     "descriptors",
     "exercise_crash",
@@ -26,6 +26,7 @@ const EXAMPLES: [&str; 10] = [
     "exercise_pattern",
     "exercise_ring",
     "exercise_work_queue",
+    "frames",
     "producer",
     "spans",
     "square_roots",
