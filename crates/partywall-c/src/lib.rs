@@ -3,10 +3,10 @@
 //! Everything here translates: texts, arrays, options and handles from C, results and errors to C. What a function
 //! does is the business of the crate `partywall`.
 //!
-//! - C holds objects by [handles](handle), which are checked at each call.
-//! - Each exported function runs in [`error::call`], which keeps the failure for `pw_last_error` and lets no panic out.
-//! - Structs that C passes begin with their size, so that they may grow ([`argument::options`],
-//!   [`argument::store_info`]).
+//! - C holds objects by handles (`handle`), which are checked at each call.
+//! - Each exported function runs in `error::call`, which keeps the failure for `pw_last_error` and lets no panic out.
+//! - Structs that C passes begin with their size, so that they may grow (`argument::options`,
+//!   `argument::store_info`).
 //! - No exported item comes out of a macro: cbindgen could not see it.
 #![allow(unsafe_code)] // C's pointers
 #![allow(non_camel_case_types)] // C's types
