@@ -255,7 +255,7 @@ pub(crate) fn own_user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Checks whether [`Place::take`] can succeed, and changes nothing.
+/// Checks whether [`BoundSocket::take`] can succeed, and changes nothing.
 pub(crate) fn check(socket: &Path, entry: DirAccess) -> Result<(), StartError> {
     let path = absolute(socket)?;
     SocketAddrUnix::new(&path).map_err(StartError::at("listen at", &path))?;

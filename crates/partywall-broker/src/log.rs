@@ -121,7 +121,7 @@ impl LogState {
     /// file.
     ///
     /// # Errors
-    /// [`State::lock`]'s, if another broker has begun to write the file.
+    /// [`LogState::lock`]'s, if another broker has begun to write the file.
     fn follow(&mut self, path: &Path) -> io::Result<()> {
         let identity = |file: &Metadata| (file.dev(), file.ino());
         match (fs::metadata(path), self.file.metadata()) {
