@@ -1,8 +1,9 @@
 //! DLPack's C structs, filled in for this library's tensors and read from those of others.
 //!
 //! The structs are those of `dlpack.h` 1.1; later 1.x versions only add flags and codes. They are written out here
-//! because the crates that bind them change their interfaces with every release, for six structs. Whoever exchanges
-//! them, the Python package and the C library, brings the unsafe code: a deleter, and reading the arrays of others.
+//! because the crates that bind them change their interfaces with every release, for six structs. The
+//! Python package and the C library, which exchange them, bring the unsafe code: a deleter, and reading the arrays of
+//! others.
 
 use std::{
     ffi::{CStr, c_void},
