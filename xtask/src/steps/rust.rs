@@ -18,8 +18,9 @@ pub(super) const LIBCUDA: &str = "PARTYWALL_LIBCUDA";
 pub(super) const PACKAGES: &str = "--workspace";
 
 /// The examples that tests start as processes.
-const EXAMPLES: [&str; 11] = [
+const EXAMPLES: [&str; 12] = [
     "consumer",
+    "crash_points",
     "descriptors",
     "exercise_crash",
     "exercise_early_consumer",
