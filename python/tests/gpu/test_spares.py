@@ -1,6 +1,7 @@
 # Holds 289.
 """Warm spares on a real GPU: the parent has no CUDA, its forks have it, and no memory is left behind."""
 
+import contextlib
 import os
 import select
 import signal
@@ -10,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import partywall as pw
-from partywall.spares import _preload
 
 from ..conftest import WATCHDOG, Child
 
@@ -39,6 +39,15 @@ def children(pid: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+def opened_devices(pid: int) -> list[str]:
+    """The driver's devices that a process has open."""
+    opened = []
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            opened.append(str(fd.readlink()))
+    return [path for path in opened if path.startswith("/dev/nvidia")]
+
+
 def test_killed_workers_are_replaced_and_leave_no_memory(domain, socket, child):
     domain.put("w", torch.ones(2048, 2048, device="cuda"), kept=True)
     torch.cuda.synchronize()
@@ -47,10 +56,10 @@ def test_killed_workers_are_replaced_and_leave_no_memory(domain, socket, child):
     for _ in range(KILLS):
         worker, found = map(int, launcher.says().split())
         assert found == 2048
-        assert _preload.opened_devices(worker)
-        assert _preload.opened_devices(launcher.process.pid) == []
+        assert opened_devices(worker)
+        assert opened_devices(launcher.process.pid) == []
         for spare in set(children(launcher.process.pid)) - {worker}:
-            assert _preload.opened_devices(spare) == []
+            assert opened_devices(spare) == []
         os.kill(worker, signal.SIGKILL)
     last = os.pidfd_open(int(launcher.says().split()[0]))
     launcher.process.terminate()
@@ -75,7 +84,26 @@ def test_module_that_uses_cuda_is_refused_by_name(child, tmp_path):
         """,
         str(tmp_path),
     )
-    assert launcher.says().startswith("cannot preload: uses_cuda has opened /dev/nvidia")
+    assert launcher.says().startswith("cannot preload: uses_cuda has initialised CUDA")
+
+
+def test_module_that_counts_gpus_by_nvml_is_preloaded(child, tmp_path):
+    """As vLLM does when it is imported. NVML opens devices of the driver, and leaves CUDA alone."""
+    (tmp_path / "counts.py").write_text(
+        "import ctypes\nnvml = ctypes.CDLL('libnvidia-ml.so.1')\nassert nvml.nvmlInit_v2() == 0\n"
+    )
+    launcher = child(
+        """
+        import torch
+        from partywall import spares
+        sys.path.insert(0, sys.argv[1])
+        def main():
+            say(torch.ones(1000, device="cuda").sum().item())
+        spares.run(main, preload=["torch", "counts"])
+        """,
+        str(tmp_path),
+    )
+    assert launcher.says() == "1000.0"
 
 
 # Holds 270.

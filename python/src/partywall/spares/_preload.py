@@ -14,8 +14,7 @@ from typing import Any
 from partywall import _domain
 from partywall._errors import CannotPreload
 
-DEVICES = "/dev/nvidia"
-"""How the names of the driver's devices begin. A process that uses CUDA has some of them open."""
+CUDA_ERROR_NOT_INITIALIZED = 3
 
 OMP_PAUSE_SOFT = 1
 
@@ -48,16 +47,19 @@ def check(what: str) -> None:
         raise CannotPreload(f"cannot preload: {what} {reason}", ADVICE, "cannot-preload")
 
 
-def opened_devices(pid: int | str = "self") -> list[str]:
-    """Returns the driver's devices that a process has open."""
-    opened = set()
-    for fd in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            opened.add(str(fd.readlink()))
-        except FileNotFoundError:
-            # The descriptor of the listing itself.
-            continue
-    return sorted(path for path in opened if path.startswith(DEVICES))
+def uses_cuda() -> bool:
+    """Returns whether this process has initialised CUDA, by whichever library.
+
+    Open devices do not say so: NVML, by which torch and vLLM count GPUs without CUDA, opens some, too.
+    """
+    for name in "libcuda.so.1", os.environ.get("PARTYWALL_LIBCUDA"):
+        if name:
+            # Not a driver that this call would load.
+            with contextlib.suppress(OSError):
+                driver = ctypes.CDLL(name, mode=os.RTLD_NOLOAD)
+                if driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != CUDA_ERROR_NOT_INITIALIZED:
+                    return True
+    return False
 
 
 def end_openmp_threads() -> None:
@@ -100,8 +102,8 @@ def _file(path: Path) -> Any:
 
 def _obstacle() -> str | None:
     """Returns what this process has that its forks cannot have."""
-    if devices := opened_devices():
-        return f"has opened {devices[0]}: CUDA does not work in forks of a process that has used it"
+    if uses_cuda():
+        return "has initialised CUDA, which does not work in forks of a process that has used it"
     if threads := [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]:
         return f"has started the thread {threads[0]}: forks do not have it, and locks that it holds stay locked in them"
     if connections := _domain.connections():
