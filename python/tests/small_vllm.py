@@ -86,6 +86,9 @@ class Attention(torch.nn.Module):
     def process_weights_after_loading(self, dtype: Any) -> None:
         self._k_scale.fill_(1.0)
 
+    def bind_kv_cache(self, kv_cache: Any) -> None:
+        self.kv_cache = kv_cache
+
 
 class Layer(torch.nn.Module):
     def __init__(self, rope: Rope, method: QuantizeMethodBase) -> None:
@@ -163,15 +166,26 @@ def config(
         quantization=None,
         quantization_config=None,
         enable_sleep_mode=False,
-        model_class=lambda: Model(method or Transposed()),
         loaded=loaded,
     )
+    layers: dict[str, Any] = {}
+
+    def model_class() -> Model:
+        made = Model(method or Transposed())
+        layers.update({f"layers.{index}.attention": layer.attention for index, layer in enumerate(made.layers)})
+        return made
+
+    model.model_class = model_class
     return types.SimpleNamespace(
         model_config=model,
         parallel_config=types.SimpleNamespace(
-            enable_eplb=False, enable_expert_parallel=False, expert_placement_strategy="linear"
+            data_parallel_size=1,
+            enable_eplb=False,
+            enable_expert_parallel=False,
+            expert_placement_strategy="linear",
         ),
-        cache_config=types.SimpleNamespace(cache_dtype="auto"),
+        cache_config=types.SimpleNamespace(cache_dtype="auto", hash_block_size=None),
+        compilation_config=types.SimpleNamespace(static_forward_context=layers),
         kernel_config=types.SimpleNamespace(linear_backend="auto", moe_backend="auto"),
         device_config=types.SimpleNamespace(device=device),
         offload_config=types.SimpleNamespace(
@@ -200,6 +214,14 @@ def load(loaders: dict[str, Any], engine: Any = None, **settings: Any) -> Any:
     """Returns the model of an engine that uses Partywall."""
     engine = engine or config()
     return loader(loaders, **settings).load_model(engine, engine.model_config)
+
+
+def allocate_caches(engine: Any) -> None:
+    """Binds keys and values to the layers, first while the engine measures, then for good, as vLLM does."""
+    for size in None, 16:
+        engine.cache_config.hash_block_size = size
+        for layer in engine.compilation_config.static_forward_context.values():
+            layer.bind_kv_cache(torch.empty(size or 1))
 
 
 def ordinary(engine: Any = None) -> Any:

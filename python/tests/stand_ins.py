@@ -175,7 +175,7 @@ def vllm_loaders(monkeypatch: pytest.MonkeyPatch, groups: dict[str, Group] | Non
 
         return register
 
-    places = {key: Group() for key in ("tp", "pp", "dp", "pcp")} | (groups or {})
+    places = {key: Group() for key in ("world", "tp", "pp", "dp", "pcp")} | (groups or {})
     module(monkeypatch, "vllm.version", __version__="0.32.0")
     module(
         monkeypatch,

@@ -137,6 +137,7 @@ for buffer in model.buffers():
     buffer.mul_(1)
 torch.cuda.synchronize()
 say(small_vllm.loader(loaders, mode=sys.argv[4]).get_external_weight_memory(engine))
+small_vllm.allocate_caches(engine)
 say(model.embed.weight.device, small_vllm.answer(model))
 told()
 """

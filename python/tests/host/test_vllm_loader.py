@@ -31,6 +31,8 @@ def loaders(monkeypatch, socket, domain):
     monkeypatch.setenv("PARTYWALL_SOCKET", socket)
     forget()
     yield install(monkeypatch)
+    if turn := sys.modules.get("partywall.integrations.vllm.turn"):
+        turn.end()
     forget()
 
 
@@ -228,7 +230,6 @@ def test_mapped_memory_is_external(loaders, domain):
     "change",
     [
         lambda c: setattr(c, "weight_transfer_config", object()),
-        lambda c: setattr(c.model_config, "enable_sleep_mode", True),
         lambda c: setattr(c.offload_config.uva, "cpu_offload_gb", 1),
         lambda c: setattr(c.offload_config.prefetch, "offload_group_size", 1),
         lambda c: delattr(sys.modules["vllm.model_executor.utils"], "weights_already_processed"),
@@ -244,6 +245,21 @@ def test_engine_that_writes_its_weights_copies_them_or_is_refused(loaders, domai
     else:
         load(loaders, engine, mode=mode).embed.weight.data.add_(1)
         assert loader(loaders).get_external_weight_memory(engine) == 0
+
+
+def test_sleeping_engine_gives_its_weights_back_unless_they_are_to_be_shared(loaders, domain):
+    def engine():
+        made = unread()
+        made.model_config.enable_sleep_mode = True
+        return made
+
+    load(loaders)
+    assert loader(loaders).get_external_weight_memory(engine()) == 0
+    load(loaders, engine()).embed.weight.data.add_(1)
+    with domain.open(NAME) as segment:
+        assert loader(loaders, mode="shared").get_external_weight_memory(engine()) == segment.nbytes
+    model = load(loaders, engine(), mode="shared")
+    assert shown(model)["embed.weight"] == pw_tensors(model)["embed.weight"].data_ptr
 
 
 def test_layers_that_cannot_be_mapped_are_named(loaders, domain):
@@ -306,6 +322,10 @@ def test_parameters_in_use_are_shared_as_a_copy(loaders, domain, caplog):
     engine.model_config.model_class = with_view
     cold = load(loaders, engine)
     assert "second copy" in caplog.text and "embed.weight" in caplog.text
+    sleeps = config()
+    sleeps.model_config.enable_sleep_mode, sleeps.model_config.model_class = True, with_view
+    with refused("an engine that sleeps: .*embed.weight"):
+        load(loaders, sleeps, name="asleep", mode="shared")
     assert pw.torch.handle(cold) is None
     assert answer(load(loaders, unread())) == answer(cold)
 
@@ -407,3 +427,75 @@ def test_one_of_eight_engines_builds_and_the_next_one_if_it_is_killed(domain, so
     assert [started.says() for _ in range(rounds)] == ["+++++++ two"] * rounds
     assert started.end() == 0
     assert [name.name for name in domain.ls()] == sorted(f"llm{number}/tp0of1" for number in range(rounds))
+
+
+STARTS = """
+import logging
+import pytest
+sys.path.insert(0, sys.argv[1])
+logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.INFO)
+from tests import small_vllm
+loaders = small_vllm.install(pytest.MonkeyPatch())
+engine = small_vllm.config()
+engine.parallel_config.data_parallel_size = int(sys.argv[2])
+timeout = float(sys.argv[3])
+small_vllm.loader(loaders, timeout=timeout).get_external_weight_memory(engine)
+say("measures")
+told()
+small_vllm.load(loaders, engine)
+say("loaded")
+told()
+small_vllm.allocate_caches(engine)
+say("serves")
+told()
+"""
+
+WAITS = "waits until another engine that starts on this GPU has measured its memory"
+
+
+def starts(child, socket, ranks=1, timeout=60):
+    return child(STARTS, TESTS, str(ranks), str(timeout), PARTYWALL_SOCKET=socket)
+
+
+def free_turns(domain):
+    with contextlib.closing(domain.semaphore("vllm/start/cpu", 1)) as semaphore:
+        return semaphore.available
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_engines_on_one_gpu_measure_it_one_after_another(domain, socket, child, killed):
+    first = starts(child, socket)
+    assert first.says() == "measures"
+    second = starts(child, socket)
+    assert second.says() == WAITS
+    first.tell()
+    assert first.says() == "loaded"
+    # Loaded, the first has still to measure what the model needs.
+    assert free_turns(domain) == 0
+    if killed:
+        first.kill()
+    else:
+        first.tell()
+        assert first.says() == "serves"
+    assert second.says() == "measures"
+
+
+def test_engine_starts_nevertheless_after_its_time_limit(domain, socket, child):
+    first = starts(child, socket)
+    assert first.says() == "measures"
+    second = starts(child, socket, timeout=0.1)
+    assert [second.says() for _ in range(2)] == [
+        WAITS,
+        "starts although another engine on this GPU has measured for 0.1 s: it may count memory of that one",
+    ]
+    assert second.says() == "measures"
+    # What it does not hold, it does not give back.
+    for _ in range(2):
+        second.tell()
+        second.says()
+    assert free_turns(domain) == 0
+
+
+def test_engines_of_a_data_parallel_group_start_together(domain, socket, child):
+    engines = [starts(child, socket, ranks=2) for _ in range(2)]
+    assert [engine.says() for engine in engines] == ["measures"] * 2

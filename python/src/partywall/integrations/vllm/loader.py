@@ -37,9 +37,14 @@ class PartywallModelLoader(BaseModelLoader):  # type: ignore[misc]
     def get_external_weight_memory(self, vllm_config: Any) -> int:
         """Returns the bytes of shared memory that exist already and that this engine is going to map.
 
-        The memory of an engine that builds or copies is its own, and vLLM measures it.
+        The memory of an engine that builds or copies is its own, and vLLM measures it. It begins to do so when this
+        returns, so this first waits for other engines that are starting on the same GPU.
         """
-        if self._reason_to_copy(vllm_config) is not None:
+        from partywall.integrations.vllm import turn
+
+        why_copy = self._reason_to_copy(vllm_config)
+        turn.take(vllm_config, self._connect, self._settings.timeout)
+        if why_copy is not None:
             return 0
         with self._connect() as domain:
             try:
@@ -59,7 +64,8 @@ class PartywallModelLoader(BaseModelLoader):  # type: ignore[misc]
         if self._fill is None:
             raise unsupported(
                 "cannot load weights into a running engine: they are shared",
-                "start it with another load format, or with the weight-transfer backend of Partywall",
+                "after sleep they are still there; for others start it with another load format, or with the weight-transfer "
+                "backend of Partywall",
             )
         self._fill(model, model_config)
 
@@ -70,9 +76,17 @@ class PartywallModelLoader(BaseModelLoader):  # type: ignore[misc]
         the engine is configured for something that shared weights do not allow; `TimeoutError` if another engine does
         not finish the weights in time; and `RemoteDevice` if they are on another GPU.
         """
+        from partywall.integrations.vllm import turn
+
         speculative = vllm_config.speculative_config
         if speculative is not None and model_config is speculative.draft_model_config:
             return self._ordinary().load_model(vllm_config=vllm_config, model_config=model_config, prefix=prefix)
+        model = self._shared(vllm_config, model_config, prefix)
+        turn.end_with_caches(vllm_config)
+        return model
+
+    def _shared(self, vllm_config: Any, model_config: Any, prefix: str) -> Any:
+        """Returns the model, with weights that it shares or copies."""
         why_copy = self._reason_to_copy(vllm_config)
         own_ranks = ranks()
         name = rank_name(self._settings.name, own_ranks)
@@ -120,7 +134,8 @@ class PartywallModelLoader(BaseModelLoader):  # type: ignore[misc]
         model = self._load(fill, *arguments)
         if not published:
             weights.check_kept(model, filled)
-            published.append(weights.share_processed(model, name, domain, wanted))
+            sleeps = arguments[1].enable_sleep_mode
+            published.append(weights.share_processed(model, name, domain, wanted, sleeps))
         return model, published[0]
 
     def _take(
@@ -216,7 +231,8 @@ class PartywallModelLoader(BaseModelLoader):  # type: ignore[misc]
         offload = vllm_config.offload_config
         reasons = {
             "weight_transfer_config is set, and updates write the weights": vllm_config.weight_transfer_config,
-            "sleep mode is enabled, and discards the weights": vllm_config.model_config.enable_sleep_mode,
+            "sleep mode is enabled, and is to give the weights' memory back": vllm_config.model_config.enable_sleep_mode
+            and self._settings.mode != "shared",
             "a part of the weights is offloaded to host memory": offload.uva.cpu_offload_gb
             or offload.prefetch.offload_group_size,
             "this vLLM cannot take processed weights": not _takes_processed_weights(),

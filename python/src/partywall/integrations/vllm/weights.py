@@ -38,9 +38,11 @@ def share_loaded(model: Any, name: str, domain: pw.Domain, fingerprint: Mapping[
     return handle.segment
 
 
-def share_processed(model: Any, name: str, domain: pw.Domain, fingerprint: Mapping[str, str]) -> pw.Segment:
+def share_processed(
+    model: Any, name: str, domain: pw.Domain, fingerprint: Mapping[str, str], sleeps: bool
+) -> pw.Segment:
     """Publishes the weights of a model as it uses them. Its parameters then lie in the shared memory, if they can be
-    replaced."""
+    replaced. Raises `UnsupportedModel` if they cannot, and the engine `sleeps`, which would lose them."""
     metadata = {LAYOUT: PROCESSED}
 
     def share(move: bool) -> ModuleHandle:
@@ -58,6 +60,10 @@ def share_processed(model: Any, name: str, domain: pw.Domain, fingerprint: Mappi
     try:
         return share(True).segment
     except TensorInUse as error:
+        if sleeps:
+            raise unsupported(
+                f"cannot share the weights of an engine that sleeps: {error}", "use mode 'auto' or 'copy'"
+            ) from error
         _log.warning("this engine keeps a second copy of the weights that it shares as %s: %s", name, error)
     handle = share(False)
     handle.close()
