@@ -40,8 +40,7 @@ pub(super) fn types(workspace: &Workspace) -> Outcome {
 pub(super) fn package(workspace: &Workspace) -> Outcome {
     in_environment(workspace, |environment| {
         install(environment)?;
-        let examples = [("PARTYWALL_EXAMPLES", workspace.target.join("debug/examples"))];
-        environment.test_at_once("python/tests/host", &examples)
+        environment.test_at_once("python/tests/host", &[examples(workspace)])
     })
 }
 
@@ -49,8 +48,14 @@ pub(super) fn package(workspace: &Workspace) -> Outcome {
 pub(super) fn on_simulated_gpu(workspace: &Workspace) -> Outcome {
     in_environment(workspace, |environment| {
         install(environment)?;
-        environment.test_at_once("python/tests/simulated", &[(LIBCUDA, workspace.simulated_driver())])
+        let variables = [(LIBCUDA, workspace.simulated_driver()), examples(workspace)];
+        environment.test_at_once("python/tests/simulated", &variables)
     })
+}
+
+/// Names the folder of the programs in Rust that tests in Python start.
+fn examples(workspace: &Workspace) -> (&'static str, PathBuf) {
+    ("PARTYWALL_EXAMPLES", workspace.target.join("debug/examples"))
 }
 
 /// Builds the wheels as their users do, optimised and with programs of their own, and tests them on host memory.

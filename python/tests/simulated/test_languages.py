@@ -1,0 +1,24 @@
+"""A topic on the simulated GPU between C++, Rust and Python: each publishes to each."""
+
+import pytest
+
+from ..languages import LANGUAGES, commands, exchange, needs_examples
+from . import driver
+
+pytestmark = [needs_examples, pytest.mark.skipif(driver.DRIVER is None, reason="not simulated")]
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    return commands(tmp_path_factory.mktemp("cpp"))
+
+
+# Holds 375.
+@pytest.mark.parametrize("to", LANGUAGES)
+@pytest.mark.parametrize("by", LANGUAGES)
+@pytest.mark.usefixtures("domain")
+def test_frames_on_a_gpu_go_from_each_language_to_each(
+    socket: str, monkeypatch: pytest.MonkeyPatch, programs: dict[str, list[str]], by: str, to: str
+) -> None:
+    monkeypatch.setenv("PARTYWALL_SOCKET", socket)
+    exchange(programs[by], programs[to], "cuda:0")
