@@ -1,7 +1,7 @@
 //! What functions return, and what is known about the last failure of a thread.
 
 use std::{
-    cell::RefCell,
+    cell::Cell,
     ffi::{CString, c_char},
     panic::{self, AssertUnwindSafe},
     ptr,
@@ -99,7 +99,27 @@ impl From<Error> for Failure {
 }
 
 thread_local! {
-    static LAST: RefCell<Option<Box<pw_error>>> = const { RefCell::new(None) };
+    /// Made by `Box::into_raw`, or null. It has no destructor, because destructors of a program's own objects call the
+    /// library after those of this thread: those of static objects, and functions of `atexit`.
+    static LAST: Cell<*mut pw_error> = const { Cell::new(ptr::null_mut()) };
+    static AT_THE_END: FreesLast = const { FreesLast };
+}
+
+/// Frees the last error at the end of its thread.
+struct FreesLast;
+
+impl Drop for FreesLast {
+    fn drop(&mut self) {
+        replace_last(ptr::null_mut());
+    }
+}
+
+fn replace_last(error: *mut pw_error) {
+    let before = LAST.replace(error);
+    if !before.is_null() {
+        // SAFETY: it is of `Box::into_raw`, and no longer in `LAST`, which alone owned it. Callers keep no error that long.
+        drop(unsafe { Box::from_raw(before) });
+    }
 }
 
 /// Runs the body of an exported function. Nothing unwinds into the caller.
@@ -148,8 +168,9 @@ fn panicked(panic: &(dyn std::any::Any + Send)) -> pw_status {
 
 fn store(error: pw_error) -> pw_status {
     let status = error.status;
-    // At the end of a thread there is no place for it any more.
-    let _ = LAST.try_with(|last| last.replace(Some(Box::new(error))));
+    // If the thread has ended already, the last of its errors is never freed.
+    let _ = AT_THE_END.try_with(|_| ());
+    replace_last(Box::into_raw(Box::new(error)));
     status
 }
 
@@ -183,8 +204,7 @@ fn status(error: &Error) -> pw_status {
 /// of this thread that fails, and the thread ends; copy what is needed longer. Never blocks.
 #[unsafe(no_mangle)]
 pub extern "C" fn pw_last_error() -> *const pw_error {
-    let last = LAST.try_with(|last| last.borrow().as_deref().map_or(ptr::null(), |error| &raw const *error));
-    last.unwrap_or(ptr::null())
+    LAST.get()
 }
 
 /// Returns the class of an error; `PW_OK` for null.
