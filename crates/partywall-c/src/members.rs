@@ -34,7 +34,7 @@ pub struct pw_member_info {
     pub size: usize,
     /// Its command line.
     pub command: *const c_char,
-    /// Its state: "alive", "hung", "suspect", "evicted" and the others of `partywall clients`.
+    /// Its state: "alive", "hung", "suspect", "evicted" and the others of `partywall ps`.
     pub state: *const c_char,
     /// Its number.
     pub member: u64,

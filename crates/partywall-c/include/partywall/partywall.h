@@ -406,7 +406,7 @@ typedef struct {
     size_t size;
     // Its command line.
     const char *command;
-    // Its state: "alive", "hung", "suspect", "evicted" and the others of `partywall clients`.
+    // Its state: "alive", "hung", "suspect", "evicted" and the others of `partywall ps`.
     const char *state;
     // Its number.
     uint64_t member;
