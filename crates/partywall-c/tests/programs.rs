@@ -161,4 +161,17 @@ fn objects_are_used_in_cpp() {
 #[test]
 fn library_shares_its_process_with_others() {
     run("process.c", HOST);
+    run_with("cc", &["-std=c11", "-D_GNU_SOURCE"], "c/process.c", HOST);
+}
+
+// Holds 373.
+#[test]
+fn processes_and_threads_end_while_they_hold_something_in_c() {
+    run("ends.c", HOST);
+}
+
+// Holds 373.
+#[test]
+fn static_objects_live_before_and_after_main_in_cpp() {
+    run_cpp("statics.cpp");
 }

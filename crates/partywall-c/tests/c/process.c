@@ -15,13 +15,26 @@ __attribute__((constructor)) static void before_main(void) {
     OK(pw_domain_connect(NULL, &early));
 }
 
-/* Two plug-ins may each bring the library. */
-static void copies(pw_domain *domain) {
-    Dl_info own;
-    CHECK(dladdr((void *)(uintptr_t)pw_version, &own) != 0);
+/* A name space of the dynamic linker, as of dlmopen: with a C library of its own. */
+enum { SAME_SPACE, OWN_SPACE };
+
+/* A plug-in with the library in it, under a name of its own. */
+struct plug_in {
+    void *handle;
+    pw_status (*connect)(const pw_domain_options *, pw_domain **);
+    pw_status (*ping)(const pw_domain *);
+    pw_status (*close)(pw_domain *);
+    pw_status (*open)(const pw_domain *, const char *, const pw_timeline_options *, pw_timeline **);
+    pw_status (*wait)(const pw_timeline *, uint64_t, int64_t);
+    pw_status (*close_timeline)(pw_timeline *);
+    pw_domain *domain;
+    pw_timeline *timeline;
+};
+
+static struct plug_in load(const char *own, int space) {
     char path[] = "/tmp/pw-c-XXXXXX";
     int out = mkstemp(path);
-    FILE *in = fopen(own.dli_fname, "rb");
+    FILE *in = fopen(own, "rb");
     CHECK(out >= 0 && in != NULL);
     static char buffer[1 << 16];
     for (size_t n; (n = fread(buffer, 1, sizeof buffer, in)) > 0;) {
@@ -29,23 +42,58 @@ static void copies(pw_domain *domain) {
     }
     fclose(in);
     close(out);
-    void *copy = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    struct plug_in made;
+    made.handle = space ? dlmopen(LM_ID_NEWLM, path, RTLD_NOW) : dlopen(path, RTLD_NOW | RTLD_LOCAL);
     unlink(path);
-    CHECK(copy != NULL);
-    pw_status (*connect)(const pw_domain_options *, pw_domain **);
-    pw_status (*ping)(const pw_domain *);
-    pw_status (*close)(pw_domain *);
-    *(void **)&connect = dlsym(copy, "pw_domain_connect");
-    *(void **)&ping = dlsym(copy, "pw_domain_ping");
-    *(void **)&close = dlsym(copy, "pw_domain_close");
-    CHECK(connect != pw_domain_connect);
-    pw_domain *other = NULL;
-    CHECK(connect(NULL, &other) == PW_OK && ping(other) == PW_OK);
-    FAILS(PW_INVALID_ARGUMENT, pw_domain_ping(other));
-    CHECK(ping(domain) == PW_INVALID_ARGUMENT && close(domain) == PW_INVALID_ARGUMENT);
-    /* Its threads run on: the code stays mapped. */
-    CHECK(dlclose(copy) == 0);
-    CHECK(ping(other) == PW_OK && close(other) == PW_OK);
+    CHECK(made.handle != NULL);
+    *(void **)&made.connect = dlsym(made.handle, "pw_domain_connect");
+    *(void **)&made.ping = dlsym(made.handle, "pw_domain_ping");
+    *(void **)&made.close = dlsym(made.handle, "pw_domain_close");
+    *(void **)&made.open = dlsym(made.handle, "pw_timeline_open");
+    *(void **)&made.wait = dlsym(made.handle, "pw_timeline_wait");
+    *(void **)&made.close_timeline = dlsym(made.handle, "pw_timeline_close");
+    CHECK(made.connect != pw_domain_connect);
+    made.domain = NULL;
+    made.timeline = NULL;
+    CHECK(made.connect(NULL, &made.domain) == PW_OK && made.ping(made.domain) == PW_OK);
+    CHECK(made.open(made.domain, "between-copies", NULL, &made.timeline) == PW_OK);
+    return made;
+}
+
+static void *wait_in_a_copy(void *copy) {
+    const struct plug_in *plug_in = copy;
+    CHECK(plug_in->wait(plug_in->timeline, 1, PW_FOREVER) == PW_OK);
+    return NULL;
+}
+
+/* Two plug-ins each bring the library, and are unloaded while a thread waits in them. */
+static void copies(pw_domain *domain, int space) {
+    Dl_info own;
+    CHECK(dladdr((void *)(uintptr_t)pw_version, &own) != 0);
+    struct plug_in plug_ins[2] = {load(own.dli_fname, space), load(own.dli_fname, space)};
+    pthread_t waiting[2];
+    pw_writer *writer = NULL;
+    OK(pw_writer_open(domain, "between-copies", NULL, &writer));
+    for (int i = 0; i < 2; i++) {
+        struct plug_in *one = &plug_ins[i];
+        struct plug_in *other = &plug_ins[1 - i];
+        CHECK(pw_domain_ping(one->domain) == PW_INVALID_ARGUMENT);
+        CHECK(other->ping(one->domain) == PW_INVALID_ARGUMENT && other->close(one->domain) == PW_INVALID_ARGUMENT);
+        CHECK(one->ping(domain) == PW_INVALID_ARGUMENT && one->close(domain) == PW_INVALID_ARGUMENT);
+        CHECK(pthread_create(&waiting[i], NULL, wait_in_a_copy, one) == 0);
+    }
+    for (int i = 0; i < 2; i++) {
+        /* Its threads run on: the code stays mapped. */
+        CHECK(dlclose(plug_ins[i].handle) == 0);
+    }
+    OK(pw_writer_signal(writer, 1));
+    for (int i = 0; i < 2; i++) {
+        struct plug_in *one = &plug_ins[i];
+        CHECK(pthread_join(waiting[i], NULL) == 0);
+        CHECK(one->close_timeline(one->timeline) == PW_OK);
+        CHECK(one->ping(one->domain) == PW_OK && one->close(one->domain) == PW_OK);
+    }
+    OK(pw_writer_close(writer));
     OK(pw_domain_ping(domain));
 }
 
@@ -123,7 +171,10 @@ static void threads(pw_domain *domain) {
 
 int main(void) {
     OK(pw_domain_ping(early));
-    copies(early);
+    copies(early, SAME_SPACE);
+#ifndef __SANITIZE_ADDRESS__ /* the sanitizer cannot follow into another name space */
+    copies(early, OWN_SPACE);
+#endif
     forked(early);
     signals(early);
     threads(early);
