@@ -1,8 +1,8 @@
 //! `cargo xtask gpu-bundle`: everything that a machine with a GPU needs to run the GPU tests.
 //!
 //! The bundle is a folder that can be copied anywhere: programs without debugging information, the Python wheel with
-//! its GPU tests, and a script. The kernels are inside the programs and the driver is loaded at run time, so the
-//! machine needs neither Rust nor CUDA. Its C library must be at least as new as the one of the machine that builds the
+//! its GPU tests, the library for C with the sources of its tests and examples, and scripts. The kernels are inside the
+//! programs and the driver is loaded at run time, so the machine needs neither Rust nor CUDA. Its C library must be at least as new as the one of the machine that builds the
 //! bundle.
 
 use std::fs;
@@ -36,7 +36,16 @@ const STAYS: [&str; 5] = [
 ];
 /// The program in C that one of them compiles.
 const C_EXAMPLE: &str = "crates/partywall/examples/descriptors.c";
+/// The library for C, as it is built and in the bundle, and the folders that its programs are compiled from.
+const C_LIBRARY: [&str; 2] = ["libpartywall_c.so", "libpartywall.so.0"];
+const C_SOURCES: [(&str, &str); 4] = [
+    ("crates/partywall-c/include/partywall", "c/include/partywall"),
+    ("crates/partywall-c/tests/c", "c/tests/c"),
+    ("crates/partywall-c/tests/cpp", "c/tests/cpp"),
+    ("examples/c", "c/examples"),
+];
 const RUN: &str = include_str!("gpu_bundle_run.sh");
+const RUN_C: &str = include_str!("gpu_bundle_c.sh");
 
 /// The profile of its programs: that of what a release ships.
 const PROFILE: &str = "dist";
@@ -48,7 +57,7 @@ const MOST_BYTES: u64 = 48 << 20;
 pub(crate) fn build(workspace: &Workspace) -> Result<(), String> {
     // With the extension: alone, it would select other features of shared dependencies, and compile them again.
     let packages: String = PROGRAMS.iter().map(|(package, ..)| format!(" -p {package}")).collect();
-    let build = format!("build --locked --profile {PROFILE}{packages} -p partywall-python");
+    let build = format!("build --locked --profile {PROFILE}{packages} -p partywall-python -p partywall-c");
     workspace.run(&mut workspace.cargo(build.split(' ')))?;
     // The folder in which the benchmarks build it, too.
     let rival = workspace.target.join("iceoryx2");
@@ -61,6 +70,10 @@ pub(crate) fn build(workspace: &Workspace) -> Result<(), String> {
     pack(&built, &bundle, &commit(workspace)).map_err(failed)?;
     fs::copy(rival.join("release").join(RIVAL[1]), bundle.join(RIVAL[1])).map_err(failed)?;
     pack_python(workspace, &bundle).map_err(failed)?;
+    pack_c(workspace, &built, &bundle).map_err(failed)?;
+    let programs = PROGRAMS.map(|(.., name)| name);
+    let symbols = programs.iter().chain([&RIVAL[1], &C_LIBRARY[1]]).map(|name| bundle.join(name));
+    workspace.run(Command::new("strip").arg("--strip-unneeded").args(symbols))?;
     Environment::fresh(workspace)?.wheel("./python", PROFILE, &build, &bundle)?;
     weigh(&bundle)
 }
@@ -74,9 +87,24 @@ fn pack(built: &Path, bundle: &Path, commit: &str) -> std::io::Result<()> {
     for (_, program, name) in PROGRAMS {
         fs::copy(built.join(program), bundle.join(name))?;
     }
-    let script = bundle.join("run.sh");
-    fs::write(&script, RUN.replace("@COMMIT@", commit))?;
-    fs::set_permissions(&script, fs::Permissions::from_mode(0o755))
+    for (name, text) in [("run.sh", RUN.replace("@COMMIT@", commit)), ("c.sh", RUN_C.to_owned())] {
+        let script = bundle.join(name);
+        fs::write(&script, text)?;
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
+    }
+    Ok(())
+}
+
+fn pack_c(workspace: &Workspace, built: &Path, bundle: &Path) -> std::io::Result<()> {
+    fs::copy(built.join(C_LIBRARY[0]), bundle.join(C_LIBRARY[1]))?;
+    for (from, to) in C_SOURCES {
+        fs::create_dir_all(bundle.join(to))?;
+        for entry in fs::read_dir(workspace.root.join(from))? {
+            let entry = entry?;
+            fs::copy(entry.path(), bundle.join(to).join(entry.file_name()))?;
+        }
+    }
+    Ok(())
 }
 
 fn pack_python(workspace: &Workspace, bundle: &Path) -> std::io::Result<()> {

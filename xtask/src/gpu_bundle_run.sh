@@ -3,7 +3,8 @@
 # driver. Arguments after --bench are passed to the tests, for example parts of tests' names. With
 # --only, no tests run, and only the named benchmarks (`./partywall bench --list`); --quick behind them takes
 # fewer samples. If Python 3.11 or later is installed with pytest and torch, the Python package is tested too,
-# with those of cupy, jax and numba that are installed. With --peers no tests run: the Python package is
+# with those of cupy, jax and numba that are installed. If gcc is installed, the programs in C and C++ run, too (c.sh, which
+# says more). With --peers no tests run: the Python package is
 # measured against Rust, safetensors and torch.multiprocessing, within nine minutes, which are not enough
 # for all; with names only these subjects (peer_topics peer_topics_mps: tensors, time-sliced and under an MPS
 # daemon; peer_table_host peer_table_gpu: all installed ways to share memory, with ratios and plots; with two
@@ -123,5 +124,12 @@ python_tests "$@" || {
     echo "the tests of the Python package failed, see above" >&2
     status=1
 }
+# They have no names that are parts of tests' names.
+if [ $# -eq 0 ]; then
+    OUT="$out" "$here/c.sh" || {
+        echo "programs in C or C++ failed, see above" >&2
+        status=1
+    }
+fi
 "$here/partywall-gpu-tests" --report "$out/gpu-tests.json" "$@" || status=1
 exit $status

@@ -14,8 +14,11 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
-    let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
-    let (count, device) = match arguments[..] {
+    run(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+pub(crate) fn run(arguments: &[&str]) -> std::result::Result<(), Box<dyn std::error::Error>> {
+    let (count, device) = match *arguments {
         ["publish", count] => (Some(count.parse()?), "host"),
         ["publish", count, device] => (Some(count.parse()?), device),
         ["subscribe", device] => (None, device),

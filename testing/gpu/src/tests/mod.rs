@@ -4,6 +4,9 @@ mod commands;
 mod cudarc;
 mod driver;
 pub(crate) mod facts;
+#[allow(dead_code, reason = "its `main` reads the arguments of a program of its own")]
+#[path = "../../../../crates/partywall/examples/frames.rs"]
+mod frames;
 mod growth;
 pub(crate) mod legacy;
 mod mps;
@@ -159,11 +162,18 @@ pub(crate) fn play(role: &str, arguments: &[String]) -> Result<(), String> {
     match arguments {
         [fact_role] if role == facts::ROLE => facts::play(fact_role),
         _ if role == cudarc::ROLE => cudarc::play(),
+        _ if role == "frames" => frames(arguments),
         _ if role.starts_with("legacy_") => legacy::play(role),
         _ if role.starts_with("vulkan_") => vulkan::play(role, arguments),
         _ if role.starts_with(timelines::ROLE) => timelines::play(role),
         _ => segments::play(role, arguments),
     }
+}
+
+/// Plays the example's roles beside those in other languages, for the script that runs them on a GPU.
+fn frames(arguments: &[String]) -> Result<(), String> {
+    let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+    frames::run(&arguments).map_err(|error| error.to_string())
 }
 
 const fn test(name: &'static str, gpus: usize, run: fn() -> Result<(), String>) -> Test {
