@@ -11,7 +11,7 @@ use std::{
 use crate::tools::Workspace;
 
 /// The number of the ABI: that of the SONAME, which the build script of the crate sets.
-const ABI: &str = "0";
+pub(crate) const ABI: &str = "0";
 /// The folder of the crate.
 const CRATE: &str = "crates/partywall-c";
 
@@ -39,14 +39,23 @@ pub(crate) fn run(workspace: &Workspace, options: &[&str]) -> Result<(), String>
             workspace.target.join(if profile == "dev" { "debug" } else { profile })
         }
     };
-    let version = workspace.packages.iter().find(|package| package.name == "partywall-c");
-    let version = version.and_then(|package| package.manifest["version"].as_str());
-    let version = version.ok_or("cargo metadata names no version of partywall-c")?;
-    let native = native_libraries(workspace)?;
-    lay_out(&workspace.root.join(CRATE), &libraries, &prefix, version, &native)
-        .map_err(|error| format!("cannot install into {}: {error}", prefix.display()))?;
-    println!("partywall {version} for C and C++ is in {}", prefix.display());
+    install(workspace, &libraries, &prefix)?;
+    println!("partywall {} for C and C++ is in {}", version(workspace)?, prefix.display());
     Ok(())
+}
+
+/// Returns the version of the library.
+pub(crate) fn version(workspace: &Workspace) -> Result<&str, String> {
+    let package = workspace.packages.iter().find(|package| package.name == "partywall-c");
+    let version = package.and_then(|package| package.manifest["version"].as_str());
+    version.ok_or_else(|| "cargo metadata names no version of partywall-c".to_owned())
+}
+
+/// Lays built libraries out below a folder.
+pub(crate) fn install(workspace: &Workspace, libraries: &Path, prefix: &Path) -> Result<(), String> {
+    let native = native_libraries(workspace)?;
+    lay_out(&workspace.root.join(CRATE), libraries, prefix, version(workspace)?, &native)
+        .map_err(|error| format!("cannot install into {}: {error}", prefix.display()))
 }
 
 /// Returns what a program needs that is linked with the static library, which contains the one of Rust. No other crate

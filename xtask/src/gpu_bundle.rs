@@ -144,9 +144,8 @@ fn weigh(bundle: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns the commit for the reports of the bundle, because git is not available where the bundle runs; empty if git
-/// is not available here.
-fn commit(workspace: &Workspace) -> String {
+/// Returns the commit, for what runs where git is not available; empty if git is not available here.
+pub(crate) fn commit(workspace: &Workspace) -> String {
     let output = Command::new("git")
         .args(["describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=-modified"])
         .current_dir(&workspace.root)

@@ -10,10 +10,12 @@
 //! | [`fuzz`] | `fuzz`: the fuzz targets, and a short run of each |
 //! | [`stacks`] | `stacks`: the Python package with the real frameworks above it |
 //! | [`c_install`] | `c-install`: the library for C and C++, with its headers and packages |
+//! | [`c_archive`] | `c-archive`: the same as an archive of a release |
 //! | [`gpu_bundle`] | `gpu-bundle`: what a machine with a GPU needs to run the tests there |
 
 #![allow(clippy::print_stdout, reason = "a program that people run and read; the lint is meant for libraries")]
 
+mod c_archive;
 mod c_install;
 mod changes;
 mod fuzz;
@@ -45,6 +47,8 @@ usage: cargo xtask COMMAND
   c-install --prefix DIR [--debug] [--libraries DIR]
                   install the library for C and C++ with its headers and packages for CMake and
                   pkg-config; --debug builds without optimisation, --libraries takes built libraries
+  c-archive [--out DIR] [--libraries DIR --program FILE]
+                  pack it with the program and all licences for a release, into target/c-archive/
   gpu-bundle      pack the binary, the GPU tests and the benchmarks into target/gpu-bundle/, to be
                   run on a machine that has an NVIDIA driver and nothing else
   stacks          make target/stacks, an environment of 7 GB with vLLM for CPUs, Ray and transformers,
@@ -72,6 +76,7 @@ fn main() -> ExitCode {
         ["spirv"] => Workspace::locate().and_then(|workspace| spirv::regenerate(&workspace)),
         ["stacks"] => Workspace::locate().and_then(|workspace| stacks::run(&workspace)),
         ["c-install", options @ ..] => Workspace::locate().and_then(|workspace| c_install::run(&workspace, options)),
+        ["c-archive", options @ ..] => Workspace::locate().and_then(|workspace| c_archive::run(&workspace, options)),
         ["gpu-bundle"] => Workspace::locate().and_then(|workspace| gpu_bundle::build(&workspace)),
         ["help" | "--help" | "-h"] => {
             print!("{HELP}");

@@ -8,6 +8,8 @@ use std::{
     slice,
 };
 
+use partywall_harness::binary;
+
 const PROGRAM: &str = r#"
 #include <partywall/partywall.hpp>
 
@@ -68,6 +70,19 @@ fn install(scratch: &Path) -> PathBuf {
     moved
 }
 
+/// Makes the archive of a release, and unpacks it in another place.
+fn unpack(scratch: &Path) -> PathBuf {
+    let (out, moved) = (scratch.join("out"), scratch.join("moved"));
+    let mut command = Command::new(env::var_os("CARGO").unwrap());
+    command.args(["xtask", "c-archive", "--libraries"]).arg(libraries()).arg("--program").arg(binary());
+    runs(command.arg("--out").arg(&out).current_dir(root()));
+    fs::create_dir(&moved).unwrap();
+    let name = format!("partywall-c-{}-{}-linux", env!("CARGO_PKG_VERSION"), env::consts::ARCH);
+    runs(Command::new("tar").arg("-xzf").arg(out.join(format!("{name}.tar.gz"))).arg("-C").arg(&moved));
+    fs::remove_dir_all(out).unwrap();
+    moved.join(name)
+}
+
 /// Builds the project with CMake and runs its programs.
 fn build_and_run(scratch: &Path, find: &str, options: &[String]) {
     let (project, build) = (scratch.join("project"), scratch.join("build"));
@@ -124,9 +139,12 @@ fn needs_cmake_which_fetches_the_content() {
 
 // Holds 374.
 #[test]
-fn needs_cmake_and_pkg_config_finds_the_moved_package() {
+fn needs_cmake_and_pkg_config_which_find_the_unpacked_archive() {
     let scratch = tempfile::tempdir().unwrap();
-    let prefix = install(scratch.path());
+    let prefix = unpack(scratch.path());
+    let at = format!("-DCMAKE_PREFIX_PATH={}", prefix.display());
+    build_and_run(scratch.path(), "find_package(partywall 0.1 REQUIRED)", &[at]);
+
     let source = scratch.path().join("main.cpp");
     fs::write(&source, PROGRAM).unwrap();
     let pkg_config = |options: &[&str]| {
@@ -151,4 +169,16 @@ fn needs_cmake_and_pkg_config_finds_the_moved_package() {
     let linked = scratch.path().join("static");
     runs(compile(&linked).args(pkg_config(&["--static", "--cflags", "--libs"])));
     assert_eq!(runs(&mut Command::new(linked)), PRINTS, "without the shared library");
+
+    let documents = prefix.join("share/doc/partywall");
+    let versions = fs::read_to_string(documents.join("VERSIONS")).unwrap();
+    assert!(versions.starts_with("partywall 0.1.0\nabi 0: libpartywall.so.0\nglibc 2."), "{versions}");
+    let packages = fs::read_to_string(documents.join("PACKAGES")).unwrap();
+    assert!(packages.contains("\nrustix 1."), "{packages}");
+    for file in ["LICENSE-APACHE", "LICENSE-MIT"] {
+        assert!(documents.join(file).exists());
+    }
+    assert!(fs::read_dir(documents.join("licences")).unwrap().count() > 20);
+    let program = runs(Command::new(prefix.join("bin/partywall")).arg("--version"));
+    assert!(program.contains("0.1.0"), "{program}");
 }
