@@ -1,7 +1,11 @@
 //! The shared library as the dynamic linker sees it: its name, what it needs, what it exports.
 #![allow(clippy::unwrap_used)] // tests
 
+mod header_functions;
+
 use std::{collections::BTreeSet, env, fs, path::Path, process::Command};
+
+use header_functions::functions;
 
 /// Returns what a tool of binutils prints about the library; `None`, with a word about it, where there is none.
 fn tool(name: &str, arguments: &[&str]) -> Option<String> {
@@ -30,21 +34,11 @@ fn library_needs_the_c_library_alone() {
     assert!(dynamic.contains("NODELETE"), "{dynamic}");
 }
 
-/// The functions that the header declares.
-fn declared() -> BTreeSet<String> {
-    let header = Path::new(env!("CARGO_MANIFEST_DIR")).join("include/partywall/partywall.h");
-    let header = fs::read_to_string(header).unwrap();
-    let is_code = |line: &&str| !line.starts_with("template") && line.starts_with(|c: char| c.is_ascii_alphabetic());
-    let code = header.lines().filter(is_code);
-    let functions = code.filter_map(|line| line.split_once('(')?.0.rsplit([' ', '*']).next());
-    functions.filter(|name| name.starts_with("pw_")).map(str::to_owned).collect()
-}
-
 // Holds 371.
 #[test]
 fn exported_symbols_are_those_of_the_list_and_the_header() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("symbols.txt");
-    let declared = declared();
+    let declared: BTreeSet<_> = functions().into_iter().map(|function| function.name).collect();
     if env::var_os("PARTYWALL_BLESS").is_some() {
         fs::write(&path, declared.iter().map(|name| format!("{name}\n")).collect::<String>()).unwrap();
     }
