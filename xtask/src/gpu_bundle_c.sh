@@ -41,13 +41,16 @@ verdict() {
         tail -n 5 -- "$out/$1.txt" | sed 's/^/    /'
     fi
 }
-# Gives the program $1 a broker of its own.
+# Gives the program $1 a broker of its own, and another one.
 new_broker() {
     PARTYWALL_SOCKET="$work/$1.d/c.sock"
-    export PARTYWALL_SOCKET
+    PARTYWALL_OTHER_SOCKET="$work/$1.d/other.sock"
+    export PARTYWALL_SOCKET PARTYWALL_OTHER_SOCKET
 }
 end_broker() {
-    "$here/partywall" --socket "$PARTYWALL_SOCKET" stop --force >/dev/null 2>&1
+    for socket in "$PARTYWALL_SOCKET" "$PARTYWALL_OTHER_SOCKET"; do
+        "$here/partywall" --socket "$socket" stop --force >/dev/null 2>&1
+    done
 }
 # Compiles the source $3 by the command $2 as $1.
 compile() {

@@ -9,8 +9,7 @@ use std::{
     sync::LazyLock,
 };
 
-use partywall_broker::{Broker, Config};
-use partywall_harness::{binary, simulated_driver};
+use partywall_harness::{World, binary, simulated_driver};
 
 /// The directory with the libraries that Cargo has built for these tests.
 fn libraries() -> PathBuf {
@@ -40,7 +39,7 @@ fn sanitizers() -> &'static [&'static str] {
     if *FOUND { &ARGUMENTS } else { &[] }
 }
 
-/// Compiles a program of `tests` and runs it beside a broker of its own.
+/// Compiles a program of `tests` and runs it beside a broker of its own, and another one.
 fn run_with(compiler: &str, options: &[&str], source: &str, simulated: bool) {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
     let scratch = tempfile::tempdir().unwrap();
@@ -61,25 +60,20 @@ fn run_with(compiler: &str, options: &[&str], source: &str, simulated: bool) {
     let how = format!("{source} by {compiler} {}", options.join(" "));
     assert!(output.status.success(), "{how}: {}", String::from_utf8_lossy(&output.stderr));
 
-    let socket = scratch.path().join("sockets/c.sock");
-    let broker = Broker::bind(Config::new(&socket, "c", partywall::VERSION)).unwrap();
-    let stop = broker.stop_handle().unwrap();
-    let broker = std::thread::spawn(move || broker.run());
+    let (world, other) = (World::new(), World::new());
     // A watchdog: a program that waits for ever would keep its broker, and this test.
     let mut command = Command::new("timeout");
     command.args(["--signal=ABRT", "600"]).arg(&program);
     command
-        .env("PARTYWALL_SOCKET", &socket)
+        .env("PARTYWALL_SOCKET", world.socket())
+        .env("PARTYWALL_OTHER_SOCKET", other.socket())
         .env("LD_LIBRARY_PATH", scratch.path())
         .env("PARTYWALL_LIBCUDA", "/absent/libcuda.so.1");
     command.env("PARTYWALL_BIN", binary());
     if simulated {
         command.env("PARTYWALL_LIBCUDA", simulated_driver());
     }
-    let ran = command.output();
-    stop.stop();
-    broker.join().unwrap().unwrap();
-    let ran = ran.unwrap();
+    let ran = command.output().unwrap();
     assert!(ran.status.success(), "{how}: {}: {}", ran.status, String::from_utf8_lossy(&ran.stderr));
 }
 
@@ -106,6 +100,12 @@ fn run_cpp(source: &str) {
 #[test]
 fn samples_go_through_a_topic_in_c() {
     run("topic.c", HOST);
+}
+
+// Holds 368.
+#[test]
+fn objects_of_two_domains_are_not_mixed_in_c() {
+    run("foreign.c", HOST);
 }
 
 #[test]
