@@ -8,8 +8,8 @@ use std::{
     },
 };
 
-use partywall::{Access, Builder, DType, DeviceChoice, Gpu, Place, WhenSome, error::Mismatch};
-use pyo3::prelude::*;
+use partywall::{Access, Builder, DType, DeviceChoice, DeviceUuid, Gpu, Place, WhenSome, error::Mismatch};
+use pyo3::{exceptions::PyValueError, prelude::*};
 
 use crate::{
     arguments::{Needs, Optional, TensorName},
@@ -290,6 +290,14 @@ pub(crate) fn place(py: Python<'_>, device: &str) -> PyResult<Place> {
         resolved => Ok(resolved),
     };
     Ok(py.detach(resolve).or_raise(py)?.0)
+}
+
+/// Returns the GPU for which host memory is to be pinned.
+pub(crate) fn pinning(py: Python<'_>, device: &str) -> PyResult<DeviceUuid> {
+    match place(py, device)? {
+        Place::Gpu(uuid) => Ok(uuid),
+        _ => Err(PyValueError::new_err("memory is pinned for a GPU: device is cuda, cuda:N or a GPU's UUID")),
+    }
 }
 
 /// Returns the place that Python names; `None` if it names none, or `auto`.

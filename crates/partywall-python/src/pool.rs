@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 
 use crate::{
     arguments::{Blocks, Connection, Count, ElementType, Name, Needs, Optional, Shape},
-    build::named_place,
+    build::{named_place, pinning},
     errors::{Raise, still_used},
     handle::Handle,
     members::Withdrawal,
@@ -163,6 +163,14 @@ impl Pool {
         let pool = self.inner.get(py)?;
         let block = reference.parse().and_then(|reference| pool.accept(&reference)).or_raise(py)?;
         Ok(Block::new(&pool, block))
+    }
+
+    /// Registers host memory with CUDA in this process, for asynchronous copies of GPUs.
+    #[pyo3(name = "_pin")]
+    fn pin(&self, py: Python<'_>, device: &str) -> PyResult<()> {
+        let uuid = pinning(py, device)?;
+        let pool = self.inner.get(py)?;
+        py.detach(|| pool.pin(&*pool.domain().gpu(uuid)?)).or_raise(py)
     }
 
     /// Returns the current states of the blocks.

@@ -12,7 +12,7 @@ use pyo3::{exceptions::PyValueError, prelude::*};
 
 use crate::{
     arguments::{Name, Needs, Optional, TensorName},
-    build::{Build, Planned, place, typed},
+    build::{Build, Planned, pinning, typed},
     errors::{Raise, cannot_grow_here},
     handle::{Closable, Handle},
     members::Withdrawal,
@@ -299,9 +299,7 @@ impl Segment {
 
     /// Registers host memory with CUDA, for asynchronous copies of a GPU.
     fn pin(&self, py: Python<'_>, device: &str) -> PyResult<Pinned> {
-        let Place::Gpu(uuid) = place(py, device)? else {
-            return Err(PyValueError::new_err("memory is pinned for a GPU: device is cuda, cuda:N or a GPU's UUID"));
-        };
+        let uuid = pinning(py, device)?;
         self.with(py, |owner, segment| {
             let pinned = partywall::Pinned::new(segment.clone(), segment.domain().gpu(uuid)?)?;
             let nbytes = pinned.bytes();

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
 from partywall import _native, _streams
-from partywall._arrays import Shape, dimensions, dtype_name
+from partywall._arrays import Shape, device_name, dimensions, dtype_name
 from partywall._errors import BadTensor
 from partywall._exchange import Exported
 from partywall._handle import Connected, Handle
@@ -75,6 +75,16 @@ class Pool(Connected, _native.Pool):
         that.
         """
         return Block(self._accept(str(block)))
+
+    def pin(self, device: Any = "cuda") -> None:
+        """Page-locks the blocks of a pool in host memory and registers them with CUDA, for as long as this process has
+        the pool open.
+
+        GPUs of this process then copy from and to arrays of blocks asynchronously. Such a block returns to the pool
+        once all work of this process on its GPUs is done. Other processes need no driver to use the pool. It takes 0.4
+        ms per MiB; calling it again does nothing.
+        """
+        self._pin(device_name(device))
 
     def close(self) -> None:
         """Closes the handle, and ends the waits of this process that use it. Blocks stay.

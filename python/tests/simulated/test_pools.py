@@ -48,6 +48,24 @@ def test_a_block_comes_back_when_its_stream_is_done(frames):
         assert block.tobytes() == b"\7" * 4096
 
 
+def test_arrays_of_a_pinned_pool_keep_their_block_until_the_gpu_is_done(domain, frames):
+    with domain.pool("batches", blocks=1, block_bytes=4096, device="host") as batches:
+        batches.pin()
+        batches.pin("cuda:0")
+        gate, block = driver.Gate(), batches.alloc()
+        array = np.asarray(block)
+        block.release()
+        del array
+        with pytest.raises(TimeoutError):
+            batches.alloc(0.05)
+        gate.open()
+        batches.alloc(WATCHDOG).release()
+        with pytest.raises(ValueError, match="memory is pinned for a GPU"):
+            batches.pin("host")
+    with pytest.raises(pw.WrongKind, match="frames"):
+        frames.pin()
+
+
 def test_a_forgotten_block_comes_back_when_the_gpu_is_done(frames):
     gate, block = driver.Gate(), frames.alloc()
     taken = pw._native.Source(block.tensor(), 1)

@@ -70,6 +70,7 @@ pub(crate) static OPERATIONS: &[Operation] = &[
     on_gpu("advance", "an open version shows the next one at the same addresses", advance),
     on_gpu("refresh", "a reader maps what a version has grown by", refresh),
     on_gpu("pin", "a host version is registered, and copied to and from a GPU", pin),
+    on_gpu("pin a pool", "a host pool is registered, and a block given back whose address a GPU could use", pin_a_pool),
     on_gpu("publish", "memory of cuMemAlloc by handle, opened where it was made", publish),
     on_gpu("publish a copy", "memory of cuMemAlloc, copied into a version", publish_a_copy),
     on_gpu("publish from a heap", "a block of a heap, published and read, and used again", publish_from_a_heap),
@@ -362,6 +363,14 @@ fn pin(setting: &Setting) -> Outcome {
     let copied = gpu.stream().synchronize().map_err(|error| of(setting, error));
     enqueued.and(copied)?;
     expect(&device.commit()?, &noise(5000))
+}
+
+fn pin_a_pool(setting: &Setting) -> Outcome {
+    let pool = setting.domain.pool(&setting.name).blocks(1).block_bytes(4096).place(Place::Host).create()?;
+    pool.pin(&*setting.domain.gpu(FIRST_GPU)?)?;
+    let block = pool.alloc(WATCHDOG)?;
+    block.as_ptr()?;
+    block.release()
 }
 
 fn publish(setting: &Setting) -> Outcome {

@@ -57,18 +57,29 @@ pub(crate) enum Fence {
     Timeline(Arc<Word>, u64),
     /// A condition on shared memory. It runs under the lock of this module and must only read.
     Condition(Box<dyn Fn() -> bool + Send>),
-    /// All work that this process has enqueued so far on the GPU of this memory is done. For host memory it is reached
-    /// immediately.
+    /// All work that this process has enqueued so far on the GPUs of this memory is done. For host memory that no GPU
+    /// uses it is reached immediately.
     DeviceIdle(Arc<dyn GpuMemory>),
 }
 
 /// Memory that work of a GPU may use.
 pub(crate) trait GpuMemory: Send + Sync {
-    /// Returns the GPU on which this process uses it; `None` for host memory.
-    fn gpu(&self) -> Option<DeviceUuid>;
+    /// Returns on which GPUs this process uses it.
+    fn users(&self) -> Users;
 
-    /// Waits until all work is done that this process has on that GPU now.
+    /// Waits until all work is done that this process has there now.
     fn wait_idle(&self) -> Result<()>;
+}
+
+/// The GPUs on which this process uses some memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Users {
+    /// None: it is host memory.
+    Nobody,
+    /// The only one that reaches it, or the only one on which it was asked for.
+    Gpu(DeviceUuid),
+    /// Any of them, because the memory is registered with CUDA.
+    EveryGpu,
 }
 
 /// The outcome of a fence.
@@ -113,9 +124,9 @@ struct Pending {
     completion: Option<Completion>,
 }
 
-/// A callback that waits until a GPU is idle.
+/// A callback that waits until the users of its memory are idle.
 struct Idle {
-    gpu: DeviceUuid,
+    users: Users,
     memory: Arc<dyn GpuMemory>,
     callback: Callback,
 }
@@ -135,9 +146,9 @@ impl Completions {
         }
         let callback: Callback = Box::new(callback);
         if let Fence::DeviceIdle(memory) = fence {
-            return match memory.gpu() {
-                Some(gpu) => self.on_idle(Idle { gpu, memory, callback }),
-                None => contained(|| callback(Completion::Done)),
+            return match memory.users() {
+                Users::Nobody => contained(|| callback(Completion::Done)),
+                users => self.on_idle(Idle { users, memory, callback }),
             };
         }
         if let Fence::Timeline(..) = fence {
@@ -210,29 +221,29 @@ impl Completions {
         }
     }
 
-    /// Has the gpu worker wait for all callbacks of one GPU together.
+    /// Has the gpu worker wait for all callbacks of the same users together.
     fn on_idle(self: &Arc<Self>, waiting: Idle) {
-        let gpu = waiting.gpu;
+        let users = waiting.users;
         let mut idle = self.idle.lock().ignore_poison();
-        let has_job = idle.iter().any(|other| other.gpu == gpu);
+        let has_job = idle.iter().any(|other| other.users == users);
         idle.push(waiting);
         drop(idle);
         if !has_job {
             let completions = self.clone();
-            self.gpu.run(move || completions.await_idle(gpu));
+            self.gpu.run(move || completions.await_idle(users));
         }
     }
 
-    fn await_idle(&self, gpu: DeviceUuid) {
+    fn await_idle(&self, users: Users) {
         // Taken before the wait, because resources that are added later may be used by work that this does not wait
         // for.
         let waiting: Vec<Idle> =
-            self.idle.lock().ignore_poison().extract_if(.., |waiting| waiting.gpu == gpu).collect();
+            self.idle.lock().ignore_poison().extract_if(.., |waiting| waiting.users == users).collect();
         let Some(Idle { memory, .. }) = waiting.first() else { return };
         let completion = match memory.wait_idle() {
             Ok(()) => Completion::Done,
             Err(error) => {
-                tracing::warn!(%gpu, %error, "resources that the GPU may use stay held until this process ends");
+                tracing::warn!(?users, %error, "resources that a GPU may use stay held until this process ends");
                 Completion::Unknown
             }
         };

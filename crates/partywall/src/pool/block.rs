@@ -283,12 +283,17 @@ impl Block {
     }
 
     /// Returns the block's address in host memory or pinned memory, for code in other languages. It is valid while the
-    /// block is held. Does not wait for work of a GPU.
+    /// block is held. Does not wait for work of a GPU. If this process has [pinned](super::Pool::pin) the pool, work of its GPUs
+    /// may use the address, and the block is given back as if [`device_mut`](Self::device_mut) was called.
     ///
     /// # Errors
     /// As [`bytes_mut`](Self::bytes_mut).
     pub fn as_ptr(&self) -> Result<*mut u8> {
-        Ok(self.blocks.bytes()?.as_ptr(self.borrow()?).wrapping_add(self.offset as usize))
+        let address = self.blocks.bytes()?.as_ptr(self.borrow()?).wrapping_add(self.offset as usize);
+        if self.blocks.is_pinned() {
+            self.expose();
+        }
+        Ok(address)
     }
 
     /// Returns the block's range on its GPU, or on the GPU that uses pinned memory, for the caller's kernels and

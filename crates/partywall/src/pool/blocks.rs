@@ -5,13 +5,13 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use partywall_cuda::{DeviceUuid, StreamRef};
+use partywall_cuda::{HostRegistration, StreamRef};
 use partywall_os::borrow::{BlockBorrows, BorrowedBlock, BorrowedBlockMut};
 use partywall_shm::{pool as shm, queue, topic};
 use partywall_wire::{Control, Named, Notice};
 
 use crate::{
-    completion::GpuMemory,
+    completion::{GpuMemory, Users},
     domain::{Domain, LeaseGuard},
     error::{Error, LimitReached, Result, Unreachable},
     gpu::{DeviceRange, Gpu},
@@ -32,6 +32,8 @@ pub(crate) struct Blocks {
     stride: u64,
     /// The bytes of blocks that the CPU reaches. Unset on a GPU, and in pinned memory until the CPU uses it.
     bytes: OnceLock<Option<BlockBorrows>>,
+    /// Registrations of host memory with CUDA, once they were asked for. They keep the mapping.
+    pinned: OnceLock<Vec<Arc<HostRegistration>>>,
     /// Last, because the other fields use this memory until they are dropped.
     memory: Arc<BlockMemory>,
 }
@@ -99,8 +101,10 @@ impl Blocks {
     /// Returns `None` if the control memory is for another number of blocks.
     fn part(memory: &Arc<BlockMemory>, pool: shm::Pool, object: Object, shape: Control, base: u64) -> Option<Self> {
         let stride = shape.stride().filter(|_| pool.count() == shape.blocks)?;
+        let control = Arc::new(pool);
         let bytes = OnceLock::new();
-        let blocks = Self { control: Arc::new(pool), object, shape, base, stride, bytes, memory: memory.clone() };
+        let pinned = OnceLock::new();
+        let blocks = Self { control, object, shape, base, stride, bytes, pinned, memory: memory.clone() };
         if blocks.segment().has_cpu() {
             blocks.bytes.get_or_init(|| blocks.borrows());
         }
@@ -278,9 +282,23 @@ impl Blocks {
         self.segment().gpu()
     }
 
-    /// Waits until all work is done that this process has on the GPU now. Returns immediately for host memory.
+    /// Registers host memory with CUDA for as long as this process has it mapped.
+    pub(crate) fn pin(&self, gpu: &Gpu) -> Result<()> {
+        let registrations = self.segment().register(gpu)?;
+        // If they were set before, these are the same.
+        _ = self.pinned.set(registrations);
+        Ok(())
+    }
+
+    /// Returns whether this process has registered host memory with CUDA, so that any GPU may use its addresses.
+    pub(crate) fn is_pinned(&self) -> bool {
+        self.pinned.get().is_some()
+    }
+
+    /// Waits until all work is done that this process has now on the GPUs that may use the memory. Returns immediately
+    /// for host memory that is not registered.
     pub(crate) fn wait_idle(&self) -> Result<()> {
-        self.segment().wait_idle()
+        if self.is_pinned() { self.segment().wait_idle_everywhere() } else { self.segment().wait_idle() }
     }
 
     /// Prefetches the first bytes of a block in host memory that will be read soon.
@@ -305,8 +323,12 @@ impl Blocks {
 }
 
 impl GpuMemory for Blocks {
-    fn gpu(&self) -> Option<DeviceUuid> {
-        self.gpu().map(Gpu::uuid)
+    fn users(&self) -> Users {
+        match self.gpu() {
+            _ if self.is_pinned() => Users::EveryGpu,
+            Some(gpu) => Users::Gpu(gpu.uuid()),
+            None => Users::Nobody,
+        }
     }
 
     fn wait_idle(&self) -> Result<()> {

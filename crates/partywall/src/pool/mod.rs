@@ -192,6 +192,21 @@ impl Pool {
         }
     }
 
+    /// Page-locks the blocks of a pool in host memory and registers them with CUDA, as [`Segment::pin`] does, for as
+    /// long as this process has the pool open: copies from and to the [address](Block::as_ptr) of a block are then
+    /// asynchronous, on any GPU. A block whose address was handed out is given back once all work of this process on
+    /// its GPUs is done. Other processes need no driver to use the pool. Host-synchronous; a second call does nothing.
+    ///
+    /// [`Segment::pin`]: crate::Segment::pin
+    ///
+    /// # Errors
+    /// - [`Mismatch::Kind`] unless the pool is in host memory;
+    /// - [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda) if the pages cannot be locked;
+    /// - as [`Domain::gpu`](crate::Domain::gpu).
+    pub fn pin(&self, gpu: &Gpu) -> Result<()> {
+        self.blocks.pin(gpu)
+    }
+
     /// Waits until the pool is removed. Returns the notice if that has a [deadline](Domain::withdraw): until when this
     /// process is to drop the pool, and what happens then.
     ///

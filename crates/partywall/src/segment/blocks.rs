@@ -2,14 +2,14 @@
 
 use std::{sync::Arc, time::Duration};
 
-use partywall_cuda::{AccessError, CuResult, CudaError, StreamRef};
+use partywall_cuda::{AccessError, CuResult, CudaError, HostRegistration, StreamRef};
 use partywall_os::borrow::BlockBorrows;
 
 use super::Segment;
 use crate::{
     domain::LeaseGuard,
     error::{Error, Result},
-    gpu::{DeviceRange, access_error, failed_call},
+    gpu::{DeviceRange, Gpu, access_error, devices, failed_call},
     kind::wrong_kind,
 };
 
@@ -67,9 +67,30 @@ impl Segment {
         Ok(range)
     }
 
+    /// Registers host memory with CUDA, or shares the registrations that there are.
+    pub(crate) fn register(&self, gpu: &Gpu) -> Result<Vec<Arc<HostRegistration>>> {
+        // The caller may have opened the GPU without the domain, but the broker must know that this process uses it.
+        self.domain().gpu(gpu.uuid())?;
+        self.memory().pin(gpu).map_err(|e| self.named(e))
+    }
+
     /// Waits until all work is done that this process has on the GPU now. Returns immediately for host memory.
     pub(crate) fn wait_idle(&self) -> Result<()> {
-        let Some(gpu) = self.gpu() else { return Ok(()) };
+        self.gpu().map_or(Ok(()), |gpu| self.wait_idle_on(gpu))
+    }
+
+    /// Waits until all work is done that this process has on any GPU now. Without a context it has none there.
+    pub(crate) fn wait_idle_everywhere(&self) -> Result<()> {
+        for device in devices()? {
+            if device.primary_context_active().map_err(|error| self.not_unused(error))? {
+                let uuid = device.uuid().map_err(|error| self.not_unused(error))?;
+                self.wait_idle_on(&*self.domain().gpu(uuid)?)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn wait_idle_on(&self, gpu: &Gpu) -> Result<()> {
         let health = self.domain().health();
         loop {
             health.check()?;
@@ -80,10 +101,14 @@ impl Segment {
                 Err(error) if is_capturing(&error) => std::thread::sleep(CAPTURE),
                 Err(error) => {
                     health.note(gpu.uuid(), &error);
-                    return Err(failed_call(&format!("waiting for memory of {:?} to be unused", self.name()), error));
+                    return Err(self.not_unused(error));
                 }
             }
         }
+    }
+
+    fn not_unused(&self, error: CudaError) -> Error {
+        failed_call(&format!("waiting for memory of {:?} to be unused", self.name()), error)
     }
 }
 

@@ -72,6 +72,7 @@ tests! {
     blocks::{
         a_dropped_block_comes_back_when_the_gpu_is_done_with_it,
         many_dropped_blocks_come_back_together,
+        a_dropped_block_of_a_pinned_pool_comes_back_when_all_gpus_are_done_with_it,
         a_block_goes_back_behind_the_work_of_its_stream,
         blocks_of_the_gpu_come_back_when_their_process_is_killed,
         a_connection_that_ends_keeps_the_blocks_of_the_gpu,

@@ -114,6 +114,37 @@ pub(crate) fn a_dropped_block_comes_back_when_the_gpu_is_done_with_it(world: &Wo
     gate.signal(2).unwrap();
 }
 
+pub(crate) fn a_dropped_block_of_a_pinned_pool_comes_back_when_all_gpus_are_done_with_it(world: &World) {
+    let domain = world.connect();
+    let pool = domain.pool("batches").block_bytes(4096).blocks(1).place(Place::Host).create().unwrap();
+    let gate = domain.timeline_writer("gate").unwrap();
+    let waits = domain.timeline("gate").unwrap();
+    let gpus: Vec<_> =
+        partywall::gpu::devices().unwrap().iter().map(|device| domain.gpu(device.uuid().unwrap()).unwrap()).collect();
+    let streams: Vec<_> = gpus.iter().map(|gpu| Stream::new(gpu.context()).unwrap()).collect();
+    // Before the pool is pinned no GPU can use an address, whatever streams do.
+    waits.wait_on(streams[0].as_ref(), 1).unwrap();
+    let block = pool.alloc(TIMEOUT).unwrap();
+    block.as_ptr().unwrap();
+    drop(block);
+    pool.alloc(TIMEOUT).unwrap().release().unwrap();
+    gate.signal(1).unwrap();
+
+    pool.pin(&gpus[0]).unwrap();
+    pool.pin(&gpus[0]).unwrap();
+    for (value, stream) in (2..).zip(&streams) {
+        waits.wait_on(stream.as_ref(), value).unwrap();
+        let block = pool.alloc(TIMEOUT).unwrap();
+        let address = block.as_ptr().unwrap();
+        drop(block);
+        assert!(is_taken(&pool), "a copy may still read it");
+        gate.signal(value).unwrap();
+        let block = pool.alloc(TIMEOUT).unwrap();
+        assert!(block.device().is_err(), "only its address is for GPUs");
+        assert_eq!(block.bytes().unwrap().as_ptr(), address.cast_const());
+    }
+}
+
 pub(crate) fn many_dropped_blocks_come_back_together(world: &World) {
     let (domain, pool, gate) = stage(world, 64);
     let gpu = gpu(&domain);
