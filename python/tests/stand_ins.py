@@ -45,6 +45,9 @@ class Tensor(np.ndarray):
     def resolve_neg(self) -> "Tensor":
         return self
 
+    def cpu(self) -> "Tensor":
+        return self
+
     def clone(self) -> "Tensor":
         return self.copy()
 
@@ -341,7 +344,21 @@ def ray(monkeypatch: pytest.MonkeyPatch, node: str = "node") -> dict[str, Any]:
         registered[name] = manager
 
     context = types.SimpleNamespace(get_node_id=lambda: node)
-    module(monkeypatch, "ray", get_runtime_context=lambda: context)
+
+    def remote(**options: Any) -> Any:
+        """Runs tasks at once, here, and keeps what was asked for."""
+        tasks.append(options)
+        return lambda function: types.SimpleNamespace(remote=function)
+
+    tasks: list[dict[str, Any]] = []
+    module(
+        monkeypatch, "ray", get_runtime_context=lambda: context, remote=remote, get=lambda found: found, tasks=tasks
+    )
+    module(
+        monkeypatch,
+        "ray.util.scheduling_strategies",
+        NodeAffinitySchedulingStrategy=lambda node, soft: (node, soft),
+    )
     module(
         monkeypatch,
         "ray.experimental.rdt.tensor_transport_manager",

@@ -343,8 +343,15 @@ def test_ray_object_without_tensors_has_no_name(transport, domain):
     transport().garbage_collect("id", meta, [])
 
 
-def test_ray_transport_refuses_another_machine(transport, monkeypatch):
-    stand_ins.ray(monkeypatch, node="other")
-    moved = type("Moved", (transport,), {"node": "elsewhere"})
-    with pytest.raises(RuntimeError, match="elsewhere"):
-        moved().extract_tensor_transport_metadata("id", [tensor([1.0])])
+def test_ray_carries_copies_to_and_from_another_machine(transport, domain, caplog):
+    here, elsewhere = transport(), type("Moved", (transport,), {"node": "elsewhere"})()
+    import ray
+
+    given = [tensor([1.0, 2.0]), tensor([], "int64")]
+    for source, receiver in (here, elsewhere), (elsewhere, here), (elsewhere, elsewhere):
+        meta = source.extract_tensor_transport_metadata("id", given)
+        assert [item.tolist() for item in receiver.recv_multiple_tensors("id", meta, None)] == [[1.0, 2.0], []]
+        source.garbage_collect("id", meta, given)
+        assert domain.ls() == []
+    assert [task["scheduling_strategy"] for task in ray.tasks] == [("elsewhere", False)] * 4
+    assert caplog.text.count("the driver is on node elsewhere and this actor on node") == 1

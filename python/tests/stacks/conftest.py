@@ -27,6 +27,7 @@ CASES = {
     "E3": "an object survives the SIGKILL of its source, fetched before or only then",
     "E4": "a killed driver leaves nothing",
     "E5": "several tensors, none, mixed dtypes, gaps; two consumers share one memory",
+    "E6": "an object reaches an actor on another node of Ray, from either side, as a copy",
 }
 """Every case of the report, in its order."""
 

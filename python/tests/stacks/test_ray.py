@@ -14,7 +14,14 @@ import time
 import ray
 import torch
 import partywall.integrations.ray
-ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, _temp_dir=sys.argv[1])
+if sys.argv[2] == "one":
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, _temp_dir=sys.argv[1])
+else:
+    from ray.cluster_utils import Cluster
+    first = {"num_cpus": 4, "include_dashboard": False, "resources": {"here": 9}}
+    cluster = Cluster(initialize_head=True, head_node_args=first)
+    cluster.add_node(num_cpus=4, resources={"there": 9})
+    ray.init(address=cluster.address, log_to_driver=False)
 partywall.integrations.ray.register()
 
 @ray.remote(enable_tensor_transport=True)
@@ -82,10 +89,10 @@ def until(reached):
 def driver(child, socket, domain, tmp_path_factory):
     """Runs code in a driver."""
 
-    def start(code):
+    def start(code, nodes="one"):
         # Ray's sockets have a limit on their paths.
         folder = tmp_path_factory.mktemp("r")
-        return child(DRIVER + code, str(folder), PARTYWALL_SOCKET=socket, RAY_USAGE_STATS_ENABLED="0")
+        return child(DRIVER + code, str(folder), nodes, PARTYWALL_SOCKET=socket, RAY_USAGE_STATS_ENABLED="0")
 
     return start
 
@@ -248,3 +255,31 @@ for receiver in receivers:
     )
     # The inode of the mapped memory, and the offset in it.
     assert first is not None and first == second
+
+
+@pytest.mark.case("E6")
+def test_object_reaches_an_actor_on_another_node_from_either_side(driver):
+    """Two nodes of Ray on one machine count as two machines, because nobody knows better."""
+    there_and_back, many, killed, left = lines(
+        driver(
+            """
+here, there = [Actor.options(resources={place: 1}).remote() for place in ("here", "there")]
+for source, receiver in [(here, there), (there, here), (there, there)]:
+    assert ray.get(receiver.take.remote(source.make.remote("one"))) == [["torch.float32", [1000], list(range(1000))]]
+say("SAY", json.dumps("same"))
+say("SAY", json.dumps([tensor[1] for tensor in ray.get(there.take.remote(here.make.remote("many")))]))
+# What was put on the driver's node outlives its actor for those elsewhere, too.
+ref = here.make.remote("one")
+ray.wait([ref])
+kill(here)
+say("SAY", json.dumps(len(ray.get(there.take.remote(ref))[0][2])))
+del ref
+say("SAY", json.dumps(len(names()) <= 1))
+ray.shutdown()
+cluster.shutdown()
+""",
+            "two",
+        )
+    )
+    assert (there_and_back, killed, left) == ("same", 1000, True)
+    assert many == [[2, 3], [4], [4, 3], [4, 2, 3], [0, 3], [2]]

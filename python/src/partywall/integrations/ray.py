@@ -12,10 +12,12 @@ Register it in the driver before any actor is created, and name it where an acto
         def weights(self):
             return list(self.model.parameters())
 
-Tensors are copied once, when the actor returns them. Receivers map the copy, read-only, on the same machine.
+Tensors are copied once, when the actor returns them. Receivers map the copy, read-only, on the driver's machine. To and
+from actors on other machines Ray carries copies, as ordinary objects.
 """
 
 import atexit
+import logging
 import threading
 import weakref
 from dataclasses import dataclass
@@ -29,6 +31,7 @@ from ray.experimental.rdt.tensor_transport_manager import (
     TensorTransportManager,
     TensorTransportMetadata,
 )
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import partywall as pw
 
@@ -114,9 +117,15 @@ class PartywallTransport(TensorTransportManager):  # type: ignore[misc]
         meta = [(tensor.shape, tensor.dtype) for tensor in rdt_object]
         if not rdt_object:
             return PartywallTransportMetadata(meta)
-        tensors = {str(index): tensor.detach().resolve_conj().resolve_neg() for index, tensor in enumerate(rdt_object)}
-        put = self._connected().put(self._name(obj_id), tensors, owner=self.owner)
-        return PartywallTransportMetadata(meta, devices.pop().type, f"{put.name}@{put.version}")
+        device = devices.pop().type
+        tensors = [tensor.detach().resolve_conj().resolve_neg() for tensor in rdt_object]
+        name = self._name(obj_id)
+        if self._is_here():
+            put = _put(self._connected(), name, self.owner, tensors)
+        else:
+            copies = [tensor.cpu() for tensor in tensors]
+            put = ray.get(self._at_driver(_put_copies).remote(self.broker, name, self.owner, copies))
+        return PartywallTransportMetadata(meta, device, put)
 
     def get_communicator_metadata(
         self, src_actor: Any, dst_actor: Any, backend: str | None = None
@@ -135,10 +144,15 @@ class PartywallTransport(TensorTransportManager):  # type: ignore[misc]
         name = tensor_transport_metadata.name
         if name is None:
             return []
-        with self._connected().open(name) as segment:
-            tensors = [torch.from_dlpack(segment[str(index)]) for index in range(len(segment))]
+        if self._is_here():
+            with self._connected().open(name) as segment:
+                tensors = _tensors(segment)
+        else:
+            tensors = ray.get(self._at_driver(_copies).remote(self.broker, name))
         if not target_buffers:
-            return tensors
+            # What came from another machine is in host memory.
+            device = tensor_transport_metadata.tensor_device
+            return [tensor if tensor.device.type == device else tensor.to(device) for tensor in tensors]
         for buffer, tensor in zip(target_buffers, tensors, strict=True):
             buffer.copy_(tensor)
         return target_buffers
@@ -165,18 +179,54 @@ class PartywallTransport(TensorTransportManager):  # type: ignore[misc]
         """Does nothing: no side of a transfer waits for the other."""
 
     def _connected(self) -> pw.Domain:
-        node = ray.get_runtime_context().get_node_id()
-        if node != self.node:
-            raise RuntimeError(
-                f"the transport {TRANSPORT} works within one machine, but the driver is on node {self.node} and this "
-                f"actor on {node}: use another transport between them"
-            )
         with self._lock:
             if self._domain is None:
                 self._domain = pw.connect(socket=self.broker, start=False)
                 weakref.finalize(self, self._domain.close)
             return self._domain
 
+    def _is_here(self) -> bool:
+        """Returns whether this actor is on the driver's machine. Says once in each process that it is not."""
+        global _said
+        here = ray.get_runtime_context().get_node_id()
+        if here != self.node and not _said:
+            _said = True
+            _log.warning(
+                "the driver is on node %s and this actor on %s: between them Ray carries copies of tensors", self.node, here
+            )
+        return bool(here == self.node)
+
+    def _at_driver(self, function: Any) -> Any:
+        """Returns a task of Ray that runs on the driver's machine, sees its GPUs, and leaves none of their memory."""
+        seeing = {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}
+        there = NodeAffinitySchedulingStrategy(self.node, soft=False)
+        return ray.remote(num_cpus=0, max_calls=1, scheduling_strategy=there, runtime_env=seeing)(function)
+
     def _name(self, obj_id: str) -> str:
         # Jobs of different clusters may count their objects alike.
         return f"ray/{self.owner}/{obj_id}"
+
+
+def _put(domain: pw.Domain, name: str, owner: str, tensors: list[Any]) -> str:
+    put = domain.put(name, {str(index): tensor for index, tensor in enumerate(tensors)}, owner=owner)
+    return f"{put.name}@{put.version}"
+
+
+def _tensors(segment: pw.Segment) -> list[Any]:
+    return [torch.from_dlpack(segment[str(index)]) for index in range(len(segment))]
+
+
+def _put_copies(broker: str, name: str, owner: str, tensors: list[Any]) -> str:
+    with pw.connect(socket=broker, start=False) as domain:
+        return _put(domain, name, owner, tensors)
+
+
+def _copies(broker: str, name: str) -> list[Any]:
+    with pw.connect(socket=broker, start=False) as domain, domain.open(name) as segment:
+        return [tensor.cpu().clone() for tensor in _tensors(segment)]
+
+
+_said = False
+"""Whether this process has said that tensors are copied."""
+
+_log = logging.getLogger(__name__)
