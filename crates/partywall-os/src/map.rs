@@ -88,6 +88,22 @@ impl Drop for Region {
     }
 }
 
+/// Returns the lengths of files whose lengths cannot change.
+///
+/// # Errors
+/// `EPERM` unless each file is sealed against shrinking and growing.
+fn fixed_lengths(files: &[impl AsFd]) -> io::Result<Vec<usize>> {
+    let fixed = |file| match Seals::of(file)?.fixed_length() {
+        true => usize::try_from(memfd::len(file)?).map_err(|_| Errno::OVERFLOW),
+        false => Err(Errno::PERM),
+    };
+    files.iter().map(fixed).collect()
+}
+
+fn protection(writable: bool) -> ProtFlags {
+    if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ }
+}
+
 /// A writable mapping of a file that no other process has, which [`crate::memfd::Draft`] guarantees.
 #[derive(Debug)]
 pub(crate) struct PrivateMap {
@@ -237,7 +253,7 @@ impl SharedMap {
     /// # Errors
     /// As [`SharedMap::extend`].
     pub fn writable(fd: impl AsFd) -> io::Result<Self> {
-        Self::new([fd], 0, true)
+        Self::whole(fd, true)
     }
 
     /// Maps all of `fd` for reading.
@@ -245,7 +261,17 @@ impl SharedMap {
     /// # Errors
     /// As [`SharedMap::extend`].
     pub fn readable(fd: impl AsFd) -> io::Result<Self> {
-        Self::new([fd], 0, false)
+        Self::whole(fd, false)
+    }
+
+    /// Maps one file, without room for others: half the system calls of [`SharedMap::new`].
+    fn whole(file: impl AsFd, writable: bool) -> io::Result<Self> {
+        if !Seals::of(&file)?.fixed_length() {
+            return Err(Errno::PERM);
+        }
+        let region = Region::new(file, protection(writable))?;
+        let len = AtomicUsize::new(region.len);
+        Ok(Self { region, len, extending: Mutex::new(()), writable, lent: Mutex::default() })
     }
 
     /// Maps `files` one after the other, at the beginning of a range of `reserved` bytes. The range is only as long as
@@ -254,15 +280,13 @@ impl SharedMap {
     /// # Errors
     /// As [`SharedMap::extend`]; `ENOMEM` if the address space lacks room for the files.
     pub fn new<F: AsFd>(files: impl AsRef<[F]>, reserved: usize, writable: bool) -> io::Result<Self> {
-        let mut bytes = 0_usize;
-        for file in files.as_ref() {
-            let len = usize::try_from(memfd::len(file)?).map_err(|_| Errno::OVERFLOW)?;
-            bytes = bytes.checked_add(len).ok_or(Errno::OVERFLOW)?;
-        }
+        let files = files.as_ref();
+        let lengths = fixed_lengths(files)?;
+        let bytes = lengths.iter().try_fold(0_usize, |sum, bytes| sum.checked_add(*bytes)).ok_or(Errno::OVERFLOW)?;
         let region = Region::reserve(reserved.max(bytes)).or_else(|_| Region::reserve(bytes))?;
         let len = AtomicUsize::new(0);
         let map = Self { region, len, extending: Mutex::new(()), writable, lent: Mutex::default() };
-        map.extend(files)?.publish();
+        map.extend_by(files, &lengths)?.publish();
         Ok(map)
     }
 
@@ -311,16 +335,18 @@ impl SharedMap {
         if self.region.owner.is_some() {
             return Err(Errno::OPNOTSUPP);
         }
+        let files = files.as_ref();
+        self.extend_by(files, &fixed_lengths(files)?)
+    }
+
+    /// Maps files of these lengths, which never change, behind those that are mapped already.
+    fn extend_by<F: AsFd>(&self, files: &[F], lengths: &[usize]) -> io::Result<Extension<'_>> {
         // A panic under this lock leaves pages behind `len` mapped, which the next extension replaces.
         let turn = self.extending.lock().ignore_poison();
-        let prot = if self.writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        let prot = protection(self.writable);
         let start = self.len();
         let mut extension = Extension { map: self, start, end: start, _turn: turn };
-        for file in files.as_ref() {
-            if !Seals::of(file)?.fixed_length() {
-                return Err(Errno::PERM);
-            }
-            let bytes = usize::try_from(memfd::len(file)?).map_err(|_| Errno::OVERFLOW)?;
+        for (file, bytes) in files.iter().zip(lengths.iter().copied()) {
             let end = extension.end.checked_add(bytes).filter(|end| *end <= self.region.len).ok_or(Errno::NOMEM)?;
             if bytes > 0 {
                 // SAFETY: the addresses belong to our region, by the check above, and lie behind `len`, so no reference

@@ -62,16 +62,21 @@ impl Kind for HostKind {
     }
 
     fn attach(&self, version: Attach<'_>) -> Result<Box<dyn Memory>> {
-        check_lengths(&version.chunks)?;
         let name = version.name;
         let failed = |bytes| move |errno| Error::system(format!("mapping {bytes} bytes of {name:?}"), errno);
         if version.reserve > 0 {
             let bytes = version.chunks.iter().map(|(bytes, _)| bytes).sum::<u64>();
             let fds: Vec<_> = version.chunks.into_iter().map(|(_, fd)| fd).collect();
             let map = SharedMap::new(fds, version.reserve as usize, version.write).map_err(failed(bytes))?;
+            if map.len() as u64 != bytes {
+                return Err(wrong_length());
+            }
             return Ok(Box::new(HostMemory::new(vec![HostChunk::Mutable(Arc::new(map))], true)));
         }
-        let map = |(bytes, fd)| HostChunk::map(&fd, version.mutable, version.write).map_err(failed(bytes));
+        let map = |(bytes, fd)| {
+            let chunk = HostChunk::map(&fd, version.mutable, version.write).map_err(failed(bytes))?;
+            if chunk.len() as u64 == bytes { Ok(chunk) } else { Err(wrong_length()) }
+        };
         let chunks = version.chunks.into_iter().map(map).collect::<Result<_>>()?;
         Ok(Box::new(HostMemory::new(chunks, false)))
     }
@@ -100,10 +105,14 @@ fn whole_pages(bytes: u64) -> u64 {
 fn check_lengths(chunks: &[(u64, OwnedFd)]) -> Result<()> {
     for (bytes, fd) in chunks {
         if memfd::len(fd).map_err(|e| Error::system("asking for a chunk's length", e))? != *bytes {
-            return Err(Unreachable::protocol("the length of a chunk differs from the announced length"));
+            return Err(wrong_length());
         }
     }
     Ok(())
+}
+
+fn wrong_length() -> Error {
+    Unreachable::protocol("the length of a chunk differs from the announced length")
 }
 
 struct HostDraft {
@@ -234,6 +243,13 @@ impl HostChunk {
             (false, _) => SealedMap::new(fd).map(Arc::new).map(Self::Frozen),
             (true, false) => SharedMap::readable(fd).map(Arc::new).map(Self::Mutable),
             (true, true) => SharedMap::writable(fd).map(Arc::new).map(Self::Mutable),
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::Frozen(map) => map.bytes().len(),
+            Self::Mutable(map) => map.len(),
         }
     }
 }
