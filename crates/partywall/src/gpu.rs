@@ -148,6 +148,11 @@ impl Gpus {
         Ok(gpu)
     }
 
+    /// Returns whether the GPU with this UUID is open.
+    pub(crate) fn has(&self, uuid: DeviceUuid) -> bool {
+        self.open.lock().ignore_poison().gpus.iter().any(|gpu| gpu.uuid == uuid)
+    }
+
     /// Returns the GPU for memory that every GPU reaches: the one that was opened first, else the one of the calling
     /// thread's current context, else the first.
     pub(crate) fn preferred(&self) -> Result<Arc<Gpu>> {
