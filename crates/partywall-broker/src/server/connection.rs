@@ -170,11 +170,12 @@ impl Connection {
 
     /// Reads once.
     pub(super) fn read(&mut self, buffer: &mut [u8]) -> Result<Read, Broken> {
-        if self.received.is_empty() {
-            self.received_since = Instant::now();
-        }
+        let had_none = self.received.is_empty();
         match socket::recv(&self.call, buffer, &mut self.received) {
             Ok(got) => {
+                if had_none && !self.received.is_empty() {
+                    self.received_since = Instant::now();
+                }
                 self.fds_lost |= got.fds_lost;
                 if got.bytes == 0 {
                     return Ok(Read::End);
@@ -194,6 +195,11 @@ impl Connection {
         }
     }
 
+    /// Returns whether nothing of another message has been read.
+    pub(super) fn has_no_input(&self) -> bool {
+        self.reader.is_empty()
+    }
+
     /// Returns the next complete message, if there is one.
     pub(super) fn next_message(&mut self) -> Result<Option<Message>, Broken> {
         let at_hand = if self.fds_lost { usize::MAX } else { self.received.len() };
@@ -201,7 +207,9 @@ impl Connection {
             Ok(frame) => {
                 let arrived = self.received.len().min(frame.fds);
                 let fds = self.received.drain(..arrived).collect();
-                self.received_since = Instant::now();
+                if !self.received.is_empty() {
+                    self.received_since = Instant::now();
+                }
                 self.fds_lost = false;
                 Ok(Some(Message { frame, fds }))
             }

@@ -123,7 +123,7 @@ impl Server {
     /// Processes the messages that have been read, as many as one turn allows. Returns whether none is left.
     fn process(&mut self, id: ConnectionId) -> bool {
         let begun = Instant::now();
-        for _ in 0..MESSAGES_IN_TURN {
+        for processed in 0..MESSAGES_IN_TURN {
             let Some(connection) = self.peers.connections.get_mut(&id).filter(|_| self.exit.is_none()) else {
                 return true;
             };
@@ -136,6 +136,10 @@ impl Server {
                 self.runner.store.discard(connection.take_received());
                 return true;
             }
+            // A correct client has sent one message alone, for which the clock is not read again.
+            if processed > 0 && !connection.has_no_input() && begun.elapsed() >= MAX_CLIENT_TURN {
+                break;
+            }
             match (connection.next_message(), phase) {
                 (Ok(None), _) => return true,
                 (Ok(Some(message)), Phase::Member(member)) => self.on_request(id, member, message),
@@ -144,9 +148,6 @@ impl Server {
                     self.hang_up(id, &broken.to_string());
                     return true;
                 }
-            }
-            if begun.elapsed() >= MAX_CLIENT_TURN {
-                break;
             }
         }
         self.peers.unfinished.insert(id);

@@ -54,13 +54,13 @@ impl Inbox {
         Ok(self.take_in(received))
     }
 
-    /// Reads as [`Inbox::read`] does, but polls the socket for a while before it sleeps.
+    /// Reads as [`Inbox::read`] does, but polls the socket for a while from `start` on before it sleeps.
     ///
     /// # Errors
     /// As [`socket::recv`].
-    pub(super) fn read_soon(&mut self, spin: &AdaptiveSpin, socket: impl AsFd) -> Result<bool, Errno> {
+    pub(super) fn read_soon(&mut self, spin: &AdaptiveSpin, start: Instant, socket: impl AsFd) -> Result<bool, Errno> {
         let mut read = Err(Errno::AGAIN);
-        spin.spin(Instant::now(), Duration::MAX, || {
+        spin.spin(start, Duration::MAX, || {
             read = socket::recv_now(&socket, &mut self.buffer, &mut self.fds);
             !matches!(read, Err(Errno::AGAIN))
         });
@@ -126,10 +126,10 @@ mod tests {
                     std::thread::sleep(Duration::from_millis(2));
                     socket::send(&peer, b"x", &[]).unwrap();
                 });
-                assert_eq!(inbox.read_soon(&spin, &ours), Ok(true));
+                assert_eq!(inbox.read_soon(&spin, Instant::now(), &ours), Ok(true));
             });
         }
         drop(peer);
-        assert_eq!(inbox.read_soon(&spin, &ours), Ok(false));
+        assert_eq!(inbox.read_soon(&spin, Instant::now(), &ours), Ok(false));
     }
 }

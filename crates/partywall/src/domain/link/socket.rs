@@ -107,13 +107,15 @@ impl CallSocket {
         id: RequestId,
         fds: &[BorrowedFd<'_>],
     ) -> Result<(Reply, Vec<OwnedFd>), NoReply> {
-        let deadline = Instant::now() + self.timeout();
+        // One reading of the clock serves both the time limit and the spin.
+        let start = Instant::now();
+        let deadline = start + self.timeout();
         self.send(message, fds, deadline)?;
         let socket = self.socket.as_ref().ok_or(NoReply::Ended)?.as_fd();
         loop {
             // Usually the socket's own time limit is enough, which saves a system call.
             let in_time = !self.silent || socket::wait(socket, Ready::Read, Some(deadline)) == Ok(true);
-            match if in_time { self.inbox.read_soon(&self.spin, socket) } else { Err(Errno::AGAIN) } {
+            match if in_time { self.inbox.read_soon(&self.spin, start, socket) } else { Err(Errno::AGAIN) } {
                 Ok(true) => {}
                 Err(Errno::AGAIN) => break,
                 _ => return Err(NoReply::Ended),
