@@ -15,10 +15,11 @@ use crate::tools::Workspace;
 
 /// The packages of the programs, their names, and those in the bundle. `partywall-render` is `partywall-lab` with one
 /// more lab, so that one program serves for both.
-const PROGRAMS: [(&str, &str, &str); 4] = [
+const PROGRAMS: [(&str, &str, &str); 5] = [
     ("partywall-cli", "partywall", "partywall"),
     ("partywall-render", "partywall-render", "partywall-lab"),
     ("partywall-gpu-tests", "partywall-gpu-tests", "partywall-gpu-tests"),
+    ("partywall-gpu-tests", "pipeline_gpu", "pipeline_gpu"),
     ("partywall-harness", "partywall-hostile", "partywall-hostile"),
 ];
 /// The rival that is not in Python, in a workspace of its own, and its program.

@@ -163,6 +163,16 @@ fn program_of_the_library_finds_the_simulated_driver_by_its_name() {
     });
 }
 
+#[test]
+fn pipeline_of_kernels_finds_every_spot() {
+    with_broker(|socket| {
+        let mut pipeline = program("pipeline_gpu", socket);
+        let output = pipeline.arg("40").env(Driver::LIBRARY_VARIABLE, simulated_driver()).output().unwrap();
+        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success() && out.starts_with("40 of 40 spots are right"), "{out}{err}");
+    });
+}
+
 /// Runs an exercise, and expects parts of its output as often as they are given with.
 fn exercise(name: &str, expected: &[(&str, usize)]) {
     with_broker(|socket| {

@@ -28,6 +28,7 @@ const EXAMPLES: [&str; 12] = [
     "exercise_ring",
     "exercise_work_queue",
     "frames",
+    "pipeline_gpu",
     "producer",
     "spans",
     "square_roots",

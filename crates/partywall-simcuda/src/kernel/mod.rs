@@ -1,12 +1,13 @@
 //! Emulates, by their names, Partywall's kernels, that of one driver fact, and those that a program adds. Those of
-//! `partywall-cuda/kernels/partywall.cu` are here, those of `lab.cu` in [`lab`], and those of `images.cu` in
-//! [`images`].
+//! `partywall-cuda/kernels/partywall.cu` are here, those of `lab.cu` in [`lab`], those of `images.cu` in [`images`], and
+//! those of `partywall/kernels/pipeline.cu` in [`pipeline`].
 //!
 //! Their results do not depend on the shape of the grid: they stride over it, or take the amount of work as a
 //! parameter.
 
 mod images;
 mod lab;
+mod pipeline;
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -37,7 +38,8 @@ pub fn add_kernels(kernels: &'static [Kernel]) {
 /// Returns the emulation of the kernel with this name, if there is one.
 pub(crate) fn find(name: &str) -> Option<&'static Kernel> {
     let added = ADDED.get().copied().unwrap_or_default();
-    KERNELS.iter().chain(&lab::KERNELS).chain(&images::KERNELS).chain(added).find(|kernel| kernel.name == name)
+    let ours = KERNELS.iter().chain(&lab::KERNELS).chain(&images::KERNELS).chain(&pipeline::KERNELS);
+    ours.chain(added).find(|kernel| kernel.name == name)
 }
 
 impl Runner {
