@@ -1,0 +1,57 @@
+// Holds 372.
+//! The tests and examples in C and C++ compile without a warning by each compiler of this machine, as each standard, and
+//! the tests in C++ without exceptions and run-time types, too.
+#![allow(clippy::unwrap_used)] // tests
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+fn sources(folder: &str, extension: &str) -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let found: Vec<_> = entries.filter(|path| path.extension().is_some_and(|its| its == extension)).collect();
+    assert!(found.len() > 1, "there are none");
+    found
+}
+
+/// Compiles without linking, by each of the compilers that is installed. With optimisation compilers see more.
+fn compile(compilers: [&str; 2], source: &Path, options: &[&str]) {
+    let mut by = 0;
+    for compiler in compilers {
+        if Command::new(compiler).arg("--version").output().is_err() {
+            continue;
+        }
+        let mut command = Command::new(compiler);
+        command.args(["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-O1", "-c", "-o", "/dev/null"]).args(options);
+        let output = command.arg(concat!("-I", env!("CARGO_MANIFEST_DIR"), "/include")).arg(source).output().unwrap();
+        assert!(output.status.success(), "{command:?}:\n{}", String::from_utf8_lossy(&output.stderr));
+        by += 1;
+    }
+    assert!(by > 0, "install gcc or clang");
+}
+
+#[test]
+fn each_program_in_c_compiles_by_each_compiler_as_each_standard() {
+    for source in sources("tests/c", "c").iter().chain(&sources("../../examples/c", "c")) {
+        for standard in ["-std=c11", "-std=c17"] {
+            compile(["gcc", "clang"], source, &[standard, "-D_GNU_SOURCE"]);
+        }
+    }
+}
+
+#[test]
+fn needs_minutes_each_program_in_cpp_compiles_by_each_compiler_as_each_standard() {
+    for standard in ["-std=c++17", "-std=c++20"] {
+        for source in sources("tests/cpp", "cpp") {
+            compile(["g++", "clang++"], &source, &[standard]);
+            let without = [standard, "-DPARTYWALL_NO_EXCEPTIONS", "-fno-exceptions", "-fno-rtti"];
+            compile(["g++", "clang++"], &source, &without);
+        }
+        for source in sources("../../examples/c", "cpp") {
+            compile(["g++", "clang++"], &source, &[standard]);
+        }
+    }
+}
