@@ -74,7 +74,27 @@
 //! |---|---|
 //! | `half` | `half::f16` and `half::bf16` as [`Element`]s |
 //! | `cudarc` | conversions from cudarc's streams and to its views: `Gpu::cudarc_stream`, `Tensor::to_cudarc` |
+//! | `tokio` | futures and streams for asynchronous programs, see below |
 //! | `experiment` | `cuda::experiment`: driver calls and kernels for the labs, which break the rules of sharing on purpose |
+//!
+//! # Blocking, and asynchronous programs
+//!
+//! - A call that takes a [`Wait`] blocks its thread for as long as that says. If it asks the broker (`open`,
+//!   [`Watch::next`]), it may take up to 10 s more while the broker is stopped.
+//! - Other calls that ask the broker, and drops of the last handle of an object, take some 10 µs; up to 10 s while the
+//!   broker is stopped or restarted, then they fail. [`Domain::connect`] may take that long twice, and `open_or_create`
+//!   waits up to 10 s for another process that creates the object.
+//! - Calls that move or map bytes take as long as the copy; on a GPU they wait for it.
+//! - Calls whose names begin with `try_`, and those that complete, signal or give back, never wait; except for a GPU
+//!   whose address was handed out, and not those whose names end with `_on`.
+//!
+//! With the feature `tokio` the waits are also futures: `Domain::open_async`, `Subscriber::recv_async`,
+//! `Timeline::wait_async`, `Queue::claim_async` and `submit_async`, `Ticket::wait_async`, `Semaphore::acquire_async`,
+//! `Pool::alloc_async`, `Watch::next_async`; and `Subscriber::stream` and `Queue::claim_stream` are streams. They block
+//! no thread, and use no file descriptor: while they wait, the connection's service thread polls for all of them, and
+//! wakes their tasks. They may be dropped at any time, for example by `tokio::time::timeout`: they take something only
+//! in the poll that returns it. Those that ask the broker need the runtime of tokio, for threads that may block; the
+//! others run on any executor.
 //!
 //! # Errors
 //!

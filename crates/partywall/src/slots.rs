@@ -1,13 +1,19 @@
 //! Taking permits of semaphores and blocks of pools, and waiting for them in order.
 
+#[cfg(feature = "tokio")]
+use std::sync::Arc;
 use std::{
     ops::Deref,
     time::{Duration, Instant},
 };
 
+#[cfg(feature = "tokio")]
+use partywall_shm::MAX_SLEEP;
 use partywall_shm::slots::{Attempt, HeldSlot, Polled, Slots, Waiter};
 use partywall_wire::Call;
 
+#[cfg(feature = "tokio")]
+use crate::domain::blocking;
 use crate::{
     adaptive_spin::AdaptiveSpin,
     domain::Domain,
@@ -96,6 +102,68 @@ pub(crate) fn take(
             return Err(waiting.error(what()));
         }
     }
+}
+
+/// As [`take`], without blocking a thread. A future that is dropped leaves the queue. Returns `None` after `limit`.
+#[cfg(feature = "tokio")]
+pub(crate) async fn take_async<T>(
+    slots: &Arc<T>,
+    domain: &Domain,
+    live: impl Fn() -> Result<()>,
+    limit: Option<Duration>,
+) -> Result<Option<HeldSlot>>
+where
+    T: Deref<Target = Slots> + Send + Sync + 'static,
+{
+    let link = domain.link();
+    link.require_ours()?;
+    if let Some(held) = take_free(&**slots, domain) {
+        return Ok(Some(held));
+    }
+    let end = limit.map(|limit| Instant::now() + limit);
+    let is_over = move |now| end.is_some_and(|end| now >= end);
+    let mut serve = Instant::now() + MAX_SLEEP;
+    while !is_over(Instant::now()) {
+        let mut waiter = match slots.take(link.row()) {
+            Attempt::Held(held) => return Ok(Some(held)),
+            Attempt::Waiting(waiter) => waiter,
+            Attempt::Crowded => {
+                live()?;
+                domain.pause(CROWDED).await;
+                continue;
+            }
+        };
+        loop {
+            match waiter.poll() {
+                Polled::Held(held) => return Ok(Some(held)),
+                Polled::Waiting => {}
+                // As in `await_turn`: the broker has the reason, if it was not a pause of this task.
+                Polled::Lost => {
+                    let domain = domain.clone();
+                    blocking(move || domain.ping()).await?;
+                    break;
+                }
+            }
+            let now = Instant::now();
+            if is_over(now) {
+                return Ok(waiter.cancel());
+            }
+            // What a waiting thread does after each sleep.
+            if now >= serve {
+                slots.serve_all();
+                slots.rescue();
+                serve = now + MAX_SLEEP;
+            }
+            if let Err(gone) = live() {
+                return waiter.cancel().map(Some).ok_or(gone);
+            }
+            let turn = waiter.turn();
+            let slots = slots.clone();
+            domain.until(move |now| slots.has_come(turn) || is_over(now)).await;
+        }
+    }
+    slots.rescue();
+    Ok(None)
 }
 
 /// Waits for a turn. Returns `None` if the wait is over or the turn was lost.

@@ -159,6 +159,34 @@ fn pinned_copies(segment: &Segment, target: &Segment, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
+#[cfg(feature = "tokio")]
+#[rustfmt::skip]
+#[allow(clippy::print_stdout, reason = "an example")]
+async fn async_worker(domain: &Domain) -> Result<()> {
+    let queue = domain.queue("work").open_async().await?;                // waits for a queue that does not exist yet
+    loop {
+        let task = queue.claim_async().await?;
+        tokio::spawn(async move {
+            println!("{} {:?}", task.kind(), task.arguments());          // whatever it takes, also with more `.await`
+            task.complete()                                              // dropped instead, the task goes to another worker
+        });
+    }
+}
+
+#[cfg(feature = "tokio")]
+#[rustfmt::skip]
+#[allow(clippy::print_stdout, reason = "an example")]
+async fn async_submitter(queue: &Queue, second: Duration) -> Result<()> {
+    let mut task = Task::new("sqrt").output(8).max_attempts(3);
+    task = task.input(queue.inputs().alloc_async().await?);
+    let ticket = queue.submit_async(task).await.map_err(|refused| refused.error)?;
+    match tokio::time::timeout(second, ticket.wait_async()).await {
+        Ok(result) => println!("{} bytes", result?.bytes()),
+        Err(_) => println!("not done yet: {}", ticket.status().name()),  // the ticket can be asked again
+    }
+    Ok(())
+}
+
 /// The lines of each block of Rust code in a page.
 fn blocks(page: &str) -> Vec<Vec<&str>> {
     let mut lines = page.lines();
@@ -179,6 +207,7 @@ fn rust_code_of_the_pages_is_compiled() {
         ("descriptors.md", include_str!("../../../docs/descriptors.md"), 1),
         ("pinned.md", include_str!("../../../docs/pinned.md"), 3),
         ("ordering.md", include_str!("../../../docs/ordering.md"), 0),
+        ("async.md", include_str!("../../../docs/async.md"), 2),
     ] {
         let blocks = blocks(text);
         assert_eq!(blocks.len(), count, "{page}: as many blocks are expected here");

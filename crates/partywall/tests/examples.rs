@@ -11,7 +11,11 @@ use partywall::{DType, Domain, Place, Result, cuda::Driver};
 use partywall_harness::{World, binary, simulated_driver};
 use serde_json::Value;
 
+#[cfg(feature = "tokio")]
 #[allow(dead_code, reason = "its `main` connects to the user's own domain")]
+#[path = "../examples/async_queue.rs"]
+mod async_queue;
+#[allow(dead_code, reason = "as above")]
 #[path = "../examples/pool.rs"]
 mod pool;
 #[allow(dead_code, reason = "as above")]
@@ -246,6 +250,12 @@ fn spans_example_puts_both_processes_on_one_time_line() {
             assert!(*publish <= receive + waited, "received before it was published: {events:?}");
         }
     });
+}
+
+#[cfg(feature = "tokio")]
+#[test]
+fn async_queue_example_runs_in_host_memory() {
+    runs(|one, other| tokio::runtime::Runtime::new().unwrap().block_on(async_queue::run(one, other)));
 }
 
 #[test]

@@ -231,8 +231,14 @@ impl Slots {
         self.serve_as(Self::first_waiting);
     }
 
-    /// Serves as [`serve`](Self::serve) does, without the hints, and for any caller.
-    pub(crate) fn serve_all(&self) {
+    /// Returns whether the turn of a waiter has come, or was lost. The waiter has to [poll](Waiter::poll) then.
+    pub fn has_come(&self, turn: WaiterTurn) -> bool {
+        self.ring[turn.position.index].load() != turn.waiting
+    }
+
+    /// Hands free slots to the waiters in order, without the hints. A thread that polls for a [turn](WaiterTurn) calls
+    /// this every [`MAX_SLEEP`], because the member that had to serve may have been killed or stopped.
+    pub fn serve_all(&self) {
         fence(Ordering::SeqCst);
         self.serve_as(Self::oldest_waiting);
     }
@@ -513,6 +519,13 @@ pub struct Waiter<'a> {
     over: bool,
 }
 
+/// The turn of a waiter, for a thread that polls for it while the waiter itself does something else.
+#[derive(Debug, Clone, Copy)]
+pub struct WaiterTurn {
+    position: WaiterPosition,
+    waiting: WaiterWord,
+}
+
 /// The state of a waiter.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Polled {
@@ -549,7 +562,12 @@ impl Waiter<'_> {
     /// Returns whether its turn has not come. Cheaper than [`Waiter::poll`], which must be called once it returns
     /// false.
     pub fn is_waiting(&self) -> bool {
-        !self.over && self.slots.ring[self.position.index].load() == self.waiting
+        !self.over && !self.slots.has_come(self.turn())
+    }
+
+    /// Returns the turn, for another thread.
+    pub fn turn(&self) -> WaiterTurn {
+        WaiterTurn { position: self.position, waiting: self.waiting }
     }
 
     /// Sleeps until its turn may have come, for at most `limit` and [`MAX_SLEEP`].

@@ -32,7 +32,7 @@ use self::{
 };
 use crate::sync::SharedArray;
 
-pub use self::core::{Attempt, HeldSlot, Polled, Waiter};
+pub use self::core::{Attempt, HeldSlot, Polled, Waiter, WaiterTurn};
 pub use audit::SlotAudit;
 #[cfg(not(loom))]
 pub use mapped::{SlotsOf, Sort};

@@ -1,6 +1,8 @@
 //! Domains: the connection to a broker and to everything that is shared through it.
 
 mod connect;
+#[cfg(feature = "tokio")]
+mod future;
 mod health;
 mod inbox;
 mod lease;
@@ -30,6 +32,8 @@ use partywall_os::{lock::IgnorePoison, process, socket};
 use partywall_shm::members::now;
 use partywall_wire::{Access as WireAccess, Answer, Call, Deadline, LeaseId, Name, Then, limits};
 
+#[cfg(feature = "tokio")]
+pub(crate) use self::future::{blocking, stream};
 #[cfg(test)]
 pub(crate) use self::poll_tasks::Schedule;
 use self::service::Service;

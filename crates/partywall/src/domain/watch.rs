@@ -89,17 +89,18 @@ impl Domain {
 impl Watch {
     /// Waits for the next event and returns it; `None` if none comes in time.
     ///
+    /// Blocks the thread for as long as `wait` says, and up to 10 s more while the broker is stopped. With the feature
+    /// `tokio`, `next_async` blocks none.
+    ///
     /// # Errors
     /// [`Error::Cancelled`](crate::Error::Cancelled); [`Unreachable::Gone`]: the names are gone too, and the last
     /// events may be missing.
     pub fn next<'w>(&mut self, wait: impl Into<Wait<'w>>) -> Result<Option<WatchEvent>> {
         let waiting = wait.into().begin();
         loop {
-            if let Some((point, event)) = self.ready.pop_front() {
-                self.taken = point;
+            if let Some(event) = self.take_next() {
                 return Ok(Some(event));
             }
-            self.taken = self.asked;
             let question = || self.question(Some(self.asked));
             match self.domain.link().call_waiting(question, &waiting)? {
                 Some((answer, _)) => self.take(happened(answer)?)?,
@@ -121,6 +122,34 @@ impl Watch {
         })
     }
 
+    /// Returns the next event, and waits for it without blocking a thread; needs the runtime of tokio.
+    ///
+    /// A future that is dropped has taken no event: the next call returns it.
+    ///
+    /// ```no_run
+    /// # async fn watch(domain: &partywall::Domain) -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::time::Duration;
+    ///
+    /// let mut watch = domain.watch("llm/*")?;
+    /// let event = tokio::time::timeout(Duration::from_secs(60), watch.next_async()).await??;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`next`](Self::next), except [`Error::Cancelled`](crate::Error::Cancelled), which says that the runtime ends.
+    #[cfg(feature = "tokio")]
+    pub async fn next_async(&mut self) -> Result<WatchEvent> {
+        loop {
+            if let Some(event) = self.take_next() {
+                return Ok(event);
+            }
+            let question = self.question(Some(self.asked));
+            let answer = self.domain.call_async(question, |(answer, _)| happened(answer)).await?;
+            self.take(answer)?;
+        }
+    }
+
     /// Returns the point after the events that this watch has returned, for [`Domain::watch_after`].
     pub fn point(&self) -> Point {
         self.taken
@@ -129,6 +158,16 @@ impl Watch {
     /// Returns whether the next event is here already.
     pub(crate) fn has_next(&self) -> bool {
         !self.ready.is_empty()
+    }
+
+    /// Takes the next event that is here already.
+    fn take_next(&mut self) -> Option<WatchEvent> {
+        let Some((point, event)) = self.ready.pop_front() else {
+            self.taken = self.asked;
+            return None;
+        };
+        self.taken = point;
+        Some(event)
     }
 
     fn question(&self, after: Option<Point>) -> Call {

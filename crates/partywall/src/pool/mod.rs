@@ -2,6 +2,8 @@
 
 mod block;
 mod blocks;
+#[cfg(feature = "tokio")]
+mod future;
 mod options;
 mod pools;
 mod reference;
@@ -123,6 +125,8 @@ impl Pool {
     /// # Ok(())
     /// # }
     /// ```
+    ///
+    /// Blocks the thread for as long as `wait` says. With the feature `tokio`, `alloc_async` blocks none.
     ///
     /// # Errors
     /// - [`Error::Timeout`], [`Error::Cancelled`];

@@ -16,7 +16,7 @@ use crate::{domain::Domain, error::Result, place::Place};
 #[derive(Debug, Clone)]
 #[must_use = "options do nothing until create(), open() or open_or_create()"]
 pub struct PoolOptions {
-    wanted: Wanted,
+    pub(super) wanted: Wanted,
     blocks: Option<u32>,
     block_bytes: Option<u64>,
     zeroed: Option<bool>,
@@ -124,7 +124,7 @@ impl PoolOptions {
     }
 
     /// Refuses a pool that differs from the options.
-    fn check(&self, control: &Control) -> Result<()> {
+    pub(super) fn check(&self, control: &Control) -> Result<()> {
         let differs = |why: String| Err(self.wanted.differs(why));
         match (self.blocks, self.block_bytes, self.zeroed) {
             (Some(asked), ..) if asked != control.blocks => {

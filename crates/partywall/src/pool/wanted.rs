@@ -135,7 +135,12 @@ impl Wanted {
     }
 
     /// Maps the version that the broker handed out, unless this connection has already mapped it.
-    fn attach(&self, opened: Opened, fds: Vec<OwnedFd>, check: impl Fn(&Control) -> Result<()>) -> Result<Arc<Blocks>> {
+    pub(crate) fn attach(
+        &self,
+        opened: Opened,
+        fds: Vec<OwnedFd>,
+        check: impl Fn(&Control) -> Result<()>,
+    ) -> Result<Arc<Blocks>> {
         let lease = opened.lease;
         if let Err(error) = self.check(&opened).and_then(check) {
             self.give_back(lease);

@@ -31,6 +31,8 @@ impl Queue {
     /// # }
     /// ```
     ///
+    /// Blocks the thread for as long as `wait` says. With the feature `tokio`, `claim_async` blocks none.
+    ///
     /// # Errors
     /// [`Error::Timeout`], [`Error::Cancelled`]; [`Busy::OutputsFull`] if there are tasks, but no output block is free:
     /// at the end of the wait, or soon if views of tasks that this process has ended
@@ -89,7 +91,7 @@ impl Queue {
     }
 
     /// Claims the oldest task if there is one, with `room` or a free block for its output.
-    fn try_claim_into(&self, room: &mut Option<Block>) -> Result<Found> {
+    pub(super) fn try_claim_into(&self, room: &mut Option<Block>) -> Result<Found> {
         self.open.require_ours()?;
         self.open.inputs.check()?;
         self.open.close_detached();
@@ -146,7 +148,7 @@ impl Queue {
 
     /// Returns the error that no task can come, because views of ended tasks of this process keep all slots or all
     /// input blocks.
-    fn all_kept(&self) -> Option<Busy> {
+    pub(super) fn all_kept(&self) -> Option<Busy> {
         let (tasks, blocks) = self.open.control.kept.inputs();
         let kept = match () {
             () if tasks >= self.capacity() => "slot",
@@ -157,7 +159,7 @@ impl Queue {
     }
 
     /// Returns the error that no output block is free.
-    fn outputs_full(&self) -> Busy {
+    pub(super) fn outputs_full(&self) -> Busy {
         Busy::OutputsFull {
             queue: self.name().to_owned(),
             outputs: self.open.outputs.shape().blocks,
@@ -225,7 +227,7 @@ impl Queue {
 }
 
 /// The outcome of an attempt to claim.
-enum Found {
+pub(super) enum Found {
     Task(Box<ClaimedTask>),
     Nothing,
     /// There is a task, but no block for its output.

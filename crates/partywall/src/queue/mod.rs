@@ -5,6 +5,8 @@ mod claim;
 mod claimed;
 mod enqueued;
 mod event;
+#[cfg(feature = "tokio")]
+mod future;
 mod memory;
 mod options;
 mod signals;

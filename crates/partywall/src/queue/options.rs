@@ -20,7 +20,7 @@ use crate::{
 #[derive(Debug, Clone)]
 #[must_use = "options do nothing until create(), open() or open_or_create()"]
 pub struct QueueOptions {
-    wanted: Wanted,
+    pub(super) wanted: Wanted,
     tasks: Option<u32>,
     inputs: Option<(u32, u64)>,
     outputs: Option<(u32, u64)>,
@@ -138,7 +138,7 @@ impl QueueOptions {
     }
 
     /// Refuses a queue that differs from the options.
-    fn check(&self, control: &Control) -> Result<()> {
+    pub(super) fn check(&self, control: &Control) -> Result<()> {
         let Some(queue) = &control.queue else { return Ok(()) };
         let numbers = [
             ("room for", "tasks", self.tasks.map(u64::from), queue.tasks.into()),

@@ -206,6 +206,8 @@ impl Queue {
     /// # }
     /// ```
     ///
+    /// Blocks the thread for as long as `wait` says. With the feature `tokio`, `submit_async` blocks none.
+    ///
     /// # Errors
     /// The error contains the task. [`Busy::QueueFull`], which counts the results that were not taken;
     /// [`Error::Cancelled`]; [`InvalidArgument::Task`] for a task that is too long; [`Mismatch::BlockSize`] for an

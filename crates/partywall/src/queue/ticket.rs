@@ -108,6 +108,8 @@ impl Ticket {
     /// # }
     /// ```
     ///
+    /// Blocks the thread for as long as `wait` says. With the feature `tokio`, `wait_async` blocks none.
+    ///
     /// # Errors
     /// [`InvalidData::TaskFailed`] for a dead letter, which stays in the queue;
     /// [`Gone::Task`](crate::error::Gone::Task) if the result was taken, or the task was cancelled or purged;
@@ -148,18 +150,23 @@ impl Ticket {
 
     /// Waits until the task is done, and leaves its result in the queue.
     ///
+    /// Blocks the thread for as long as `wait` says. With the feature `tokio`, `wait_done_async` blocks none.
+    ///
     /// # Errors
     /// As [`wait`](Self::wait).
     pub fn wait_done<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<()> {
-        self.await_result(wait.into(), || {
-            self.open.require_ours()?;
-            match self.status() {
-                TaskStatus::Done => Ok(Some(())),
-                TaskStatus::Dead => Err(self.failed()),
-                TaskStatus::Gone => Err(self.open.gone(self.id)),
-                TaskStatus::Pending | TaskStatus::Claimed { .. } | TaskStatus::Enqueued { .. } => Ok(None),
-            }
-        })
+        self.await_result(wait.into(), || Ok(self.is_done()?.then_some(())))
+    }
+
+    /// Returns whether the task has a result.
+    pub(super) fn is_done(&self) -> Result<bool> {
+        self.open.require_ours()?;
+        match self.status() {
+            TaskStatus::Done => Ok(true),
+            TaskStatus::Dead => Err(self.failed()),
+            TaskStatus::Gone => Err(self.open.gone(self.id)),
+            TaskStatus::Pending | TaskStatus::Claimed { .. } | TaskStatus::Enqueued { .. } => Ok(false),
+        }
     }
 
     /// Returns the state of the task.

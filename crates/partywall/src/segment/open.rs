@@ -1,5 +1,8 @@
 //! Opening a version.
 
+#[cfg(feature = "tokio")]
+mod future;
+
 use std::{
     os::fd::{AsRawFd, OwnedFd},
     time::{Duration, Instant},
@@ -43,6 +46,9 @@ impl Domain {
     /// println!("{}@{}: {} elements", weights.name(), weights.version(), w.len());
     /// # Ok::<(), partywall::Error>(())
     /// ```
+    ///
+    /// Blocks the thread for as long as `wait` says, and up to 10 s more while the broker is stopped. With the feature
+    /// `tokio`, `open_async` blocks none.
     ///
     /// # Errors
     /// [`NotFound::Name`](crate::error::NotFound::Name) if it does not exist and the timeout is zero, [`Error::Timeout`]

@@ -1,5 +1,7 @@
 //! Semaphores: a limited number of permits shared by processes.
 
+#[cfg(feature = "tokio")]
+mod future;
 mod permit;
 
 use std::sync::Arc;
@@ -148,6 +150,8 @@ impl Semaphore {
     /// # Ok(())
     /// # }
     /// ```
+    ///
+    /// Blocks the thread for as long as `wait` says. With the feature `tokio`, `acquire_async` blocks none.
     ///
     /// # Errors
     /// [`Error::Timeout`], [`Error::Cancelled`]; [`Unreachable::Gone`](crate::error::Unreachable::Gone) when it has to

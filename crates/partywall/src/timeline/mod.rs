@@ -2,6 +2,8 @@
 
 mod enqueue;
 mod event;
+#[cfg(feature = "tokio")]
+mod future;
 mod graph;
 mod inputs;
 mod lanes;
@@ -212,6 +214,8 @@ impl Timeline {
     /// # Ok(())
     /// # }
     /// ```
+    ///
+    /// Blocks the thread for as long as `wait` says. With the feature `tokio`, `wait_async` blocks none.
     ///
     /// # Errors
     /// [`Gone::Timeline`] as soon as the timeline has ended before `v`; [`Error::Timeout`], [`Error::Cancelled`];

@@ -1,6 +1,8 @@
 //! Topics: streams of samples between processes, written once and read in place.
 
 mod event;
+#[cfg(feature = "tokio")]
+mod future;
 mod in_flight;
 mod loan;
 mod memory;

@@ -24,7 +24,7 @@ use crate::{
 #[derive(Debug, Clone)]
 #[must_use = "options do nothing until create(), open() or open_or_create()"]
 pub struct TopicOptions {
-    wanted: Wanted,
+    pub(super) wanted: Wanted,
     max_bytes: Option<u64>,
     dtype: Option<DType>,
     shape: Option<Vec<Option<u64>>>,
@@ -35,7 +35,7 @@ pub struct TopicOptions {
     subscribers: Option<u32>,
     held: Option<u32>,
     blocks: Option<u32>,
-    stamps: bool,
+    pub(super) stamps: bool,
 }
 
 impl TopicOptions {
@@ -277,7 +277,7 @@ impl TopicOptions {
     }
 
     /// Refuses a topic that differs from the options.
-    fn check(&self, control: &Control) -> Result<()> {
+    pub(super) fn check(&self, control: &Control) -> Result<()> {
         let Some(topic) = &control.topic else { return Ok(()) };
         let differs = |why: String| Err(self.wanted.differs(why));
         let asked = self.sample_type()?;
@@ -308,7 +308,7 @@ impl TopicOptions {
 }
 
 impl Topic {
-    fn new(blocks: Arc<crate::pool::Blocks>, stamps: bool) -> Result<Self> {
+    pub(super) fn new(blocks: Arc<crate::pool::Blocks>, stamps: bool) -> Result<Self> {
         OpenTopic::new(blocks, stamps).map(|open| Self { open: Arc::new(open) })
     }
 }

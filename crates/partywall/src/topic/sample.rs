@@ -1,5 +1,7 @@
 //! Samples that a subscriber has received.
 
+#[cfg(feature = "tokio")]
+use std::time::Instant;
 use std::{
     fmt,
     sync::{
@@ -17,6 +19,8 @@ use partywall_shm::{
     topic::{HeldSample, NO_STAMP, SampleDescription, Status},
 };
 
+#[cfg(feature = "tokio")]
+use super::timelines::SETTLING;
 use super::{
     OpenTopic,
     loan::{check_dtype, not_elements},
@@ -249,6 +253,8 @@ impl Sample {
 
     /// Waits until the sample is complete. A sample that the publisher's CPU has written is always complete.
     ///
+    /// Blocks the thread for as long as `wait` says. With the feature `tokio`, `wait_async` blocks none.
+    ///
     /// # Errors
     /// [`InvalidData::SampleFailed`], [`InvalidData::SampleTainted`]; [`Error::Timeout`], [`Error::Cancelled`].
     pub fn wait<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<()> {
@@ -257,6 +263,30 @@ impl Sample {
             Err(Error::Gone(Gone::Timeline { .. })) => self.settled(),
             waited => waited,
         }
+    }
+
+    /// Waits as [`wait`](Self::wait) does, without blocking a thread. Runs on any executor. The future may be dropped at
+    /// any time. Only for the first sample of a publisher's stream this asks the broker, on the thread that polls.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait), except [`Error::Cancelled`]. [`Error::Timeout`] if the broker does not settle the sample
+    /// of a publisher that has ended.
+    #[cfg(feature = "tokio")]
+    pub async fn wait_async(&self) -> Result<()> {
+        let Some(timeline) = self.pending()? else { return Ok(()) };
+        match timeline.wait_async(self.got.description.value).await {
+            Err(Error::Gone(Gone::Timeline { .. })) => {}
+            waited => return waited,
+        }
+        let start = Instant::now();
+        while !self.status().is_final() {
+            self.open().blocks.require_live()?;
+            if start.elapsed() > SETTLING {
+                return Err(Error::Timeout { what: format!("{} was not decided", self.named()), after: SETTLING });
+            }
+            self.domain().pause(Duration::from_millis(1)).await;
+        }
+        self.refuse_failed()
     }
 
     /// Returns the sample's range on the GPU of `stream`, for work that is enqueued on it from now on. In pinned memory

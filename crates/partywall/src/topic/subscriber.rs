@@ -48,7 +48,7 @@ pub enum Policy {
 #[derive(Debug)]
 #[must_use = "a subscriber that is dropped leaves the topic"]
 pub struct Subscriber {
-    shared: Arc<SubscriberShared>,
+    pub(super) shared: Arc<SubscriberShared>,
     spin: AdaptiveSpin,
 }
 
@@ -237,6 +237,8 @@ impl Subscriber {
     /// # Ok(())
     /// # }
     /// ```
+    ///
+    /// Blocks the thread for as long as `wait` says. With the feature `tokio`, `recv_async` blocks none.
     ///
     /// # Errors
     /// [`Error::Timeout`], [`Error::Cancelled`]; [`Gone::TopicIdle`] if it was to [end
@@ -457,9 +459,11 @@ impl SubscriberPort {
     /// Returns whether an attempt to receive would return a sample or an error, for a subscriber that holds its maximum
     /// of samples or does not.
     pub(super) fn is_ready(&self, is_full: bool) -> bool {
-        if self.is_pending.load(Ordering::Relaxed) {
-            return true;
-        }
+        self.is_pending.load(Ordering::Relaxed) || self.has_next(is_full)
+    }
+
+    /// As [`is_ready`](Self::is_ready), without the samples that the subscriber's owner has.
+    pub(super) fn has_next(&self, is_full: bool) -> bool {
         match self.peek() {
             Ahead::Nothing => self.is_over(),
             // Without room there is an error, or a dropped sample will make room.

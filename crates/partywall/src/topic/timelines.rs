@@ -64,4 +64,4 @@ pub(super) fn options(open: &OpenTopic, publisher: u64, lane: u8) -> TimelineOpt
 }
 
 /// How long the broker may take to settle the samples of a publisher that is gone.
-const SETTLING: Duration = Duration::from_secs(1);
+pub(super) const SETTLING: Duration = Duration::from_secs(1);

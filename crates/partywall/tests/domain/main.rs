@@ -7,6 +7,8 @@ mod broker_death;
 mod build;
 mod deaths;
 mod descriptors;
+#[cfg(feature = "tokio")]
+mod futures;
 mod growth;
 mod known_failures;
 mod open;
@@ -73,6 +75,8 @@ fn role() {
             role if role.starts_with("attachments ") => attachments::play(role),
             role if role.starts_with("withdrawals ") => withdrawals::play(role),
             role if role.starts_with("descriptors ") => descriptors::play(role),
+            #[cfg(feature = "tokio")]
+            role if role.starts_with("futures ") => futures::play(role),
             role if role.starts_with("known ") => known_failures::play(role),
             "users guest" => users::play(),
             "privileged" => privileges::play(),

@@ -8,7 +8,7 @@
 //! |---|---|
 //! | this one | calls, one at a time |
 //! | `socket` | one request and its reply |
-//! | `waits` | calls that wait for a completion |
+//! | `waits` | calls that wait for a completion; `waits::pending` those of futures |
 //! | `stale` | leases that allow no new views |
 //! | `holders` | who holds most of what fills a limit |
 //! | `renewal` | the renewal of a lost connection |
@@ -33,6 +33,8 @@ use partywall_shm::MAX_SLEEP;
 use partywall_wire::{Answer, Call, LeaseId, Notice, Refusal, Request, RequestId, Resume, Staleness, frame};
 
 pub(crate) use self::stale::{device_lost, withdrawn};
+#[cfg(feature = "tokio")]
+pub(crate) use self::waits::PendingCall;
 pub(super) use self::{renewal::NoBroker, socket::giving_back, waits::Delivery};
 use self::{
     socket::{CallSocket, NoReply},

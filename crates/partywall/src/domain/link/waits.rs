@@ -1,5 +1,8 @@
 //! Calls that have to wait: the broker answers them with `Pending`, and later completes them on the events socket.
 
+#[cfg(feature = "tokio")]
+mod pending;
+
 use std::{
     collections::HashMap,
     os::fd::OwnedFd,
@@ -11,7 +14,9 @@ use partywall_os::lock::IgnorePoison;
 use partywall_shm::MAX_SLEEP;
 use partywall_wire::{Answer, Call, Refusal, RequestId};
 
-use super::{Answered, Link, TIMEOUT};
+#[cfg(feature = "tokio")]
+pub(crate) use self::pending::PendingCall;
+use super::{Answered, Asked, Link, TIMEOUT};
 use crate::{
     error::Result,
     wait::{Wait, Waiting},
@@ -24,6 +29,14 @@ pub(in super::super) enum Delivery {
     Ended(Box<Result<Answer, Refusal>>, Vec<OwnedFd>),
     /// The connection was renewed and the broker has forgotten the wait, so the caller must ask again.
     AskAgain,
+}
+
+/// What has become of a call that may have to wait.
+enum Begun {
+    /// The broker has answered it.
+    Answered(Answered),
+    /// It waits for its completion.
+    Waits(RequestId),
 }
 
 /// Callers that wait for completions.
@@ -62,6 +75,13 @@ impl PendingCalls {
         None
     }
 
+    /// Returns whether a completion has come, or will not come because the broker is gone.
+    #[cfg(feature = "tokio")]
+    fn is_decided(&self, id: RequestId) -> bool {
+        let state = self.state.lock().ignore_poison();
+        state.gone || state.tickets.get(&id).is_none_or(Option::is_some)
+    }
+
     /// Makes all waiters ask again, on a renewed connection.
     pub(super) fn ask_again(&self) {
         for waiting in self.state.lock().ignore_poison().tickets.values_mut().filter(|waiting| waiting.is_none()) {
@@ -95,22 +115,33 @@ impl Link {
     /// Makes a call that may have to wait. Returns `None` once the wait is over. `call` builds the request, again if it
     /// has to be repeated: under its number, so that the broker recognises it if it has granted it meanwhile.
     pub(crate) fn call_waiting(&self, call: impl Fn() -> Call, waiting: &Waiting<'_>) -> Result<Option<Answered>> {
-        let mut ticket = None;
+        let mut again = None;
         loop {
-            // Registered before the request is sent, so that the completion cannot come first.
-            let asked = self.ask(ticket, call(), &[], |id| {
-                self.waits.register(id);
-                ticket = Some(id);
-            });
-            let Some(id) = ticket else { return asked.and_then(|asked| self.accept(asked.outcome)).map(Some) };
-            if !asked.as_ref().is_ok_and(|asked| matches!(asked.outcome, (Ok(Answer::Pending), _))) {
-                self.waits.forget(id);
-                return self.accept(asked?.outcome).map(Some);
-            }
+            let id = match self.ask_to_wait(again, call())? {
+                Begun::Answered(answered) => return Ok(Some(answered)),
+                Begun::Waits(id) => id,
+            };
             match self.await_completion(id, waiting)? {
                 Some(Delivery::Ended(outcome, fds)) => return self.accept((*outcome, fds)).map(Some),
-                Some(Delivery::AskAgain) => {}
+                Some(Delivery::AskAgain) => again = Some(id),
                 None => return Ok(None),
+            }
+        }
+    }
+
+    /// Sends a call that may have to wait, again under its number if it has one.
+    fn ask_to_wait(&self, again: Option<RequestId>, call: Call) -> Result<Begun> {
+        let mut registered = None;
+        // Registered before the request is sent, so that the completion cannot come first.
+        let asked = self.ask(again, call, &[], |id| {
+            self.waits.register(id);
+            registered = Some(id);
+        });
+        match (registered, asked) {
+            (Some(id), Ok(Asked { outcome: (Ok(Answer::Pending), _), .. })) => Ok(Begun::Waits(id)),
+            (registered, asked) => {
+                registered.and_then(|id| self.waits.forget(id));
+                self.accept(asked?.outcome).map(Begun::Answered)
             }
         }
     }
