@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::c_install::{self, ABI};
 use crate::gpu_bundle::commit;
-use crate::tools::Workspace;
+use crate::tools::{Workspace, output_of};
 
 /// The profile of what a release ships.
 const PROFILE: &str = "dist";
@@ -133,15 +133,6 @@ fn newest_glibc(symbols: &str) -> Option<(u32, u32)> {
         Some((major.parse().ok()?, minor.parse().ok()?))
     });
     versions.max()
-}
-
-fn output_of(command: &mut Command) -> Result<String, String> {
-    let name = command.get_program().to_string_lossy().into_owned();
-    let output = command.output().map_err(|error| format!("cannot start {name}: {error}"))?;
-    if !output.status.success() {
-        return Err(format!("{name}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr)));
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 #[cfg(test)]

@@ -294,6 +294,16 @@ pub(crate) fn kernels(root: &Path, extension: &str) -> Result<Vec<PathBuf>, Stri
     if sources.is_empty() { Err(format!("there is no */*/kernels/*.{extension}")) } else { Ok(sources) }
 }
 
+/// Returns what a command prints.
+pub(crate) fn output_of(command: &mut Command) -> Result<String, String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().map_err(|error| format!("cannot start {name}: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("{name}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr)));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
 pub(crate) fn cannot_read(path: &Path, error: &std::io::Error) -> String {
     format!("cannot read {}: {error}", path.display())
 }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`sources`] | the text of the repository: format, lints, pages, dependencies, kernels |
 //! | [`packages`] | the crates, packed as a release publishes them |
+//! | [`cargo_c`] | cargo-c, beside `c-install` |
 //! | [`rust`] | the tests in Rust |
 //! | [`simulated`] | the programs that test the library on the simulated driver |
 //! | [`python`] | the Python package |
@@ -14,6 +15,7 @@
 //! side lane mostly compiles, in its own target directories where possible, with what the others leave of the
 //! processors. Steps that wait more than they compute run beside both.
 
+mod cargo_c;
 mod guards;
 mod packages;
 mod python;
@@ -294,6 +296,12 @@ const LONG: &[Step] = &[
         about: "each crate compiles from its package",
         lane: Lane::Main,
         run: packages::compile,
+    },
+    Step {
+        name: "cargo-c",
+        about: "cargo-c installs the library for C as `c-install` does",
+        lane: Lane::Main,
+        run: cargo_c::compare,
     },
 ];
 
