@@ -70,7 +70,7 @@ pub(crate) fn run(workspace: &Workspace, options: &[&str]) -> Result<(), String>
     let mut pack = Command::new("tar");
     pack.args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--mtime=@0", "-C"]).arg(&out);
     workspace.run(pack.args(["-czf".as_ref(), archive.as_os_str(), name.as_ref()]))?;
-    print!("{about}{}\n", archive.display());
+    println!("{about}{}", archive.display());
     Ok(())
 }
 
