@@ -55,3 +55,18 @@ fn header_compiles_alone() {
         }
     }
 }
+
+#[test]
+fn header_for_cpp_says_what_it_needs() {
+    for (language, standard) in [("c++", "-std=c++14"), ("c", "-std=c11")] {
+        let output = Command::new("cc")
+            .args(["-x", language, standard, "-fsyntax-only", "-I"])
+            .arg(at("include"))
+            .arg(at("include/partywall/partywall.hpp"))
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        let first = said.lines().find(|line| line.contains("error")).unwrap_or_default();
+        assert!(first.contains("partywall.hpp needs C++17"), "{language}: {said}");
+    }
+}

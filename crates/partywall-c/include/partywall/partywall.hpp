@@ -10,6 +10,10 @@
 #ifndef PARTYWALL_HPP
 #define PARTYWALL_HPP
 
+#if !defined(__cplusplus) || __cplusplus < 201703L
+#error "partywall.hpp needs C++17: compile with -std=c++17 or later; programs in C include partywall.h"
+#endif
+
 #include <partywall/partywall.h>
 
 #include <chrono>
