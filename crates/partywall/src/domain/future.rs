@@ -116,7 +116,10 @@ impl Domain {
                     accept = unused;
                 }
             }
-            self.until(pending.is_decided()).await;
+            let is_decided = pending.is_decided();
+            while !is_decided(Instant::now()) {
+                self.until(is_decided.clone()).await;
+            }
         }
     }
 

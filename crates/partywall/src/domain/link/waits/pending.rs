@@ -57,7 +57,7 @@ impl PendingCall {
     }
 
     /// Returns a condition for the service thread: whether [`poll`](Self::poll) would not return `None`.
-    pub(crate) fn is_decided(&self) -> impl Fn(Instant) -> bool + Send + 'static {
+    pub(crate) fn is_decided(&self) -> impl Fn(Instant) -> bool + Clone + Send + 'static {
         let Self { link, id, .. } = self;
         let link = link.clone();
         let id = *id;
