@@ -7,7 +7,7 @@ use partywall::{
     error::{Gone, Unreachable},
     info::NameEvent,
 };
-use partywall_harness::{cut_connections, linger, place, say};
+use partywall_harness::{Sandbox, cut_connections, kill, linger, place, say};
 
 use super::{
     super::world::{World, commit, eventually, value as committed},
@@ -202,4 +202,54 @@ fn futures_wait_on_when_the_connection_is_renewed() {
     let holders = || domain.inspect("late").unwrap().holders.len();
     eventually("the survivor has nothing open", || holders() == 1);
     survivor.kill();
+}
+
+#[test]
+fn futures_wait_on_when_the_broker_is_killed_and_restarted() {
+    for runtime in runtimes() {
+        let sandbox = Sandbox::new();
+        let domain = sandbox.domain();
+        let other = sandbox.domain();
+        let subscriber = topic(&domain).subscriber(Policy::Block).unwrap();
+        let publisher = topic(&other).publisher().unwrap();
+        let queue = queue(&domain);
+        let semaphore = domain.semaphore("seats", 1).unwrap();
+        let permit = semaphore.try_acquire().unwrap();
+        let mut watch = domain.watch("late").unwrap();
+        let waits = || other.members().unwrap().iter().map(|member| member.waits.len()).sum::<usize>();
+        let leases = other.status().unwrap().leases;
+        runtime.block_on(async {
+            let opening = domain.clone();
+            let dropped = tokio::spawn(async move { opening.open_async("late").await.map(drop) });
+            let restart = async {
+                while (semaphore.waiting(), waits()) < (1, 2) {
+                    tokio::task::yield_now().await;
+                }
+                let status = other.status().unwrap();
+                kill(status.pid);
+                dropped.abort();
+                eventually("it is restarted", || other.status().is_ok_and(|now| now.restarts == 1));
+                publish(&publisher, 7);
+                drop(permit);
+                (commit(&other, "late", 7, false), submit(&queue))
+            };
+            let claim = async { queue.claim_async().await.unwrap().complete() };
+            let (opened, received, claimed, permit, event, (committed_late, ticket)) = soon(async {
+                tokio::join!(
+                    domain.open_async("late"),
+                    subscriber.recv_async(),
+                    claim,
+                    semaphore.acquire_async(),
+                    watch.next_async(),
+                    restart
+                )
+            })
+            .await;
+            assert_eq!((committed(&opened.unwrap()), value(&received.unwrap())), (7, 7));
+            claimed.unwrap();
+            drop((permit.unwrap(), event.unwrap(), committed_late));
+            assert_eq!(soon(ticket.wait_async()).await.unwrap().attempt(), 1);
+        });
+        eventually("nothing stays open", || other.status().unwrap().leases == leases);
+    }
 }
