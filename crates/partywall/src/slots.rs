@@ -8,6 +8,8 @@ use std::{
 };
 
 #[cfg(feature = "tokio")]
+use partywall_os::process::fork_generation;
+#[cfg(feature = "tokio")]
 use partywall_shm::MAX_SLEEP;
 use partywall_shm::slots::{Attempt, HeldSlot, Polled, Slots, Waiter};
 use partywall_wire::Call;
@@ -124,16 +126,17 @@ where
     let is_over = move |now| end.is_some_and(|end| now >= end);
     let mut serve = Instant::now() + MAX_SLEEP;
     while !is_over(Instant::now()) {
-        let mut waiter = match slots.take(link.row()) {
+        link.require_ours()?;
+        let mut waiting = match slots.take(link.row()) {
             Attempt::Held(held) => return Ok(Some(held)),
-            Attempt::Waiting(waiter) => waiter,
+            Attempt::Waiting(waiter) => OwnWaiter { waiter: Some(waiter), generation: fork_generation() },
             Attempt::Crowded => {
                 live()?;
                 domain.pause(CROWDED).await;
                 continue;
             }
         };
-        loop {
+        while let Some(waiter) = &mut waiting.waiter {
             match waiter.poll() {
                 Polled::Held(held) => return Ok(Some(held)),
                 Polled::Waiting => {}
@@ -146,7 +149,7 @@ where
             }
             let now = Instant::now();
             if is_over(now) {
-                return Ok(waiter.cancel());
+                return Ok(waiting.cancel());
             }
             // What a waiting thread does after each sleep.
             if now >= serve {
@@ -155,15 +158,41 @@ where
                 serve = now + MAX_SLEEP;
             }
             if let Err(gone) = live() {
-                return waiter.cancel().map(Some).ok_or(gone);
+                return waiting.cancel().map(Some).ok_or(gone);
             }
             let turn = waiter.turn();
             let slots = slots.clone();
             domain.until(move |now| slots.has_come(turn) || is_over(now)).await;
+            link.require_ours()?;
         }
     }
     slots.rescue();
     Ok(None)
+}
+
+/// A waiter of a future. Its copy in a forked child belongs to the parent.
+#[cfg(feature = "tokio")]
+struct OwnWaiter<'a> {
+    /// `None` once it has left the queue.
+    waiter: Option<Waiter<'a>>,
+    generation: u64,
+}
+
+#[cfg(feature = "tokio")]
+impl OwnWaiter<'_> {
+    /// Leaves the queue. Returns the slot if its turn has come meanwhile.
+    fn cancel(&mut self) -> Option<HeldSlot> {
+        self.waiter.take().and_then(Waiter::cancel)
+    }
+}
+
+#[cfg(feature = "tokio")]
+impl Drop for OwnWaiter<'_> {
+    fn drop(&mut self) {
+        if self.generation != fork_generation() {
+            std::mem::forget(self.waiter.take());
+        }
+    }
 }
 
 /// Waits for a turn. Returns `None` if the wait is over or the turn was lost.

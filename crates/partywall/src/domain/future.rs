@@ -22,7 +22,7 @@ use std::{
 };
 
 use futures_core::Stream;
-use partywall_os::lock::IgnorePoison;
+use partywall_os::{lock::IgnorePoison, process::fork_generation};
 use partywall_shm::MAX_SLEEP;
 use partywall_wire::{Access as WireAccess, Answer, Call, Open, Opened};
 
@@ -37,10 +37,13 @@ use crate::{
 };
 
 /// A future that completes once a condition holds, after [`MAX_SLEEP`], or when the broker is gone for good or the
-/// connection ends.
+/// connection ends. In a forked child, which has no service thread, it is complete.
 #[derive(Debug)]
 #[must_use = "futures do nothing unless polled"]
-pub(crate) struct Until(Arc<Mutex<UntilState>>);
+pub(crate) struct Until {
+    state: Arc<Mutex<UntilState>>,
+    generation: u64,
+}
 
 #[derive(Debug)]
 enum UntilState {
@@ -86,7 +89,7 @@ impl Domain {
                 conditions.poll(is_over, &mut backoff)
             });
         }
-        Until(until)
+        Until { state: until, generation: fork_generation() }
     }
 
     /// Completes after `time`, rounded up to the next poll of the service thread.
@@ -117,8 +120,10 @@ impl Domain {
                 }
             }
             let is_decided = pending.is_decided();
+            self.link().require_ours()?;
             while !is_decided(Instant::now()) {
                 self.until(is_decided.clone()).await;
+                self.link().require_ours()?;
             }
         }
     }
@@ -253,7 +258,11 @@ impl Future for Until {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        match &mut *self.0.lock().ignore_poison() {
+        // First, because in a child the lock may be held by a thread that does not exist there.
+        if self.generation != fork_generation() {
+            return Poll::Ready(());
+        }
+        match &mut *self.state.lock().ignore_poison() {
             UntilState::Over => Poll::Ready(()),
             UntilState::Waiting(Some(waker)) => {
                 waker.clone_from(context.waker());

@@ -2,6 +2,11 @@
 //! A process that forks while it uses a domain.
 #![allow(unsafe_code)] // fork itself, and what only a forked child may do
 
+#[cfg(feature = "tokio")]
+use std::{
+    pin::Pin,
+    task::{Context, Poll, Waker},
+};
 use std::{
     sync::atomic::{AtomicBool, Ordering},
     time::Duration,
@@ -155,6 +160,39 @@ pub(crate) fn play(words: &[&str]) {
             assert!(good && tasks.iter().all(|task| task.is_claimed()), "a child ended its parent's claim");
             tasks.into_iter().for_each(|task| task.complete().unwrap());
             tickets.iter().for_each(|ticket| drop(ticket.wait(wait).unwrap()));
+        }
+        #[cfg(feature = "tokio")]
+        "futures" => {
+            let topic = domain.topic("frames").max_bytes(64).place(partywall::Place::Host).open_or_create().unwrap();
+            let subscriber = topic.subscriber(Policy::Block).unwrap();
+            let queue = domain.queue("work").place(partywall::Place::Host).open_or_create().unwrap();
+            let semaphore = domain.semaphore("seats", 1).unwrap();
+            let _writer = domain.timeline_writer("steps").unwrap();
+            let timeline = domain.timeline("steps").unwrap();
+            let permit = semaphore.try_acquire().unwrap();
+            type Waiting<'f> = Pin<Box<dyn Future<Output = partywall::Result<()>> + 'f>>;
+            let poll = |future: &mut Waiting<'_>| match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                Poll::Ready(outcome) => Some(outcome),
+                Poll::Pending => None,
+            };
+            let mut futures: [Waiting<'_>; 4] = [
+                Box::pin(async { semaphore.acquire_async().await.map(drop) }),
+                Box::pin(async { subscriber.recv_async().await.map(drop) }),
+                Box::pin(async { queue.claim_async().await.map(drop) }),
+                Box::pin(timeline.wait_async(1)),
+            ];
+            assert!(futures.iter_mut().all(|future| poll(future).is_none()));
+            // SAFETY: as above.
+            let [polled, dropped] = unsafe { [std::ptr::read(&futures), std::ptr::read(&futures)] };
+            let forked = |outcome| matches!(outcome, Some(Err(Error::Unreachable(Unreachable::Forked { .. }))));
+            assert!(in_child(move || polled.into_iter().all(|mut future| forked(poll(&mut future)))));
+            assert!(in_child(move || {
+                drop(dropped);
+                true
+            }));
+            assert_eq!(semaphore.waiting(), 1, "a child left the line of its parent");
+            drop(permit);
+            eventually("the permit", || poll(&mut futures[0]).is_some());
         }
         "topic" => {
             let topic = domain.topic("frames").max_bytes(64).place(partywall::Place::Host).open_or_create().unwrap();
@@ -311,6 +349,12 @@ fn forked_child_does_not_use_its_parents_queue() {
 #[test]
 fn forked_child_does_not_use_its_parents_topic() {
     Place::new().start("fork topic").expect("good");
+}
+
+#[cfg(feature = "tokio")]
+#[test]
+fn forked_child_does_not_wait_on_in_its_parents_futures() {
+    Place::new().start("fork futures").expect("good");
 }
 
 #[test]
