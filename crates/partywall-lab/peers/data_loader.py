@@ -1,10 +1,12 @@
 """Batches for a trainer: how many a second worker processes decode and the GPU receives.
 
-    data_loader.py ours DECODER WORKERS SOCKET   through a topic of Partywall in pinned memory
-    data_loader.py torch DECODER WORKERS         through torch's DataLoader with pin_memory=True
+    data_loader.py topic DECODER WORKERS SOCKET    through a topic of Partywall in pinned memory
+    data_loader.py loader DECODER WORKERS SOCKET   through partywall.torch.DataLoader
+    data_loader.py torch DECODER WORKERS           through torch's DataLoader with pin_memory=True
 
-A batch has 256 MiB. DECODER is `memcpy` or `jpeg`, which needs Pillow. The trainer copies each batch into one of two
-buffers on the GPU, by a stream of its own. With four workers, eight batches at most are decoded or in work before it.
+A batch has 256 MiB. DECODER is `memcpy` or `jpeg`, which needs Pillow, or `small` for batches of 1 MiB. The trainer
+copies each batch into one of two buffers on the GPU, by a stream of its own. With four workers, eight batches at most
+are decoded or in work before it. Without a GPU the loaders still run, and the buffers are in host memory.
 """
 
 import functools
@@ -13,7 +15,7 @@ import multiprocessing
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,12 @@ class Memcpy:
 
     def decode(self) -> np.ndarray[Any, Any]:
         return self._image
+
+
+class Small(Memcpy):
+    """As `Memcpy`, in batches of 1 MiB."""
+
+    images, shape, batches = 16, (1 << 16,), 400
 
 
 class Jpeg:
@@ -58,14 +66,18 @@ class Jpeg:
 
 @functools.cache
 def decoder_named(name: str) -> Memcpy | Jpeg:
-    return Jpeg() if name == "jpeg" else Memcpy()
+    return {"jpeg": Jpeg, "memcpy": Memcpy, "small": Small}[name]()
 
 
 def main() -> None:
     system, name, workers, *arguments = sys.argv[1:]
     decoder = decoder_named(name)
     with ExitStack() as stack:
-        systems: dict[str, Callable[..., Callable[[Any], None]]] = {"ours": ours, "torch": of_torch}
+        systems: dict[str, Callable[..., Callable[[Any], None]]] = {
+            "topic": of_topic,
+            "loader": of_loader,
+            "torch": of_torch,
+        }
         serve(decoder, systems[system](stack, name, int(workers), *arguments))
 
 
@@ -73,20 +85,24 @@ def serve(decoder: Memcpy | Jpeg, copy_next: Callable[[Any], None]) -> None:
     """Measures batches a second. `copy_next` copies the next batch into a buffer, on the current stream."""
     import torch
 
-    stream = torch.cuda.Stream()
+    on_gpu = torch.cuda.is_available()
+    stream = torch.cuda.Stream() if on_gpu else None
     shape = decoder.images, *decoder.shape
-    buffers = [torch.empty(shape, dtype=torch.uint8, device="cuda") for _ in range(2)]
-    copied = [torch.cuda.Event() for _ in buffers]
+    buffers = [torch.empty(shape, dtype=torch.uint8, device="cuda" if on_gpu else "cpu") for _ in range(2)]
+    copied = [torch.cuda.Event() for _ in buffers] if on_gpu else []
     total = decoder.images * int(decoder.decode().sum(dtype="int64"))
 
     def take(batches: int) -> None:
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream) if on_gpu else nullcontext():
             for number in range(batches):
                 turn = number % len(buffers)
-                copied[turn].synchronize()
+                if copied:
+                    copied[turn].synchronize()
                 copy_next(buffers[turn])
-                copied[turn].record()
-        stream.synchronize()
+                if copied:
+                    copied[turn].record()
+        if stream is not None:
+            stream.synchronize()
 
     def sample() -> float:
         # Those that were decoded while nobody asked for them.
@@ -102,7 +118,7 @@ def serve(decoder: Memcpy | Jpeg, copy_next: Callable[[Any], None]) -> None:
     peer.serve(sample)
 
 
-def ours(stack: ExitStack, name: str, workers: int, socket: str) -> Callable[[Any], None]:
+def of_topic(stack: ExitStack, name: str, workers: int, socket: str) -> Callable[[Any], None]:
     import torch
 
     import partywall as pw
@@ -123,7 +139,7 @@ def ours(stack: ExitStack, name: str, workers: int, socket: str) -> Callable[[An
     )
     subscriber = stack.enter_context(topic.subscriber(order="stream", until="idle"))
     for _ in range(workers):
-        worker = multiprocessing.get_context("spawn").Process(target=our_worker, args=(socket, name), daemon=True)
+        worker = multiprocessing.get_context("spawn").Process(target=topic_worker, args=(socket, name), daemon=True)
         worker.start()
         stack.callback(worker.terminate)
 
@@ -135,7 +151,7 @@ def ours(stack: ExitStack, name: str, workers: int, socket: str) -> Callable[[An
     return copy_next
 
 
-def our_worker(socket: str, name: str) -> None:
+def topic_worker(socket: str, name: str) -> None:
     import partywall as pw
 
     decoder = decoder_named(name)
@@ -166,7 +182,19 @@ class Images:
 def of_torch(_: ExitStack, name: str, workers: int) -> Callable[[Any], None]:
     from torch.utils.data import DataLoader
 
-    loader = DataLoader(
+    return of_any(DataLoader, name, workers)
+
+
+def of_loader(stack: ExitStack, name: str, workers: int, socket: str) -> Callable[[Any], None]:
+    import partywall as pw
+    import partywall.torch
+
+    domain = stack.enter_context(pw.connect(socket=socket, start=False))
+    return of_any(functools.partial(partywall.torch.DataLoader, domain=domain), name, workers)
+
+
+def of_any(kind: Callable[..., Any], name: str, workers: int) -> Callable[[Any], None]:
+    loader = kind(
         Images(name),
         batch_size=decoder_named(name).images,
         num_workers=workers,

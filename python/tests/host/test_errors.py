@@ -207,6 +207,16 @@ def assert_quoted(error: pw.Error) -> None:
     assert re.match(re.escape(quoted).replace("…", ".*"), str(error)), error
 
 
+class Dying:
+    """A dataset that ends its worker."""
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        os._exit(3)
+
+
 def test_every_error_about_models_of_torch_is_quoted_by_its_entry(domain):
     torch = pytest.importorskip("torch")
     shared = importlib.import_module("partywall.torch")
@@ -224,6 +234,7 @@ def test_every_error_about_models_of_torch_is_quoted_by_its_entry(domain):
         "tensor-in-use": lambda: shared.load_module(used, "model", domain=domain),
         "unsupported-tensor": lambda: shared.share_module(linear(2, 2, device="meta"), "x", domain=domain),
         "shared-parameter": lambda: loaded.requires_grad_(),
+        "loader-worker-died": lambda: list(shared.DataLoader(Dying(), num_workers=1, domain=domain)),
     }
     for anchor, fail in failing.items():
         with pytest.raises(pw.Error) as raised:

@@ -181,11 +181,18 @@ pub(super) const GOALS: &[Goal] = &[
     ),
     goal(&["peer_queues"], &["a task and its result, in Python"], &[], "<= 0.1x multiprocessing.Pool"),
     goal(&["peer_queues"], &["a task and its result, in Python"], &[], "<= 0.1x Redis lists"),
+    goal(&["peer_loader"], &["batches by a pinned topic"], &[("decoding", "memcpy")], ">= 1.3x torch DataLoader"),
     goal(
         &["peer_loader"],
-        &["batches of 256 MiB by a pinned topic"],
+        &["batches by the loader of the package"],
         &[("decoding", "memcpy")],
         ">= 1.3x torch DataLoader",
+    ),
+    goal(
+        &["peer_loader"],
+        &["batches by the loader of the package"],
+        &[("decoding", "small")],
+        ">= 1x torch DataLoader",
     ),
 ];
 

@@ -9,7 +9,7 @@
         model = Llama(config)
     partywall.torch.load_module(model, "llm", timeout=60)
 
-`install_reductions()` has `torch.multiprocessing` send tensors of GPUs through Partywall. Importing this imports torch,
+`DataLoader` is torch's, with batches in shared memory that GPUs copy from. `install_reductions()` has `torch.multiprocessing` send tensors of GPUs through Partywall. Importing this imports torch,
 which must be 2.5 or later: else it raises `partywall.TorchTooOld`, an `ImportError`.
 """
 
@@ -21,6 +21,7 @@ require("partywall.torch", 2, 5)
 from partywall.torch._errors import (
     ChecksumMismatch,
     Expired,
+    LoaderWorkerDied,
     ModuleMismatch,
     ReductionsPatched,
     TensorInUse,
@@ -29,13 +30,16 @@ from partywall.torch._errors import (
 from partywall.torch._guard import guard
 from partywall.torch._handle import ModuleHandle, handle
 from partywall.torch._load import load_module
+from partywall.torch._loader import DataLoader
 from partywall.torch._pool import TorchPool, is_shareable
 from partywall.torch._reductions import install_reductions, uninstall_reductions
 from partywall.torch._share import share_module
 
 __all__ = [
     "ChecksumMismatch",
+    "DataLoader",
     "Expired",
+    "LoaderWorkerDied",
     "ModuleHandle",
     "ModuleMismatch",
     "ReductionsPatched",

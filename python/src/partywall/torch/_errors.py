@@ -43,6 +43,10 @@ class Expired(Error, LookupError):
     """A tensor that was sent cannot be received any more: its time has passed, or its sender has ended."""
 
 
+class LoaderWorkerDied(Error, RuntimeError):
+    """A worker of a `DataLoader` was killed, or has ended by itself. The text names it."""
+
+
 class ReductionsPatched(Error, RuntimeError):
     """Another library has replaced the functions of `torch.multiprocessing`. Nothing is changed."""
 

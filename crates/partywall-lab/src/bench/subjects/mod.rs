@@ -177,7 +177,7 @@ pub(crate) const SUBJECTS: &[Subject] = &[
     // Holds 278.
     peers("peer_updates_gpu", "New weights on a GPU for four workers", true, peer_updates::on_gpu),
     // Holds 98.
-    peers("peer_loader", "Batches of 256 MiB that workers decode for a GPU", true, peer_loader::run),
+    peers("peer_loader", "Batches that workers decode for a GPU", true, peer_loader::run),
     // Holds 359.
     peers("peer_queues", "Tasks from Python to Python workers", false, peer_queues::run),
     peers("peer_topics_host", "Tensors in host memory to another Python process", false, peer_topics::host),
