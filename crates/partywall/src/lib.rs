@@ -55,12 +55,13 @@
 //! |---|---|---|
 //! | `PARTYWALL_SOCKET` | the broker's socket; takes precedence over `PARTYWALL_DOMAIN` | `DOMAIN.sock` in the directory below |
 //! | `PARTYWALL_DOMAIN` | the domain: processes that share names are in the same one | `default` |
+//! | `NVIDIA_DRA_LOCAL_IPC_DIR` | the socket is in `$NVIDIA_DRA_LOCAL_IPC_DIR/partywall-UID`, if this process may write there | `$XDG_RUNTIME_DIR` |
 //! | `XDG_RUNTIME_DIR` | the socket is in `$XDG_RUNTIME_DIR/partywall` | `/tmp/partywall-UID`, or in `TMPDIR` |
 //! | `PARTYWALL_BIN` | the program to start as the broker | searched for, see above |
 //! | `PARTYWALL_LIBCUDA` | the CUDA driver library | `libcuda.so.1` |
 //! | `CUDA_VISIBLE_DEVICES` | which GPUs the process sees, as in every CUDA program | all |
 //!
-//! A variable that is empty counts as unset. `XDG_RUNTIME_DIR` and `TMPDIR` also count as unset if they are not
+//! A variable that is empty counts as unset. The directories also count as unset if they are not
 //! absolute paths. In a program that gained privileges when it was executed (a set-user-ID bit, file capabilities) no
 //! variable names a program, a library, a socket or a domain: its caller must not choose what runs with the privileges.
 //! The broker is then the program of [`DomainOptions::program`], else `partywall` in `/usr/local/bin`, `/usr/bin` or

@@ -127,7 +127,7 @@ impl Sandbox {
             }
         }
         command.current_dir(self.path()).env("PARTYWALL_BIN", binary());
-        command.env("XDG_RUNTIME_DIR", self.path().join("run"));
+        command.env_remove("NVIDIA_DRA_LOCAL_IPC_DIR").env("XDG_RUNTIME_DIR", self.path().join("run"));
         command.env("XDG_STATE_HOME", self.path().join("state"));
         command.env("HOME", self.path().join("home"));
         // What a program leaves there by intent, as a lab its history, goes with the sandbox.

@@ -226,6 +226,36 @@ fn directory_open_to_others_is_refused_with_advice() {
     sandbox.broker();
 }
 
+// Holds 386.
+#[test]
+fn directory_of_a_claim_is_where_its_containers_meet() {
+    let sandbox = Sandbox::new();
+    let claim = sandbox.path().join("claim");
+    std::fs::create_dir(&claim).unwrap();
+    // Two containers have nothing else in common.
+    let inside = |container: &str, arguments: &[&str]| {
+        let mut command = sandbox.command(arguments);
+        let own = sandbox.path().join(container);
+        command.env("NVIDIA_DRA_LOCAL_IPC_DIR", &claim).env("XDG_RUNTIME_DIR", own);
+        Running::spawn(command.env("PARTYWALL_LIBCUDA", "/nonexistent/libcuda.so.1")).wait()
+    };
+    let file = sandbox.file("w.bin", b"weights");
+    inside("one", &["put", file.to_str().unwrap(), "w", "--kept"]).expect(0);
+    assert!(inside("two", &["ls"]).expect(0).text().contains("w@1"));
+    let report = inside("two", &["doctor", "--json"]).json();
+    let found = probe(&report, "socket directory");
+    assert!(found["detail"].as_str().unwrap().contains("claim/partywall-"), "{found}");
+    assert!(found["detail"].as_str().unwrap().contains("(where NVIDIA_DRA_LOCAL_IPC_DIR says)"), "{found}");
+    inside("two", &["stop", "--force"]).expect(0);
+    // What is not there is not used, and the doctor says so.
+    std::fs::remove_dir_all(&claim).unwrap();
+    let report = inside("two", &["doctor", "--json"]).json();
+    let found = probe(&report, "socket directory");
+    assert!(found["detail"].as_str().unwrap().contains("(where XDG_RUNTIME_DIR says)"), "{found}");
+    assert!(found["meaning"].as_str().unwrap().starts_with("NVIDIA_DRA_LOCAL_IPC_DIR is set, but"), "{found}");
+    assert_eq!(found["outcome"], "warning");
+}
+
 #[test]
 fn invalid_driver_library_is_a_finding() {
     let sandbox = Sandbox::new();

@@ -260,6 +260,28 @@ fn needs_root_broker_of_another_user_is_used_only_at_a_safe_place_that_was_named
     serve.wait().expect(0);
 }
 
+// Holds 386.
+#[test]
+fn needs_root_directory_of_a_claim_is_refused_if_it_is_another_users() {
+    let host = Host::new();
+    let claim = host.make_directory("claim", BOB, 0o777);
+    let here = |user| {
+        let mut command = host.command(user, user, &host.socket(), &["status"]);
+        Running::spawn(command.env_remove("PARTYWALL_SOCKET").env("NVIDIA_DRA_LOCAL_IPC_DIR", &claim)).wait()
+    };
+    refused(here(ALICE), [BOB, BOB], &["cannot use the directory", "claim", "chmod 700"]);
+    // Root's is everybody's, each user's sockets are in a directory of its own, and who may not write there goes on
+    // without it.
+    chown(&claim, Some(0), None).unwrap();
+    for (mode, place) in [(0o777, format!(" at {}/partywall-{ALICE}/", claim.display())), (0o755, " at ".to_owned())] {
+        fs::set_permissions(&claim, Permissions::from_mode(mode)).unwrap();
+        let output = here(ALICE);
+        assert_eq!(output.code, Some(4), "{output:?}");
+        assert!(output.stderr.contains(&place), "{output:?}");
+        assert_eq!(output.stderr.contains("claim"), mode == 0o777, "{output:?}");
+    }
+}
+
 // Holds 148.
 #[test]
 fn needs_root_broker_that_admits_others_needs_a_directory_that_they_can_only_pass() {

@@ -26,10 +26,10 @@ use rustix::process::Resource;
 use super::{
     Doctor, Probe,
     exchange::{self, Parcel},
-    finding::Finding,
+    finding::{Finding, Outcome},
 };
 use crate::{
-    domain::{DomainOptions, Location, check_foreign, own_user},
+    domain::{CLAIM_DIRECTORY, ChosenBy, DomainOptions, Location, check_foreign, own_user},
     error::{Error, Unreachable, bytes},
 };
 
@@ -162,7 +162,26 @@ pub(super) fn socket_directory(options: &DomainOptions) -> Finding {
         Err(error) => return Finding::failed(error.to_string()).fix(error.advice()),
     };
     let path = location.directory();
-    let shown = path.display();
+    let shown = format!("{} ({})", path.display(), location.chosen_by);
+    let finding = socket_directory_at(&location, path, &shown);
+    match partywall_os::environment::directory(CLAIM_DIRECTORY) {
+        Some(claim)
+            if finding.outcome == Outcome::Ok
+                && matches!(location.chosen_by, ChosenBy::Session | ChosenBy::Default) =>
+        {
+            Finding::warning(finding.detail)
+                .means(format!(
+                    "{CLAIM_DIRECTORY} is set, but this process may not write in {}, where the containers of the claim \
+                     meet",
+                    claim.display()
+                ))
+                .fix("let this user write there, or set PARTYWALL_SOCKET in all of them")
+        }
+        _ => finding,
+    }
+}
+
+fn socket_directory_at(location: &Location, path: &Path, shown: &str) -> Finding {
     let other = "or set PARTYWALL_SOCKET to a socket in another directory";
     if location.socket.as_os_str().len() > SOCKET_PATH {
         return Finding::failed(format!("{} is longer than {SOCKET_PATH} bytes", location.socket.display()))
@@ -183,13 +202,13 @@ pub(super) fn socket_directory(options: &DomainOptions) -> Finding {
                     .fix(format!("make {} writable, {other}", parent.display())),
             }
         }
-        Err(why) => match served_by_another(&location) {
+        Err(why) => match served_by_another(location) {
             Some(owner) => {
                 Finding::ok(format!("{shown} belongs to user {owner}, whose broker may serve us (--allow-uid)"))
             }
             None => Finding::failed(format!("{shown}: {why}"))
                 .means("another user could reach or replace the broker's socket, so no broker is started there")
-                .fix(format!("chmod 700 {shown} if it is yours, {other}")),
+                .fix(format!("chmod 700 {} if it is yours, {other}", path.display())),
         },
     }
 }

@@ -23,7 +23,7 @@ use partywall_wire::{
 
 use super::{
     inbox::Inbox,
-    locate::{Location, broker_binary},
+    locate::{ChosenBy, Location, broker_binary},
 };
 use crate::error::{Error, ForeignBroker, InvalidArgument, LimitReached, NO_SOCKET, Result, Unreachable};
 
@@ -168,7 +168,7 @@ pub(crate) fn own_user() -> u32 {
 /// Refuses the broker of another user unless its socket was named, in a directory where no third user can put another
 /// socket.
 pub(crate) fn check_foreign(location: &Location, broker: u32) -> Result<(), ForeignBroker> {
-    if !location.is_given {
+    if location.chosen_by != ChosenBy::Caller {
         return Err(ForeignBroker::NotNamed);
     }
     // A directory that is gone by now has no owner that could be trusted.
@@ -334,7 +334,7 @@ fn start_broker(location: &Location, program: Option<&Path>) -> Result<OwnedFd> 
     let mut command = Command::new(&binary);
     environment::shield(&mut command);
     command.args(["serve", "--background", "--starter-holds-lock", "--domain", &location.domain]);
-    if location.is_given {
+    if location.chosen_by == ChosenBy::Caller {
         command.arg("--socket").arg(&location.socket);
     }
     run_starter(command.stdin(shared), TIMEOUT).map_err(|StarterFailed { why, advice, .. }| {

@@ -2,16 +2,21 @@
 
 use std::{
     ffi::OsString,
+    fmt,
     os::unix::ffi::{OsStrExt, OsStringExt},
     path::{Path, PathBuf},
 };
 
-use partywall_os::environment;
+use partywall_os::{dir::Unsafe, environment};
+use rustix::fs::Access;
 
 use crate::error::{InvalidArgument, Result, Unreachable};
 
 /// The domain that is used by default.
 pub const DEFAULT_DOMAIN: &str = "default";
+
+/// The variable that names the directory of a claim on GPUs.
+pub(crate) const CLAIM_DIRECTORY: &str = "NVIDIA_DRA_LOCAL_IPC_DIR";
 
 /// A domain's name and socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,19 +25,34 @@ pub struct Location {
     pub domain: String,
     /// Its socket.
     pub socket: PathBuf,
-    /// True if the socket was given rather than derived from the domain.
-    pub(super) is_given: bool,
+    /// What chose the socket's directory.
+    pub(crate) chosen_by: ChosenBy,
+}
+
+/// What chose the directory of a socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ChosenBy {
+    /// The caller, or `PARTYWALL_SOCKET`: the socket is not derived from the domain.
+    Caller,
+    /// `NVIDIA_DRA_LOCAL_IPC_DIR`.
+    Claim,
+    /// `XDG_RUNTIME_DIR`.
+    Session,
+    /// Nothing else: it is among the temporary files.
+    Default,
 }
 
 impl Location {
     /// Finds the socket of `domain`. Arguments take precedence over the environment, and a socket over a name:
-    /// `PARTYWALL_SOCKET`, then `PARTYWALL_DOMAIN`. The socket of a name is in `$XDG_RUNTIME_DIR/partywall`, or
-    /// otherwise in this user's directory under the temporary directory. A variable that is empty counts as unset, and
-    /// so does a directory that is not an absolute path. No variable counts in a process that gained privileges when it
-    /// was executed.
+    /// `PARTYWALL_SOCKET`, then `PARTYWALL_DOMAIN`. The socket of a name is in this user's directory in
+    /// `$NVIDIA_DRA_LOCAL_IPC_DIR` if this process may write there, else in `$XDG_RUNTIME_DIR/partywall`, or otherwise
+    /// in this user's directory under the temporary directory. A variable that is empty counts as unset, and so does a
+    /// directory that is not an absolute path. No variable counts in a process that gained privileges when it was
+    /// executed.
     ///
     /// # Errors
-    /// [`InvalidArgument::Name`] for a domain that cannot be a file name.
+    /// - [`InvalidArgument::Name`] for a domain that cannot be a file name;
+    /// - [`Unreachable::UnsafeDirectory`] if `$NVIDIA_DRA_LOCAL_IPC_DIR` belongs to another user than root.
     pub fn find(domain: Option<&str>, socket: Option<&Path>) -> Result<Self> {
         let socket = socket.map(Path::to_owned).or_else(|| match domain {
             None => environment::place("PARTYWALL_SOCKET").map(PathBuf::from),
@@ -43,17 +63,14 @@ impl Location {
             .or_else(|| environment::place("PARTYWALL_DOMAIN"))
             .map_or_else(|| DEFAULT_DOMAIN.to_owned(), |name| name.to_string_lossy().into_owned());
         check_domain(&domain)?;
-        let is_given = socket.is_some();
-        let socket = match socket {
-            Some(socket) => std::path::absolute(&socket).unwrap_or(socket),
-            None => match environment::directory("XDG_RUNTIME_DIR") {
-                Some(runtime) => runtime.join("partywall"),
-                None => environment::temporary_directory()
-                    .join(format!("partywall-{}", rustix::process::geteuid().as_raw())),
+        let (socket, chosen_by) = match socket {
+            Some(socket) => (std::path::absolute(&socket).unwrap_or(socket), ChosenBy::Caller),
+            None => {
+                let (directory, chosen_by) = default_directory()?;
+                (directory.join(format!("{domain}.sock")), chosen_by)
             }
-            .join(format!("{domain}.sock")),
         };
-        Ok(Self { domain, socket, is_given })
+        Ok(Self { domain, socket, chosen_by })
     }
 
     /// Returns the directory of the socket.
@@ -70,6 +87,44 @@ impl Location {
         let name = log_name(&self.socket, rustix::system::uname().nodename().to_bytes());
         directories.map(|directory| directory.join(&name)).collect()
     }
+}
+
+impl fmt::Display for ChosenBy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Caller => "as it was named",
+            Self::Claim => "where NVIDIA_DRA_LOCAL_IPC_DIR says",
+            Self::Session => "where XDG_RUNTIME_DIR says",
+            Self::Default => "the default",
+        })
+    }
+}
+
+/// Returns the directory of sockets that nobody has named.
+fn default_directory() -> Result<(PathBuf, ChosenBy)> {
+    let user = rustix::process::geteuid().as_raw();
+    let own = format!("partywall-{user}");
+    Ok(match (claim_directory(user)?, environment::directory("XDG_RUNTIME_DIR")) {
+        (Some(claim), _) => (claim.join(own), ChosenBy::Claim),
+        (None, Some(session)) => (session.join("partywall"), ChosenBy::Session),
+        (None, None) => (environment::temporary_directory().join(own), ChosenBy::Default),
+    })
+}
+
+/// Returns the directory in which all containers that use one claim on GPUs meet. NVIDIA's driver for Kubernetes'
+/// dynamic resource allocation mounts it into them ([pull request 1391]). `None` if there is none that this process may
+/// write.
+///
+/// [pull request 1391]: https://github.com/kubernetes-sigs/dra-driver-nvidia-gpu/pull/1391
+fn claim_directory(user: u32) -> Result<Option<PathBuf>> {
+    let Some(path) = environment::directory(CLAIM_DIRECTORY) else { return Ok(None) };
+    let Ok(stat) = rustix::fs::stat(&path) else { return Ok(None) };
+    if ![0, user].contains(&stat.st_uid) {
+        // That user could replace our directory in it, which no broker and no member of ours would use, and so keep
+        // them apart.
+        return Err(Unreachable::UnsafeDirectory { path, why: Unsafe::Owner(stat.st_uid).to_string() }.into());
+    }
+    Ok(rustix::fs::access(&path, Access::WRITE_OK | Access::EXEC_OK).is_ok().then_some(path))
 }
 
 /// Returns the directory of the logs in a user's folder for state. `None` if that is in a home directory which does not

@@ -47,7 +47,7 @@ pub(crate) use self::{
     health::{Health, Lost},
     lease::LeaseGuard,
     link::{Link, withdrawn},
-    locate::broker_binary,
+    locate::{CLAIM_DIRECTORY, ChosenBy, broker_binary},
     poll_tasks::{PollReason, PollTasks},
     reported_waits::{HostWait, HostWaits},
     stream_waits::{StreamWaits, TrackWaits},

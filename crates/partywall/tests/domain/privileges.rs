@@ -46,7 +46,7 @@ fn needs_root_program_with_privileges_ignores_the_environment_of_its_caller_in_h
         command.uid(CALLER).gid(CALLER).current_dir("/").env_clear().env("PLACE", place);
         command.env("PARTYWALL_BIN", &evil).env("PATH", place).env("PARTYWALL_LIBCUDA", simulated_driver());
         command.env("PARTYWALL_SOCKET", out.join("caller.sock")).env("PARTYWALL_DOMAIN", "caller");
-        for name in ["XDG_RUNTIME_DIR", "XDG_STATE_HOME", "HOME", "TMPDIR"] {
+        for name in ["NVIDIA_DRA_LOCAL_IPC_DIR", "XDG_RUNTIME_DIR", "XDG_STATE_HOME", "HOME", "TMPDIR"] {
             command.env(name, &out);
         }
         let mut actor = Actor::start(&mut command, "privileged");
