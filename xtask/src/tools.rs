@@ -35,7 +35,8 @@ pub(crate) struct Workspace {
     pub(crate) packages: Vec<Package>,
     pub(crate) once: Arc<Once>,
     cargo: OsString,
-    /// True if cargo keeps what speeds up the next compilation.
+    /// True if this clone is developed in: cargo keeps what speeds up the next compilation, and the lines of
+    /// backtraces.
     incremental: bool,
     /// The file that receives the output, if it is not the terminal.
     log: Option<Arc<File>>,
@@ -93,9 +94,9 @@ impl Workspace {
 
     /// Returns the same workspace for a run that compiles everything once, if this clone is not developed in.
     ///
-    /// To keep what speeds up the next compilation costs a fifth of the first one. Cargo keeps the builds with and
-    /// without it apart, so a clone in which something was built incrementally stays incremental. This program does not
-    /// count.
+    /// To keep what speeds up the next compilation costs a fifth of the first one, and the lines of backtraces a tenth.
+    /// Cargo keeps the builds with and without them apart, so a clone in which something was built incrementally stays
+    /// incremental. This program does not count.
     pub(crate) fn compiling_once(&self) -> Self {
         let kept = entries(&self.target.join("debug/incremental")).unwrap_or_default();
         let is_ours =
@@ -127,10 +128,15 @@ impl Workspace {
         command
     }
 
-    /// Makes a command, and every cargo that it starts, build incrementally or not. A choice of the user prevails.
+    /// Makes a command, and every cargo that it starts, build for development or once. A choice of the user prevails.
     pub(crate) fn compile_as_chosen(&self, command: &mut Command) {
-        if !self.incremental && std::env::var_os("CARGO_INCREMENTAL").is_none() {
-            command.env("CARGO_INCREMENTAL", "0");
+        if self.incremental {
+            return;
+        }
+        for variable in ["CARGO_INCREMENTAL", "CARGO_PROFILE_DEV_DEBUG"] {
+            if std::env::var_os(variable).is_none() {
+                command.env(variable, "0");
+            }
         }
     }
 
