@@ -212,7 +212,7 @@ pub unsafe extern "C" fn pw_block_offer(
 /// No other thread uses the handle, and nobody the addresses that it gave.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_block_close(block: *mut pw_block) -> pw_status {
-    call(|| if block.is_null() { Ok(()) } else { Ok(handle::take::<HeldBlock>(block)?.0.release()?) })
+    call(|| handle::finish(block, |HeldBlock(block)| Ok(block.give_back()?)))
 }
 
 /// Gives a block back once the work that is on `stream` now is done. Does not wait. On failure the block is still the

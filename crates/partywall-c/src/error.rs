@@ -127,17 +127,17 @@ fn replace_last(error: *mut pw_error) {
 pub(crate) fn call(body: impl FnOnce() -> Result<(), Failure>) -> pw_status {
     match panic::catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => pw_status::PW_OK,
-        Ok(Err(failure)) => keep(&failure),
+        Ok(Err(failure)) => keep(failure),
         Err(panic) => panicked(&*panic),
     }
 }
 
 /// Keeps the failure for `pw_last_error`.
 #[cold]
-fn keep(failure: &Failure) -> pw_status {
+fn keep(failure: Failure) -> pw_status {
     store(match failure {
         Failure::Library(error) => pw_error {
-            status: status(error),
+            status: status(&error),
             message: c_text(&error.to_string()),
             advice: c_text(&error.advice_in(Language::C)),
             anchor: c_text(error.anchor()),
@@ -145,7 +145,7 @@ fn keep(failure: &Failure) -> pw_status {
         },
         Failure::Argument { message, advice } => pw_error {
             status: pw_status::PW_INVALID_ARGUMENT,
-            message: c_text(message),
+            message: c_text(&message),
             advice: c_text(advice),
             anchor: c"c-argument".to_owned(),
             pid: 0,

@@ -1,31 +1,36 @@
 //! What C holds in place of pointers.
 //!
 //! A handle has the type of a pointer, so that the compiler of the caller keeps the kinds of handles apart, but it is a
-//! number: the kind (8 bits), a generation (32 bits) and the index of a cell (24 bits) in a table of that kind. Cells
-//! are never freed, and a cell's generation changes when its object is closed. So a null handle, a closed one, one of
-//! another kind and any other number are found out by reading memory of this library alone.
+//! number: the kind (8 bits), a generation (32 bits) and the index of a cell (24 bits) in a table of that kind. A cell
+//! contains the number of the handle of its object; its generation changes when the object is closed. Cells are never
+//! freed. So a null handle, a closed one, one of another kind and any other number are found out by reading memory of
+//! this library alone.
 //!
 //! Generations begin at a number that differs between copies of the library in one process, so that a handle of
 //! another copy is found out, too.
 
 use std::{
     cell::{Cell, UnsafeCell},
+    collections::BTreeSet,
     marker::PhantomData,
     mem::MaybeUninit,
     ptr,
     sync::{
         Mutex, PoisonError,
-        atomic::{AtomicPtr, AtomicU32, Ordering},
+        atomic::{AtomicPtr, AtomicU64, Ordering},
     },
 };
 
 use crate::{argument, error::Failure};
 
 const INDEX_BITS: u32 = 24;
-const GENERATION_BITS: u32 = 32;
-/// The cells of the first chunk. Each further chunk has twice as many as the one before.
-const FIRST_CHUNK: usize = 32;
-const CHUNKS: usize = (INDEX_BITS - FIRST_CHUNK.trailing_zeros()) as usize;
+const KIND_SHIFT: u32 = 56;
+/// The cells in the table itself, whose addresses are found without a load. Each chunk of further cells doubles them.
+const FIRST: usize = 32;
+const CHUNKS: usize = (INDEX_BITS - FIRST.trailing_zeros()) as usize;
+/// A bit of the index. A cell without an object contains the number of its last handle with this bit inverted, which
+/// leads to another cell, so no handle that leads to this one is equal to it.
+const CLOSED: u64 = 1;
 
 /// An object that C holds by a handle.
 pub(crate) trait Object: Send + Sized + 'static {
@@ -71,19 +76,21 @@ pub(crate) use object;
 
 /// The cells of one kind.
 pub(crate) struct Table<T> {
+    first: [Slot<T>; FIRST],
     chunks: [AtomicPtr<Slot<T>>; CHUNKS],
     free: Mutex<Free>,
 }
 
 struct Free {
-    cells: Vec<u32>,
+    /// In a set, which begins as zero bytes: otherwise the cells of the table would take room in the library's file.
+    cells: BTreeSet<u32>,
     /// How many cells were ever used.
     used: u32,
 }
 
 struct Slot<T> {
-    /// Odd while the cell contains an object.
-    generation: AtomicU32,
+    /// The handle of the object; without one that of the last object, with [`CLOSED`] inverted; 0 before the first.
+    handle: AtomicU64,
     object: UnsafeCell<MaybeUninit<T>>,
 }
 
@@ -101,52 +108,72 @@ unsafe impl<T: Send> Sync for Table<T> {}
 impl<T> Table<T> {
     pub(crate) const fn new() -> Self {
         Self {
+            first: [const { Slot::new() }; FIRST],
             chunks: [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS],
-            free: Mutex::new(Free { cells: Vec::new(), used: 0 }),
+            free: Mutex::new(Free { cells: BTreeSet::new(), used: 0 }),
         }
     }
 
+    #[inline]
     fn slot(&self, index: u32) -> Option<&Slot<T>> {
+        self.first.get(index as usize).or_else(|| self.further(index))
+    }
+
+    /// Returns a cell of a chunk.
+    #[cold]
+    fn further(&self, index: u32) -> Option<&Slot<T>> {
         let (chunk, offset) = position(index);
         let cells = self.chunks.get(chunk)?.load(Ordering::Acquire);
-        // SAFETY: a chunk that is stored has `FIRST_CHUNK << chunk` initialised cells and is never freed; `position`
-        // returns an offset below that.
+        // SAFETY: a chunk that is stored has `FIRST << chunk` initialised cells and is never freed; `position` returns
+        // an offset below that.
         (!cells.is_null()).then(|| unsafe { &*cells.add(offset) })
     }
 
     /// Returns a free cell.
+    #[cold]
     fn vacant(&self) -> Result<u32, Failure> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(index) = free.cells.pop() {
+        if let Some(index) = free.cells.pop_first() {
             return Ok(index);
         }
         let index = free.used;
-        let (chunk, _) = position(index);
-        let Some(cells) = self.chunks.get(chunk) else { return Err(Failure::too_many_handles()) };
-        if cells.load(Ordering::Relaxed).is_null() {
-            let first = first_generation();
-            let made: Box<[Slot<T>]> = (0..FIRST_CHUNK << chunk)
-                .map(|_| Slot { generation: AtomicU32::new(first), object: UnsafeCell::new(MaybeUninit::uninit()) })
-                .collect();
-            // Never freed, so that a handle that is not valid any more can be found out.
-            cells.store(Box::leak(made).as_mut_ptr(), Ordering::Release);
+        if index as usize >= FIRST {
+            let (chunk, _) = position(index);
+            let Some(cells) = self.chunks.get(chunk) else { return Err(Failure::too_many_handles()) };
+            if cells.load(Ordering::Relaxed).is_null() {
+                let made: Box<[Slot<T>]> = (0..FIRST << chunk).map(|_| Slot::new()).collect();
+                // Never freed, so that a handle that is not valid any more can be found out.
+                cells.store(Box::leak(made).as_mut_ptr(), Ordering::Release);
+            }
         }
         free.used += 1;
         Ok(index)
     }
+
+    #[cold]
+    fn put_back(&self, index: u32) {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner).cells.insert(index);
+    }
 }
 
-/// Returns the chunk of a cell, and its offset in it.
+impl<T> Slot<T> {
+    const fn new() -> Self {
+        Self { handle: AtomicU64::new(0), object: UnsafeCell::new(MaybeUninit::uninit()) }
+    }
+}
+
+/// Returns the chunk of a cell that is not among the first, and its offset in it.
 fn position(index: u32) -> (usize, usize) {
-    let n = index as usize + FIRST_CHUNK;
-    let chunk = (n.ilog2() - FIRST_CHUNK.ilog2()) as usize;
-    (chunk, n - (FIRST_CHUNK << chunk))
+    let chunk = (index.ilog2() - FIRST.ilog2()) as usize;
+    (chunk, index as usize - (FIRST << chunk))
 }
 
-/// Returns an even number that differs between copies of the library in one process.
+/// Returns the generation before the first, which differs between copies of the library in one process. It is far from
+/// those of other copies, so that the generations of a cell that is used again and again do not reach them soon.
+#[cold]
 fn first_generation() -> u32 {
     static HERE: u8 = 0;
-    ((&raw const HERE as usize >> 4) as u32) & !1
+    ((&raw const HERE as usize >> 4) as u32).wrapping_mul(0x9E37_79B1)
 }
 
 impl<T: Object> Spare<T> {
@@ -158,8 +185,7 @@ impl<T: Object> Spare<T> {
 impl<T: Object> Drop for Spare<T> {
     fn drop(&mut self) {
         if let Some(index) = self.cell.get().checked_sub(1) {
-            let mut free = T::table().free.lock().unwrap_or_else(PoisonError::into_inner);
-            free.cells.push(index);
+            T::table().put_back(index);
         }
     }
 }
@@ -176,10 +202,13 @@ pub(crate) fn insert<T: Object>(object: T) -> Result<*mut T::Handle, Failure> {
     let slot = T::table().slot(index).expect("a vacant cell exists");
     // SAFETY: the cell is vacant and this thread alone has its index.
     unsafe { (*slot.object.get()).write(object) };
-    let generation = slot.generation.load(Ordering::Relaxed).wrapping_add(1);
-    slot.generation.store(generation, Ordering::Release);
-    let number =
-        u64::from(T::KIND) << (GENERATION_BITS + INDEX_BITS) | u64::from(generation) << INDEX_BITS | u64::from(index);
+    let before = match slot.handle.load(Ordering::Relaxed) {
+        0 => first_generation(),
+        closed => (closed >> INDEX_BITS) as u32,
+    };
+    let generation = u64::from(before.wrapping_add(1));
+    let number = u64::from(T::KIND) << KIND_SHIFT | generation << INDEX_BITS | u64::from(index);
+    slot.handle.store(number, Ordering::Release);
     Ok(ptr::without_provenance_mut(number as usize))
 }
 
@@ -211,18 +240,18 @@ pub(crate) unsafe fn give_some<T: Object>(
     unsafe { argument::store(out, handle, T::NAME) }
 }
 
-/// Returns the cell of a handle and its generation, if it has the right kind and its object is not closed.
+/// Returns the cell of a handle, its number and the index of the cell, if it has the right kind and its object is not
+/// closed.
 #[inline]
-fn find<T: Object>(handle: *const T::Handle) -> Result<(&'static Slot<T>, u32, u32), Failure> {
+fn find<T: Object>(handle: *const T::Handle) -> Result<(&'static Slot<T>, u64, u32), Failure> {
     let number = handle.addr() as u64;
     let index = (number & ((1 << INDEX_BITS) - 1)) as u32;
-    let generation = (number >> INDEX_BITS) as u32;
-    if number >> (GENERATION_BITS + INDEX_BITS) == u64::from(T::KIND)
-        && generation % 2 == 1
-        && let Some(slot) = T::table().slot(index)
-        && slot.generation.load(Ordering::Acquire) == generation
+    // The kind and the generation are parts of the number.
+    if let Some(slot) = T::table().slot(index)
+        && slot.handle.load(Ordering::Acquire) == number
+        && number != 0
     {
-        return Ok((slot, generation, index));
+        return Ok((slot, number, index));
     }
     Err(Failure::handle::<T>(handle.is_null()))
 }
@@ -234,7 +263,7 @@ fn find<T: Object>(handle: *const T::Handle) -> Result<(&'static Slot<T>, u32, u
 #[inline]
 pub(crate) unsafe fn get<'a, T: Object>(handle: *const T::Handle) -> Result<&'a T, Failure> {
     let (slot, ..) = find::<T>(handle)?;
-    // SAFETY: the generation says that the cell contains an object; the caller's promise keeps it there.
+    // SAFETY: the cell contains the handle, and so an object; the caller's promise keeps it there.
     Ok(unsafe { (*slot.object.get()).assume_init_ref() })
 }
 
@@ -249,10 +278,25 @@ pub(crate) unsafe fn get_mut<'a, T: Object>(handle: *mut T::Handle) -> Result<&'
     Ok(unsafe { (*slot.object.get()).assume_init_mut() })
 }
 
-/// Takes the object of a handle, which is closed from then on. Of several threads one gets it.
+/// Closes a handle for the caller, who alone uses the object from then on and then makes the cell free. Of several
+/// threads one gets it.
+#[inline]
+fn claim<T: Object>(handle: *mut T::Handle) -> Result<(&'static Slot<T>, u64, u32), Failure> {
+    let (slot, number, index) = find::<T>(handle)?;
+    match slot.handle.compare_exchange(number, number ^ CLOSED, Ordering::Acquire, Ordering::Relaxed) {
+        Ok(_) => Ok((slot, number, index)),
+        Err(_) => Err(Failure::handle::<T>(false)),
+    }
+}
+
+/// Takes the object of a handle, which is closed from then on.
 #[inline]
 pub(crate) fn take<T: Object>(handle: *mut T::Handle) -> Result<T, Failure> {
-    consume(handle, |object| Ok(object))
+    let (slot, _, index) = claim::<T>(handle)?;
+    // SAFETY: the cell contained the handle, and so an object, and this thread alone has closed it.
+    let object = unsafe { (*slot.object.get()).assume_init_read() };
+    free::<T>(index);
+    Ok(object)
 }
 
 /// Closes a handle and hands its object to `consumer`. If that returns it with a failure, the handle is open again.
@@ -261,13 +305,9 @@ pub(crate) fn consume<T: Object, R>(
     handle: *mut T::Handle,
     consumer: impl FnOnce(T) -> Result<R, (Failure, T)>,
 ) -> Result<R, Failure> {
-    let (slot, generation, index) = find::<T>(handle)?;
-    let closed = generation.wrapping_add(1);
-    if slot.generation.compare_exchange(generation, closed, Ordering::Acquire, Ordering::Relaxed).is_err() {
-        return Err(Failure::handle::<T>(false));
-    }
-    // SAFETY: the generation was odd, so the cell contained an object, and this thread has changed it to even. Nobody
-    // else has the index of the cell until it is free, which it does not become if `consumer` panics.
+    let (slot, number, index) = claim::<T>(handle)?;
+    // SAFETY: as in `take`. Nobody else has the index of the cell until it is free, which it does not become if
+    // `consumer` panics.
     let object = unsafe { (*slot.object.get()).assume_init_read() };
     match consumer(object) {
         Ok(result) => {
@@ -277,10 +317,36 @@ pub(crate) fn consume<T: Object, R>(
         Err((failure, object)) => {
             // SAFETY: as above; the object was moved out.
             unsafe { (*slot.object.get()).write(object) };
-            slot.generation.store(generation, Ordering::Release);
+            slot.handle.store(number, Ordering::Release);
             Err(failure)
         }
     }
+}
+
+/// Closes a handle: uses its object a last time and drops it, both in its cell, because large objects take longer to
+/// move than to release. Null is no handle, and nothing happens.
+#[inline]
+pub(crate) fn finish<T: Object>(
+    handle: *mut T::Handle,
+    last: impl FnOnce(&mut T) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    if handle.is_null() {
+        return Ok(());
+    }
+    let (slot, _, index) = claim::<T>(handle)?;
+    // SAFETY: as in `take`. Nobody else has the index of the cell until it is free, which it does not become if `last`
+    // or the drop panics.
+    let object = unsafe { (*slot.object.get()).assume_init_mut() };
+    let done = last(object);
+    // SAFETY: as above; nothing uses the object after this.
+    unsafe { ptr::drop_in_place(object) };
+    free::<T>(index);
+    done
+}
+
+/// Drops the object of a handle; null is no handle, and nothing happens.
+pub(crate) fn close<T: Object>(handle: *mut T::Handle) -> Result<(), Failure> {
+    finish::<T>(handle, |_| Ok(()))
 }
 
 /// Makes a cell free for the next object.
@@ -294,16 +360,8 @@ fn free<T: Object>(index: u32) {
         has_none
     });
     if !is_spare.unwrap_or(false) {
-        T::table().free.lock().unwrap_or_else(PoisonError::into_inner).cells.push(index);
+        T::table().put_back(index);
     }
-}
-
-/// Drops the object of a handle; null is no handle, and nothing happens.
-pub(crate) fn close<T: Object>(handle: *mut T::Handle) -> Result<(), Failure> {
-    if !handle.is_null() {
-        drop(take::<T>(handle)?);
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -349,9 +407,9 @@ mod tests {
 
     #[test]
     fn cells_have_one_position_each() {
-        assert_eq!(position(0), (0, 0));
-        assert_eq!(position(31), (0, 31));
-        assert_eq!(position(32), (1, 0));
-        assert_eq!(position((1 << INDEX_BITS) - FIRST_CHUNK as u32 - 1).0, CHUNKS - 1);
+        assert_eq!(position(32), (0, 0));
+        assert_eq!(position(63), (0, 31));
+        assert_eq!(position(64), (1, 0));
+        assert_eq!(position((1 << INDEX_BITS) - 1).0, CHUNKS - 1);
     }
 }

@@ -361,6 +361,13 @@ impl Block {
     ///   [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda): the block is freed when this process ends;
     /// - [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn release(mut self) -> Result<()> {
+        self.give_back()
+    }
+
+    /// Gives the block back as [`release`](Self::release) does, without moving it, which takes the C library longer than
+    /// all else.
+    #[doc(hidden)]
+    pub fn give_back(&mut self) -> Result<()> {
         self.blocks.domain().link().require_ours()?;
         let Some(held) = self.let_go() else { return Ok(()) };
         if self.is_exposed() {

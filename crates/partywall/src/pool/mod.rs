@@ -136,7 +136,9 @@ impl Pool {
     ///   [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost),
     ///   [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda) on a GPU.
     pub fn alloc<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<Block> {
-        self.fresh(self.take(wait.into())?)
+        let wait = wait.into();
+        // Unless there is something to do with it, the block is made in the caller's place for it.
+        if self.is_zeroed() { self.take(wait)?.zeroed() } else { self.take(wait) }
     }
 
     /// Takes a block as [`alloc`](Self::alloc) does, for work on `stream`. If the block must be

@@ -342,15 +342,12 @@ impl Sample {
     /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn release(mut self) -> Result<()> {
         self.open().require_ours()?;
-        let Some(reading) = self.let_go() else { return Ok(()) };
-        if self.is_exposed()
-            && let Err(error) = self.open().blocks.wait_idle()
-        {
-            // Kernels may still read it.
-            reading.lose();
-            return Err(error);
+        if !self.is_exposed() {
+            return Ok(()); // dropping it releases it
         }
-        Ok(())
+        let Some(reading) = self.let_go() else { return Ok(()) };
+        // Kernels may still read it if this fails.
+        self.open().blocks.wait_idle().inspect_err(|_| reading.lose())
     }
 
     /// Releases the sample once all work that is on `stream` now is done. Does not wait.
