@@ -35,7 +35,10 @@ pub(crate) fn run(workspace: &Workspace, options: &[&str]) -> Result<(), String>
     let libraries = match libraries {
         Some(folder) => folder,
         None => {
-            workspace.run(&mut workspace.cargo(["build", "--locked", "--profile", profile, "-p", "partywall-c"]))?;
+            // Cargo leaves link-time optimisation out of a library that it also builds as an `rlib`.
+            let build =
+                format!("rustc --locked --profile {profile} -p partywall-c --lib --crate-type cdylib,staticlib");
+            workspace.run(&mut workspace.cargo(build.split(' ')))?;
             workspace.target.join(if profile == "dev" { "debug" } else { profile })
         }
     };
