@@ -39,6 +39,8 @@ add_executable(shared main.cpp)
 target_link_libraries(shared PRIVATE partywall::partywall)
 add_executable(static main.cpp)
 target_link_libraries(static PRIVATE partywall::static)
+add_library(plugin MODULE main.cpp)
+target_link_libraries(plugin PRIVATE partywall::static)
 ";
 
 fn root() -> PathBuf {
@@ -94,6 +96,8 @@ fn build_and_run(scratch: &Path, find: &str, options: &[String]) {
     for program in ["shared", "static"] {
         assert_eq!(runs(&mut Command::new(build.join(program))), PRINTS, "{program}");
     }
+    let exported = runs(Command::new("nm").args(["-D", "--defined-only"]).arg(build.join("libplugin.so")));
+    assert!(exported.contains(" main") && !exported.contains(" pw_"), "{exported}");
 }
 
 // Holds 374.
@@ -167,7 +171,9 @@ fn needs_cmake_and_pkg_config_which_find_the_unpacked_archive() {
 
     fs::remove_file(prefix.join("lib/libpartywall.so")).unwrap();
     let linked = scratch.path().join("static");
-    runs(compile(&linked).args(pkg_config(&["--static", "--cflags", "--libs"])));
+    let options = pkg_config(&["--static", "--cflags", "--libs"]);
+    assert!(options.iter().any(|option| option == "-Wl,--exclude-libs,libpartywall.a"), "{options:?}");
+    runs(compile(&linked).args(options));
     assert_eq!(runs(&mut Command::new(linked)), PRINTS, "without the shared library");
 
     let documents = prefix.join("share/doc/partywall");

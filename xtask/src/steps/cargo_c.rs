@@ -33,7 +33,7 @@ fn both(workspace: &Workspace) -> Result<(), String> {
 }
 
 /// What is installed below a folder: the names of files, the headers, what pkg-config says, and the SONAME. cargo-c
-/// makes no package for CMake.
+/// makes no package for CMake, and writes no options of the linker.
 fn facts(prefix: &Path) -> Result<BTreeSet<String>, String> {
     let mut facts = BTreeSet::new();
     collect(prefix, prefix, &mut facts)?;
@@ -41,7 +41,7 @@ fn facts(prefix: &Path) -> Result<BTreeSet<String>, String> {
     for options in [&["--modversion"][..], &["--cflags"], &["--libs"], &["--static", "--libs"]] {
         let mut command = Command::new("pkg-config");
         command.env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig")).args(options).arg("partywall");
-        for word in output_of(&mut command)?.split_whitespace() {
+        for word in output_of(&mut command)?.split_whitespace().filter(|word| !word.starts_with("-Wl,")) {
             // Paths may be written in several ways.
             let option = word.get(..2).filter(|option| ["-I", "-L"].contains(option));
             let path = option.and_then(|option| fs::canonicalize(&word[option.len()..]).ok());
