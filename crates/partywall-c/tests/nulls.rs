@@ -1,6 +1,6 @@
 // Holds 368.
-//! Each exported function is called without arguments that mean anything: all null and zero, and then with numbers in
-//! place of handles. None crashes, and each says what is wrong.
+//! Each exported function is called without arguments that mean anything: all null and zero, then with numbers in place
+//! of handles, and those with names also with bad texts and sizes. None crashes, and each says what is wrong.
 #![allow(clippy::unwrap_used)] // tests
 
 mod header_functions;
@@ -8,6 +8,7 @@ mod header_functions;
 use std::{env, fmt::Write as _, fs, os::unix::fs::symlink, process::Command};
 
 use header_functions::{Function, functions};
+use partywall_harness::World;
 
 /// Functions to which null is no mistake, and what they return.
 fn answer(function: &Function) -> &'static str {
@@ -55,6 +56,50 @@ fn each_function_refuses_null_and_numbers_in_place_of_handles() {
          CHECK(*pw_error_advice(NULL) == 0 && *pw_error_anchor(NULL) == 0 && pw_error_pid(NULL) == 0);\n    \
          CHECK(pw_dtype_name(0) == NULL || *pw_dtype_name(0) == 0);\n    return 0;\n}\n",
     );
+    compile_and_run(&program, &World::new());
+}
+
+/// The value of a parameter of a function of a domain, with the text and the options that are tried.
+fn filled(parameter: &str, text: &str, options: &str) -> String {
+    let value = match parameter {
+        _ if parameter.contains("pw_domain *") => "domain",
+        _ if parameter.contains("char *") => text,
+        _ if parameter.contains("_options *") => options,
+        _ if parameter.contains('*') => "(void *)room",
+        _ => "1",
+    };
+    value.to_owned()
+}
+
+#[test]
+fn each_function_with_a_name_refuses_bad_texts_and_sizes() {
+    let of_domains = |function: &Function| {
+        function.parameters.first().is_some_and(|first| first.contains("const pw_domain *"))
+            && function.parameters.iter().any(|one| one.contains("char *"))
+    };
+    let mut program = String::from(
+        "#include \"check.h\"\nint main(void) {\n    static char endless[8192];\n    memset(endless, 'n', sizeof \
+         endless);\n    static uint64_t room[64];\n    static size_t small[64] = {3};\n    static size_t huge[64] = \
+         {SIZE_MAX};\n    pw_domain *domain = NULL;\n    OK(pw_domain_connect(NULL, &domain));\n",
+    );
+    let mut tried = 0;
+    for function in functions().iter().filter(|function| of_domains(function)) {
+        let mut cases = vec![("\"\\xff\"", "NULL"), ("endless", "NULL"), ("NULL", "NULL")];
+        if function.parameters.iter().any(|one| one.contains("_options *")) {
+            cases.extend([("\"name\"", "(void *)small"), ("\"name\"", "(void *)huge")]);
+        }
+        for (text, options) in cases {
+            let arguments: Vec<_> = function.parameters.iter().map(|one| filled(one, text, options)).collect();
+            writeln!(program, "    FAILS(PW_INVALID_ARGUMENT, {}({}));", function.name, arguments.join(", ")).unwrap();
+            tried += 1;
+        }
+    }
+    assert!(tried > 60, "the header is read in another way than it is laid out: {tried}");
+    program.push_str("    OK(pw_domain_close(domain));\n    return 0;\n}\n");
+    compile_and_run(&program, &World::new());
+}
+
+fn compile_and_run(program: &str, world: &World) {
     let scratch = tempfile::tempdir().unwrap();
     let source = scratch.path().join("nulls.c");
     fs::write(&source, program).unwrap();
@@ -71,6 +116,10 @@ fn each_function_refuses_null_and_numbers_in_place_of_handles() {
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let ran = Command::new(scratch.path().join("nulls")).env("LD_LIBRARY_PATH", scratch.path()).output().unwrap();
+    let ran = Command::new(scratch.path().join("nulls"))
+        .env("LD_LIBRARY_PATH", scratch.path())
+        .env("PARTYWALL_SOCKET", world.socket())
+        .output()
+        .unwrap();
     assert!(ran.status.success(), "{}: {}", ran.status, String::from_utf8_lossy(&ran.stderr));
 }
