@@ -290,7 +290,7 @@ mod tests {
     fn conditions_are_polled_until_none_is_left() {
         let conditions = Conditions::default();
         let mut backoff = Backoff::new();
-        let mut add = |holds: bool| {
+        let add = |holds: bool| {
             let until = Arc::new(Mutex::new(UntilState::Waiting(None)));
             let end = Instant::now() + Duration::from_secs(1000);
             let condition = Condition { holds: Box::new(move |_| holds), end, until: Arc::downgrade(&until) };
