@@ -89,7 +89,7 @@
 //! - Calls whose names begin with `try_`, and those that complete, signal or give back, never wait; except for a GPU
 //!   whose address was handed out, and not those whose names end with `_on`.
 //!
-//! With the feature `tokio` the waits are also futures: `Domain::open_async`, `Subscriber::recv_async`,
+//! With the feature `tokio` these waits are also futures: `Domain::open_async`, `Subscriber::recv_async`,
 //! `Timeline::wait_async`, `Queue::claim_async` and `submit_async`, `Ticket::wait_async`, `Semaphore::acquire_async`,
 //! `Pool::alloc_async`, `Watch::next_async`; and `Subscriber::stream` and `Queue::claim_stream` are streams. They block
 //! no thread, and use no file descriptor: while they wait, the connection's service thread polls for all of them, and
