@@ -66,7 +66,8 @@ class Jpeg:
 
 @functools.cache
 def decoder_named(name: str) -> Memcpy | Jpeg:
-    return {"jpeg": Jpeg, "memcpy": Memcpy, "small": Small}[name]()
+    decoders: dict[str, type[Memcpy] | type[Jpeg]] = {"memcpy": Memcpy, "small": Small, "jpeg": Jpeg}
+    return decoders[name]()
 
 
 def main() -> None:
