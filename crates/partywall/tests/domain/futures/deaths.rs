@@ -1,3 +1,4 @@
+// Holds 378.
 //! Deaths of peers and of the broker, and lost connections, while futures wait.
 
 use std::time::Duration;

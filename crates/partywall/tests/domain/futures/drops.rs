@@ -1,3 +1,4 @@
+// Holds 377.
 //! Futures that are dropped while they are pending, or after their tasks were woken: they have taken nothing.
 
 use std::time::Duration;

@@ -1,3 +1,4 @@
+// Holds 377, 379.
 //! Many tasks that wait, are cancelled and wait again: nothing is lost, nothing happens twice.
 
 use std::{

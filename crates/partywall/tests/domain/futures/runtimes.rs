@@ -1,3 +1,4 @@
+// Holds 377, 379.
 //! Runtimes of tokio, other executors, and none.
 
 use std::{collections::BTreeSet, sync::Arc};
