@@ -240,7 +240,7 @@ fn directory_of_a_claim_is_where_its_containers_meet() {
         Running::spawn(command.env("PARTYWALL_LIBCUDA", "/nonexistent/libcuda.so.1")).wait()
     };
     let file = sandbox.file("w.bin", b"weights");
-    inside("one", &["put", file.to_str().unwrap(), "w", "--kept"]).expect(0);
+    inside("one", &["put", file.to_str().unwrap(), "w"]).expect(0);
     assert!(inside("two", &["ls"]).expect(0).text().contains("w@1"));
     let report = inside("two", &["doctor", "--json"]).json();
     let found = probe(&report, "socket directory");
