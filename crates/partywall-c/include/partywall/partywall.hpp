@@ -677,7 +677,8 @@ class loan : public detail::owner<pw_loan, pw_loan_close> {
     }
 
   private:
-    returned<std::uint64_t> published(pw_status status, std::uint64_t sequence) {
+    /* By reference, because compilers may evaluate it before the call that stores it. */
+    returned<std::uint64_t> published(pw_status status, const std::uint64_t &sequence) {
         if (status == PW_OK) {
             release();
         }

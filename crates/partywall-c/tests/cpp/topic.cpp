@@ -63,6 +63,7 @@ static void samples(const pw::domain &domain) {
 
     OK(publisher.send({2, 3}, std::array<float, 6>{}, 1s));
     OK(publisher.send({2, 3}, std::vector<float>(6, 7.0F)));
+    CHECK(OK(OK(publisher.loan<float>({2, 3})).publish()) == 3);
     moved = OK(subscriber.recv());
     moved = OK(subscriber.recv());
     CHECK(OK(moved.as<float>())[3] == 7.0F);
