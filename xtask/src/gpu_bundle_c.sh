@@ -119,7 +119,7 @@ for source in "$here"/c/tests/c/*.c "$here"/c/tests/cpp/*.cpp; do
     case $name in
     # The library that has its crash points is not here.
     crash.c) ;;
-    gpu.c) gpu_program "$name" "$compiler" "$source" ;;
+    gpu.c | gpu.cpp) gpu_program "$name" "$compiler" "$source" ;;
     # They test what there is without a GPU.
     order.c | queue.c)
         driver=/absent/libcuda.so.1

@@ -96,6 +96,13 @@ fn run_cpp(source: &str) {
     }
 }
 
+// Holds 370.
+#[test]
+fn memory_of_a_gpu_is_shared_in_cpp() {
+    run_with("g++", &[&["-std=c++17"], sanitizers()].concat(), "cpp/gpu.cpp", SIMULATED);
+    run_with("g++", &["-std=c++20", "-DPARTYWALL_NO_EXCEPTIONS"], "cpp/gpu.cpp", SIMULATED);
+}
+
 // Holds 368, 369.
 #[test]
 fn samples_go_through_a_topic_in_c() {
