@@ -41,6 +41,7 @@ static void samples(const pw::domain &domain) {
         stream_wait(consumer);
         CHECK(elements.size() == 4 && seen == VALUES);
     }
+    OK(publisher.drain());
     OK(publisher.send({4}, VALUES));
     CHECK(OK(OK(subscriber.recv()).to_vector<float>())[3] == 4.0F);
 }
@@ -95,6 +96,35 @@ static void tasks(const pw::domain &domain) {
     std::array<float, 4> seen{};
     OK(result.output->read(0, seen.data(), sizeof seen));
     CHECK(seen == VALUES);
+}
+
+static pw::segment weights(const pw::domain &domain, float first, bool is_mutable) {
+    pw::segment_options options;
+    options.device = "cuda:0";
+    options.is_mutable = is_mutable;
+    pw::build build = OK(domain.build(is_mutable ? "mutable" : "frozen", options));
+    OK(build.tensor<float>("w", {4}));
+    OK(build.allocate());
+    OK(build.write("w", std::array<float, 4>{first, 2.0F, 3.0F, 4.0F}));
+    return OK(build.commit());
+}
+
+static void versions(const pw::domain &domain) {
+    pw::segment old = weights(domain, 1.0F, false);
+    const float *at = OK(old.device<float>("w")).data();
+    FAILS(PW_DENIED, error, old.device_mut<float>("w"));
+    OK(old.advance(weights(domain, 5.0F, false)));
+    float first = 0;
+    OK(old.read("w", 0, &first, sizeof first));
+    CHECK(first == 5.0F && OK(old.device<float>("w")).data() == at);
+
+    pw::segment ours = weights(domain, 1.0F, true);
+    CUstream_st *stream = new_stream();
+    copy_in(OK(ours.device_mut<float>("w")).data(), &first, sizeof first, stream);
+    stream_wait(stream);
+    first = 0;
+    OK(ours.read("w", 0, &first, sizeof first));
+    CHECK(first == 5.0F);
 }
 
 static void publications(const pw::domain &domain) {
@@ -152,5 +182,6 @@ int main(int count, char **) {
     samples(domain);
     order(domain);
     tasks(domain);
+    versions(domain);
     publications(domain);
 }

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include <poll.h>
+#include <unistd.h>
 
 namespace pw = partywall;
 using namespace std::chrono_literals;
@@ -28,6 +29,7 @@ static void segments(const pw::domain &domain) {
     options.reserve = 1 << 20;
     pw::build build = OK(domain.build("weights", options));
     OK(build.tensor<std::int32_t>("ids", {4}));
+    OK(build.view("end", PW_DTYPE_I32, {2}, nullptr, "ids", 8));
     OK(build.tensor<float>("rows", {2, 2}));
     OK(build.metadata("epoch", "7"));
     OK(build.allocate());
@@ -38,14 +40,15 @@ static void segments(const pw::domain &domain) {
     FAILS(PW_INVALID_ARGUMENT, error, build.commit());
 
     pw::segment theirs = OK(domain.open("weights", 1s));
-    CHECK(OK(theirs.info()).tensors == 2 && OK(theirs.info()).version == 1);
+    CHECK(OK(theirs.info()).tensors == 3 && OK(theirs.info()).version == 1);
+    CHECK(OK(theirs.as<std::int32_t>("end"))[1] == 4 && OK(theirs.as<std::int32_t>("end")).size() == 2);
     CHECK(OK(theirs.as<std::int32_t>("ids"))[2] == 3 && OK(theirs.as<float>("rows"))[3] == 8.0F);
     FAILS(PW_MISMATCH, error, theirs.as<float>("ids"));
     FAILS(PW_DENIED, error, theirs.as_mut<float>("rows"));
     FAILS(PW_NOT_FOUND, not_found, theirs.as<float>("absent"));
     FAILS(PW_INVALID_ARGUMENT, error, theirs.as<float>(std::string("ids\0x", 5)));
     FAILS(PW_MISMATCH, error, theirs.device<std::byte>("ids"));
-    CHECK(std::string(OK(theirs.tensor_at(1)).name) == "rows" && OK(theirs.tensor("rows")).rank == 2);
+    CHECK(std::string(OK(theirs.tensor_at(2)).name) == "rows" && OK(theirs.tensor("rows")).rank == 2);
     CHECK(OK(theirs.metadata("epoch")) == "7" && !OK(theirs.metadata("absent")));
     CHECK(OK(theirs.metadata_at(0)).first == "epoch");
     std::int32_t second = 0;
@@ -61,6 +64,7 @@ static void segments(const pw::domain &domain) {
 
     pw::growth growth = OK(pw::growth::create());
     OK(growth.extend("rows", 3));
+    OK(growth.spare(64));
     OK(growth.tensor<std::uint8_t>("flags", {10}));
     OK(growth.commit(ours));
     CHECK(OK(theirs.refresh()) == PW_GROWN && OK(theirs.as<float>("rows")).size() == 6);
@@ -108,6 +112,22 @@ static void pools(const pw::domain &domain) {
     other.reset();
     CHECK(OK(pool.info()).free == 1);
     OK(pool.check());
+    CHECK(OK(OK(domain.open_pool("blocks")).info()).blocks == 2);
+    FAILS(PW_DENIED, error, domain.create_pool("blocks", options));
+}
+
+/* The smallest safetensors file. */
+static void files(const pw::domain &domain) {
+    std::string header = R"({"x":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}})";
+    std::uint64_t length = header.size();
+    std::string path = "/tmp/pw-cpp-" + std::to_string(getpid()) + ".safetensors";
+    std::FILE *file = std::fopen(path.c_str(), "wb");
+    CHECK(file != nullptr && std::fwrite(&length, sizeof length, 1, file) == 1);
+    CHECK(std::fputs((header + "abc").c_str(), file) >= 0 && std::fclose(file) == 0);
+    pw::segment segment = OK(domain.put_file("model", path));
+    CHECK(std::remove(path.c_str()) == 0);
+    CHECK(OK(segment.as<std::uint8_t>("x"))[2] == 'c');
+    FAILS(PW_SYSTEM, error, domain.put_file("absent", path));
 }
 
 static void order(const pw::domain &domain) {
@@ -126,6 +146,9 @@ static void order(const pw::domain &domain) {
     FAILS(PW_GONE, gone, timeline.wait(3));
     CHECK(OK(timeline.info()).value == 2 && OK(timeline.info()).has_ended);
     OK(timeline.check());
+    pw::timeline left = OK(domain.timeline("left"));
+    OK(left.abandon());
+    FAILS(PW_GONE, gone, left.wait(1));
 
     pw::semaphore semaphore = OK(domain.semaphore("slots", 1));
     pw::permit permit = OK(semaphore.acquire());
@@ -151,9 +174,15 @@ static void queues(const pw::domain &domain) {
                 OK(claim.fail("the first attempt"));
                 continue;
             }
-            CHECK(OK(claim.arguments()).size() == 3);
+            CHECK(OK(claim.arguments()).size() == 3 && OK(claim.input_info(0)).bytes == 16);
+            OK(claim.wait_inputs());
             pw::span<const float> numbers = OK(claim.input<float>(0));
-            OK(claim.output<float>())[1] = numbers[1] * 2;
+            float second = 0;
+            OK(claim.input_read(0, 4, &second, sizeof second));
+            CHECK(second == numbers[1]);
+            OK(claim.output_write(std::array<float, 2>{1.0F, second}));
+            OK(claim.output<float>())[1] = second * 2;
+            OK(claim.output_set_tensor<float>({2}));
             OK(claim.complete());
         }
     });
@@ -170,6 +199,7 @@ static void queues(const pw::domain &domain) {
     CHECK(!task);
     pw::task_result result = OK(ticket.wait());
     CHECK(result.attempt == 2 && OK(result.output->as<float>())[1] == 42.0F);
+    CHECK(OK(result.output->as<float>())[0] == 1.0F && OK(result.output->info()).rank == 1);
     CHECK(OK(ticket.status()) == PW_TASK_GONE);
     FAILS(PW_GONE, gone, ticket.try_take());
     pw::task last = OK(pw::task::create("last"));
@@ -182,7 +212,9 @@ static void queues(const pw::domain &domain) {
         static_cast<void>(claim);
         claimed++;
     }
-    CHECK(claimed == 0 && OK(queue.info()).pending == 0);
+    CHECK(claimed == 0 && OK(queue.info()).pending == 0 && !OK(queue.try_claim()).has_value());
+    OK(OK(domain.open_queue("tasks")).check());
+    FAILS(PW_DENIED, error, domain.create_queue("tasks", options));
     pw::task never = OK(pw::task::create("never"));
     pw::ticket waiting = OK(queue.submit(never));
     CHECK(!OK(waiting.try_take()).has_value());
@@ -226,6 +258,7 @@ int main() {
     pw::domain domain = OK(pw::domain::connect());
     names(domain);
     segments(domain);
+    files(domain);
     pools(domain);
     order(domain);
     queues(domain);
