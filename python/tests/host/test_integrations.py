@@ -343,6 +343,7 @@ def test_ray_object_without_tensors_has_no_name(transport, domain):
     transport().garbage_collect("id", meta, [])
 
 
+# Holds 296.
 def test_ray_carries_copies_to_and_from_another_machine(transport, domain, caplog):
     here, elsewhere = transport(), type("Moved", (transport,), {"node": "elsewhere"})()
     import ray

@@ -1,3 +1,4 @@
+# Holds 381.
 """`partywall.torch.DataLoader`, beside torch's own.
 
 With a GPU the same tests run with page-locked blocks. `docs/torch.md` lists the tests of torch's `test_dataloader.py`
@@ -313,6 +314,7 @@ def test_a_batch_is_where_its_worker_put_it(loader, collate):
         batch += 1
 
 
+# Holds 383.
 def test_more_batches_than_blocks_can_be_kept(loader):
     made = loader(Items(40, lambda i: torch.full((100,), i)), num_workers=2, held=1)
     kept = list(made)
@@ -481,6 +483,7 @@ def kill_once(path):
     return make
 
 
+# Holds 382.
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_killed_worker_is_an_error_that_names_it(loader, tmp_path, persistent):
     made = loader(
@@ -510,6 +513,7 @@ def test_a_worker_that_ends_by_itself_is_an_error_that_says_how(loader):
         list(loader(Items(3, lambda i: os._exit(3)), num_workers=1))
 
 
+# Holds 382.
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_killed_worker_is_replaced(loader, tmp_path, persistent, caplog):
     made = loader(
@@ -525,6 +529,7 @@ def test_a_killed_worker_is_replaced(loader, tmp_path, persistent, caplog):
     assert message.startswith("worker 1 of a loader") and "was killed by SIGKILL and is replaced by pid" in message
 
 
+# Holds 382.
 def test_workers_that_are_killed_at_any_time_are_replaced(loader):
     made = loader(Items(200, lambda i: torch.full((50,), i)), batch_size=2, num_workers=2, restart=1000)
     iterator, chance, found = iter(made), random.Random(1), []

@@ -247,6 +247,7 @@ def test_engine_that_writes_its_weights_copies_them_or_is_refused(loaders, domai
         assert loader(loaders).get_external_weight_memory(engine) == 0
 
 
+# Holds 294.
 def test_sleeping_engine_gives_its_weights_back_unless_they_are_to_be_shared(loaders, domain):
     def engine():
         made = unread()
@@ -462,6 +463,7 @@ def free_turns(domain):
         return semaphore.available
 
 
+# Holds 385.
 @pytest.mark.parametrize("killed", [False, True])
 def test_engines_on_one_gpu_measure_it_one_after_another(domain, socket, child, killed):
     first = starts(child, socket)
@@ -480,6 +482,7 @@ def test_engines_on_one_gpu_measure_it_one_after_another(domain, socket, child, 
     assert second.says() == "measures"
 
 
+# Holds 385.
 def test_engine_starts_nevertheless_after_its_time_limit(domain, socket, child):
     first = starts(child, socket)
     assert first.says() == "measures"

@@ -18,7 +18,7 @@ pub(super) const LIBCUDA: &str = "PARTYWALL_LIBCUDA";
 pub(super) const PACKAGES: &str = "--workspace";
 
 /// The examples that tests start as processes.
-const EXAMPLES: [&str; 12] = [
+const EXAMPLES: [&str; 13] = [
     "consumer",
     "crash_points",
     "descriptors",

@@ -396,15 +396,18 @@ mod tests {
     #[test]
     fn broker_of_another_user_is_used_only_by_its_name_in_a_directory_that_no_third_user_writes() {
         let directory = tempfile::tempdir().unwrap();
-        let mut location =
-            Location { socket: directory.path().join("broker.sock"), domain: "test".into(), is_given: true };
+        let mut location = Location {
+            socket: directory.path().join("broker.sock"),
+            domain: "test".into(),
+            chosen_by: ChosenBy::Caller,
+        };
         let ours = own_user();
         let chmod = |mode| rustix::fs::chmod(directory.path(), rustix::fs::Mode::from_raw_mode(mode)).unwrap();
         chmod(0o711);
         assert_eq!(check_foreign(&location, ours), Ok(()));
         chmod(0o731);
         assert_eq!(check_foreign(&location, ours), Err(ForeignBroker::Writable { mode: 0o731 }));
-        location.is_given = false;
+        location.chosen_by = ChosenBy::Default;
         assert_eq!(check_foreign(&location, ours), Err(ForeignBroker::NotNamed));
     }
 
@@ -413,7 +416,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("broker.sock");
         let listener = socket::listen(&path).unwrap();
-        let location = Location { socket: path.clone(), domain: "test".into(), is_given: true };
+        let location = Location { socket: path.clone(), domain: "test".into(), chosen_by: ChosenBy::Caller };
         let call = open(&location).unwrap();
         let theirs = socket::accept(&listener).unwrap().unwrap();
         let refusal = Refusal::Limit { limit: Limit::Fds, allowed: 7, needed: 8, holders: Vec::new() };

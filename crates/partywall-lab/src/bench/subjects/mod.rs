@@ -176,7 +176,7 @@ pub(crate) const SUBJECTS: &[Subject] = &[
     peers("peer_updates_host", "New weights in host memory for four workers", false, peer_updates::on_host),
     // Holds 278.
     peers("peer_updates_gpu", "New weights on a GPU for four workers", true, peer_updates::on_gpu),
-    // Holds 98.
+    // Holds 98, 384.
     peers("peer_loader", "Batches that workers decode for a GPU", true, peer_loader::run),
     // Holds 359.
     peers("peer_queues", "Tasks from Python to Python workers", false, peer_queues::run),

@@ -1,4 +1,4 @@
-// Holds 21.
+// Holds 21, 380.
 //! Blocks of pools that a GPU uses. The scenes run on every driver, as in `scenes.rs`.
 #![allow(clippy::unwrap_used)] // tests, their helpers included
 
