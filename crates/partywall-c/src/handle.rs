@@ -78,12 +78,15 @@ pub(crate) use object;
 pub(crate) struct Table<T> {
     first: [Slot<T>; FIRST],
     chunks: [AtomicPtr<Slot<T>>; CHUNKS],
-    free: Mutex<Free>,
+    free: Free,
 }
 
-struct Free {
+/// The free cells of a table. Its functions are the same for all kinds.
+struct Free(Mutex<FreeCells>);
+
+struct FreeCells {
     /// In a set, which begins as zero bytes: otherwise the cells of the table would take room in the library's file.
-    cells: BTreeSet<u32>,
+    put_back: BTreeSet<u32>,
     /// How many cells were ever used.
     used: u32,
 }
@@ -110,7 +113,7 @@ impl<T> Table<T> {
         Self {
             first: [const { Slot::new() }; FIRST],
             chunks: [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS],
-            free: Mutex::new(Free { cells: BTreeSet::new(), used: 0 }),
+            free: Free(Mutex::new(FreeCells { put_back: BTreeSet::new(), used: 0 })),
         }
     }
 
@@ -129,30 +132,38 @@ impl<T> Table<T> {
         (!cells.is_null()).then(|| unsafe { &*cells.add(offset) })
     }
 
-    /// Returns a free cell.
+    /// Makes the chunk of a cell if it is the first there.
+    fn make_room(&self, index: u32) -> Result<(), Failure> {
+        if (index as usize) < FIRST {
+            return Ok(());
+        }
+        let (chunk, _) = position(index);
+        let Some(cells) = self.chunks.get(chunk) else { return Err(Failure::too_many_handles()) };
+        if cells.load(Ordering::Relaxed).is_null() {
+            let made: Box<[Slot<T>]> = (0..FIRST << chunk).map(|_| Slot::new()).collect();
+            // Never freed, so that a handle that is not valid any more can be found out.
+            cells.store(Box::leak(made).as_mut_ptr(), Ordering::Release);
+        }
+        Ok(())
+    }
+}
+
+impl Free {
+    /// Returns a free cell. Calls `make_room` under the lock for one that was never used.
     #[cold]
-    fn vacant(&self) -> Result<u32, Failure> {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(index) = free.cells.pop_first() {
+    fn take(&self, make_room: &dyn Fn(u32) -> Result<(), Failure>) -> Result<u32, Failure> {
+        let mut cells = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(index) = cells.put_back.pop_first() {
             return Ok(index);
         }
-        let index = free.used;
-        if index as usize >= FIRST {
-            let (chunk, _) = position(index);
-            let Some(cells) = self.chunks.get(chunk) else { return Err(Failure::too_many_handles()) };
-            if cells.load(Ordering::Relaxed).is_null() {
-                let made: Box<[Slot<T>]> = (0..FIRST << chunk).map(|_| Slot::new()).collect();
-                // Never freed, so that a handle that is not valid any more can be found out.
-                cells.store(Box::leak(made).as_mut_ptr(), Ordering::Release);
-            }
-        }
-        free.used += 1;
-        Ok(index)
+        make_room(cells.used)?;
+        cells.used += 1;
+        Ok(cells.used - 1)
     }
 
     #[cold]
     fn put_back(&self, index: u32) {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner).cells.insert(index);
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).put_back.insert(index);
     }
 }
 
@@ -185,7 +196,7 @@ impl<T: Object> Spare<T> {
 impl<T: Object> Drop for Spare<T> {
     fn drop(&mut self) {
         if let Some(index) = self.cell.get().checked_sub(1) {
-            T::table().put_back(index);
+            T::table().free.put_back(index);
         }
     }
 }
@@ -197,7 +208,7 @@ pub(crate) fn insert<T: Object>(object: T) -> Result<*mut T::Handle, Failure> {
     let spare = T::spare().try_with(|spare| spare.cell.replace(0)).unwrap_or(0);
     let index = match spare.checked_sub(1) {
         Some(index) => index,
-        None => T::table().vacant()?,
+        None => T::table().free.take(&|index| T::table().make_room(index))?,
     };
     let slot = T::table().slot(index).expect("a vacant cell exists");
     // SAFETY: the cell is vacant and this thread alone has its index.
@@ -360,7 +371,7 @@ fn free<T: Object>(index: u32) {
         has_none
     });
     if !is_spare.unwrap_or(false) {
-        T::table().put_back(index);
+        T::table().free.put_back(index);
     }
 }
 
