@@ -58,8 +58,11 @@ const MOST_BYTES: u64 = 48 << 20;
 pub(crate) fn build(workspace: &Workspace) -> Result<(), String> {
     // With the extension: alone, it would select other features of shared dependencies, and compile them again.
     let packages: String = PROGRAMS.iter().map(|(package, ..)| format!(" -p {package}")).collect();
-    let build = format!("build --locked --profile {PROFILE}{packages} -p partywall-python -p partywall-c");
+    let build = format!("build --locked --profile {PROFILE}{packages} -p partywall-python");
     workspace.run(&mut workspace.cargo(build.split(' ')))?;
+    // As `c-install` does, because Cargo would leave out link-time optimisation.
+    let library = format!("rustc --locked --profile {PROFILE} -p partywall-c --lib --crate-type cdylib");
+    workspace.run(&mut workspace.cargo(library.split(' ')))?;
     // The folder in which the benchmarks build it, too.
     let rival = workspace.target.join("iceoryx2");
     let mut command = workspace.cargo(["build", "--release", "--locked", "--manifest-path", RIVAL[0], "--target-dir"]);
