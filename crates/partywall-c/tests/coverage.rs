@@ -93,7 +93,8 @@ fn each_function_of_rust_is_in_c_or_in_the_list_of_those_that_are_not() {
     let mut wrong = Vec::new();
     for (of, functions) in &public {
         let here = covered.get(of).cloned().unwrap_or_default();
-        for name in functions {
+        // The page has a sentence about futures.
+        for name in functions.iter().filter(|name| !name.ends_with("_async")) {
             let is_listed = match absent.get(of) {
                 Some(Some(names)) => names.contains(name),
                 Some(None) => true,
