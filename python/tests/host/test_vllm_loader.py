@@ -483,6 +483,19 @@ def test_engines_on_one_gpu_measure_it_one_after_another(domain, socket, child, 
 
 
 # Holds 385.
+def test_turn_of_an_engine_that_cannot_load_passes_on(loaders, domain):
+    def fail():
+        raise RuntimeError("no checkpoint")
+
+    engine = config(loaded=fail)
+    loader(loaders).get_external_weight_memory(engine)
+    assert free_turns(domain) == 0
+    with pytest.raises(RuntimeError, match="no checkpoint"):
+        load(loaders, engine)
+    assert free_turns(domain) == 1
+
+
+# Holds 385.
 def test_engine_starts_nevertheless_after_its_time_limit(domain, socket, child):
     first = starts(child, socket)
     assert first.says() == "measures"

@@ -231,10 +231,11 @@ fn directory_open_to_others_is_refused_with_advice() {
 fn directory_of_a_claim_is_where_its_containers_meet() {
     let sandbox = Sandbox::new();
     let claim = sandbox.path().join("claim");
-    for directory in ["claim", "one", "two"] {
-        std::fs::create_dir(sandbox.path().join(directory)).unwrap();
+    for directory in ["claim", "run", "two"] {
+        std::fs::create_dir_all(sandbox.path().join(directory)).unwrap();
     }
-    // Two containers have nothing else in common.
+    // Two containers have nothing else in common. The sandbox knows its processes, and so the broker of the first one, by
+    // its own directory.
     let inside = |container: &str, arguments: &[&str]| {
         let mut command = sandbox.command(arguments);
         let own = sandbox.path().join(container);
@@ -242,7 +243,7 @@ fn directory_of_a_claim_is_where_its_containers_meet() {
         Running::spawn(command.env("PARTYWALL_LIBCUDA", "/nonexistent/libcuda.so.1")).wait()
     };
     let file = sandbox.file("w.bin", b"weights");
-    inside("one", &["put", file.to_str().unwrap(), "w"]).expect(0);
+    inside("run", &["put", file.to_str().unwrap(), "w"]).expect(0);
     inside("two", &["show", "w"]).expect(0);
     let report = inside("two", &["doctor", "--json"]).json();
     let found = probe(&report, "socket directory");

@@ -7,9 +7,8 @@
 //!
 //! A condition only says that it is worth while to try again. As a thread that sleeps, a future is also woken every
 //! [`MAX_SLEEP`], for what its condition does not show: a stale version, or a process that was killed before it notified
-//! others. Each future tries without waiting, waits for its condition
-//! and repeats that. So what it takes, it takes in the poll that returns it, and a future that is dropped earlier has
-//! taken nothing.
+//! others. Each future tries without waiting, waits for its condition and repeats that. So what it takes, it takes in
+//! the poll that returns it, and a future that is dropped earlier has taken nothing.
 
 use std::{
     fmt,

@@ -154,7 +154,7 @@ class Source:
             block = pool._try_alloc()
             if block is None and self._waits:
                 # Blocks come back when a GPU has copied them.
-                block = pool._alloc(_PATIENCE)
+                block = pool._alloc(_LONGEST_WAIT)
         except TimeoutError:
             block = None
         except Error as error:
@@ -326,7 +326,7 @@ _PAGE = 4096
 _INLINE = 8192
 """Bytes of a pickled batch without its tensors that are sent through the pipe. More could fill it."""
 
-_PATIENCE = 0.5
+_LONGEST_WAIT = 0.5
 """Seconds that a worker waits for a block."""
 
 _log = logging.getLogger("partywall.torch")

@@ -35,11 +35,11 @@ impl Dice {
 
     /// Runs a future, which is dropped early half of the time.
     async fn attempt<T>(&mut self, future: impl Future<Output = T>) -> Option<T> {
-        let patience = self.roll();
+        let choice = self.roll();
         let give_up = async {
-            match patience {
+            match choice {
                 0..64 => tokio::task::yield_now().await,
-                64..128 => tokio::time::sleep(Duration::from_millis(1 + u64::from(patience % 3))).await,
+                64..128 => tokio::time::sleep(Duration::from_millis(1 + u64::from(choice % 3))).await,
                 _ => std::future::pending().await,
             }
         };

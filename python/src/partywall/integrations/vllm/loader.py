@@ -81,7 +81,12 @@ class PartywallModelLoader(BaseModelLoader):  # type: ignore[misc]
         speculative = vllm_config.speculative_config
         if speculative is not None and model_config is speculative.draft_model_config:
             return self._ordinary().load_model(vllm_config=vllm_config, model_config=model_config, prefix=prefix)
-        model = self._shared(vllm_config, model_config, prefix)
+        try:
+            model = self._shared(vllm_config, model_config, prefix)
+        except BaseException:
+            # Its process may live on, and other engines would wait for it.
+            turn.end()
+            raise
         turn.end_with_caches(vllm_config)
         return model
 
