@@ -4,6 +4,7 @@
 
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::abi::{
     AllocationHandle, MEM_ALLOC_GRANULARITY_MINIMUM, MEM_ALLOCATION_TYPE_PINNED, MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
@@ -35,6 +36,37 @@ impl fmt::Display for MemoryPlace {
     }
 }
 
+/// The [`Allocation`]s of this process, and what it has open of `cuIpcOpenMemHandle`.
+static SHARED: AtomicUsize = AtomicUsize::new(0);
+
+/// Returns how many references to memory that other processes may have, too, this process holds through this crate:
+/// each [`PhysicalMemory`](crate::PhysicalMemory) and [`NodeMemory`](crate::NodeMemory), created or imported, and each
+/// handle that an [`IpcMapping`](crate::IpcMapping) has open.
+///
+/// While it holds any, a checkpoint of the process (`cuCheckpointProcessCheckpoint`) cannot be restored, or brings back
+/// a copy that nobody else sees (measured, driver 580).
+#[must_use]
+pub fn shared_allocations() -> usize {
+    SHARED.load(Ordering::Relaxed)
+}
+
+/// Counts as one of [`shared_allocations`] while it lives.
+#[derive(Debug)]
+pub(crate) struct Counted(());
+
+impl Counted {
+    pub(crate) fn new() -> Self {
+        SHARED.fetch_add(1, Ordering::Relaxed);
+        Self(())
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        SHARED.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// One reference to memory, released on drop.
 #[derive(Debug)]
 pub(crate) struct Allocation {
@@ -42,6 +74,7 @@ pub(crate) struct Allocation {
     handle: AllocationHandle,
     bytes: u64,
     imported: bool,
+    _counted: Counted,
 }
 
 impl Allocation {
@@ -65,7 +98,7 @@ impl Allocation {
         // SAFETY: both pointers are to live values of the types that the driver expects; flags must be 0.
         unsafe { calls.driver().mem_create(&mut handle, size, &properties, 0) }?;
         drop(guard);
-        Ok(Self { calls, handle, bytes, imported: false })
+        Ok(Self { calls, handle, bytes, imported: false, _counted: Counted::new() })
     }
 
     /// Imports memory of `bytes` bytes.
@@ -79,7 +112,7 @@ impl Allocation {
         unsafe { calls.driver().mem_import(&mut handle, shareable, MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) }
             .map_err(|error| error.with_context(format!("{bytes} bytes by file descriptor")))?;
         drop(guard);
-        Ok(Self { calls, handle, bytes, imported: true })
+        Ok(Self { calls, handle, bytes, imported: true, _counted: Counted::new() })
     }
 
     /// Returns a new file descriptor that stands for this memory, close-on-exec.

@@ -8,6 +8,7 @@ use std::sync::{Arc, Weak};
 use partywall_os::per_process::PerProcess;
 
 use crate::abi::{DevicePtr, IPC_MEM_LAZY_ENABLE_PEER_ACCESS, IpcHandle};
+use crate::allocation::Counted;
 use crate::{Access, AccessError, Context, CuResult, CudaError, DeviceSlice, pointer};
 
 /// What another process needs to open an allocation of `cuMemAlloc` (`CUipcMemHandle`): 64 bytes that only the driver
@@ -155,6 +156,7 @@ struct OpenHandle {
     context: Context,
     pointer: DevicePtr,
     bytes: u64,
+    _counted: Counted,
 }
 
 impl OpenHandle {
@@ -168,7 +170,7 @@ impl OpenHandle {
         }
         .map_err(explain)?;
         // From here on dropping it closes.
-        let mut open = Self { context: context.clone(), pointer, bytes: 0 };
+        let mut open = Self { context: context.clone(), pointer, bytes: 0, _counted: Counted::new() };
         let (base, bytes) = pointer::address_range(context, pointer)?;
         open.bytes = bytes.saturating_sub(pointer - base);
         Ok(open)

@@ -39,7 +39,7 @@
 //! | `device`, `uuid` | [`Device`]: the GPUs of this process, and [`DeviceUuid`], their identity across processes |
 //! | `context` | [`Context`]: the retained primary context, and guards that make it current on any thread |
 //! | `physical` | [`PhysicalMemory`]: memory that travels as a file descriptor |
-//! | `mapping` | [`Mapping`]: such memory at an address of this process, and more of it behind |
+//! | `mapping` | [`Mapping`]: such memory at an address of this process, and more of it behind; [`Reservation`]: its addresses alone |
 //! | `node` | [`NodeMemory`], [`NodeMapping`]: the same for host memory that the driver makes on a NUMA node, for the CPU and every GPU |
 //! | `allocation`, `parts` | what the four have in common: handles and descriptors, parts in a range of addresses |
 //! | `ipc` | [`IpcMemoryHandle`], [`IpcMapping`]: memory of `cuMemAlloc` in another process |
@@ -105,7 +105,7 @@ mod table;
 mod upload;
 mod uuid;
 
-pub use allocation::MemoryPlace;
+pub use allocation::{MemoryPlace, shared_allocations};
 pub use buffer::{DeviceBuffer, PinnedBuffer};
 pub use context::{Context, ContextGuard};
 #[cfg(feature = "cudarc")]
@@ -117,9 +117,9 @@ pub use graph::{Graph, GraphRef, RawGraph, RawGraphExec, WordNode};
 pub use ipc::{IpcMapping, IpcMemoryHandle};
 pub use ipc_event::{IpcEvent, IpcEventHandle};
 pub use kernels::Kernels;
-pub use mapping::{Access, Mapping, ReplaceError};
+pub use mapping::{Access, Mapping, ReplaceError, Reservation};
 pub use module::{Function, LaunchConfig, Module};
-pub use node::{NodeImportError, NodeMapping, NodeMemory, NodeUse, NodeWriter};
+pub use node::{NodeImportError, NodeMapping, NodeMemory, NodeReservation, NodeUse, NodeWriter};
 pub use parts::Extension;
 pub use physical::{PhysicalMemory, round_up};
 pub use pointer::{PointerInfo, PointerKind};

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::abi::{
     MEM_ACCESS_FLAGS_PROT_READ, MEM_ACCESS_FLAGS_PROT_READWRITE, MEM_LOCATION_TYPE_DEVICE, MemAccessDesc, MemLocation,
 };
-use crate::parts::{Extension, Parts};
+use crate::parts::{AddressRange, Extension, Parts};
 use crate::{AccessError, Context, CuResult, CudaError, DeviceSlice, PhysicalMemory};
 
 /// What the GPU may do to a mapping.
@@ -136,6 +136,17 @@ impl Mapping {
         Ok(std::mem::replace(&mut self.memory, memory.clone()))
     }
 
+    /// Unmaps the memory and drops this mapping's share of it, but keeps the addresses, at which
+    /// [`Reservation::map`] maps memory again. Waits as dropping does.
+    ///
+    /// # Errors
+    /// As [`Mapping::close`]; the addresses are then given back, too.
+    pub fn vacate(mut self) -> Result<Reservation, CudaError> {
+        self.settle()?;
+        let range = self.parts.vacate()?;
+        Ok(Reservation { range, access: self.access, context: self.context().clone() })
+    }
+
     /// Unmaps and returns the result; dropping does the same and ignores the result.
     ///
     /// # Errors
@@ -148,8 +159,12 @@ impl Mapping {
         if !self.parts.is_mapped() {
             return Ok(());
         }
-        let settled = if *self.named.get_mut() { self.context().settle() } else { Ok(()) };
-        settled.and(self.parts.unmap())
+        self.settle().and(self.parts.unmap())
+    }
+
+    /// Waits for the work that may use the mapping.
+    fn settle(&mut self) -> Result<(), CudaError> {
+        if *self.named.get_mut() { self.context().settle() } else { Ok(()) }
     }
 
     /// Returns a checked range of the memory.
@@ -229,6 +244,45 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         let unmapped = self.unmap();
         self.context().record_drop(unmapped);
+    }
+}
+
+/// Addresses that a [`Mapping`] has left reserved. Nothing is mapped there: GPU work that uses them faults. Dropping it
+/// gives the addresses back. `Send` and `Sync`.
+#[derive(Debug)]
+pub struct Reservation {
+    range: AddressRange,
+    access: Access,
+    context: Context,
+}
+
+impl Reservation {
+    /// Maps memory at the addresses that the former mapping had, with the access that it had. Several memories lie one
+    /// behind the other.
+    ///
+    /// # Errors
+    /// The reservation, with the error of [`Mapping::new`]; `CUDA_ERROR_INVALID_VALUE` for no memory, for more than the
+    /// former mapping was reserved for, and for memory of another context. Nothing is mapped then.
+    pub fn map(self, memories: Vec<Arc<PhysicalMemory>>) -> Result<Mapping, Box<(Self, CudaError)>> {
+        let Self { range, access, context } = self;
+        let refused = |range, error| Err(Box::new((Self { range, access, context: context.clone() }, error)));
+        let first = memories.first().filter(|_| memories.iter().all(|memory| *memory.context() == context)).cloned();
+        let Some(memory) = first else {
+            let error = CudaError::new("cuMemMap", CuResult::INVALID_VALUE);
+            return refused(range, error.with_context("there is no memory, or it is of another context"));
+        };
+        let allocations = memories.iter().map(|memory| memory.allocation.clone());
+        match Parts::at(range, allocations, &[rule(&context, access)]) {
+            // Work of before may have kept the address.
+            Ok(parts) => Ok(Mapping { parts, access, named: true.into(), memory }),
+            Err((range, error)) => refused(range, error),
+        }
+    }
+
+    /// Returns the context for whose device the addresses are.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.context
     }
 }
 

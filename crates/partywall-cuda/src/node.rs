@@ -23,7 +23,7 @@ use crate::abi::{MEM_LOCATION_TYPE_HOST_NUMA, MemAccessDesc, MemLocation};
 use crate::allocation::Allocation;
 use crate::context::CallContext;
 use crate::mapping::rule;
-use crate::parts::{Extension, Parts};
+use crate::parts::{AddressRange, Extension, Parts};
 use crate::{Access, AccessError, Context, CuResult, CudaError, DeviceSlice, Driver, MemoryPlace};
 
 /// Memory on one NUMA node without an address, created here or imported from another process.
@@ -286,6 +286,24 @@ impl NodeMapping {
         Ok(())
     }
 
+    /// Unmaps the memory and drops this mapping's share of it, but keeps the addresses, at which
+    /// [`NodeReservation::map`] maps memory again. Waits as dropping does.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_ILLEGAL_STATE` while something holds an `Arc` of [`shared`](Self::shared), which then keeps what is
+    /// mapped; the driver's error, after which the addresses are given back.
+    pub fn vacate(self) -> Result<NodeReservation, CudaError> {
+        let Self { view, mapped, memory, used_as, generation } = self;
+        // The view keeps what is mapped.
+        drop(view);
+        let borrowed = |_| CudaError::new("cuMemUnmap", CuResult::ILLEGAL_STATE).with_context("blocks are borrowed");
+        let mut mapped = Arc::try_unwrap(mapped).map_err(borrowed)?;
+        mapped.settle()?;
+        let range = mapped.parts.vacate()?;
+        let users = std::mem::take(mapped.users.get_mut().ignore_poison());
+        Ok(NodeReservation { range, users, node: memory.node, used_as, generation })
+    }
+
     /// Waits for all work of this process in the contexts for which a slice was ever taken.
     ///
     /// # Errors
@@ -457,9 +475,7 @@ impl NodeMapping {
 
     /// Returns a rule for everybody who has access.
     fn rules(&self, access: Access) -> Vec<MemAccessDesc> {
-        let users = self.mapped.users();
-        let cpu = users.cpu.then(|| self.cpu_rule(access));
-        cpu.into_iter().chain(users.devices.iter().map(|user| rule(&user.context, access))).collect()
+        self.mapped.users().rules(self.memory.node, access)
     }
 
     fn cpu_rule(&self, access: Access) -> MemAccessDesc {
@@ -473,15 +489,71 @@ impl Mapped {
     }
 }
 
+impl Mapped {
+    /// Waits for the work that may use the mapping, in every context, and returns the first error.
+    fn settle(&mut self) -> Result<(), CudaError> {
+        let users = self.users.get_mut().ignore_poison().devices.iter_mut();
+        let used = users.filter_map(|user| user.named.get_mut().then_some(&user.context));
+        used.map(Context::settle).fold(Ok(()), Result::and)
+    }
+}
+
 impl Drop for Mapped {
     fn drop(&mut self) {
-        for DeviceUser { context, named } in &mut self.users.get_mut().ignore_poison().devices {
-            if *named.get_mut() {
-                context.record_drop(context.settle());
-            }
-        }
-        let unmapped = self.parts.unmap();
+        let unmapped = self.settle().and(self.parts.unmap());
         self.parts.calls().record_drop(unmapped);
+    }
+}
+
+/// Addresses that a [`NodeMapping`] has left reserved. Nothing is mapped there: GPU work that uses them faults, and so
+/// does the CPU. Dropping it gives the addresses back. `Send` and `Sync`.
+pub struct NodeReservation {
+    range: AddressRange,
+    users: Users,
+    node: u32,
+    used_as: NodeUse,
+    generation: u64,
+}
+
+impl NodeReservation {
+    /// Maps memory at the addresses that the former mapping had, for everybody who had access. Several memories lie one
+    /// behind the other.
+    ///
+    /// # Errors
+    /// The reservation, with the error of [`NodeMapping::new`]; `CUDA_ERROR_INVALID_VALUE` for no memory, and for more
+    /// than the former mapping was reserved for. Nothing is mapped then.
+    pub fn map(self, memories: Vec<Arc<NodeMemory>>) -> Result<NodeMapping, Box<(Self, CudaError)>> {
+        let Self { range, users, node, used_as, generation } = self;
+        let refused = |range, users, error| Err(Box::new((Self { range, users, node, used_as, generation }, error)));
+        let Some(memory) = memories.first().cloned() else {
+            let error = CudaError::new("cuMemMap", CuResult::INVALID_VALUE);
+            return refused(range, users, error.with_context("there is no memory"));
+        };
+        let rules = users.rules(node, used_as.access());
+        match Parts::at(range, memories.iter().map(|memory| memory.allocation.clone()), &rules) {
+            Ok(parts) => {
+                let mapped = Arc::new(Mapped { parts, users: Mutex::new(users) });
+                Ok(NodeMapping { view: OnceLock::new(), mapped, memory, used_as, generation })
+            }
+            Err((range, error)) => refused(range, users, error),
+        }
+    }
+}
+
+impl fmt::Debug for NodeReservation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NodeReservation")
+            .field("range", &self.range)
+            .field("used_as", &self.used_as)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Users {
+    /// Returns a rule for everybody who has access.
+    fn rules(&self, node: u32, access: Access) -> Vec<MemAccessDesc> {
+        let cpu = self.cpu.then(|| cpu_rule(node, access));
+        cpu.into_iter().chain(self.devices.iter().map(|user| rule(&user.context, access))).collect()
     }
 }
 

@@ -40,9 +40,39 @@ impl Parts {
             reserved => reserved,
         };
         let range = range.map_err(|error| describe(error, bytes, &calls))?;
-        let first = MappedPart::map(memory, range.pointer, rules).map_err(|error| describe(error, bytes, &calls))?;
         drop(guard);
-        Ok(Self { calls, mapped: Mutex::new(vec![first]), len: AtomicU64::new(bytes), range })
+        Self::at(range, [memory], rules).map_err(|(_, error)| error)
+    }
+
+    /// Maps allocations one behind the other at the beginning of a range in which nothing is mapped, and which holds
+    /// them. Everybody in `rules` gets access. After an error nothing is mapped there.
+    pub(crate) fn at(
+        range: AddressRange,
+        memories: impl IntoIterator<Item = Arc<Allocation>>,
+        rules: &[MemAccessDesc],
+    ) -> Result<Self, (AddressRange, CudaError)> {
+        let parts = Self { calls: range.calls.clone(), mapped: Mutex::default(), len: AtomicU64::new(0), range };
+        let mut extension = parts.extension(parts.lock(), None);
+        let mapped = memories.into_iter().try_for_each(|memory| match extension.map(memory, rules) {
+            Err(AccessError::Driver(error)) => Err(error),
+            Err(error) => Err(CudaError::new("cuMemMap", CuResult::INVALID_VALUE).with_context(error.to_string())),
+            Ok(()) => Ok(()),
+        });
+        match mapped {
+            Ok(()) => extension.publish(),
+            Err(error) => {
+                drop(extension);
+                return Err((parts.range, error));
+            }
+        }
+        Ok(parts)
+    }
+
+    /// Unmaps everything, and returns the addresses, which stay reserved.
+    pub(crate) fn vacate(&mut self) -> Result<AddressRange, CudaError> {
+        self.unmap()?;
+        *self.len.get_mut() = 0;
+        Ok(self.range.take())
     }
 
     /// Begins to map more behind the current end. `mapped` is the result of [`lock`](Self::lock). Publication also
@@ -256,6 +286,7 @@ fn describe(error: CudaError, bytes: u64, calls: &CallContext) -> CudaError {
 }
 
 /// A reserved range of addresses.
+#[derive(Debug)]
 pub(crate) struct AddressRange {
     calls: CallContext,
     pub(crate) pointer: DevicePtr,
@@ -272,10 +303,19 @@ impl AddressRange {
         unsafe { calls.driver().mem_address_reserve(&mut pointer, size, 0, 0, 0) }?;
         Ok(Self { calls: calls.clone(), pointer, bytes: size })
     }
+
+    /// Returns the range, and leaves one without addresses.
+    fn take(&mut self) -> Self {
+        let none = Self { calls: self.calls.clone(), pointer: 0, bytes: 0 };
+        std::mem::replace(self, none)
+    }
 }
 
 impl Drop for AddressRange {
     fn drop(&mut self) {
+        if self.bytes == 0 {
+            return;
+        }
         let freed = self.calls.give_back(|driver| {
             // SAFETY: reserved once, freed once. If unmapping failed before, the driver refuses and the addresses
             // stay reserved, which is safe.

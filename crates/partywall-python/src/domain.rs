@@ -29,7 +29,7 @@ use crate::{
     handle::Closable,
     heap::Heap,
     members::{Evicted, Member},
-    reaper,
+    owner, reaper,
     segment::Segment,
     source::{self, Source},
     value::value,
@@ -187,6 +187,18 @@ impl Domain {
         }
         let segment = self.in_slices(py, timeout, |slice| opener.clone().timeout(slice).open())?;
         Ok(Segment::opened(segment))
+    }
+
+    /// Suspends all segments.
+    fn suspend(&self, py: Python<'_>) -> PyResult<()> {
+        let domain = self.get(py)?;
+        wait::on_helper_thread(py, move || owner::suspend(&domain))?.or_raise(py)
+    }
+
+    /// Resumes all segments.
+    fn resume(&self, py: Python<'_>) -> PyResult<()> {
+        let domain = self.get(py)?;
+        py.detach(|| owner::resume(&domain)).or_raise(py)
     }
 
     /// Opens the latest version of a name, or makes the caller its builder.

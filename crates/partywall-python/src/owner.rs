@@ -1,7 +1,7 @@
 //! Keeps the memory of tensors alive until no Python object, tensor or capsule uses it any more.
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock,
+        Arc, Mutex, MutexGuard, OnceLock, Weak,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -9,11 +9,11 @@ use std::{
 
 use partywall::{
     Block, Build, DeviceUuid, Domain, Drain, EnqueuedResult, Error, Gpu, Loan, LoanMemory, Place, Queue, Sample,
-    Segment, Subscriber, Topic,
+    Segment, Subscriber, Topic, check_suspended,
     cuda::{Context, CuResult, RawStream},
     error::{Gone, Unreachable},
 };
-use partywall_os::lock::IgnorePoison;
+use partywall_os::{lock::IgnorePoison, per_process::PerProcess};
 use pyo3::prelude::*;
 
 use crate::{
@@ -100,7 +100,9 @@ impl Owner {
     pub(crate) fn of_build(build: Build) -> Arc<Self> {
         let place = build.place();
         let context = build.gpu().map(|gpu| gpu.context().clone());
-        Self::of(OwnerState::Building(Box::new(build)), true, place, false, context)
+        let owner = Self::of(OwnerState::Building(Box::new(build)), true, place, false, context);
+        note_segment(&owner);
+        owner
     }
 
     /// Returns the owner of a segment.
@@ -108,7 +110,9 @@ impl Owner {
         let place = segment.place();
         let context = segment.gpu().map(|gpu| gpu.context().clone());
         let writable = segment.is_writable();
-        Self::of(OwnerState::Committed(segment), writable, place, false, context)
+        let owner = Self::of(OwnerState::Committed(segment), writable, place, false, context);
+        note_segment(&owner);
+        owner
     }
 
     /// Returns the owner of a block, whose pool is at `place`. `context` is that of the GPU that uses the block.
@@ -309,20 +313,28 @@ impl Owner {
 
     /// Makes the segment the version that `next` is, at the same addresses, for all tensors that have them.
     pub(crate) fn advance(&self, next: Segment, drain: Drain<'_>) -> partywall::Result<()> {
+        self.change("advance", |segment| segment.advance(next, drain)).ok_or_else(closed)?
+    }
+
+    /// Calls `change` with the segment, if this is one, while no call of another thread uses it. `operation` is a verb.
+    fn change(
+        &self,
+        operation: &str,
+        change: impl FnOnce(&mut Segment) -> partywall::Result<()>,
+    ) -> Option<partywall::Result<()>> {
         let mut state = self.lock();
-        let OwnerState::Committed(segment) = &mut *state else { return Err(closed()) };
+        let OwnerState::Committed(segment) = &mut *state else { return None };
         // New calls of the segment wait for the lock. Calls that other threads have begun end without it, and waits
         // give the segment up every 100 ms.
         let start = Instant::now();
         while Arc::get_mut(segment).is_none() {
             if start.elapsed() >= CALLS {
-                let what = format!("cannot advance {:?}: another thread uses it", segment.name());
-                return Err(Error::Timeout { what, after: CALLS });
+                let what = format!("cannot {operation} {:?}: another thread uses it", segment.name());
+                return Some(Err(Error::Timeout { what, after: CALLS }));
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        let segment = Arc::get_mut(segment).expect("clones are made under the lock only");
-        segment.advance(next, drain)
+        Some(change(Arc::get_mut(segment).expect("clones are made under the lock only")))
     }
 
     /// Returns the segment, if this is one.
@@ -495,6 +507,42 @@ impl Owner {
     pub(crate) fn context(&self) -> Option<&Context> {
         self.context.get()
     }
+}
+
+/// The builds and segments of this process that the driver has a part in. Entries of dropped ones go when the list
+/// doubles.
+static SEGMENTS: PerProcess<Vec<Weak<Owner>>> = PerProcess::new();
+
+fn note_segment(owner: &Arc<Owner>) {
+    if owner.place == Place::Host {
+        return;
+    }
+    let mut segments = SEGMENTS.lock();
+    if segments.len() == segments.capacity() {
+        segments.retain(|segment| segment.strong_count() > 0);
+    }
+    segments.push(Arc::downgrade(owner));
+}
+
+/// Suspends all segments of a domain, also those of which only tensors are left. After an error all are as they were.
+pub(crate) fn suspend(domain: &Domain) -> partywall::Result<()> {
+    let suspended = of_domain(domain, |owner| owner.change("suspend", Segment::suspend));
+    suspended.and_then(|()| check_suspended()).inspect_err(|_| drop(resume(domain)))
+}
+
+/// Resumes all segments of a domain that are suspended. Returns the first error; the others are resumed.
+pub(crate) fn resume(domain: &Domain) -> partywall::Result<()> {
+    of_domain(domain, |owner| owner.change("resume", Segment::resume))
+}
+
+/// Calls `action` with each segment of a domain, and returns the first error.
+fn of_domain(domain: &Domain, action: impl Fn(&Owner) -> Option<partywall::Result<()>>) -> partywall::Result<()> {
+    let segments: Vec<_> = SEGMENTS.lock().iter().filter_map(Weak::upgrade).collect();
+    let is_meant = |owner: &&Arc<Owner>| {
+        let of = owner.segment().map(|segment| segment.domain().clone());
+        of.is_some_and(|of| of.member() == domain.member() && of.socket() == domain.socket())
+    };
+    segments.iter().filter(is_meant).filter_map(|owner| action(owner)).fold(Ok(()), Result::and)
 }
 
 /// Returns a GPU in DLPack's form.

@@ -65,8 +65,8 @@ pub enum Call {
     },
     /// Adds chunks to the version of the committer's lease, atomically. Answer: [`Answer::Done`].
     Grow(Grow),
-    /// Asks for the growths of a version. Answer: [`Answer::Grown`], or [`Answer::Done`] if it has grown no more than
-    /// `growths` times.
+    /// Asks for the chunks of a version that the member does not have: those of growths, or all. Answer:
+    /// [`Answer::Grown`], or [`Answer::Done`] if it has grown no more than `growths` times and the member has all chunks.
     Refresh {
         /// The lease.
         lease: LeaseId,

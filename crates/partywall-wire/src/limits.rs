@@ -1,7 +1,7 @@
 //! Limits that both sides of a connection enforce.
 
 /// The version of the protocol. Two processes with different numbers refuse each other in the handshake.
-pub const PROTOCOL: u32 = 19;
+pub const PROTOCOL: u32 = 20;
 
 /// The farthest deadline of a withdrawal, in milliseconds: a year.
 pub const MAX_DEADLINE: u64 = 365 * 24 * 3_600_000;

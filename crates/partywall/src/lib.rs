@@ -207,7 +207,7 @@ pub use self::{
     },
     segment::{
         Build, Builder, Claim, Drain, Growth, OpenOptions, OpenOrBuild, Pinned, Publication, Refreshed, Segment,
-        Tensor, UploadLane, Uploader,
+        Tensor, UploadLane, Uploader, check_suspended,
     },
     semaphore::{MAX_PERMITS, Permit, Semaphore, SemaphoreOptions},
     task_ref::TaskRef,

@@ -1,13 +1,13 @@
 // Holds 272.
-//! Segments of the simulated GPU that advance in place, with each driver call failed in turn.
+//! Segments of the simulated GPU that advance in place, or are suspended, with each driver call failed in turn.
 #![allow(clippy::unwrap_used, clippy::print_stdout)] // tests, their helpers included
 
 use std::{process::Command, time::Duration};
 
 use partywall::{
-    DType, Domain, Drain, Error, Place, Segment,
-    cuda::Stream,
-    error::{DeviceFault, InvalidArgument, LimitReached, Mismatch},
+    Access, DType, Domain, Drain, Error, Place, Segment, check_suspended,
+    cuda::{Stream, shared_allocations},
+    error::{Busy, DeviceFault, InvalidArgument, LimitReached, Mismatch},
     gpu,
 };
 use partywall_harness::{ROLE, Running, World, simulated_driver};
@@ -69,6 +69,23 @@ fn role() {
             refuse_streams_of_others(&domain, place(0), place(1));
             println!("\nrefused ");
         }
+        "suspender" => suspend_and_resume(&domain, place(0)),
+        "unsuspendable" => {
+            let (held, mut open) = versions(&domain, place(0));
+            let pool = domain.pool("pool").place(place(0)).blocks(1).block_bytes(CHUNK).create().unwrap();
+            open.suspend().unwrap();
+            let error = check_suspended().unwrap_err();
+            assert!(matches!(error, Error::Busy(Busy::StillShared { .. })), "{error}");
+            drop(pool);
+            // Those of the two committers.
+            assert_eq!(shared_allocations(), 4);
+            // The lease keeps what has no name any more.
+            domain.remove("w").unwrap();
+            drop(held);
+            open.resume().unwrap();
+            assert_shows(&open, 1);
+            println!("\nrefused ");
+        }
         other => panic!("no role is called {other:?}"),
     }
 }
@@ -86,6 +103,80 @@ fn versions(domain: &Domain, place: Place) -> (Vec<Segment>, Segment) {
     let open = domain.open("w", Duration::ZERO).unwrap();
     assert_shows(&open, 1);
     (vec![first, commit(2)], open)
+}
+
+/// Suspends segments of every kind that this process has made or opened, and resumes them.
+fn suspend_and_resume(domain: &Domain, place: Place) {
+    let mut segments = vec![versions(domain, place).0.swap_remove(0)];
+    let mutable = |name: &str, place: Place| domain.create(name, place).mutable(true).tensor("x", DType::U8, &[CHUNK]);
+    let of_host = mutable("host", Place::Host).allocate().unwrap().commit().unwrap();
+    let grown = |name: &str, place: Place| {
+        let grown = mutable(name, place).reserve(8 * CHUNK).allocate().unwrap().commit().unwrap();
+        grown.grow().tensor("y", DType::U8, &[CHUNK]).commit().unwrap();
+        let open = domain.opener(name).read_write().access(Access::Both).open().unwrap();
+        open.tensors().iter().for_each(|tensor| tensor.write_at(CHUNK - 8, &[7; 8]).unwrap());
+        open
+    };
+    let pinned = Place::Pinned(0);
+    segments.extend([grown("on-gpu", place), grown("pinned", pinned)]);
+    let mut frozen = domain.create("frozen", pinned).tensor("x", DType::U8, &[CHUNK]).allocate().unwrap();
+    frozen.write("x", &[7; CHUNK as usize]).unwrap();
+    segments.push(frozen.commit().unwrap());
+    segments.push(of_host);
+    let state = |segment: &Segment| {
+        let shown = |tensor: &partywall::Tensor<'_>| {
+            let mut bytes = [0; 8];
+            tensor.read_at(CHUNK - 8, &mut bytes).unwrap();
+            (tensor.device().ok().map(|range| range.device_ptr()), bytes)
+        };
+        segment.tensors().iter().map(shown).collect::<Vec<_>>()
+    };
+    let states: Vec<_> = segments.iter().map(state).collect();
+    assert!(shared_allocations() > 0);
+
+    let before = calls().len();
+    let mut lost = false;
+    for segment in &mut segments {
+        match segment.suspend() {
+            Ok(()) => {}
+            Err(error @ Error::DeviceFault(DeviceFault::NotMapped { .. })) => {
+                assert_eq!(segment.check().unwrap_err().to_string(), error.to_string());
+                lost = true;
+            }
+            Err(error) => {
+                assert!(matches!(error, Error::DeviceFault(DeviceFault::Cuda { .. })), "{error}");
+                assert!(!segment.is_suspended());
+                segment.suspend().unwrap();
+            }
+        }
+        segment.suspend().or_else(|error| if lost { Ok(()) } else { Err(error) }).unwrap();
+    }
+    let kept = segments.last().unwrap();
+    assert!(!kept.is_suspended(), "host memory stays");
+    assert_eq!(state(kept), *states.last().unwrap());
+    let mut called = calls().split_off(before);
+    if !lost {
+        check_suspended().unwrap();
+        let error = segments[0].tensor("x").unwrap().to_vec().unwrap_err();
+        assert!(matches!(error, Error::DeviceFault(DeviceFault::Suspended { version: 1, .. })), "{error}");
+        let error = segments[1].grow().tensor("z", DType::U8, &[1]).commit().unwrap_err();
+        assert!(matches!(error, Error::DeviceFault(DeviceFault::Suspended { .. })), "{error}");
+    }
+    for (segment, state_before) in segments.iter_mut().zip(&states) {
+        if matches!(segment.check(), Err(Error::DeviceFault(DeviceFault::NotMapped { .. }))) {
+            continue;
+        }
+        let before = calls().len();
+        let resumed = segment.resume();
+        called.extend(calls().split_off(before));
+        if let Err(error) = resumed {
+            assert!(segment.is_suspended() && matches!(error, Error::DeviceFault(_)), "{error}");
+            segment.resume().unwrap();
+        }
+        assert_eq!(state(segment), *state_before, "{segment:?}");
+        segment.resume().unwrap();
+    }
+    println!("\ncalls {}", called.join(" "));
 }
 
 fn advance(open: &mut Segment) -> partywall::Result<()> {
@@ -202,6 +293,20 @@ fn each_driver_call_of_an_advance_may_fail_on_the_simulated_gpu() {
     for call in calls.split(' ') {
         play("advancer", "calls ", &format!("*:{call}=2"));
     }
+}
+
+#[test]
+fn each_driver_call_of_a_suspension_may_fail_on_the_simulated_gpu() {
+    let calls = play("suspender", "calls ", "");
+    assert!(calls.split(' ').count() > 40, "{calls}");
+    for call in calls.split(' ') {
+        play("suspender", "calls ", &format!("*:{call}=2"));
+    }
+}
+
+#[test]
+fn memory_of_pools_stays_shared_on_the_simulated_gpu() {
+    play("unsuspendable", "refused", "");
 }
 
 #[test]

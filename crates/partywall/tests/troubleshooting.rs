@@ -356,6 +356,8 @@ fn every_error() -> Vec<Error> {
         Error::Busy(Busy::Withdrawing { name: name.clone(), pid: 7, ago: Duration::from_secs(3) }),
         Error::InvalidArgument(InvalidArgument::Deadline { after: Duration::from_secs(1 << 40) }),
         Error::Busy(Busy::BrokerInUse { names: 1, members: 2 }),
+        Error::Busy(Busy::StillShared { allocations: 2 }),
+        Error::DeviceFault(DeviceFault::Suspended { name: "x".into(), version: 1 }),
         Error::Unreachable(Unreachable::Forked { parent: 7 }),
         Error::Unreachable(Unreachable::NoPidfd("no".into())),
         Error::Unreachable(Unreachable::Clock {

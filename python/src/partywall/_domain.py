@@ -149,6 +149,31 @@ class Domain(Handle[_native.Domain]):
         native = self._native.open(name, version, timeout, write, place, allow_peer, access)
         return Segment(self, native)
 
+    def suspend(self) -> None:
+        """Unmaps the memory of all open segments of this domain and gives up what this process has of it, so that the
+        process can be checkpointed and restored (`cuda-checkpoint`), until `resume`.
+
+            d.suspend()
+            ...  # another process checkpoints this one, and restores it
+            d.resume()
+
+        Leases and addresses stay: tensors and captured CUDA graphs are valid again after `resume`, and must not be used
+        before. Waits for all work of this process on the GPU first. Segments in host memory stay as they are.
+
+        Raises `StillShared` if the process has other memory of a GPU or pinned memory that processes share, such as
+        pools, topics and queues; `WrongKind` for a segment of published memory; `Captured` during a capture. Nothing is
+        suspended then.
+        """
+        self._native.suspend()
+
+    def resume(self) -> None:
+        """Maps the memory of all suspended segments again, at the same addresses. Does nothing for others.
+
+        Raises `CudaError` if the driver refuses one, and `BrokerGone` or `Evicted` if the broker has lost this process
+        meanwhile. A segment that fails stays suspended, and the others are resumed.
+        """
+        self._native.resume()
+
     def descriptors(self, name: str, timeout: float | None = 0.0) -> Descriptors:
         """Returns the memory of the latest version of `name`, or `NAME@V`, as file descriptors for other APIs and
         programs.

@@ -243,6 +243,15 @@ class Captured(Error, RuntimeError):
     """The stream is being captured into a CUDA graph, which cannot contain this operation."""
 
 
+class Suspended(Error, RuntimeError):
+    """The segment is suspended: its memory is not mapped until `Domain.resume`."""
+
+
+class StillShared(Error, RuntimeError):
+    """The process has memory of a GPU or pinned memory open that other processes may have, too, and that cannot be
+    suspended."""
+
+
 class NotHeld(Error, RuntimeError):
     """The permit or block was already given back."""
 

@@ -172,3 +172,37 @@ def test_memory_that_is_lost_says_so(child, socket):
     )
     assert [worker.says() for _ in range(4)] == ["2 not-mapped", "2 not-mapped", "not-mapped", "2"]
     assert worker.end() == 0
+
+
+# Holds 387.
+def test_domain_suspends_what_has_tensors_and_brings_it_back(domain):
+    with put(domain, 1):
+        segment = domain.open("w")
+        pinned = domain.put("p", np.arange(4, dtype="int32"), device="pinned")
+        tensor, array = segment["y"], np.asarray(pinned)
+        addresses = tensor.data_ptr, array.__array_interface__["data"]
+        # Only a tensor is left of it.
+        segment.close()
+        domain.suspend()
+        domain.suspend()
+        with pytest.raises(pw.Suspended, match="w@1 is suspended"):
+            tensor.tobytes()
+        with pytest.raises(pw.Suspended, match="p@1 is suspended"):
+            pinned.tobytes()
+        assert domain.holders("w") == {1: [os.getpid()]}
+        domain.resume()
+        domain.resume()
+        assert (tensor.data_ptr, array.__array_interface__["data"]) == addresses
+        assert set(np.frombuffer(tensor.tobytes(), "int64")) == {1} and array.tolist() == [0, 1, 2, 3]
+        pinned.close()
+
+
+def test_other_shared_memory_refuses_a_suspension_and_nothing_is_suspended(domain):
+    with put(domain, 1) as segment, domain.pool("pool", blocks=2, block_bytes=64, device="cuda") as pool:
+        with pytest.raises(pw.StillShared, match="1 allocation"):
+            domain.suspend()
+        assert shown(segment) == 1
+        pool.close()
+        domain.suspend()
+        domain.resume()
+        assert shown(segment) == 1

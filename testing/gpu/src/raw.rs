@@ -289,6 +289,12 @@ entry_points! {
         shared: u32, stream: Handle, parameters: *const *const u64, extra: usize,
     );
 
+    checkpoint_lock = "cuCheckpointProcessLock" (pid: c_int, timeout: &[u64; 8]);
+    checkpoint_checkpoint = "cuCheckpointProcessCheckpoint" (pid: c_int, arguments: usize);
+    checkpoint_restore = "cuCheckpointProcessRestore" (pid: c_int, arguments: usize);
+    checkpoint_unlock = "cuCheckpointProcessUnlock" (pid: c_int, arguments: usize);
+    checkpoint_get_state = "cuCheckpointProcessGetState" (pid: c_int, state: &mut u32);
+
     memcpy_dtod_async = "cuMemcpyDtoDAsync_v2" (to: Address, from: Address, bytes: usize, stream: Handle);
     memcpy_dtoh = "cuMemcpyDtoH_v2" (to: *mut c_void, from: Address, bytes: usize);
 }

@@ -78,11 +78,11 @@ impl Registry {
     /// `growths` growths.
     pub(super) fn refresh(&self, member: MemberId, lease: LeaseId, growths: u64, chunks: u64) -> Decision {
         let (held, version) = self.names.held(member, lease)?;
-        if version.growths <= growths {
+        let memory = &version.memory;
+        if version.growths <= growths && chunks >= memory.chunks.len() as u64 {
             return Ok(Answer::Done.into());
         }
         version.check_stale(&held.name, held.version)?;
-        let memory = &version.memory;
         let chunks = usize::try_from(chunks).ok().filter(|chunks| *chunks <= memory.chunks.len());
         let chunks = chunks.ok_or(Refusal::invalid("the version never had so many chunks"))?;
         let fds = memory.fds_from(chunks);

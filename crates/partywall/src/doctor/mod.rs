@@ -146,6 +146,8 @@ probes! {
         LegacyMemory = "legacy memory",
         /// An event, opened by another process.
         LegacyEvents = "legacy events",
+        /// Whether the driver checkpoints processes.
+        Checkpoints = "checkpoints",
         /// Memory in Vulkan, which the front end tries ([`Doctor::vulkan`]).
         Vulkan = "Vulkan",
     }
@@ -287,6 +289,7 @@ impl Doctor {
             Probe::PinnedMemory => gpu::pinned::pinned_memory(self),
             Probe::LegacyMemory => gpu::sharing::legacy_memory(self),
             Probe::LegacyEvents => gpu::sharing::legacy_events(self),
+            Probe::Checkpoints => gpu::driver::checkpoints(),
             Probe::Vulkan => vulkan::vulkan(self),
             Probe::TakeHostMemory => return exchange::answer(host::take),
             Probe::TakeVmm => return exchange::answer(gpu::sharing::take_vmm),

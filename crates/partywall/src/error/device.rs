@@ -97,6 +97,14 @@ pub enum DeviceFault {
         /// The call that failed, and its code.
         source: CudaError,
     },
+    /// The segment was [suspended](crate::Segment::suspend): its memory is not mapped at present.
+    #[error("{name}@{version} is suspended: its memory is not mapped until it is resumed")]
+    Suspended {
+        /// The name.
+        name: String,
+        /// The version.
+        version: u64,
+    },
     /// The stream is being captured into a CUDA graph, which cannot contain the operation.
     #[error("{what}: the stream is being captured into a CUDA graph, and this operation cannot be part of a graph")]
     Captured {
@@ -116,6 +124,7 @@ impl DeviceFault {
             Self::Remote { .. } => ErrorKind::Device.help("remote-device", "RemoteDevice", "open it with allow_peer if the link's cost is acceptable, or read on the owner's GPU"),
             Self::ContextLost { .. } => ErrorKind::Device.help("broken-context", "ContextLost", "restart this process; nothing else brings its CUDA context back"),
             Self::NotMapped { .. } => ErrorKind::Device.help("not-mapped", "CudaError", "drop it with everything made of it, and open the name again"),
+            Self::Suspended { .. } => ErrorKind::Usage.help("suspended", "Suspended", format!("call {} first", resuming(language))),
             Self::DeviceLost { .. } => ErrorKind::Device.help("device-lost", "DeviceLost", "drop it, restart the processes that used the memory, and commit the name again from its source"),
             Self::Captured { .. } => ErrorKind::Usage.help("captured", "Captured", "do that outside of the capture; waits and signals can also be nodes of the graph (capture_wait, capture_signal)"),
             Self::Cuda { source, .. } => {
@@ -141,6 +150,15 @@ fn on_host(language: Language) -> &'static str {
         Language::Python => "device=\"host\"",
         Language::Shell => "--device host",
         Language::C => "the device \"host\"",
+    }
+}
+
+/// Names the call that ends a suspension.
+fn resuming(language: Language) -> &'static str {
+    match language {
+        Language::Python => "resume() of the domain",
+        Language::Rust | Language::Shell => "Segment::resume",
+        Language::C => "pw_segment_resume",
     }
 }
 

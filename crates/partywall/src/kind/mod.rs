@@ -11,11 +11,12 @@ mod pinned;
 mod vmm;
 
 use std::{
+    mem,
     os::fd::{BorrowedFd, OwnedFd},
     sync::Arc,
 };
 
-use partywall_cuda::{AccessError, Context, DeviceSlice, DeviceUuid, HostRegistration, Mapping, round_up};
+use partywall_cuda::{AccessError, Context, CudaError, DeviceSlice, DeviceUuid, HostRegistration, Mapping, round_up};
 use partywall_os::{borrow::BlockBorrows, map::SharedMap};
 use partywall_wire::{Kind as WireKind, LegacyHandle};
 
@@ -246,6 +247,19 @@ pub(crate) trait Memory: Send + Sync {
         None
     }
 
+    /// Unmaps everything and drops what this process has of the memory, but keeps the addresses for
+    /// [`refill`](Self::refill). Returns `None`, and does nothing, for memory whose addresses the driver chooses. Until
+    /// the memory is back, no part of it may be asked for; after an error it never comes back.
+    fn vacate(&mut self) -> Option<Result<(), CudaError>> {
+        None
+    }
+
+    /// Maps the chunks again, given by their lengths and file descriptors, at the addresses that they had. After an
+    /// error nothing is mapped, and the call may be repeated.
+    fn refill(&mut self, _chunks: &[(u64, OwnedFd)]) -> Result<()> {
+        Err(wrong_kind("legacy", "other", "resuming"))
+    }
+
     /// Returns whether this process has published the memory, which must then stay until the lease is given back.
     fn is_published(&self) -> bool {
         false
@@ -319,6 +333,31 @@ impl<C> Upload for HostUpload<'_, C> {
     fn finish(self: Box<Self>) -> Result<()> {
         Ok(())
     }
+}
+
+/// Maps memories at the reservations that a call of [`Memory::vacate`] has left: one at each, or all at the only one.
+/// If that fails, all are vacant again.
+fn refill<R, M, P>(
+    vacant: &mut Vec<R>,
+    mut memories: Vec<P>,
+    map: impl Fn(R, Vec<P>) -> Result<M, Box<(R, CudaError)>>,
+    vacate: impl Fn(M) -> Result<R, CudaError>,
+) -> Result<Vec<M>, CudaError> {
+    let mut mapped = Vec::with_capacity(vacant.len());
+    let mut rest = mem::take(vacant).into_iter();
+    while let Some(reservation) = rest.next() {
+        let of_this = if rest.len() == 0 { memories.len() } else { memories.len().min(1) };
+        match map(reservation, memories.drain(..of_this).collect()) {
+            Ok(mapping) => mapped.push(mapping),
+            Err(failed) => {
+                let (reservation, error) = *failed;
+                let again = mapped.into_iter().map(vacate).collect::<Result<Vec<_>, _>>()?;
+                *vacant = again.into_iter().chain([reservation]).chain(rest).collect();
+                return Err(error);
+            }
+        }
+    }
+    Ok(mapped)
 }
 
 fn outside() -> Error {

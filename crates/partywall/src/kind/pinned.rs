@@ -22,13 +22,14 @@ use std::{
 
 use partywall_cuda::{
     AccessError, Context, CuResult, CudaError, DeviceSlice, DeviceUuid, Driver, HostRegistration, NodeImportError,
-    NodeMapping, NodeMemory, NodeUse, NodeWriter, round_up,
+    NodeMapping, NodeMemory, NodeReservation, NodeUse, NodeWriter, round_up,
 };
 use partywall_os::{borrow::BlockBorrows, map::SharedMap};
 use partywall_wire::Kind as WireKind;
 
 use super::{
-    Attach, Draft, Extension, HostUpload, Kind, Memory, Upload, Uploads, outside, reservation, whole_units, wrong_kind,
+    Attach, Draft, Extension, HostUpload, Kind, Memory, Upload, Uploads, outside, refill, reservation, whole_units,
+    wrong_kind,
 };
 use crate::{
     error::{Error, InvalidData, LimitReached, Result, Unreachable},
@@ -182,6 +183,8 @@ fn no_chunk() -> Error {
 struct PinnedChunks {
     // First, so that the chunks are unmapped before a context may be released.
     chunks: Vec<NodeMapping>,
+    /// The addresses of the chunks while they are not mapped.
+    vacant: Vec<NodeReservation>,
     node: u32,
     /// The reservation that was asked for, if the only mapping may grow. The actual one may be smaller.
     reserved: u64,
@@ -200,7 +203,8 @@ impl PinnedChunks {
     fn new(chunks: Vec<NodeMapping>, node: &NodeRequest<'_>, reserved: u64, gpus: &Arc<Gpus>) -> Self {
         let node = node.number;
         let gpu = OnceLock::new();
-        Self { chunks, node, reserved, exported: Vec::new(), is_foreign: false, device: None, gpu, gpus: gpus.clone() }
+        let (vacant, exported) = (Vec::new(), Vec::new());
+        Self { chunks, vacant, node, reserved, exported, is_foreign: false, device: None, gpu, gpus: gpus.clone() }
     }
 
     fn allow_gpu(&self) -> Result<()> {
@@ -416,6 +420,20 @@ impl Memory for PinnedChunks {
 
     fn reserved(&self) -> u64 {
         if self.reserved > 0 { self.chunks.first().map_or(0, NodeMapping::reserved) } else { 0 }
+    }
+
+    fn vacate(&mut self) -> Option<Result<(), CudaError>> {
+        let vacant = self.chunks.drain(..).map(NodeMapping::vacate).collect::<Result<_, _>>();
+        Some(vacant.map(|vacant| self.vacant = vacant))
+    }
+
+    fn refill(&mut self, chunks: &[(u64, OwnedFd)]) -> Result<()> {
+        let node = NodeRequest::new("a suspended segment", Place::Pinned(self.node))?;
+        let import = |(bytes, fd): &(u64, OwnedFd)| node.import(fd.as_fd(), *bytes).map(Arc::new);
+        let memories = chunks.iter().map(import).collect::<Result<_>>()?;
+        let refilled = refill(&mut self.vacant, memories, NodeReservation::map, NodeMapping::vacate);
+        self.chunks = refilled.map_err(cuda_error(format!("mapping memory of NUMA node {} again", self.node)))?;
+        Ok(())
     }
 
     fn extend(&self, chunks: &[(u64, OwnedFd)]) -> Result<Box<dyn Extension + '_>> {

@@ -10,12 +10,14 @@ use std::{
 };
 
 use partywall_cuda::{
-    Access as CudaAccess, CuResult, CudaError, DeviceUuid, Mapping, MemoryInfo, PhysicalMemory, Upload as CudaUpload,
-    round_up,
+    Access as CudaAccess, CuResult, CudaError, DeviceUuid, Mapping, MemoryInfo, PhysicalMemory, Reservation,
+    Upload as CudaUpload, round_up,
 };
 use partywall_wire::Kind as WireKind;
 
-use super::{Attach, Copy, Draft, Extension, Kind, Memory, Upload, Uploads, reservation, whole_units, wrong_kind};
+use super::{
+    Attach, Copy, Draft, Extension, Kind, Memory, Upload, Uploads, refill, reservation, whole_units, wrong_kind,
+};
 use crate::{
     error::{DeviceFault, Error, LimitReached, Result, Unreachable},
     gpu::{self, DeviceRange, Gpu, Gpus, access_error, cuda_error},
@@ -180,6 +182,8 @@ fn unsupported(uuid: DeviceUuid) -> impl Fn(CudaError) -> Error {
 struct VmmChunks {
     // First, so that the chunks are unmapped before the context may be released.
     chunks: Vec<Mapping>,
+    /// The addresses of the chunks while they are not mapped.
+    vacant: Vec<Reservation>,
     /// The reservation that was asked for, if the only mapping may grow. The actual one may be smaller.
     reserved: u64,
     /// The file descriptors of a draft, for the broker.
@@ -189,7 +193,7 @@ struct VmmChunks {
 
 impl VmmChunks {
     fn new(chunks: Vec<Mapping>, reserved: u64, gpu: Arc<Gpu>) -> Self {
-        Self { chunks, reserved, exported: Vec::new(), gpu }
+        Self { chunks, vacant: Vec::new(), reserved, exported: Vec::new(), gpu }
     }
 
     fn range(&self, chunk: usize, offset: u64, bytes: u64) -> Result<DeviceRange<'_>> {
@@ -315,6 +319,22 @@ impl Memory for VmmChunks {
 
     fn mappings(&mut self) -> Option<&mut [Mapping]> {
         (self.reserved == 0).then_some(&mut self.chunks)
+    }
+
+    fn vacate(&mut self) -> Option<Result<(), CudaError>> {
+        let vacant = self.chunks.drain(..).map(Mapping::vacate).collect::<Result<_, _>>();
+        Some(vacant.map(|vacant| self.vacant = vacant))
+    }
+
+    fn refill(&mut self, chunks: &[(u64, OwnedFd)]) -> Result<()> {
+        let failed = cuda_error(format!("mapping memory of GPU {} again", self.gpu.uuid()));
+        let import = |(bytes, fd): &(u64, OwnedFd)| {
+            PhysicalMemory::import(self.gpu.context(), fd.as_fd(), *bytes).map(Arc::new).map_err(&failed)
+        };
+        let memories = chunks.iter().map(import).collect::<Result<_>>()?;
+        let refilled = refill(&mut self.vacant, memories, Reservation::map, Mapping::vacate);
+        self.chunks = refilled.map_err(failed)?;
+        Ok(())
     }
 }
 

@@ -130,7 +130,7 @@ impl Segment {
         let has = if is_mutable { "mutable" } else { self.kind() };
         let unfit = || named(wrong_kind(has, "frozen GPU", OPERATION), &name);
         let Some(gpu) = self.gpu().filter(|_| !is_mutable) else { return Err(unfit()) };
-        self.await_work(gpu, drain)?;
+        self.await_work(gpu, drain, OPERATION)?;
         let former = match (self.mappings(), next.mappings()) {
             (Some(own), Some(others)) => exchange(own, others),
             _ => return Err(unfit()),
@@ -139,11 +139,7 @@ impl Segment {
             let version = next.version();
             match lost {
                 None => failed_call(&format!("mapping version {version} of {name:?} in place"), source),
-                Some(source) => {
-                    let error = self.lost_mapping(&source);
-                    self.not_mapped = Some(source);
-                    error
-                }
+                Some(source) => self.lose(*source),
             }
         })?;
         swap(&mut self.domain, &mut next.domain);
@@ -154,12 +150,6 @@ impl Segment {
         drop(former);
         drop(next);
         Ok(())
-    }
-
-    /// Returns the error that the memory of this version could not be mapped again.
-    pub(super) fn lost_mapping(&self, source: &CudaError) -> Error {
-        let name = self.name().to_owned();
-        Error::DeviceFault(DeviceFault::NotMapped { name, version: self.version(), source: source.clone() })
     }
 
     fn mappings(&mut self) -> Option<&mut [Mapping]> {
@@ -215,8 +205,8 @@ impl Segment {
     }
 
     /// Waits until work of this process on the GPU is done.
-    fn await_work(&self, gpu: &Gpu, drain: Drain<'_>) -> Result<()> {
-        let what = format!("advancing {:?}", self.name());
+    pub(super) fn await_work(&self, gpu: &Gpu, drain: Drain<'_>, operation: &'static str) -> Result<()> {
+        let what = format!("{operation} {:?}", self.name());
         let captured = || Error::DeviceFault(DeviceFault::Captured { what: what.clone() });
         let failed = |error: CudaError| {
             if is_capturing(&error) {
@@ -228,7 +218,7 @@ impl Segment {
         let (Drain::All(streams) | Drain::Only(streams)) = drain;
         for stream in streams {
             if stream.context() != gpu.context() {
-                return Err(self.named(access_error(OPERATION)(AccessError::OtherContext)));
+                return Err(self.named(access_error(operation)(AccessError::OtherContext)));
             }
             // Asked first: waiting for a stream that is being captured would invalidate the capture.
             if stream.is_capturing().map_err(failed)? {

@@ -146,6 +146,7 @@ impl Growth<'_> {
         let Self { segment, longer, tensors, spare } = self;
         let Some(lease) = segment.lease else { return Ok(()) };
         let _turn = segment.turn()?;
+        segment.check()?;
         let facts = &segment.facts;
         let place = segment.place();
         let stage = segment.stage();
@@ -237,6 +238,7 @@ impl Segment {
             return Ok(Refreshed::Unchanged);
         };
         let _turn = self.turn()?;
+        self.check()?;
         let stage = self.stage();
         let refresh = Call::Refresh { lease, growths: stage.growths, chunks: stage.chunks.len() as u64 };
         match self.domain.link().call_with(refresh, &[])? {

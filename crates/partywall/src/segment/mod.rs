@@ -11,6 +11,7 @@ mod options;
 mod parts;
 mod pin;
 mod publish;
+mod suspend;
 mod tensor;
 
 use std::{
@@ -34,6 +35,7 @@ pub use self::{
     open::{OpenOptions, OpenOrBuild},
     pin::Pinned,
     publish::Publication,
+    suspend::check_suspended,
     tensor::Tensor,
 };
 pub(crate) use self::{
@@ -74,8 +76,8 @@ pub struct Segment {
     growing: Mutex<()>,
     /// The control memory of a pool, topic or queue, until it is taken.
     control: Vec<OwnedFd>,
-    /// Why the memory is not mapped whole any more, if it is not.
-    not_mapped: Option<Box<CudaError>>,
+    /// Why the memory is not mapped whole, if it is not.
+    not_mapped: Option<Box<NotMapped>>,
 }
 
 /// The properties of a version that do not change when it grows.
@@ -90,6 +92,14 @@ struct Facts {
     writable: bool,
     /// The numbers that the chunks' file descriptors had. They are closed: the numbers are for display only.
     fd_numbers: Vec<RawFd>,
+}
+
+/// Why a segment's memory is not mapped.
+enum NotMapped {
+    /// It was [suspended](Segment::suspend).
+    Suspended,
+    /// The driver refused, for good.
+    Lost(CudaError),
 }
 
 /// The parts of a segment that the broker has granted.
@@ -256,11 +266,11 @@ impl Segment {
     /// [`Gone::Withdrawn`](crate::error::Gone::Withdrawn) once the deadline of a withdrawal with
     /// [`Then::Stale`](crate::Then::Stale) has passed. New views of tensors then fail with the same error; slices,
     /// addresses and arrays that exist stay valid until the segment is dropped. [`DeviceFault::DeviceLost`] once the
-    /// memory is lost, of which nothing is valid then; [`DeviceFault::NotMapped`] after an [`advance`](Self::advance)
-    /// that failed so.
+    /// memory is lost, of which nothing is valid then; [`DeviceFault::Suspended`] while it is
+    /// [suspended](Self::suspend); [`DeviceFault::NotMapped`] after an [`advance`](Self::advance) that failed so.
     pub fn check(&self) -> Result<()> {
-        if let Some(source) = &self.not_mapped {
-            return Err(self.lost_mapping(source));
+        if let Some(why) = &self.not_mapped {
+            return Err(self.unmapped(why));
         }
         self.lease.map_or(Ok(()), |lease| self.domain.link().check_lease(lease, &self.facts.name))
     }

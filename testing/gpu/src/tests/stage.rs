@@ -390,6 +390,10 @@ impl Peer {
         Ok(Self { child: command.spawn().map_err(error_text)?, line: Line(ours), role })
     }
 
+    pub(crate) fn pid(&self) -> i32 {
+        self.child.id().cast_signed()
+    }
+
     pub(crate) fn send(&self, bytes: impl AsRef<[u8]>) -> Result<(), String> {
         self.line.send(bytes)
     }

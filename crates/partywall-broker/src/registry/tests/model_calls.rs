@@ -133,7 +133,7 @@ impl Model {
             }
             Call::Refresh { lease, growths, chunks } => {
                 let version = self.held(member, *lease)?;
-                if version.growths <= *growths {
+                if version.growths <= *growths && *chunks >= version.memory.chunks.len() as u64 {
                     return Ok(Answer::Done);
                 }
                 version.check_stale()?;

@@ -9,6 +9,9 @@ use crate::{doctor::finding::Finding, gpu};
 /// The CUDA version of the oldest supported driver, 550.
 const OLDEST: DriverVersion = DriverVersion { major: 12, minor: 4 };
 
+/// The CUDA version of the first driver, 570, with calls that checkpoint a process.
+const CHECKPOINTS: DriverVersion = DriverVersion { major: 12, minor: 8 };
+
 const INSTALL: &str = "install the NVIDIA driver 550 or newer; start a container with --gpus all";
 
 /// Checks that a driver exists, is new enough, and starts.
@@ -51,6 +54,21 @@ pub(in crate::doctor) fn driver() -> Finding {
             .fix("update the driver");
     }
     Finding::ok(detail)
+}
+
+/// Says whether a process can be checkpointed. Does not try it: a process that fails at its restoration is lost, and the
+/// end of a restored one has hung a host (driver 595, a field report).
+pub(in crate::doctor) fn checkpoints() -> Finding {
+    let version = Driver::load().ok().and_then(|driver| Some((driver, driver.version().ok()?)));
+    let Some((driver, version)) = version else { return Finding::skipped("the driver's version is unknown") };
+    if driver.is_simulated() {
+        return Finding::skipped("the simulated driver takes none");
+    }
+    if version < CHECKPOINTS {
+        return Finding::skipped(format!("CUDA {version} has no calls for them; CUDA {CHECKPOINTS} has (driver 570)"));
+    }
+    let detail = "cuCheckpointProcess*: of a process that has suspended its segments (Domain.suspend); not tried here";
+    Finding::ok(detail).means("a process that has shared memory mapped cannot be restored: docs/checkpoints.md")
 }
 
 /// Returns the finding for a missing library, which is normal on a machine without a GPU.

@@ -13,6 +13,7 @@
 //! them.
 
 mod behind;
+mod checkpoints;
 mod deaths;
 mod gpus;
 mod graphs;
@@ -55,6 +56,7 @@ const CONTROL_DEVICE: Needs = Needs::RealGpu("memory of a simulated GPU is a mem
 const NEIGHBOURS: Needs = Needs::RealGpu("processes on a simulated GPU share nothing that a death could break");
 const POLLING: Needs = Needs::RealGpu("a simulated GPU runs no polling kernels");
 const QUEUES: Needs = Needs::RealGpu("on a simulated GPU each stream has its own queue");
+const CHECKPOINTS: Needs = Needs::RealGpu("the simulated driver takes no checkpoints");
 const MPS: Needs = Needs::Mps;
 const NAMESPACES: Needs = Needs::Namespaces;
 const OTHER_USER: Needs = Needs::OtherUser;
@@ -215,6 +217,14 @@ facts! {
         Measured MPS under_mps_memory_is_shared_between_clients
         Documented MPS under_mps_memory_is_shared_with_other_processes
     }
+    checkpoints {
+        Measured CHECKPOINTS a_process_that_keeps_addresses_alone_is_restored
+        Measured CHECKPOINTS a_process_with_imported_memory_is_not_restored
+        Measured CHECKPOINTS a_process_with_an_open_legacy_handle_is_not_restored
+        Measured CHECKPOINTS a_process_with_pinned_memory_is_not_restored
+        Found CHECKPOINTS an_owner_is_restored_with_a_copy
+        Measured CHECKPOINTS registered_host_memory_is_restored
+    }
     namespaces {
         Measured NAMESPACES handles_cross_pid_and_ipc_namespaces
         Measured NAMESPACES events_alone_need_the_same_dev_shm
@@ -263,6 +273,7 @@ roles! {
     behind { caller_behind_a_wait crowd_behind_a_wait }
     order { producer recorder }
     deaths { waiter_for_an_event endless_writer writer_behind_a_wait }
+    checkpoints { checkpointed }
     neighbours { neighbour victim turn_taker }
     mps { keeper }
     namespaces { foreigner }

@@ -51,6 +51,11 @@ fn map(check: &Check, handle: Handle, bytes: usize, rules: &[AccessRule]) -> Res
     Ok(address)
 }
 
+/// Maps new memory for the first device and the CPU.
+pub(super) fn map_new(check: &Check) -> Result<(), String> {
+    map_for_both(check, create(check, BYTES)?, BYTES).map(drop)
+}
+
 /// Maps memory for the first device and the CPU.
 fn map_for_both(check: &Check, handle: Handle, bytes: usize) -> Result<(Address, Words), String> {
     let address = map(check, handle, bytes, &[AccessRule::of(0, READ_WRITE), cpu(check, READ_WRITE)?])?;

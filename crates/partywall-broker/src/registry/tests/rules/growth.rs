@@ -21,6 +21,9 @@ fn version_grows_in_one_step_and_keeps_its_number() {
     assert_eq!(w.ask(b, refresh).1, Ok(Answer::Grown(grown)));
     assert_eq!(w.ask(b, Call::Refresh { lease: held.lease, growths: 1, chunks: 2 }).1, Ok(Answer::Done));
     assert_eq!(w.registry.people.members()[&b].bytes, 15, "each version counted once");
+    // What a suspended segment asks for.
+    let whole = wire::Grown { growths: 1, chunks: vec![10, 5], table: again.table.clone() };
+    assert_eq!(w.ask(b, Call::Refresh { lease: held.lease, growths: 1, chunks: 0 }).1, Ok(Answer::Grown(whole)));
 }
 
 #[test]
