@@ -1,12 +1,15 @@
 //! Processes that are killed or stopped between any two steps of an operation.
 //!
-//! [`at_each_point`] runs a role in one process after the other. The first process ends at the first crash point that
-//! it passes (`partywall_shm::crash`), the second at the second, until a process passes all points; then the same is
-//! repeated with the next fate. The role calls [`arm`] right before the tested operation, and [`disarm`] after it.
+//! [`at_each_point`] runs a role in one process after the other. Each process ends at the first crash point
+//! (`partywall_shm::crash`) at which no process before it has ended, until a process passes no such point; then the same
+//! is repeated with the next fate. If a role passes a point several times, each of them is a point of its own. Points are
+//! known by their names and not by their numbers, because timing decides whether some are passed: a point more or less
+//! before another one would shift its number, and the other one could be left out. The role calls [`arm`] right before the tested operation, and [`disarm`] after it.
 
 use std::{
     io::{Read, Write},
     process::{ChildStdin, Command},
+    sync::Mutex,
 };
 
 use partywall_os::process;
@@ -65,10 +68,11 @@ pub fn at_each_point<T>(
 ) -> std::collections::BTreeSet<String> {
     let mut points = std::collections::BTreeSet::new();
     for fate in [Fate::Killed, Fate::Stopped, Fate::Paused] {
-        for number in 0_u64.. {
+        let mut reached = String::new();
+        loop {
             let (mut command, world) = start();
             let signal = if fate == Fate::Killed { KILLED } else { STOPPED };
-            let mut process = Running::spawn(command.env(VARIABLE, format!("{number} {signal}")));
+            let mut process = Running::spawn(command.env(VARIABLE, format!("0 {signal}")).env(REACHED, &reached));
             let Some(point) = expect(&mut process, &[THROUGH, AT]) else {
                 process.wait().expect(0);
                 break;
@@ -78,6 +82,7 @@ pub fn at_each_point<T>(
                 Fate::Killed => crate::eventually("it is killed", || process.has_ended()),
                 Fate::Stopped | Fate::Paused => crate::eventually("it is stopped", || process.is_stopped()),
             }
+            reached = reached + &point + "\n";
             points.insert(point.clone());
             let gate = process.stdin();
             test(Crashed { process, gate, point, fate }, world);
@@ -94,6 +99,7 @@ pub fn at_each_point<T>(
 pub fn arm() {
     let Ok(text) = std::env::var(VARIABLE) else { return };
     let (number, signal) = text.rsplit_once(' ').expect("a point and a signal");
+    *PASSES.lock().unwrap() = std::env::var(REACHED).unwrap_or_default().lines().map(str::to_owned).collect();
     match (number.parse(), signal) {
         (Ok(number), KILLED) => crash::arm(number, be_killed),
         (Ok(number), _) => crash::arm(number, be_stopped),
@@ -107,7 +113,16 @@ pub fn disarm() {
     say(THROUGH, "");
 }
 
+/// Returns whether a process before this one has ended at this point.
+fn passes(point: &str) -> bool {
+    let mut passes = PASSES.lock().unwrap();
+    passes.iter().position(|name| name == point).map(|index| passes.swap_remove(index)).is_some()
+}
+
 fn be_killed(point: &'static str) {
+    if passes(point) {
+        return crash::arm(0, be_killed);
+    }
     say(AT, point);
     be(Signal::KILL);
 }
@@ -122,6 +137,9 @@ fn be_killed_there(point: &'static str) {
 }
 
 fn be_stopped(point: &'static str) {
+    if passes(point) {
+        return crash::arm(0, be_stopped);
+    }
     say(AT, point);
     be(Signal::STOP);
     // The signal may have gone to another thread, and this one would go on until that one stops all.
@@ -148,8 +166,13 @@ fn expect(process: &mut Running, words: &[&str]) -> Option<String> {
     }
 }
 
+/// The points that this process passes, each once for each process that has ended there.
+static PASSES: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
 /// The environment variable with the number of the point and the signal.
 const VARIABLE: &str = "PARTYWALL_TEST_CRASH";
+/// That with the points at which processes have ended, one a line.
+const REACHED: &str = "PARTYWALL_TEST_CRASHED";
 const KILLED: &str = "killed";
 const STOPPED: &str = "stopped";
 const AT: &str = "crash point: ";

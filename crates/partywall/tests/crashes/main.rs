@@ -9,6 +9,7 @@ mod pool;
 mod queue;
 mod semaphore;
 mod slots;
+mod sweep;
 mod timeline;
 mod topic;
 mod trace;
@@ -39,6 +40,7 @@ fn play() {
         ("pool", role) => pool::play(role, memory),
         ("queue", role) => queue::play(role, memory),
         ("semaphore", role) => semaphore::play(role, memory),
+        ("sweep", role) => sweep::play(role),
         ("timeline", role) => timeline::play(role, memory),
         ("topic", role) => topic::play(role, memory),
         ("trace", _) => trace::play(memory),
