@@ -83,7 +83,12 @@ class Closing:
         # A forked child does not own its parent's objects. Default arguments outlive the module at interpreter
         # shutdown.
         if hasattr(self, "_pid") and self._pid == pid() and not self.closed:
-            warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
+            try:
+                what = repr(self)
+            except Exception:
+                # It shows state that the broker may have taken along, or for which nothing can be imported any more.
+                what = object.__repr__(self)
+            warn(f"unclosed {what}", ResourceWarning, source=self, stacklevel=2)
 
 
 class Handle(Closing, Generic[N]):

@@ -252,6 +252,9 @@ async def leave():
     t = asyncio.create_task(s.acquire_async())
     await asyncio.sleep(0.1)
 asyncio.run(leave())""",
+    "what is imported to be shown": "import builtins; q = d.queue('q', tasks=1)\n"
+    "t, p = d.topic('t', max_bytes=8, device='host'), d.pool('p', blocks=1, block_bytes=8, device='host')\n"
+    "builtins.kept = [q, t, t.subscriber(), p]",
     "a watch": "w = d.watch()",
     "a wait for an event": "threading.Thread(target=d.watch().next, daemon=True).start()",
     "a capsule": "c = d.put('x', np.arange(9)).__dlpack__()",
