@@ -101,6 +101,7 @@ def test_a_zeroed_block_has_nothing_of_its_last_holder(domain):
 
 
 def test_a_stream_of_a_host_pool(domain):
+    driver.use()
     gate = driver.Gate()
     with domain.pool("host", blocks=1, block_bytes=10, device="host") as pool:
         pool.alloc().release_on(gate.stream, device="cuda")
