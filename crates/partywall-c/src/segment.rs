@@ -478,8 +478,8 @@ pub unsafe extern "C" fn pw_segment_newer(
 }
 
 /// Makes a segment on a GPU the version that `next` is, at the addresses that it has: kernels, captured graphs and
-/// tensors that know them see that version from then on. First waits for the work of this process on the GPU. Closes
-/// `next` in any case.
+/// tensors that know them see that version from then on. First waits for the work of this process on the GPU. On success
+/// `next` is closed; on failure it is still the caller's.
 ///
 /// # Safety
 /// No other thread uses `segment` or `next`, or enqueues work that uses the addresses of `segment`.
@@ -490,11 +490,18 @@ pub unsafe extern "C" fn pw_segment_advance(segment: *mut pw_segment, next: *mut
             return Err(Failure::argument("a segment cannot advance to itself", "pass what pw_segment_newer stored"));
         }
         let in_use = || Failure::argument("a DLPack tensor shows the segment", "call its deleter first");
-        let OpenSegment { segment: next, .. } = handle::take(next)?;
         // SAFETY: the caller's promise; it is another object than `next`.
         let opened = unsafe { handle::get_mut::<OpenSegment>(segment) }?;
         let advanced = Arc::get_mut(&mut opened.segment).ok_or_else(in_use)?;
-        advanced.advance(Arc::into_inner(next).ok_or_else(in_use)?, Drain::All(&[]))?;
+        handle::consume(next, |OpenSegment { segment, kind, device, metadata, tensors }| {
+            let back = |failure, segment| (failure, OpenSegment { segment, kind, device, metadata, tensors });
+            match Arc::try_unwrap(segment) {
+                Ok(version) => advanced
+                    .advance(version, Drain::All(&[]))
+                    .map_err(|failed| back(failed.error.into(), Arc::new(*failed.value))),
+                Err(shared) => Err(back(in_use(), shared)),
+            }
+        })?;
         opened.metadata = OnceLock::new();
         Ok(())
     })

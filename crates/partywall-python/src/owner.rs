@@ -313,7 +313,7 @@ impl Owner {
 
     /// Makes the segment the version that `next` is, at the same addresses, for all tensors that have them.
     pub(crate) fn advance(&self, next: Segment, drain: Drain<'_>) -> partywall::Result<()> {
-        self.change("advance", |segment| segment.advance(next, drain)).ok_or_else(closed)?
+        self.change("advance", |segment| Ok(segment.advance(next, drain)?)).ok_or_else(closed)?
     }
 
     /// Calls `change` with the segment, if this is one, while no call of another thread uses it. `operation` is a verb.

@@ -5,7 +5,7 @@
 use std::{process::Command, time::Duration};
 
 use partywall::{
-    Access, DType, Domain, Drain, Error, Place, Segment, check_suspended,
+    Access, DType, Domain, Drain, Error, Failed, Place, Segment, check_suspended,
     cuda::{Stream, shared_allocations},
     error::{Busy, DeviceFault, InvalidArgument, LimitReached, Mismatch},
     gpu,
@@ -181,7 +181,7 @@ fn suspend_and_resume(domain: &Domain, place: Place) {
 
 fn advance(open: &mut Segment) -> partywall::Result<()> {
     let next = open.newer(None, Duration::ZERO)?.expect("there is a second version");
-    open.advance(next, Drain::All(&[]))
+    Ok(open.advance(next, Drain::All(&[]))?)
 }
 
 /// Checks that a segment is a version, and shows that version's bytes at both ends of each chunk.
@@ -216,8 +216,10 @@ fn refuse_other_layouts(domain: &Domain, place: Place, other: Place) {
         let _other = commit(place, tensors, false);
         let next = domain.opener("layout").allow_peer(true).open().unwrap();
         match open.advance(next, Drain::All(&[])) {
-            Err(Error::Mismatch(Mismatch::Layout { name, version: 1, differences, .. })) if name == "layout" => {
+            Err(Failed { error: Error::Mismatch(Mismatch::Layout { name, version: 1, differences, .. }), value }) => {
                 assert_eq!((open.version(), open.len()), (1, 2));
+                assert_eq!((name.as_str(), value.name()), ("layout", "layout"));
+                assert!(value.version() > 1 && value.check().is_ok(), "the caller keeps it");
                 differences.join("; ")
             }
             other => panic!("{other:?}"),
@@ -240,7 +242,7 @@ fn refuse_other_layouts(domain: &Domain, place: Place, other: Place) {
     assert!(elsewhere.starts_with(&format!("place: {place} becomes {other}; GPU of this process: ")), "{elsewhere}");
     let _mutable = commit(place, &plain, true);
     let next = open.newer(None, Duration::ZERO).unwrap().unwrap();
-    let error = open.advance(next, Drain::All(&[])).unwrap_err();
+    let Failed { error, .. } = open.advance(next, Drain::All(&[])).unwrap_err();
     assert!(matches!(error, Error::Mismatch(Mismatch::Kind { wanted: "frozen GPU", .. })), "{error}");
     // The same version at other addresses: an advance to it changes nothing that is seen.
     let again = domain.opener("layout").version(1).open().unwrap();
@@ -255,7 +257,7 @@ fn refuse_streams_of_others(domain: &Domain, place: Place, other: Place) {
     let own = Stream::new(open.gpu().unwrap().context()).unwrap();
     for drain in [Drain::All(&[own.as_ref(), stream.as_ref()]), Drain::Only(&[own.as_ref(), stream.as_ref()])] {
         let next = open.newer(None, Duration::ZERO).unwrap().unwrap();
-        let error = open.advance(next, drain).unwrap_err();
+        let Failed { error, .. } = open.advance(next, drain).unwrap_err();
         assert!(matches!(error, Error::InvalidArgument(InvalidArgument::Range { .. })), "{error}");
         assert_shows(&open, 1);
     }

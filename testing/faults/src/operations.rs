@@ -337,7 +337,7 @@ fn advance(setting: &Setting) -> Outcome {
     let next = open.newer(None, Duration::ZERO)?.expect("the second version was committed");
     match open.advance(next, Drain::All(&[])) {
         Ok(()) => expect(&open, &[7; 5000]),
-        Err(error) => expect(&open, &noise(5000)).and(Err(error)),
+        Err(failed) => expect(&open, &noise(5000)).and(Err(failed.error)),
     }
 }
 

@@ -1,6 +1,9 @@
 /* Partywall: processes on one Linux machine share GPU memory by name, without copying it, and survive each other's
    deaths. Generated from the Rust sources of crates/partywall-c; `PARTYWALL_BLESS=1 cargo test -p partywall-c` writes
-   it anew. docs/c.md is the guide. */
+   it anew. docs/c.md is the guide.
+
+   A call that takes a handle over closes it on success; on failure the handle is still the caller's. Only
+   `pw_block_offer`, `pw_claim_complete` and `pw_claim_fail` end their object in either case, and say so. */
 
 
 #ifndef PARTYWALL_H
@@ -1869,8 +1872,8 @@ pw_status pw_segment_check(const pw_segment *segment);
 pw_status pw_segment_newer(const pw_segment *segment, uint64_t version, int64_t timeout_ns, pw_segment **newer);
 
 // Makes a segment on a GPU the version that `next` is, at the addresses that it has: kernels, captured graphs and
-// tensors that know them see that version from then on. First waits for the work of this process on the GPU. Closes
-// `next` in any case.
+// tensors that know them see that version from then on. First waits for the work of this process on the GPU. On success
+// `next` is closed; on failure it is still the caller's.
 //
 // # Safety
 // No other thread uses `segment` or `next`, or enqueues work that uses the addresses of `segment`.

@@ -984,8 +984,8 @@ class segment : public detail::owner<pw_segment, pw_segment_close> {
         return detail::maybe<segment>(pw_segment_newer(get(), version, timeout.count(), &made), made);
     }
 
-    /* Makes a segment on a GPU the version that `next` is, at the addresses that it has. */
-    returned<void> advance(segment next) { return detail::done(pw_segment_advance(get(), next.release())); }
+    /* Makes a segment on a GPU the version that `next` is, at the addresses that it has. If that fails, `next` stays. */
+    returned<void> advance(segment &next) { return next.consumed(pw_segment_advance(get(), next.get())); }
 
     /* Maps what was added to the version, and returns `PW_UNCHANGED`, `PW_GROWN` or `PW_DOES_NOT_FIT`. */
     returned<std::uint32_t> refresh(duration timeout = duration::zero()) const {

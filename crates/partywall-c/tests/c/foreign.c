@@ -115,7 +115,7 @@ int main(void) {
     mix(&one, &other);
     mix(&other, &one);
     CHECK(pw_segment_advance(one.segment, other.segment) != PW_OK);
-    other.segment = NULL; /* closed in any case */
+    OK(pw_segment_check(other.segment));
     OK(pw_segment_check(one.segment));
     end(&one);
     end(&other);

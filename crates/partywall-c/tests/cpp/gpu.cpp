@@ -113,7 +113,12 @@ static void versions(const pw::domain &domain) {
     pw::segment old = weights(domain, 1.0F, false);
     const float *at = OK(old.device<float>("w")).data();
     FAILS(PW_DENIED, error, old.device_mut<float>("w"));
-    OK(old.advance(weights(domain, 5.0F, false)));
+    pw::segment next = weights(domain, 5.0F, true);
+    FAILS(PW_MISMATCH, error, old.advance(next));
+    OK(next.close());
+    next = weights(domain, 5.0F, false);
+    OK(old.advance(next));
+    CHECK(!next);
     float first = 0;
     OK(old.read("w", 0, &first, sizeof first));
     CHECK(first == 5.0F && OK(old.device<float>("w")).data() == at);

@@ -22,7 +22,7 @@ use partywall_shm::Tensor as Entry;
 
 use super::{Segment, blocks::is_capturing, named};
 use crate::{
-    error::{DeviceFault, Error, Gone, Mismatch, Result},
+    error::{DeviceFault, Error, Failed, Gone, Mismatch, Result},
     gpu::{Gpu, access_error, failed_call},
     kind::wrong_kind,
     wait::Wait,
@@ -111,7 +111,7 @@ impl Segment {
     /// ```
     ///
     /// # Errors
-    /// Each leaves this segment as it was, and drops `next`:
+    /// Each returns `next` and leaves this segment as it was:
     /// - [`Mismatch::Layout`], with each difference; [`Mismatch::Kind`] for memory that is mutable or not a GPU's;
     /// - [`DeviceFault::Captured`] if one of the streams is being captured into a graph, or if the driver does not wait
     ///   for all work because another one is; [`InvalidArgument::Range`](crate::error::InvalidArgument::Range) for a
@@ -121,10 +121,15 @@ impl Segment {
     /// Except one: [`DeviceFault::NotMapped`] if the driver refused to map the new memory and then the former one, too.
     /// The addresses may then show either version or nothing, and [`check`](Self::check) returns that error from then
     /// on.
-    pub fn advance(&mut self, mut next: Self, drain: Drain<'_>) -> Result<()> {
+    pub fn advance(&mut self, mut next: Self, drain: Drain<'_>) -> Result<(), Failed<Self>> {
+        self.exchange_with(&mut next, drain).map_err(|error| Failed::new(error, next))
+    }
+
+    /// Advances, and leaves `next` with the lease on the former version.
+    fn exchange_with(&mut self, next: &mut Self, drain: Drain<'_>) -> Result<()> {
         self.check()?;
         next.check()?;
-        self.check_layout(&next)?;
+        self.check_layout(next)?;
         let name = self.name().to_owned();
         let is_mutable = self.is_mutable() || next.is_mutable();
         let has = if is_mutable { "mutable" } else { self.kind() };
@@ -146,9 +151,8 @@ impl Segment {
         swap(&mut self.lease, &mut next.lease);
         swap(&mut self.facts, &mut next.facts);
         swap(&mut self.first, &mut next.first);
-        // The memory of the former version before its lease, which `next` has now.
+        // The memory of the former version ends here, before its lease, which `next` has now.
         drop(former);
-        drop(next);
         Ok(())
     }
 

@@ -99,6 +99,8 @@ fn host_memory_cannot_advance_in_place() {
     let _second = commit(2);
     let next = open.newer(None, Duration::ZERO).unwrap().unwrap();
     let refused = open.advance(next, Drain::All(&[])).unwrap_err();
+    assert_eq!((refused.value.version(), refused.value.tensor("x").unwrap().to_vec().unwrap()), (2, vec![2; 4]));
+    let refused = refused.error;
     assert!(matches!(refused, Error::Mismatch(Mismatch::Kind { has: "host", .. })), "{refused}");
     assert_eq!((open.version(), open.tensor("x").unwrap().to_vec().unwrap()), (1, vec![1; 4]));
 }
