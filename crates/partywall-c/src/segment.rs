@@ -46,7 +46,7 @@ pub(crate) struct OpenSegment {
 }
 
 object!(OpenSegment, pw_segment, 8, "segment");
-structs!(pw_open_options, pw_segment_info, pw_tensor_info);
+structs!(pw_ipc_handle, pw_open_options, pw_segment_info, pw_tensor_info);
 
 /// Descriptions of tensors. What they own is not changed or dropped before the segment, because C may have its addresses.
 #[derive(Default)]
@@ -362,6 +362,49 @@ pub unsafe extern "C" fn pw_segment_device(
         let tensor = handle::get::<OpenSegment>(segment)?.segment.tensor(text(tensor, "tensor")?)?;
         let range = tensor.device()?;
         store_bytes(address, argument::address(range.device_ptr()), length, range.bytes())
+    })
+}
+
+/// A tensor for programs that open memory by a 64-byte handle.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct pw_ipc_handle {
+    /// `sizeof(pw_ipc_handle)`, which the caller sets.
+    pub size: usize,
+    /// The bytes of the `cudaIpcMemHandle_t` of the allocation that contains the tensor.
+    pub handle: [u8; 64],
+    /// Where the tensor begins in the allocation.
+    pub offset: u64,
+    /// The bytes from the first element to the end of the last.
+    pub bytes: u64,
+    /// The number of the GPU in this process. Another process may number it differently.
+    pub device: u32,
+}
+
+/// Stores the handle of a tensor that this process has published, for programs such as inference servers. Fails with
+/// `PW_MISMATCH` for other memory. The memory stays until the segment is closed: have the other program close the handle
+/// before that, because it would see whatever uses the memory next. Does not block.
+///
+/// # Safety
+/// No other thread closes `segment`; `tensor` ends with a zero byte; `handle` points to a struct whose size is set.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pw_segment_ipc_handle(
+    segment: *const pw_segment,
+    tensor: *const c_char,
+    handle: *mut pw_ipc_handle,
+) -> pw_status {
+    // SAFETY: the caller's promise.
+    call(|| unsafe {
+        let OpenSegment { segment, .. } = handle::get::<OpenSegment>(segment)?;
+        let found = segment.tensor(text(tensor, "tensor")?)?.ipc_handle()?;
+        let known = pw_ipc_handle {
+            size: 0,
+            handle: found.handle().0,
+            offset: found.offset(),
+            bytes: found.bytes(),
+            device: found.gpu().context().device().ordinal(),
+        };
+        store_info(handle, known)
     })
 }
 

@@ -48,6 +48,7 @@ mod handle;
 mod heap;
 mod hint;
 mod hold;
+mod ipc_handle;
 mod members;
 mod memory;
 mod owner;
@@ -92,6 +93,7 @@ mod native {
         graph::{GraphNode, launch},
         heap::Heap,
         hold::Hold,
+        ipc_handle::IpcHandle,
         part::TaskBytes,
         pool::{Block, Pool},
         publisher::{Loan, Publisher},

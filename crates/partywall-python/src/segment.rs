@@ -15,6 +15,7 @@ use crate::{
     build::{Build, Planned, pinning, typed},
     errors::{Raise, cannot_grow_here},
     handle::{Closable, Handle},
+    ipc_handle::IpcHandle,
     members::Withdrawal,
     owner::{Owner, drain},
     stream::{self, Stream},
@@ -305,6 +306,11 @@ impl Segment {
             let nbytes = pinned.bytes();
             Ok(Pinned { held: Handle::new("pinned memory", HeldPin { pinned, _owner: owner.clone() }), nbytes })
         })
+    }
+
+    /// The driver's handle of a tensor that this process has published.
+    fn ipc_handle(&self, py: Python<'_>, name: TensorName) -> PyResult<IpcHandle> {
+        self.with(py, |owner, segment| Ok(IpcHandle::of(owner, &segment.tensor(&name.0)?.ipc_handle()?)))
     }
 
     /// Begins a version of `name` at `device`, and enqueues a copy of all tensors into it.

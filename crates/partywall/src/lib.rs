@@ -130,6 +130,7 @@
 //! | [`Queue`], [`Task`], [`Ticket`], [`ClaimedTask`] | tasks for worker processes, each with one result |
 //! | [`Topic`], [`Publisher`], [`Subscriber`], [`Sample`] | streams of samples, written once and read in place |
 //! | [`Heap`] | GPU memory for allocators of other libraries, whose tensors are then published without a copy |
+//! | [`IpcHandle`] | published tensors for programs that open memory by the driver's handles |
 //! | [`IpcEvent`] | CUDA's interprocess events, for code that already uses them |
 //! | [`gpu`] | GPUs as this process sees them, and memory on them |
 //! | [`doctor`] | checks of what works on this machine |
@@ -206,8 +207,8 @@ pub use self::{
         TaskStatus, Ticket, Unsubmitted,
     },
     segment::{
-        Build, Builder, Claim, Drain, Growth, OpenOptions, OpenOrBuild, Pinned, Publication, Refreshed, Segment,
-        Tensor, UploadLane, Uploader, check_suspended,
+        Build, Builder, Claim, Drain, Growth, IpcHandle, OpenOptions, OpenOrBuild, Pinned, Publication, Refreshed,
+        Segment, Tensor, UploadLane, Uploader, check_suspended,
     },
     semaphore::{MAX_PERMITS, Permit, Semaphore, SemaphoreOptions},
     task_ref::TaskRef,

@@ -40,7 +40,7 @@ from partywall._native import (
 )
 from partywall._pool import Block, BlockPart, BlockRef, Pool, PoolStats
 from partywall._queue import Queue, QueueStats, Task, TaskInfo
-from partywall._segment import Pinned, Segment
+from partywall._segment import IpcHandle, Pinned, Segment
 from partywall._semaphore import Semaphore
 from partywall._timeline import Timeline, TimelineEvent
 from partywall._topic import Ages, Loan, Publisher, Subscriber, SubscriberStats, Topic, TopicStats
@@ -65,6 +65,7 @@ __all__ = [
     "EvictedMember",
     "Finding",
     "GraphNode",
+    "IpcHandle",
     "LimitedWait",
     "Loan",
     "Member",

@@ -1,5 +1,6 @@
 """An open version of a name."""
 
+import base64
 import operator
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -159,6 +160,15 @@ class Segment(Interruptible[_native.Segment], Named[_native.Segment], Tensors):
         """
         return Pinned(self, self._native.pin(_arrays.device_name(device)))
 
+    def ipc_handle(self, tensor: str) -> "IpcHandle":
+        """Returns the driver's handle of a tensor that this process has published, for programs that open GPU memory by
+        `cudaIpcMemHandle_t`, such as Triton Inference Server.
+
+        The tensor's memory stays until the handle is closed, also after this segment is. Raises `WrongKind` unless the
+        memory is of kind `legacy` and was published by this process.
+        """
+        return IpcHandle(self, tensor, self._native.ipc_handle(tensor))
+
     def to(self, device: Any, stream: Any = None, *, name: str, access: Access | None = None) -> "Build":
         """Begins the next version of `name` on `device` with the same tensors and metadata, and enqueues a copy into
         it.
@@ -253,3 +263,49 @@ class Pinned(Interruptible[_native.Pinned]):
 
     def __repr__(self) -> str:
         return f"<partywall.Pinned {self._name}: {'closed' if self.closed else f'{self.nbytes} bytes'}>"
+
+
+class IpcHandle(Interruptible[_native.IpcHandle]):
+    """A published tensor for programs that open GPU memory by CUDA's 64-byte handles; `Segment.ipc_handle` returns one.
+
+    Keeps the tensor's memory until it is closed. Nobody knows who has opened the handle: have the other program close
+    it first, because from then on it would see whatever uses the memory next. `raw_handle`, `device_id` and `byte_size`
+    are what clients of Triton Inference Server register; `nbytes` and `offset` name the tensor in the region.
+    """
+
+    def __init__(self, segment: Segment, tensor: str, native: _native.IpcHandle) -> None:
+        self._name = f"{segment.name}@{segment.version}:{tensor}"
+        super().__init__(native)
+
+    @property
+    def raw_handle(self) -> bytes:
+        """The handle of the allocation that contains the tensor, in base64. Raises `Closed` once this is closed."""
+        return base64.b64encode(self._native.handle)
+
+    @property
+    def device_id(self) -> int:
+        """The number of the GPU in this process. A process that sees other GPUs numbers it differently."""
+        return self._native.device_id
+
+    @property
+    def byte_size(self) -> int:
+        """The bytes of the smallest region that contains the tensor: from the begin of the allocation to its end."""
+        return self.offset + self.nbytes
+
+    @property
+    def offset(self) -> int:
+        """Where the tensor begins in the allocation, in bytes."""
+        return self._native.offset
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes from the first element to the end of the last."""
+        return self._native.nbytes
+
+    def close(self) -> None:
+        """Lets the memory end with its segment. Have the other program close the handle before. Calling it again does
+        nothing."""
+        self._native.close()
+
+    def __repr__(self) -> str:
+        return f"<partywall.IpcHandle {self._name}: {'closed' if self.closed else f'{self.nbytes} bytes'}>"

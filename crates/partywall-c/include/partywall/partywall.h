@@ -649,6 +649,20 @@ typedef struct {
     uint64_t bytes;
 } pw_tensor_info;
 
+// A tensor for programs that open memory by a 64-byte handle.
+typedef struct {
+    // `sizeof(pw_ipc_handle)`, which the caller sets.
+    size_t size;
+    // The bytes of the `cudaIpcMemHandle_t` of the allocation that contains the tensor.
+    uint8_t handle[64];
+    // Where the tensor begins in the allocation.
+    uint64_t offset;
+    // The bytes from the first element to the end of the last.
+    uint64_t bytes;
+    // The number of the GPU in this process. Another process may number it differently.
+    uint32_t device;
+} pw_ipc_handle;
+
 // How a semaphore is opened.
 typedef struct {
     // `sizeof(pw_semaphore_options)`.
@@ -1825,6 +1839,14 @@ pw_status pw_segment_data(const pw_segment *segment, const char *tensor, void **
 // # Safety
 // As `pw_segment_data`.
 pw_status pw_segment_device(const pw_segment *segment, const char *tensor, void **address, size_t *length);
+
+// Stores the handle of a tensor that this process has published, for programs such as inference servers. Fails with
+// `PW_MISMATCH` for other memory. The memory stays until the segment is closed: have the other program close the handle
+// before that, because it would see whatever uses the memory next. Does not block.
+//
+// # Safety
+// No other thread closes `segment`; `tensor` ends with a zero byte; `handle` points to a struct whose size is set.
+pw_status pw_segment_ipc_handle(const pw_segment *segment, const char *tensor, pw_ipc_handle *handle);
 
 // Copies `length` bytes of a tensor, from `offset` on, to `bytes`, from any kind of memory. Blocks until they are
 // copied.

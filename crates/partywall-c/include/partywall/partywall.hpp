@@ -941,6 +941,14 @@ class segment : public detail::owner<pw_segment, pw_segment_close> {
         return memory<Element>(tensor, pw_segment_device, true);
     }
 
+    /* Returns the driver's handle of a published tensor, for programs such as inference servers. They close it before
+       the segment is closed. */
+    returned<pw_ipc_handle> ipc_handle(text tensor) const {
+        pw_ipc_handle handle = PW_INIT(pw_ipc_handle);
+        return detail::value<pw_ipc_handle>(pw_segment_ipc_handle(get(), tensor.c_str(), &handle),
+                                            [&] { return handle; });
+    }
+
     /* Copies `length` bytes of a tensor, from `offset` on, from any kind of memory. */
     returned<void> read(text tensor, std::uint64_t offset, void *bytes, std::size_t length) const {
         return detail::done(pw_segment_read(get(), tensor.c_str(), offset, bytes, length));

@@ -74,6 +74,14 @@ static void publish(pw_domain *domain) {
     float seen[4] = {0};
     OK(pw_segment_read(segment, "x", 0, seen, sizeof seen));
     CHECK(seen[3] == 4);
+    pw_ipc_handle ipc = PW_INIT(pw_ipc_handle);
+    OK(pw_segment_ipc_handle(segment, "x", &ipc));
+    uint8_t expected[64];
+    CUDA(cuIpcGetMemHandle, (void *, uint64_t), expected, (uint64_t)(uintptr_t)memory);
+    CHECK(memcmp(ipc.handle, expected, sizeof expected) == 0);
+    CHECK(ipc.offset == 0 && ipc.bytes == 16 && ipc.device == 0);
+    FAILS(PW_NOT_FOUND, pw_segment_ipc_handle(segment, "y", &ipc));
+    FAILS(PW_INVALID_ARGUMENT, pw_segment_ipc_handle(segment, "x", NULL));
     CHECK(released == 0);
     OK(pw_segment_close(segment));
     CHECK(released == 1);

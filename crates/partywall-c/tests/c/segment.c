@@ -120,6 +120,8 @@ static void reopen(pw_domain *domain) {
     CHECK(pw_segment_advance(segment, newer) == PW_MISMATCH); /* host memory does not advance */
     OK(pw_segment_info_get(newer, &about));
     CHECK(about.version == 2 && strcmp(about.kind, "host") == 0); /* still the caller's */
+    pw_ipc_handle ipc = PW_INIT(pw_ipc_handle);
+    FAILS(PW_MISMATCH, pw_segment_ipc_handle(segment, "w", &ipc));
     OK(pw_segment_close(newer));
     pw_open_options first = PW_INIT(pw_open_options);
     first.version = 1;

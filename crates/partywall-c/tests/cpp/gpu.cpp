@@ -119,6 +119,7 @@ static void versions(const pw::domain &domain) {
     next = weights(domain, 5.0F, false);
     OK(old.advance(next));
     CHECK(!next);
+    FAILS(PW_MISMATCH, error, old.ipc_handle("w"));
     float first = 0;
     OK(old.read("w", 0, &first, sizeof first));
     CHECK(first == 5.0F && OK(old.device<float>("w")).data() == at);

@@ -175,6 +175,11 @@ impl Mismatch {
                 Language::Python => "copy it by the CPU (`Domain.put(name, {key: source[key] for key in source}, \"host\")`), or to pinned memory (\"pinned\")",
                 _ => "copy it by the CPU (Put::segment, `partywall cp`), or to pinned memory (`pinned`)",
             }),
+            Self::Kind { operation: "an IPC handle", .. } => ErrorKind::Refused.help("wrong-kind", "WrongKind", match language {
+                Language::Python => "publish a tensor of torch or cupy in this process (Domain.publish), outside of torch_pool and cupy_pool, and take the handle of the segment that it returns",
+                Language::C => "publish memory of cudaMalloc in this process (pw_publication_commit), and take the handle of the segment that it stores",
+                _ => "publish memory of cudaMalloc in this process (Domain::publish), and take the handle of the segment that commit() returns",
+            }),
             Self::Kind { wanted: "pinned or GPU", .. } => ErrorKind::Refused.help("wrong-kind", "WrongKind", "pin it first (Segment::pin, in Python pin()), or create it as pinned memory"),
             Self::Kind { has: "legacy", wanted: "host, pinned or vmm", .. } => ErrorKind::Refused.help("wrong-kind", "WrongKind", "its publisher allocated it, and the driver shares it by a handle that only CUDA takes: publish a copy of it (Publication::commit_copy, in Python put), which has file descriptors"),
             Self::Kind { has: "pinned", operation: "pinning", .. } => ErrorKind::Refused.help("wrong-kind", "WrongKind", "use it as it is: the driver pinned it when it was allocated"),

@@ -77,7 +77,7 @@ pub(crate) fn publish(
         let (first, second) = driver.split_at(32);
         let halves = |half: &[u8]| std::array::from_fn(|i| half[i]);
         handles.push(LegacyHandle { origin, driver: [halves(first), halves(second)] });
-        let own = Arc::new(Own { origin, memory });
+        let own = Arc::new(Own { origin, handle: IpcMemoryHandle(driver), memory });
         PUBLISHED.lock().insert(origin, Arc::downgrade(&own));
         chunks.push(LegacyChunk::Own(own));
     }
@@ -87,6 +87,7 @@ pub(crate) fn publish(
 /// An allocation that this process publishes. Opening it in this process shares its ownership.
 struct Own {
     origin: [u8; 16],
+    handle: IpcMemoryHandle,
     /// Tensors in the allocation, which lives as long as any of their owners. Never empty.
     memory: Vec<ForeignMemory>,
 }
@@ -145,6 +146,13 @@ impl Memory for LegacyChunks {
     /// Refuses: memory that the publisher allocated has a fixed length.
     fn extend(&self, _: &[(u64, OwnedFd)]) -> Result<Box<dyn Extension + '_>> {
         Err(wrong_kind("legacy", "other", "growing"))
+    }
+
+    fn ipc_handle(&self, chunk: usize) -> Option<IpcMemoryHandle> {
+        match &self.chunks[chunk] {
+            LegacyChunk::Own(own) => Some(own.handle),
+            LegacyChunk::Opened(_) => None,
+        }
     }
 
     fn is_published(&self) -> bool {

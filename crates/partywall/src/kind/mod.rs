@@ -16,7 +16,9 @@ use std::{
     sync::Arc,
 };
 
-use partywall_cuda::{AccessError, Context, CudaError, DeviceSlice, DeviceUuid, HostRegistration, Mapping, round_up};
+use partywall_cuda::{
+    AccessError, Context, CudaError, DeviceSlice, DeviceUuid, HostRegistration, IpcMemoryHandle, Mapping, round_up,
+};
 use partywall_os::{borrow::BlockBorrows, map::SharedMap};
 use partywall_wire::{Kind as WireKind, LegacyHandle};
 
@@ -258,6 +260,11 @@ pub(crate) trait Memory: Send + Sync {
     /// error nothing is mapped, and the call may be repeated.
     fn refill(&mut self, _chunks: &[(u64, OwnedFd)]) -> Result<()> {
         Err(wrong_kind("legacy", "other", "resuming"))
+    }
+
+    /// Returns the driver's handle of a chunk, if it is an allocation that this memory keeps alive.
+    fn ipc_handle(&self, _chunk: usize) -> Option<IpcMemoryHandle> {
+        None
     }
 
     /// Returns whether this process has published the memory, which must then stay until the lease is given back.

@@ -5,6 +5,7 @@ mod blocks;
 mod build;
 mod copy;
 mod growth;
+mod ipc;
 mod left;
 mod open;
 mod options;
@@ -32,6 +33,7 @@ pub use self::{
     advance::Drain,
     build::{Build, Builder, Claim, UploadLane, Uploader},
     growth::{Growth, Refreshed},
+    ipc::IpcHandle,
     open::{OpenOptions, OpenOrBuild},
     pin::Pinned,
     publish::Publication,

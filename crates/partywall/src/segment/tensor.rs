@@ -5,11 +5,12 @@ use std::fmt;
 use partywall_os::map::SharedSlice;
 use partywall_shm::{DType, Tensor as Entry};
 
-use super::Segment;
+use super::{IpcHandle, Segment};
 use crate::{
     element::{Element, elements},
     error::{Denied, Error, InvalidArgument, Mismatch, Result},
     gpu::DeviceRange,
+    kind::wrong_kind,
 };
 
 /// A tensor, borrowed from its segment.
@@ -129,6 +130,22 @@ impl<'a> Tensor<'a> {
         }
         let range = self.segment.view()?.device(self.entry.chunk(), self.entry.offset(), self.entry.bytes());
         range.map_err(|e| self.segment.named(e))
+    }
+
+    /// Returns the driver's 64-byte handle of the allocation that contains the tensor, and the tensor's place in it. See
+    /// [`IpcHandle`].
+    ///
+    /// # Errors
+    /// [`Mismatch::Kind`] unless the memory is of kind `legacy` and was published by this process, whose segment keeps it
+    /// alive; [`InvalidArgument::Range`] for a tensor without bytes.
+    pub fn ipc_handle(&self) -> Result<IpcHandle<'a>> {
+        let memory = self.segment.view()?;
+        let Some(handle) = memory.ipc_handle(self.entry.chunk()) else {
+            let has = if self.segment.kind() == "legacy" { "opened legacy" } else { self.segment.kind() };
+            return Err(self.segment.named(wrong_kind(has, "published legacy", "an IPC handle")));
+        };
+        let DeviceRange { gpu, .. } = self.device()?;
+        Ok(IpcHandle { handle, gpu, offset: self.entry.offset(), bytes: self.entry.bytes() })
     }
 
     /// Returns a cudarc view of the elements on their GPU, in memory order. `stream` may be any cudarc stream of that

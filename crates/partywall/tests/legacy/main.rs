@@ -3,6 +3,7 @@
 
 mod copies;
 mod deaths;
+mod handles;
 mod heaps;
 mod left;
 mod pools;
@@ -14,6 +15,7 @@ mod world;
 fn role() {
     if let Ok(role) = std::env::var(world::ROLE) {
         match role.split_once(": ") {
+            Some(("handle", role)) => handles::play(role),
             Some(("pool", role)) => pools::play(role),
             Some(("heap", role)) => heaps::play(role),
             Some(("left", role)) => left::play(role),
