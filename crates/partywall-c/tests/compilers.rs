@@ -56,7 +56,7 @@ fn needs_minutes_each_program_in_cpp_compiles_by_each_compiler_as_each_standard(
     }
 }
 
-/// What surrounds the lines of a page: the objects and kernels that they use.
+/// What the lines of pages use.
 const AROUND: &str = "#include <partywall/partywall.hpp>
 typedef CUstream_st *cudaStream_t;
 template <typename... T> void kernel(T &&...);
@@ -64,12 +64,14 @@ template <typename... T> void produce(T &&...);
 template <typename... T> void consumer(T &&...);
 template <typename... T> void consume(T &&...);
 template <typename... T> void infer(T &&...);
-void around(partywall::domain &domain, partywall::publisher &publisher, partywall::subscriber &subscriber,
-            cudaStream_t stream, std::vector<float> &values, std::uint64_t height, std::uint64_t width,
-            OPTIONS &options);
-void around(partywall::domain &domain, partywall::publisher &publisher, partywall::subscriber &subscriber,
-            cudaStream_t stream, std::vector<float> &values, std::uint64_t height, std::uint64_t width,
-            OPTIONS &options) {
+";
+
+/// A function around the lines of a page, with the objects that they use.
+const FUNCTION: &str =
+    "void NAME(partywall::domain &domain, partywall::publisher &publisher, partywall::subscriber &subscriber,
+          cudaStream_t stream, std::vector<float> &values, std::uint64_t height, std::uint64_t width,
+          OPTIONS &options) {
+#line 1 \"NAME\"
 LINES
 }
 ";
@@ -84,24 +86,32 @@ fn without_launches(lines: &str) -> String {
 #[test]
 fn needs_minutes_lines_in_cpp_of_pages_compile() {
     let scratch = tempfile::tempdir().unwrap();
+    let compile_as = |name: &str, program: &str| {
+        let source = scratch.path().join(name);
+        fs::write(&source, program).unwrap();
+        compile(["g++", "clang++"], &source, &["-std=c++17", "-Wno-unused-parameter"]);
+    };
+    // One program for all lines: most of the time goes into the header.
+    let mut all = AROUND.to_owned();
     let mut count = 0;
-    for page in ["c.md", "from-cuda-ipc.md"] {
-        let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(page)).unwrap();
+    for page in ["c", "from-cuda-ipc"] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(page).with_extension("md");
+        let text = fs::read_to_string(path).unwrap();
         let blocks = text.split("```cpp\n").skip(1).map(|block| block.split("```").next().unwrap());
         // The others show what is written by hand.
         for lines in blocks.filter(|lines| lines.contains("partywall::")) {
-            let lines = without_launches(lines);
-            let options = if lines.contains("domain.build") { "segment_options" } else { "topic_options" };
-            let program = if lines.contains("int main") {
-                lines
-            } else {
-                AROUND.replace("OPTIONS", &format!("partywall::{options}")).replace("LINES", &lines)
-            };
-            let source = scratch.path().join(format!("{page}{count}.cpp"));
-            fs::write(&source, program).unwrap();
-            compile(["g++", "clang++"], &source, &["-std=c++17", "-Wno-unused-parameter"]);
             count += 1;
+            let name = format!("{}_{count}", page.replace('-', "_"));
+            let lines = without_launches(lines);
+            if lines.contains("int main") {
+                compile_as(&format!("{name}.cpp"), &lines);
+            } else {
+                let options = if lines.contains("domain.build") { "segment_options" } else { "topic_options" };
+                let function = FUNCTION.replace("NAME", &name).replace("OPTIONS", &format!("partywall::{options}"));
+                all += &function.replace("LINES", &lines);
+            }
         }
     }
     assert!(count > 5, "the pages are read in another way than they are laid out");
+    compile_as("lines.cpp", &all);
 }
