@@ -30,9 +30,13 @@ pub(super) fn clippy(workspace: &Workspace) -> Outcome {
 
 /// The program and the library have the same name, so both write their pages to the same place. They are built one
 /// after the other, and the pages of the library remain.
+///
+/// With an example cargo selects the features of dependencies as for clippy and the tests. Otherwise it would compile
+/// `syn`, all macros and what uses them again.
 pub(super) fn rustdoc(workspace: &Workspace) -> Outcome {
     let build = |targets| {
         let mut command = workspace.cargo(["doc", targets, "--no-deps", "--document-private-items", PACKAGES]);
+        command.args(["--example", "producer"]);
         workspace.run(command.env("RUSTDOCFLAGS", "-D warnings"))
     };
     build("--bins").and_then(|()| build("--lib")).into()
