@@ -15,6 +15,19 @@ const FIELDS: [&str; 7] =
     ["description", "license", "readme", "keywords", "categories", "documentation", "rust_version"];
 const LICENCES: [&str; 2] = ["LICENSE-APACHE", "LICENSE-MIT"];
 
+/// The manifest of a package that selects the features of what macros are made with as the dependencies of tests select
+/// them. Otherwise cargo would compile all macros and what uses them again. The features of what the packages themselves
+/// use stay as they are, because those of build dependencies are selected apart.
+const MACROS: &str = r#"
+package = { name = "macros", edition = "2024" }
+lib.path = "lib.rs"
+
+[build-dependencies]
+proc-macro2 = { version = "1", features = ["span-locations"] }
+syn = { version = "2", features = ["extra-traits", "fold", "full", "visit"] }
+syn-3 = { package = "syn", version = "3", features = ["extra-traits", "full", "visit-mut"] }
+"#;
+
 /// Packs all published crates, after two checks that cargo does not make: the crates describe themselves, and the
 /// oldest supported Rust is the one that every test uses.
 pub(super) fn pack(workspace: &Workspace) -> Outcome {
@@ -34,14 +47,15 @@ pub(super) fn pack(workspace: &Workspace) -> Outcome {
 /// Compiles each crate from its package.
 ///
 /// `cargo publish --dry-run` would compile all dependencies once more for that. In a workspace of the unpacked
-/// packages, with the profiles of this one, cargo finds those that clippy has checked. Nothing is linked: what a
-/// package lacks is missed before.
+/// packages, with the profiles of this one and [`MACROS`], cargo finds those that clippy has checked. Nothing is linked:
+/// what a package lacks is missed before.
 pub(super) fn compile(workspace: &Workspace) -> Outcome {
     let folder = workspace.root.join("target/packages");
     let check = || {
         write(workspace)?;
         remove(&folder)?;
-        fs::create_dir_all(&folder).map_err(|error| format!("cannot create {}: {error}", folder.display()))?;
+        fs::create_dir_all(folder.join("macros"))
+            .map_err(|error| format!("cannot create {}: {error}", folder.display()))?;
         let mut patches = String::from("[patch.crates-io]\n");
         for package in published(workspace) {
             let unpacked = format!("{}-{}", package.name, package.manifest["version"].as_str().unwrap_or_default());
@@ -57,7 +71,8 @@ pub(super) fn compile(workspace: &Workspace) -> Outcome {
         let manifest = read("Cargo.toml")?;
         let profiles = manifest.find("[profile.").map_or("", |start| &manifest[start..]);
         let manifest = format!("[workspace]\nresolver = \"3\"\nmembers = [\"*\"]\n\n{patches}\n{profiles}");
-        for (name, text) in [("Cargo.toml", manifest), ("Cargo.lock", read("Cargo.lock")?)] {
+        let macros = [("macros/Cargo.toml", MACROS.to_owned()), ("macros/lib.rs", String::new())];
+        for (name, text) in [("Cargo.toml", manifest), ("Cargo.lock", read("Cargo.lock")?)].into_iter().chain(macros) {
             let path = folder.join(name);
             fs::write(&path, text).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
         }
