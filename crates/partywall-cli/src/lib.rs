@@ -2,7 +2,8 @@
 //! `commands`; the library `partywall` shares the memory.
 //!
 //! A program calls [`main`]. `partywall` has nothing to add; `partywall-lab` is the same program with a [`Lab`], which
-//! holds what nobody needs who only shares memory. `partywall` starts it for that, as [`lab`] describes.
+//! holds what nobody needs who only shares memory. `partywall` starts it for that, as [`lab`] describes. In the same way
+//! `partywall-fetch` is the program that puts what a URL names: [`fetch`].
 //!
 //! This is no library for others: nothing here is stable.
 
@@ -11,6 +12,7 @@ mod commands;
 mod describe;
 pub mod device;
 mod failure;
+pub mod fetch;
 pub mod lab;
 mod output;
 pub mod progress;
@@ -100,7 +102,7 @@ enum Command {
     Status,
     /// Stop the broker
     Stop(commands::stop::Arguments),
-    /// Put a file, a folder of shards or standard input under a name
+    /// Put a file, a folder of shards, a URL or standard input under a name
     Put(commands::put::Arguments),
     /// Write a segment or one of its tensors to a file
     Get(commands::get::Arguments),
@@ -154,7 +156,10 @@ enum Command {
 #[must_use]
 pub fn main(lab: Option<&'static Lab>) -> ExitCode {
     lab::set(lab);
-    lab::take_over_simulation();
+    // `partywall-lab` has no TLS, and would start `partywall-fetch` again.
+    if fetch::contained().is_none() {
+        lab::take_over_simulation();
+    }
     let (Cli { context, command }, matches) = match parse() {
         Ok(parsed) => parsed,
         Err(error) => return usage(&without_hidden(error)),

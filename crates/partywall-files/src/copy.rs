@@ -1,8 +1,6 @@
 //! Copying the tensors of a plan into memory, by several threads.
 
 use std::{
-    fs::File,
-    num::NonZeroU64,
     sync::{
         Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -11,11 +9,11 @@ use std::{
 };
 
 use partywall_os::{lock::IgnorePoison, thread::spawn_scoped};
-use rustix::fs::{Advice, fadvise};
 
 use crate::{
     error::{FileError, FileProblem, SinkError},
-    plan::{Plan, Source, read_exact_at},
+    plan::Plan,
+    storage::FileReader,
 };
 
 /// The target of a copy. Each thread uses a lane of its own.
@@ -96,7 +94,7 @@ impl Plan {
         progress: &(dyn Fn(u64) + Sync),
         cancel: &AtomicBool,
     ) -> Result<(), FileError> {
-        let items = self.items();
+        let items = self.items(threads);
         let job = CopyJob {
             plan: self,
             sink,
@@ -116,12 +114,12 @@ impl Plan {
         });
         match job.error.into_inner().ignore_poison() {
             Some(error) => Err(error),
-            None => self.sources.iter().try_for_each(Source::check),
+            None => self.sources.iter().try_for_each(|of| of.file.check().map_err(|problem| problem.of(&of.path))),
         }
     }
 
     /// Returns the bytes of all files, divided into items that one thread reads.
-    fn items(&self) -> Vec<Item> {
+    fn items(&self, threads: usize) -> Vec<Item> {
         let mut items = Vec::new();
         for (source, of) in self.sources.iter().enumerate() {
             let Some(last) = of.tensors.clone().next_back() else {
@@ -129,8 +127,9 @@ impl Plan {
             };
             let mut start = self.starts[of.tensors.start];
             let end = self.starts[last] + self.tensors()[last].bytes;
+            let run = of.file.run_bytes(end - start, threads);
             while start < end {
-                let len = ITEM_BYTES.min(end - start);
+                let len = run.min(end - start);
                 items.push(Item { source, start, len });
                 start += len;
             }
@@ -177,15 +176,19 @@ impl<S: Sink> CopyJob<'_, S> {
         };
         let mut lane = self.sink.lane().map_err(|e| failed(item, e))?;
         let mut pieces = Vec::new();
-        let mut open: Option<(usize, File)> = None;
+        let is_cancelled = || self.cancel.load(Ordering::Relaxed) || self.failed.load(Ordering::Relaxed);
+        let mut open: Option<(usize, Box<dyn FileReader + '_>)> = None;
         loop {
             // Items are taken in the order of the files, so a thread opens each file once.
-            let file = match open.take() {
-                Some((source, file)) if source == item.source => file,
-                _ => sources[item.source].open()?,
+            let mut reader = match open.take() {
+                Some((source, reader)) if source == item.source => reader,
+                _ => {
+                    let source = &sources[item.source];
+                    source.file.reader(&is_cancelled).map_err(|problem| problem.of(&source.path))?
+                }
             };
-            self.copy(item, &file, &mut lane, &mut pieces)?;
-            open = Some((item.source, file));
+            self.copy(item, &mut *reader, &mut lane, &mut pieces)?;
+            open = Some((item.source, reader));
             match self.take() {
                 Some(next) => item = next,
                 None => return lane.finish().map_err(|e| failed(item, e)),
@@ -201,13 +204,18 @@ impl<S: Sink> CopyJob<'_, S> {
         self.items.get(self.next.fetch_add(1, Ordering::Relaxed))
     }
 
-    fn copy(&self, item: &Item, file: &File, lane: &mut S::Lane<'_>, pieces: &mut Vec<Piece>) -> Result<(), FileError> {
+    fn copy(
+        &self,
+        item: &Item,
+        reader: &mut dyn FileReader,
+        lane: &mut S::Lane<'_>,
+        pieces: &mut Vec<Piece>,
+    ) -> Result<(), FileError> {
         let path = &self.plan.sources[item.source].path;
         let failed = |source| FileProblem::Sink(source).of(path);
-        // The threads jump from item to item, which looks random to the kernel.
-        let _ = fadvise(file, item.start, NonZeroU64::new(item.len), Advice::WillNeed);
         let mut at = item.start;
         let end = item.start + item.len;
+        reader.begin(at..end).map_err(|problem| problem.of(path))?;
         while at < end {
             if self.cancel.load(Ordering::Relaxed) {
                 return Err(FileProblem::Cancelled.of(path));
@@ -217,7 +225,7 @@ impl<S: Sink> CopyJob<'_, S> {
             if len == 0 {
                 return Err(failed("the sink gave an empty buffer".into()));
             }
-            read_exact_at(file, &mut buffer[..len], at).map_err(|problem| problem.of(path))?;
+            reader.read_exact(&mut buffer[..len]).map_err(|problem| problem.of(path))?;
             self.pieces(item.source, at, len, pieces);
             lane.submit(pieces).map_err(failed)?;
             at += len as u64;
@@ -258,8 +266,8 @@ impl<S: Sink> CopyJob<'_, S> {
     }
 }
 
-/// Bytes of a file that one thread reads in a row.
-const ITEM_BYTES: u64 = 8 << 20;
+/// Bytes of a file that one thread reads in a row, if the file does not say otherwise.
+pub(crate) const ITEM_BYTES: u64 = 8 << 20;
 
 /// A few threads fill the memory's bandwidth. Chosen, not measured: measurements so far are of 2 cores.
 const MAX_THREADS: usize = 8;

@@ -157,6 +157,14 @@ pub enum FileProblem {
         /// The difference.
         why: String,
     },
+    /// The server that has the file refused it, could not be reached, or did not keep to its protocol.
+    #[error("{what}")]
+    Remote {
+        /// What happened.
+        what: String,
+        /// What to do about it.
+        advice: &'static str,
+    },
     /// The target of the copy could not be written.
     #[error("cannot be copied: {0}")]
     Sink(#[source] SinkError),
@@ -275,6 +283,7 @@ impl FileProblem {
             Self::Table(_) => "rename, reshape or split what is named here",
             Self::TooLong { .. } => "raise the limit, or write the stream to a file and name that",
             Self::Changed { .. } => "wait until no process writes the file, then try again",
+            Self::Remote { advice, .. } => advice,
             Self::Sink(_) | Self::Content { .. } => "see the cause",
             Self::Cancelled => "start again when you want it",
             Self::NoSuchTensor { .. } => "list the tensors with `partywall show NAME`",

@@ -10,6 +10,9 @@
 //! | `.npy` | one tensor, [`SINGLE_TENSOR`], in C or Fortran order | one tensor |
 //! | anything else, or a stream | its bytes: one tensor, [`SINGLE_TENSOR`], of `uint8` | the bytes of one tensor, as they lie in memory |
 //!
+//! The files are those of the file system ([`Plan::from_path`]) or of another [`Storage`] ([`Plan::from_storage`]): the
+//! formats, the copy and its checks are the same.
+//!
 //! A pointer of Git LFS in place of a file is an error in each format.
 //!
 //! Files are read by positioned reads, never mapped: a file that is truncated while it is mapped kills the reader with
@@ -61,11 +64,13 @@ mod copy;
 mod draft;
 mod error;
 mod json;
+mod local;
 mod message;
 mod npy;
 mod plan;
 mod safetensors;
 mod shards;
+mod storage;
 mod tensor;
 mod write;
 
@@ -74,6 +79,7 @@ pub use draft::{Draft, is_in_place, write_file};
 pub use error::{FileError, FileProblem, SinkError};
 pub use message::{Message, safetensors_header, safetensors_message};
 pub use plan::Plan;
+pub use storage::{FileReader, Storage, StoredFile};
 pub use tensor::TensorInfo;
 pub use write::{Content, Format, write_to, write_to_path};
 

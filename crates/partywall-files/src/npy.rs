@@ -4,7 +4,7 @@
 //! and `shape`; this module reads the few kinds of literals that their values are made of, in one pass and without
 //! recursion, and refuses everything else.
 
-use std::{fmt, fs::File};
+use std::fmt;
 
 use partywall_shm::DType;
 
@@ -12,17 +12,18 @@ use crate::{
     SINGLE_TENSOR,
     error::FileProblem,
     plan::{read_exact_at, read_vec_at},
+    storage::FileReader,
     tensor::{Order, TensorInfo},
     write::Format,
 };
 
-/// Reads the header of `file`, which has `length` bytes, and checks it against that length. Returns the tensor and the
+/// Reads the header of a file, which has `length` bytes, and checks it against that length. Returns the tensor and the
 /// offset of its first byte.
-pub(crate) fn read_header(file: &File, length: u64) -> Result<(TensorInfo, u64), FileProblem> {
+pub(crate) fn read_header(reader: &mut dyn FileReader, length: u64) -> Result<(TensorInfo, u64), FileProblem> {
     let truncated = |expected| FileProblem::Truncated { expected, found: length };
     let mut prefix = [0; 12];
     let have = length.min(12) as usize;
-    read_exact_at(file, &mut prefix[..have], 0)?;
+    read_exact_at(reader, &mut prefix[..have], 0)?;
     if prefix[..MAGIC.len()] != *MAGIC {
         let why = "it does not begin as a .npy file does";
         return Err(if MAGIC.starts_with(&prefix[..have]) { truncated(12) } else { FileProblem::malformed(why) });
@@ -42,7 +43,7 @@ pub(crate) fn read_header(file: &File, length: u64) -> Result<(TensorInfo, u64),
     if length < start {
         return Err(truncated(start));
     }
-    let tensor = parse(&read_vec_at(file, text_bytes, text_at)?)?;
+    let tensor = parse(&read_vec_at(reader, text_bytes, text_at)?)?;
     match start.checked_add(tensor.bytes) {
         Some(expected) if expected == length => Ok((tensor, start)),
         Some(expected) if expected < length => Err(FileProblem::TrailingBytes { expected, found: length }),

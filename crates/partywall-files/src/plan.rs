@@ -3,22 +3,24 @@
 use std::{
     collections::{HashMap, HashSet, hash_map::Entry},
     fmt,
-    fs::{self, File, FileType, Metadata, OpenOptions},
+    fs::File,
     io::{self, Read, Write},
     ops::Range,
-    os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use partywall_shm::{DType, TableBuilder};
-use rustix::fs::{MemfdFlags, OFlags, memfd_create};
+use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::{
     BUFFER_BYTES, SINGLE_TENSOR,
     error::{FileError, FileProblem},
+    local::{LocalFiles, Spool},
     npy,
     safetensors::{self, Header},
     shards::{Folder, Index, has_suffix, is_index, is_safetensors},
+    storage::{FileReader, Storage, StoredFile, never},
     tensor::{Order, TensorInfo},
     write::check_size,
 };
@@ -38,26 +40,8 @@ pub struct Plan {
 /// A file, and a range of its tensors that follow each other without gaps.
 pub(crate) struct Source {
     pub(crate) path: PathBuf,
-    pub(crate) bytes: Bytes,
+    pub(crate) file: Arc<dyn StoredFile>,
     pub(crate) tensors: Range<usize>,
-}
-
-/// The location of the bytes of a file.
-pub(crate) enum Bytes {
-    /// A file at its path, if it still has this stamp.
-    File(Stamp),
-    /// A stream that was read to its end into a file without a name.
-    Spool(File),
-}
-
-/// Identifies the state of a file. A change of equal length within the same tick of the file system's clock (up to 10
-/// ms before Linux 6.13) is not detected.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Stamp {
-    device: u64,
-    inode: u64,
-    length: u64,
-    modified: (i64, i64),
 }
 
 impl Plan {
@@ -73,31 +57,34 @@ impl Plan {
     /// [`FileError`]: the file cannot be read, is not a regular file, is damaged or truncated, or shards and index do
     /// not belong together.
     pub fn from_path(path: &Path) -> Result<Self, FileError> {
-        let found = fs::metadata(path).map_err(|source| FileProblem::Open(source).of(path))?;
-        if found.is_dir() {
-            return match Folder::read(path)? {
-                Folder::Index(index) => Self::from_index(&index),
-                Folder::Shards(shards) => Self::from_shards(&shards, None),
+        Self::from_storage(&LocalFiles, path)
+    }
+
+    /// Reads the headers of a file, or of all shards of a folder or an index, in a storage; as [`Plan::from_path`] does
+    /// in the file system.
+    ///
+    /// # Errors
+    /// As [`Plan::from_path`], and those of the storage.
+    pub fn from_storage(storage: &dyn Storage, path: &Path) -> Result<Self, FileError> {
+        if let Some(files) = storage.folder(path).map_err(|problem| problem.of(path))? {
+            return match Folder::of(path, files)? {
+                Folder::Index(index) => Self::from_index(storage, &index),
+                Folder::Shards(shards) => Self::from_shards(storage, &shards, None),
             };
         }
         if is_index(path) {
-            return Self::from_index(path);
+            return Self::from_index(storage, path);
         }
         if is_safetensors(path) {
-            return Self::from_shards(&[path.to_owned()], None);
+            return Self::from_shards(storage, &[path.to_owned()], None);
         }
-        let (file, stamp) = open_model(path)?;
+        let model = Model::open(storage, path)?;
         let (tensor, start) = if has_suffix(path, ".npy") {
-            npy::read_header(&file, stamp.length).map_err(|problem| problem.of(path))?
+            model.read(npy::read_header).map_err(|problem| problem.of(path))?
         } else {
-            // Files of /proc report a length of 0. A file with more bytes than it reports is refused.
-            let more = file.read_at(&mut [0], stamp.length);
-            match more.map_err(|source| FileProblem::Read(source).of(path))? {
-                0 => (raw(path, stamp.length)?, 0),
-                _ => return Err(FileProblem::changed("it has more bytes than it says").of(path)),
-            }
+            (raw(path, model.0.length())?, 0)
         };
-        Ok(Self::single(path, Bytes::File(stamp), tensor, start))
+        Ok(Self::single(path, model.0, tensor, start))
     }
 
     /// Reads a stream to its end as raw bytes: one tensor, [`SINGLE_TENSOR`], of `uint8`.
@@ -129,7 +116,7 @@ impl Plan {
             check_size(length).map_err(|problem| problem.of(path))?;
             spool.write_all(&buffer[..read]).map_err(|e| FileProblem::write(e).of(path))?;
         }
-        Ok(Self::single(path, Bytes::Spool(spool), raw(path, length)?, 0))
+        Ok(Self::single(path, Arc::new(Spool::new(spool, length)), raw(path, length)?, 0))
     }
 
     /// Returns the tensors, in the order of their bytes: shard after shard.
@@ -176,11 +163,13 @@ impl Plan {
     pub fn read_tensor(&self, index: usize) -> Result<Vec<u8>, FileError> {
         let source = self.sources.iter().find(|source| source.tensors.contains(&index));
         let source = source.expect("the index is in range, and each tensor is in one file");
-        let file = source.open()?;
-        let bytes = read_vec_at(&file, self.tensors[index].bytes, self.starts[index]);
-        let bytes = bytes.map_err(|problem| problem.of(&source.path))?;
-        source.check()?;
-        Ok(bytes)
+        let read = || {
+            let mut reader = source.file.reader(&never)?;
+            let bytes = read_vec_at(&mut *reader, self.tensors[index].bytes, self.starts[index])?;
+            source.file.check()?;
+            Ok(bytes)
+        };
+        read().map_err(|problem: FileProblem| problem.of(&source.path))
     }
 
     /// Returns the path for an error that is about no particular file.
@@ -188,14 +177,15 @@ impl Plan {
         self.sources.first().map_or(Path::new(""), |source| &source.path)
     }
 
-    fn from_index(path: &Path) -> Result<Self, FileError> {
-        let (file, stamp) = open_model(path)?;
-        let index = Index::read(path, &file, stamp.length)?;
-        Self::from_shards(index.shards(), Some(&index))
+    fn from_index(storage: &dyn Storage, path: &Path) -> Result<Self, FileError> {
+        let model = Model::open(storage, path)?;
+        let index = model.read(|reader, length| Index::read(path, reader, length));
+        let index = index.map_err(|problem| problem.of(path))?;
+        Self::from_shards(storage, index.shards(), Some(&index))
     }
 
     /// Reads the headers of shards. `index` is the index that names them, if there is one.
-    fn from_shards(paths: &[PathBuf], index: Option<&Index>) -> Result<Self, FileError> {
+    fn from_shards(storage: &dyn Storage, paths: &[PathBuf], index: Option<&Index>) -> Result<Self, FileError> {
         let mut sources = Vec::with_capacity(paths.len());
         let mut tensors = Vec::new();
         let mut starts = Vec::new();
@@ -203,13 +193,13 @@ impl Plan {
         let mut keys = HashSet::new();
         let mut shard_of = Vec::new();
         for (shard, path) in paths.iter().enumerate() {
-            let (file, stamp) = open_model(path).map_err(|error| match index {
+            let model = Model::open(storage, path).map_err(|error| match index {
                 Some(index) => index.shard_error(shard, error),
                 None => error,
             })?;
-            let header = safetensors::read_header(&file, stamp.length);
+            let header = model.read(safetensors::read_header);
             let header: Header = header.map_err(|problem| problem.of(path))?;
-            let source = |range| Source { path: path.clone(), bytes: Bytes::File(stamp), tensors: range };
+            let source = |range| Source { path: path.clone(), file: model.0.clone(), tensors: range };
             let mut first = tensors.len();
             let mut is_gap = false;
             for (tensor, start) in header.tensors {
@@ -238,8 +228,8 @@ impl Plan {
         Ok(plan)
     }
 
-    fn single(path: &Path, bytes: Bytes, tensor: TensorInfo, start: u64) -> Self {
-        let source = Source { path: path.to_owned(), bytes, tensors: 0..1 };
+    fn single(path: &Path, file: Arc<dyn StoredFile>, tensor: TensorInfo, start: u64) -> Self {
+        let source = Source { path: path.to_owned(), file, tensors: 0..1 };
         Self { sources: vec![source], tensors: vec![tensor], starts: vec![start], metadata: Vec::new() }
     }
 
@@ -269,114 +259,43 @@ impl fmt::Debug for Plan {
     }
 }
 
-impl Source {
-    /// Opens the file, if it has not changed.
-    pub(crate) fn open(&self) -> Result<File, FileError> {
-        match &self.bytes {
-            Bytes::Spool(file) => file.try_clone().map_err(|source| FileProblem::Open(source).of(&self.path)),
-            Bytes::File(stamp) => {
-                let (file, now) = open(&self.path).map_err(|e| self.gone(e))?;
-                stamp.check(now).map_err(|problem| problem.of(&self.path))?;
-                Ok(file)
-            }
-        }
-    }
-
-    /// Fails if the file has changed.
-    pub(crate) fn check(&self) -> Result<(), FileError> {
-        let Bytes::File(stamp) = &self.bytes else {
-            return Ok(());
-        };
-        let now = fs::metadata(&self.path).map_err(|source| FileProblem::Open(source).of(&self.path));
-        let now = Stamp::of(&now.map_err(|e| self.gone(e))?);
-        stamp.check(now).map_err(|problem| problem.of(&self.path))
-    }
-
-    /// Turns a missing file into a changed one: it existed when the plan was made.
-    fn gone(&self, error: FileError) -> FileError {
-        match error.problem {
-            FileProblem::Open(source) if source.kind() == io::ErrorKind::NotFound => {
-                FileProblem::changed("it is gone").of(error.file)
-            }
-            problem => problem.of(error.file),
-        }
-    }
-}
-
-impl Stamp {
-    fn of(found: &Metadata) -> Self {
-        Self {
-            device: found.dev(),
-            inode: found.ino(),
-            length: found.len(),
-            modified: (found.mtime(), found.mtime_nsec()),
-        }
-    }
-
-    fn check(&self, now: Self) -> Result<(), FileProblem> {
-        if (self.device, self.inode) != (now.device, now.inode) {
-            return Err(FileProblem::changed("another file has taken its place"));
-        }
-        if self.length != now.length {
-            return Err(FileProblem::changed(format!("it had {} bytes and has {}", self.length, now.length)));
-        }
-        if self.modified != now.modified { Err(FileProblem::changed("it was written")) } else { Ok(()) }
-    }
-}
-
-/// Fills `out` from `offset`. A file that ends before has changed, because its length was known.
-pub(crate) fn read_exact_at(file: &File, out: &mut [u8], offset: u64) -> Result<(), FileProblem> {
-    file.read_exact_at(out, offset).map_err(|source| match source.kind() {
-        io::ErrorKind::UnexpectedEof => FileProblem::changed("it became shorter"),
-        _ => FileProblem::Read(source),
-    })
+/// Fills `out` from `offset`.
+pub(crate) fn read_exact_at(reader: &mut dyn FileReader, out: &mut [u8], offset: u64) -> Result<(), FileProblem> {
+    reader.begin(offset..offset + out.len() as u64)?;
+    reader.read_exact(out)
 }
 
 /// Reads `bytes` bytes into memory of their own. A file may have more than fits there, even without using its disk.
-pub(crate) fn read_vec_at(file: &File, bytes: u64, offset: u64) -> Result<Vec<u8>, FileProblem> {
+pub(crate) fn read_vec_at(reader: &mut dyn FileReader, bytes: u64, offset: u64) -> Result<Vec<u8>, FileProblem> {
     let mut read = Vec::new();
     read.try_reserve_exact(usize::try_from(bytes).unwrap_or(usize::MAX)).map_err(|_| FileProblem::Memory { bytes })?;
     read.resize(bytes as usize, 0);
-    read_exact_at(file, &mut read, offset)?;
+    read_exact_at(reader, &mut read, offset)?;
     Ok(read)
 }
 
-/// Opens a file to read its header. Refuses a pointer of Git LFS in its place.
-fn open_model(path: &Path) -> Result<(File, Stamp), FileError> {
-    let (file, stamp) = open(path)?;
-    let mut beginning = [0; LFS.len()];
-    if stamp.length >= LFS.len() as u64 {
-        read_exact_at(&file, &mut beginning, 0).map_err(|problem| problem.of(path))?;
-    }
-    if beginning == *LFS && stamp.length < LFS_LIMIT {
-        Err(FileProblem::LfsPointer.of(path))
-    } else {
-        Ok((file, stamp))
-    }
-}
+/// A file whose header is read.
+struct Model(Arc<dyn StoredFile>);
 
-/// Opens a regular file, and nothing else: opening a pipe would wait for its writer, opening a device may have any
-/// effect.
-fn open(path: &Path) -> Result<(File, Stamp), FileError> {
-    let failed = |source| FileProblem::Open(source).of(path);
-    regular(path, fs::metadata(path).map_err(failed)?.file_type())?;
-    // Checked again: the path may name another file by now.
-    let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;
-    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
-    let found = file.metadata().map_err(failed)?;
-    regular(path, found.file_type())?;
-    Ok((file, Stamp::of(&found)))
-}
+impl Model {
+    /// Opens a file. Refuses a pointer of Git LFS in its place.
+    fn open(storage: &dyn Storage, path: &Path) -> Result<Self, FileError> {
+        let model = storage.open(path).map(Self).map_err(|problem| problem.of(path))?;
+        let is_pointer = model.read(|reader, length| {
+            let mut beginning = [0; LFS.len()];
+            let may_be = (LFS.len() as u64..LFS_LIMIT).contains(&length);
+            if may_be {
+                read_exact_at(reader, &mut beginning, 0)?;
+            }
+            Ok(may_be && beginning == *LFS)
+        });
+        if is_pointer.map_err(|problem| problem.of(path))? { Err(FileProblem::LfsPointer.of(path)) } else { Ok(model) }
+    }
 
-fn regular(path: &Path, found: FileType) -> Result<(), FileError> {
-    let kind = match found {
-        found if found.is_file() => return Ok(()),
-        found if found.is_dir() => "a folder",
-        found if found.is_fifo() => "a pipe",
-        found if found.is_socket() => "a socket",
-        _ => "a device",
-    };
-    Err(FileProblem::NotRegular { kind }.of(path))
+    /// Reads a part by `read`, which takes the file and its length.
+    fn read<T>(&self, read: impl FnOnce(&mut dyn FileReader, u64) -> Result<T, FileProblem>) -> Result<T, FileProblem> {
+        read(&mut *self.0.reader(&never)?, self.0.length())
+    }
 }
 
 fn raw(path: &Path, length: u64) -> Result<TensorInfo, FileError> {

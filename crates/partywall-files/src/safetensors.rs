@@ -3,7 +3,7 @@
 //! Written by the safetensors crate, apart from the metadata, whose order the crate does not keep. Read here: of a key
 //! that is there twice, the crate does not say which, and of a type that it does not know, not of which tensor.
 
-use std::{cmp::Reverse, fs::File};
+use std::cmp::Reverse;
 
 use partywall_shm::DType;
 use safetensors::tensor::{Dtype as FileDType, Metadata, TensorInfo as FileTensor};
@@ -14,6 +14,7 @@ use crate::{
     error::FileProblem,
     json::{Member, Members},
     plan::{read_exact_at, read_vec_at},
+    storage::FileReader,
     tensor::{Order, TensorInfo},
     write::Format,
 };
@@ -27,14 +28,14 @@ pub(crate) struct Header {
     pub(crate) metadata: Vec<(String, String)>,
 }
 
-/// Reads the header of `file`, which has `length` bytes, and checks it against that length.
-pub(crate) fn read_header(file: &File, length: u64) -> Result<Header, FileProblem> {
+/// Reads the header of a file, which has `length` bytes, and checks it against that length.
+pub(crate) fn read_header(reader: &mut dyn FileReader, length: u64) -> Result<Header, FileProblem> {
     let truncated = |expected| FileProblem::Truncated { expected, found: length };
     if length < PREFIX {
         return Err(truncated(PREFIX));
     }
     let mut prefix = [0; PREFIX as usize];
-    read_exact_at(file, &mut prefix, 0)?;
+    read_exact_at(reader, &mut prefix, 0)?;
     let bytes = u64::from_le_bytes(prefix);
     if bytes > MAX_HEADER {
         return Err(FileProblem::HeaderTooLarge { bytes, limit: MAX_HEADER });
@@ -43,7 +44,7 @@ pub(crate) fn read_header(file: &File, length: u64) -> Result<Header, FileProble
     if length < start {
         return Err(truncated(start));
     }
-    whole(&read_vec_at(file, bytes, PREFIX)?, start, length)
+    whole(&read_vec_at(reader, bytes, PREFIX)?, start, length)
 }
 
 /// Reads the header of a file that is in memory as a whole, and checks it against the file's length.

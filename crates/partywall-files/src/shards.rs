@@ -2,8 +2,6 @@
 
 use std::{
     collections::HashMap,
-    fs::{self, File},
-    io::Read,
     path::{Component, Path, PathBuf},
 };
 
@@ -12,6 +10,8 @@ use serde::Deserialize;
 use crate::{
     error::{FileError, FileProblem},
     json::Members,
+    plan::read_vec_at,
+    storage::FileReader,
 };
 
 /// An index: the shard of each tensor.
@@ -39,15 +39,12 @@ pub(crate) enum Folder {
 }
 
 impl Index {
-    /// Reads an index.
-    pub(crate) fn read(path: &Path, file: &File, length: u64) -> Result<Self, FileError> {
+    /// Reads the index at `path`, which has `length` bytes.
+    pub(crate) fn read(path: &Path, reader: &mut dyn FileReader, length: u64) -> Result<Self, FileProblem> {
         if length > MAX_INDEX {
-            return Err(FileProblem::HeaderTooLarge { bytes: length, limit: MAX_INDEX }.of(path));
+            return Err(FileProblem::HeaderTooLarge { bytes: length, limit: MAX_INDEX });
         }
-        let mut json = Vec::new();
-        let read = file.take(MAX_INDEX).read_to_end(&mut json);
-        read.map_err(|source| FileProblem::Read(source).of(path))?;
-        Self::parse(path, &json).map_err(|problem| problem.of(path))
+        Self::parse(path, &read_vec_at(reader, length, 0)?)
     }
 
     /// Returns the shards in the order of their names.
@@ -121,14 +118,12 @@ impl Index {
 }
 
 impl Folder {
-    /// Reads a folder. Ignores files other than shards and indexes, and hidden ones: macOS puts a `._NAME` with the
-    /// attributes of a file beside it, where the file system cannot hold them.
-    pub(crate) fn read(folder: &Path) -> Result<Self, FileError> {
-        let failed = |source| FileProblem::Open(source).of(folder);
+    /// Sorts the files of a folder. Ignores files other than shards and indexes, and hidden ones: macOS puts a `._NAME`
+    /// with the attributes of a file beside it, where the file system cannot hold them.
+    pub(crate) fn of(folder: &Path, files: Vec<PathBuf>) -> Result<Self, FileError> {
         let mut shards = Vec::new();
         let mut index = None;
-        for entry in fs::read_dir(folder).map_err(failed)? {
-            let path = entry.map_err(failed)?.path();
+        for path in files {
             if is_hidden(&path) {
                 continue;
             }

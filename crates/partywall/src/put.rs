@@ -17,7 +17,7 @@ use crate::{
     files::{FileError, FileProblem, Plan, default_threads},
     gpu::{Gpu, cuda_error},
     place::Place,
-    segment::{Build, CommitOptions, Segment, Tensor, commit_setters},
+    segment::{Build, Builder, Claim, CommitOptions, Segment, Tensor, commit_setters},
 };
 
 impl Domain {
@@ -112,10 +112,38 @@ impl<'a> Put<'a> {
     /// As [`Put::path`].
     pub fn plan(&self, plan: &Plan) -> Result<Segment> {
         self.check()?;
+        self.fill(self.domain.create(&self.name, self.place), plan)
+    }
+
+    /// Puts the tensors of a plan under the name of a claim, which the version fulfils. Other processes that wait in
+    /// [`Domain::open_or_build`] wait for it.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use partywall::{Domain, OpenOrBuild, Place, Result, Segment, files::Plan};
+    /// # fn weights(domain: &Domain) -> Result<Segment> {
+    /// match domain.open_or_build("llm", Duration::MAX)? {
+    ///     OpenOrBuild::Opened(segment) => Ok(segment),
+    ///     OpenOrBuild::Build(claim) => {
+    ///         let plan = Plan::from_path("model.safetensors".as_ref())?;
+    ///         domain.put("llm", Place::Host).kept(true).claimed(claim, &plan)
+    ///     }
+    /// }
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Put::path`]. The claim passes on to another process then.
+    pub fn claimed(&self, claim: Claim, plan: &Plan) -> Result<Segment> {
+        self.check()?;
+        self.fill(claim.create(self.place), plan)
+    }
+
+    /// Fills a version with the tensors of a plan, and commits it.
+    fn fill(&self, builder: Builder, plan: &Plan) -> Result<Segment> {
         let mut table = TableBuilder::new();
         plan.add_to(&mut table)?;
-        let builder = self.domain.create(&self.name, self.place).table(table);
-        let mut build = builder.commit_options(self.commit).allocate()?;
+        let mut build = builder.table(table).commit_options(self.commit).allocate()?;
         plan.copy_to(&build.uploader()?, self.threads, self.progress, self.cancel).map_err(unwrap)?;
         self.commit(build)
     }

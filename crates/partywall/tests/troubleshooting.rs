@@ -369,6 +369,10 @@ fn every_error() -> Vec<Error> {
         Error::Unreachable(Unreachable::Refused("nonsense".into())),
         Error::System { what: "a call".into(), source: io() },
         Error::File(FileProblem::Open(io()).of("/x")),
+        Error::File(
+            FileProblem::Remote { what: "cannot be read: the server answered 403 Forbidden".into(), advice: "look" }
+                .of("https://example.com/model.safetensors"),
+        ),
         Error::File(FileProblem::Open(std::io::Error::from_raw_os_error(13)).of("/x")),
     ]
 }

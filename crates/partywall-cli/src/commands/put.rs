@@ -10,25 +10,27 @@ use std::{
 
 use clap::Args;
 use partywall::{
-    DeviceChoice, Domain, Error, ErrorKind, Limit, Place, Put, Segment, Wait, WhenSome, bytes,
+    DeviceChoice, Domain, Error, ErrorKind, Limit, OpenOrBuild, Place, Put, Segment, Wait, WhenSome, bytes,
     error::Denied,
-    files::{Plan, default_threads},
+    files::{Plan, Storage, default_threads},
 };
 use serde_json::{Value, json};
 
 use crate::{
     Context, describe, device,
     failure::Failure,
+    fetch::{self, FETCH_PROGRAM, Request},
     progress, signals,
-    text::{count, parse_threads},
+    text::{count, parse_seconds, parse_threads},
 };
 
 /// The arguments of the command.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// A .safetensors or .npy file, a folder or *.safetensors.index.json of shards, any other file as raw bytes, or `-`
-    /// for standard input
-    #[arg(value_name = "FILE|FOLDER|-")]
+    /// for standard input. Or the URL of one of them: https://HOST/PATH, s3://BUCKET/KEY, gs://BUCKET/KEY,
+    /// az://CONTAINER/KEY, or hf://ORG/MODEL[@REVISION][/FILE]
+    #[arg(value_name = "FILE|FOLDER|URL|-")]
     file: PathBuf,
     /// The name: letters, digits and `._-/`
     name: String,
@@ -36,7 +38,8 @@ pub(crate) struct Arguments {
     /// GPUs) or pinned:N (on NUMA node N), cuda, cuda:N, or a GPU's UUID
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     device: DeviceChoice,
-    /// Do nothing if the name already exists; this is not a failure
+    /// Do nothing if the name already exists; this is not a failure. Of several that put a URL so under one name, one
+    /// downloads it, and the others wait for its version
     #[arg(long)]
     if_absent: bool,
     /// Keep running and hold the name until Ctrl-C, SIGTERM or its removal; the name ends with this process. Without
@@ -53,20 +56,44 @@ pub(crate) struct Arguments {
     /// Let processes of other users read it, where the broker admits them (`serve --allow-uid`)
     #[arg(long, conflicts_with = "mutable")]
     shared: bool,
-    /// Threads that read and copy [default: one per CPU, at most 8]
+    /// Threads that read and copy, each with a connection of its own for a URL [default: one per CPU, at most 8; for a
+    /// URL 8]
     #[arg(long, value_name = "N", value_parser = parse_threads)]
     threads: Option<u16>,
+    /// How often a request is made again that has brought nothing; the waits between double from 0.5 s to 16 s
+    #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u32).range(..=100), help_heading = FOR_URLS)]
+    retries: u32,
+    /// Give a connection up that has brought nothing for so long
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_seconds, help_heading = FOR_URLS)]
+    timeout: Duration,
+    /// Allow http://, which is not encrypted, to other machines than this one
+    #[arg(long, help_heading = FOR_URLS)]
+    allow_http: bool,
+}
+
+/// The heading of the options that concern URLs alone.
+const FOR_URLS: &str = "For URLs";
+
+/// Where the bytes are.
+enum Origin {
+    /// In files, whose headers are read.
+    Files(Plan),
+    /// On a server.
+    Url(Box<dyn Storage>, PathBuf),
+    /// In standard input.
+    Stream,
 }
 
 /// Runs the command.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     let output = context.output();
-    let stream = arguments.file == Path::new("-");
     // Checked first, so that an invalid name or an unusable file starts no broker.
     partywall::check_name(&arguments.name).map_err(|error| bad_name("put FILE", &arguments.name, error))?;
-    let plan = if stream { None } else { Some(Plan::from_path(&arguments.file).map_err(Error::from)?) };
+    let origin = origin(context, arguments)?;
     let domain = context.options().connect()?;
     let place = device::place(context.output(), arguments.device)?;
+    // A connection waits for the network, not for a CPU.
+    let default_threads = || if matches!(origin, Origin::Url(..)) { CONNECTIONS } else { default_threads() };
     let threads = arguments.threads.map_or_else(default_threads, usize::from);
     let kept = !arguments.hold && arguments.owner.is_none();
     let put = domain.put(&arguments.name, place).kept(kept).mutable(arguments.mutable).shared(arguments.shared);
@@ -74,17 +101,33 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     if let Some(error) = put.check().err() {
         return exists(context, arguments.if_absent, error);
     }
-    let plan = match plan {
-        Some(plan) => plan,
-        // Nothing is shared yet, so until here Ctrl-C ends the process, even inside a read that never returns.
-        None => Plan::from_reader(std::io::stdin().lock(), limit(&domain, place)).map_err(Error::from)?,
+    // Nothing is shared yet, so until `cancel_flag` Ctrl-C ends the process, even inside a read that never returns.
+    let mut claim = None;
+    let plan = match origin {
+        Origin::Files(plan) => plan,
+        Origin::Stream => Plan::from_reader(std::io::stdin().lock(), limit(&domain, place)).map_err(Error::from)?,
+        Origin::Url(storage, path) => {
+            if arguments.if_absent {
+                match domain.open_or_build(&arguments.name, Duration::MAX)? {
+                    OpenOrBuild::Build(granted) => claim = Some(granted),
+                    OpenOrBuild::Opened(segment) => {
+                        return announce_existing(context, segment.name(), segment.version());
+                    }
+                }
+            }
+            Plan::from_storage(&*storage, &path).map_err(Error::from)?
+        }
     };
     let cancel = signals::cancel_flag()?;
     let start = Instant::now();
     let put = {
         let progress = progress::of_bytes(output, &arguments.name, plan.total_bytes());
         let add = |bytes| progress.inc(bytes);
-        put.progress(&add).cancel(&cancel).plan(&plan)
+        let put = put.progress(&add).cancel(&cancel);
+        match claim {
+            Some(claim) => put.claimed(claim, &plan),
+            None => put.plan(&plan),
+        }
     };
     let segment = match put {
         Ok(segment) => segment,
@@ -95,6 +138,21 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     output.announce(format!("{text}{hold_text}"), &value);
     drop(plan);
     if arguments.hold { hold(context, &segment, &cancel) } else { Ok(segment.release()?) }
+}
+
+/// Finds the bytes. Becomes the program that puts URLs, if this one does not.
+fn origin(context: &Context, arguments: &Arguments) -> Result<Origin, Failure> {
+    if arguments.file == Path::new("-") {
+        return Ok(Origin::Stream);
+    }
+    let Some(url) = fetch::url(&arguments.file) else {
+        return Ok(Origin::Files(Plan::from_path(&arguments.file).map_err(Error::from)?));
+    };
+    let Some(contained) = fetch::contained() else { return Err(FETCH_PROGRAM.enter("partywall put URL")) };
+    let Arguments { retries, timeout, allow_http, .. } = *arguments;
+    let request = Request { url: url.to_owned(), retries, timeout, allow_http, output: context.output() };
+    let (storage, path) = (contained.open)(&request)?;
+    Ok(Origin::Url(storage, path))
 }
 
 /// Returns why a name is invalid; it may include a version, which cannot be chosen. `command` is the command without
@@ -109,12 +167,16 @@ pub(super) fn bad_name(command: &str, name: &str, error: Error) -> Failure {
 pub(super) fn exists(context: &Context, if_absent: bool, error: Error) -> Result<(), Failure> {
     match error {
         Error::Denied(Denied::NameExists { name, version, .. }) if if_absent => {
-            let text = format!("{name}@{version} already exists; nothing was done");
-            context.output().announce(text, &json!({ "name": name, "version": version, "existed": true }));
-            Ok(())
+            announce_existing(context, &name, version)
         }
         error => Err(error.into()),
     }
+}
+
+fn announce_existing(context: &Context, name: &str, version: u64) -> Result<(), Failure> {
+    let text = format!("{name}@{version} already exists; nothing was done");
+    context.output().announce(text, &json!({ "name": name, "version": version, "existed": true }));
+    Ok(())
 }
 
 /// Returns the text and the JSON for a version that this command has committed.
@@ -177,3 +239,6 @@ fn limit(domain: &Domain, place: Place) -> u64 {
     };
     rest(Limit::Bytes, &|_| true).min(on_node)
 }
+
+/// How many connections download a URL by default.
+const CONNECTIONS: usize = 8;

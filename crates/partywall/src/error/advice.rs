@@ -252,6 +252,7 @@ fn file_help(problem: &FileProblem) -> Help {
         | FileProblem::FormatLacksElements { .. }
         | FileProblem::FormatLacksStrides { .. }
         | FileProblem::IsFolder => ErrorKind::Usage.help("file", "BadFile", advice),
+        FileProblem::Remote { .. } => ErrorKind::Refused.help("url", "BadFile", advice),
         FileProblem::Cancelled => ErrorKind::CheckFailed.help("file", "BadFile", advice),
         // An error of the memory, to or from which the bytes were copied, has its own entry.
         FileProblem::Sink(source) | FileProblem::Content { source, .. } => match source.downcast_ref::<Error>() {

@@ -1,0 +1,67 @@
+//! The program `partywall-fetch`: `partywall`, with `put` of what web servers and object stores have. `partywall` starts
+//! it for that, so that neither TLS nor a client of a cloud is in the broker or in a program that only shares memory.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`storage`] | files on a server as [`partywall::files`] reads them: ranges, retries, comparisons |
+//! | [`transport`] | one client for HTTP: TLS, timeouts, refusals, errors that pass |
+//! | [`web`] | `https://`, and `hf://`, whose files are on the web |
+//! | [`bucket`] | `s3://`, `gs://`, `az://` |
+//!
+//! Each thread that copies has a connection of its own, and reads the bytes of an answer into the memory that becomes
+//! the segment. A range that is cut off continues at the byte that was reached. Each answer's ETag and length are
+//! compared with those of the first, so what is committed is one version of the file.
+#![forbid(unsafe_code)]
+
+mod bucket;
+mod storage;
+mod transport;
+mod web;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use partywall::{ErrorKind, files::Storage};
+use partywall_cli::{
+    Failure,
+    fetch::{Fetch, Request},
+};
+
+use crate::{
+    storage::Remote,
+    transport::{Rules, Workers},
+};
+
+/// Runs the command line of this process.
+#[must_use]
+pub fn main() -> ExitCode {
+    partywall_cli::fetch::set(&FETCH);
+    partywall_cli::main(None)
+}
+
+static FETCH: Fetch = Fetch { open };
+
+/// Opens the storage that a URL names. Returns it with the path of the URL's file or folder there. Sends nothing.
+///
+/// # Errors
+/// If the URL cannot be understood, is of a scheme that is not known, or lacks what its scheme needs.
+fn open(request: &Request) -> Result<(Box<dyn Storage>, PathBuf), Failure> {
+    let url = &request.url;
+    let rules = Rules::of(request);
+    let (site, path) = match url.split_once("://").map(|(scheme, _)| scheme.to_ascii_lowercase()).as_deref() {
+        Some("https" | "http") => web::parse(url, &rules)?,
+        Some("hf") => web::parse_hub(url)?,
+        Some("s3" | "gs" | "az") => bucket::parse(url)?,
+        _ => {
+            let message = format!("{url:?} begins with no scheme that is known");
+            return Err(usage(message, "use https://, s3://, gs://, az:// or hf://, or name a file"));
+        }
+    };
+    let remote = Remote::new(site, Workers::new(rules)?, request);
+    let remote = remote.map_err(|problem| usage(format!("{} {problem}", path.display()), problem.advice()))?;
+    Ok((Box::new(remote), path))
+}
+
+/// Returns a failure because of the URL or what belongs to it.
+fn usage(message: impl Into<String>, advice: impl Into<String>) -> Failure {
+    Failure::new(ErrorKind::Usage, message, advice)
+}

@@ -1,0 +1,7 @@
+//! The program `partywall-fetch`.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    partywall_fetch::main()
+}

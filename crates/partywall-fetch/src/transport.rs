@@ -1,0 +1,327 @@
+//! One client for HTTP, and what its errors mean.
+//!
+//! A worker is a runtime of one thread with a client of its own: the thread that copies also reads the socket, so that no
+//! byte waits for another thread. A worker keeps its connections from one range to the next.
+
+use std::{
+    error::Error as StdError,
+    fmt, io,
+    net::IpAddr,
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use object_store::{
+    ClientConfigKey, ClientOptions,
+    client::{HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService},
+};
+use partywall::files::FileProblem;
+use partywall_cli::{Failure, fetch::Request};
+use reqwest::{StatusCode, Url, header::HeaderMap};
+use tokio::runtime::{Builder, Runtime};
+
+/// What connections must keep to.
+#[derive(Debug, Clone)]
+pub(crate) struct Rules {
+    /// How long a connection may bring no byte.
+    pub(crate) timeout: Duration,
+    /// Whether HTTP without TLS may go to other machines.
+    pub(crate) allow_http: bool,
+}
+
+impl Rules {
+    pub(crate) fn of(request: &Request) -> Self {
+        Self { timeout: request.timeout, allow_http: request.allow_http }
+    }
+
+    /// Refuses a URL that would send or receive in plain text over a network.
+    pub(crate) fn check(&self, url: &Url) -> Result<(), FileProblem> {
+        let host = url.host_str().unwrap_or_default();
+        match url.scheme() {
+            "https" => Ok(()),
+            "http" if self.allow_http || is_loopback(host) => Ok(()),
+            "http" => Err(FileProblem::Remote {
+                what: format!("cannot be read: http://{host} is not encrypted"),
+                advice: "use https://, or pass --allow-http if the network between is trusted",
+            }),
+            other => Err(FileProblem::Remote {
+                what: format!("cannot be read: the server points to a URL of scheme {other:?}"),
+                advice: REPORT,
+            }),
+        }
+    }
+}
+
+/// Why a request brought no answer, or an answer no more bytes.
+#[derive(Debug)]
+pub(crate) enum Trouble {
+    /// Another attempt may help, after the time that the server names.
+    Passing(Passing),
+    /// No attempt will.
+    Final(FileProblem),
+}
+
+/// A failure that may pass.
+#[derive(Debug, Clone)]
+pub(crate) struct Passing {
+    /// What happened, as the end of a sentence that begins with the file.
+    pub(crate) why: String,
+    /// The time that the server names.
+    pub(crate) after: Option<Duration>,
+    /// Whether the server has not been reached.
+    pub(crate) unreached: bool,
+    /// Whether the failure is known to be of the connection, or to pass.
+    pub(crate) is_known: bool,
+}
+
+impl Passing {
+    pub(crate) fn new(why: impl Into<String>) -> Self {
+        Self { why: why.into(), after: None, unreached: false, is_known: true }
+    }
+}
+
+impl fmt::Display for Passing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.why)
+    }
+}
+
+impl StdError for Passing {}
+
+impl From<FileProblem> for Trouble {
+    fn from(problem: FileProblem) -> Self {
+        Self::Final(problem)
+    }
+}
+
+impl From<Passing> for Trouble {
+    fn from(passing: Passing) -> Self {
+        Self::Passing(passing)
+    }
+}
+
+/// Runtimes and their clients, for as many threads as read.
+#[derive(Debug)]
+pub(crate) struct Workers {
+    idle: Mutex<Vec<Worker>>,
+    rules: Rules,
+}
+
+/// A runtime of one thread, and a client that only it drives.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    pub(crate) runtime: Runtime,
+    pub(crate) client: reqwest::Client,
+    /// The client of a bucket, once one was needed.
+    pub(crate) store: Option<Arc<dyn object_store::ObjectStore>>,
+}
+
+impl Workers {
+    /// Returns the workers. The first is made now, so that certificates which cannot be read are an error at once.
+    pub(crate) fn new(rules: Rules) -> Result<Self, Failure> {
+        // An error says that there is a provider already, which is as good.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let workers = Self { idle: Mutex::default(), rules };
+        let first = workers.make().map_err(|error| {
+            Failure::new(partywall::ErrorKind::Refused, format!("cannot prepare connections: {error}"), CERTIFICATES)
+        })?;
+        workers.give_back(first);
+        Ok(workers)
+    }
+
+    pub(crate) fn rules(&self) -> &Rules {
+        &self.rules
+    }
+
+    /// Takes a worker that no other thread uses.
+    pub(crate) fn take(&self) -> Result<Worker, FileProblem> {
+        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        idle.map_or_else(|| self.make().map_err(FileProblem::Open), Ok)
+    }
+
+    /// Gives a worker back, with its connections.
+    pub(crate) fn give_back(&self, worker: Worker) {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(worker);
+    }
+
+    fn make(&self) -> io::Result<Worker> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let client = reqwest::Client::builder()
+            .user_agent(concat!("partywall/", env!("CARGO_PKG_VERSION")))
+            .connect_timeout(self.rules.timeout)
+            // Several connections are several streams of bytes; HTTP/2 would put all into one.
+            .http1_only()
+            // `web` follows redirects itself, because it decides which of them get credentials.
+            .redirect(reqwest::redirect::Policy::none())
+            .build()
+            .map_err(|error| io::Error::other(chain(&error)))?;
+        Ok(Worker { runtime, client, store: None })
+    }
+}
+
+/// Returns what an answer with this status means; `Ok` if it has bytes.
+pub(crate) fn judge(status: StatusCode, headers: &HeaderMap) -> Result<(), Trouble> {
+    let passes = [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_EARLY, StatusCode::TOO_MANY_REQUESTS];
+    match status {
+        status if status.is_success() => Ok(()),
+        status if status.is_server_error() || passes.contains(&status) => {
+            let after = headers.get("retry-after").and_then(|value| value.to_str().ok()?.trim().parse().ok());
+            let after = after.map(Duration::from_secs);
+            Err(Passing { after, ..Passing::new(format!("the server answered {status}")) }.into())
+        }
+        StatusCode::NOT_FOUND | StatusCode::GONE => Err(missing().into()),
+        status => Err(FileProblem::Remote {
+            what: format!("cannot be read: the server answered {status}"),
+            advice: "check the URL; what the server refuses once it refuses again",
+        }
+        .into()),
+    }
+}
+
+/// Returns the problem of a file that the server does not have.
+pub(crate) fn missing() -> FileProblem {
+    FileProblem::Open(io::Error::new(io::ErrorKind::NotFound, "the server has no such file"))
+}
+
+/// Returns what an error of a client means.
+pub(crate) fn failed(error: &(dyn StdError + 'static)) -> Trouble {
+    let mut unreached = false;
+    let mut is_known = false;
+    let mut next = Some(error);
+    while let Some(source) = next {
+        if let Some(passing) = source.downcast_ref::<Passing>() {
+            return passing.clone().into();
+        }
+        if let Some(Refusal(problem)) = source.downcast_ref::<Refusal>() {
+            return FileProblem::Remote { what: problem.clone(), advice: CREDENTIALS }.into();
+        }
+        if is_of_tls(source) {
+            let what = format!("cannot be read: the connection cannot be trusted: {}", chain(source));
+            return FileProblem::Remote { what, advice: CERTIFICATES }.into();
+        }
+        is_known |= source.is::<reqwest::Error>() || source.is::<HttpError>();
+        unreached |= source.downcast_ref::<reqwest::Error>().is_some_and(reqwest::Error::is_connect)
+            || source.downcast_ref::<HttpError>().is_some_and(|error| error.kind() == HttpErrorKind::Connect);
+        next = source.source();
+    }
+    Passing { unreached, is_known, ..Passing::new(chain(error)) }.into()
+}
+
+/// Returns whether an error is of TLS. An error of a socket may contain another one, which is no source of it.
+fn is_of_tls(error: &(dyn StdError + 'static)) -> bool {
+    let inner = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+    error.is::<rustls::Error>() || inner.is_some_and(|inner| is_of_tls(inner))
+}
+
+/// Returns the innermost reasons of an error. The outer ones repeat the URL, which may contain a signature.
+pub(crate) fn chain(error: &(dyn StdError + 'static)) -> String {
+    let mut reasons = vec![error.to_string()];
+    let mut next = error.source();
+    while let Some(source) = next {
+        reasons.push(source.to_string());
+        next = source.source();
+    }
+    reasons.dedup();
+    reasons.split_off(reasons.len().saturating_sub(2)).join(": ")
+}
+
+/// Makes the clients of object stores, which sign their requests and send them here.
+#[derive(Debug)]
+pub(crate) struct Connector {
+    pub(crate) client: reqwest::Client,
+    pub(crate) rules: Rules,
+}
+
+/// Sends the requests of an object store.
+#[derive(Debug)]
+struct Service {
+    client: reqwest::Client,
+    rules: Rules,
+}
+
+/// A sentence about credentials that are missing.
+#[derive(Debug)]
+struct Refusal(String);
+
+impl HttpConnector for Connector {
+    fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
+        let mut rules = self.rules.clone();
+        // The variables of the clouds may allow it, and their metadata services are reached so.
+        rules.allow_http |= options.get_config_value(&ClientConfigKey::AllowHttp).is_some_and(|value| value == "true");
+        Ok(HttpClient::new(Service { client: self.client.clone(), rules }))
+    }
+}
+
+impl HttpService for Service {
+    fn call<'a, 'b>(
+        &'a self,
+        request: HttpRequest,
+    ) -> Pin<Box<dyn Future<Output = Result<HttpResponse, HttpError>> + Send + 'b>>
+    where
+        'a: 'b,
+        Self: 'b,
+    {
+        Box::pin(async move {
+            let refused = |what: String| HttpError::new(HttpErrorKind::Unknown, Refusal(what));
+            let uri = request.uri().to_string();
+            let url: Url = uri.parse().map_err(|error| refused(format!("cannot be read: {uri:?}: {error}")))?;
+            self.rules.check(&url).map_err(|problem| refused(problem.to_string()))?;
+            let is_metadata = is_metadata(&url);
+            let limit = if is_metadata { METADATA_TIMEOUT } else { self.rules.timeout };
+            let answer = tokio::time::timeout(limit, HttpService::call(&self.client, request)).await;
+            let answer = match answer {
+                Ok(Ok(answer)) if is_metadata && answer.status().is_success() => return Ok(answer),
+                _ if is_metadata => return Err(refused("cannot be read: no credentials were found".to_owned())),
+                Ok(answer) => answer?,
+                Err(_) => return Err(HttpError::new(HttpErrorKind::Timeout, silent(limit))),
+            };
+            match judge(answer.status(), answer.headers()) {
+                Err(Trouble::Passing(passing)) => Err(HttpError::new(HttpErrorKind::Unknown, passing)),
+                _ => Ok(answer),
+            }
+        })
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl StdError for Refusal {}
+
+/// Returns the failure of a connection that has brought nothing for so long.
+pub(crate) fn silent(limit: Duration) -> Passing {
+    Passing::new(format!("the server sent nothing for {} s", limit.as_secs_f64()))
+}
+
+fn is_loopback(host: &str) -> bool {
+    let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+    host == "localhost" || host.ends_with(".localhost") || address.is_ok_and(|address| address.is_loopback())
+}
+
+/// Returns whether a host is the service that gives a machine or container of a cloud its credentials.
+fn is_metadata(url: &Url) -> bool {
+    let host = url.host_str().unwrap_or_default();
+    let chosen = std::env::var("AWS_METADATA_ENDPOINT").ok().filter(|chosen| !chosen.is_empty());
+    host.starts_with("169.254.")
+        || host == "[fd00:ec2::254]"
+        || host == "metadata.google.internal"
+        || chosen.is_some_and(|chosen| url.as_str().starts_with(&chosen))
+}
+
+/// A metadata service answers from the same machine, or there is none.
+const METADATA_TIMEOUT: Duration = Duration::from_secs(2);
+
+const CERTIFICATES: &str = "check the host's name; install the certificates of authorities (`apt-get install \
+                            ca-certificates`), or set SSL_CERT_FILE to a file with that of your own";
+
+/// What to do without credentials. The schemes differ in the variables, and all of them are in one page.
+pub(crate) const CREDENTIALS: &str = "set the credentials in the environment: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, \
+                           GOOGLE_APPLICATION_CREDENTIALS, or AZURE_STORAGE_ACCOUNT_NAME and \
+                           AZURE_STORAGE_ACCOUNT_KEY; AWS_SKIP_SIGNATURE=true for a public bucket";
+
+/// What to do about a server that does not keep to its protocol.
+pub(crate) const REPORT: &str = "ask who runs the server, or download the file by another program and put that";
