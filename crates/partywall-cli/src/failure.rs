@@ -74,6 +74,8 @@ impl Failure {
             "message": self.message,
             "advice": self.advice,
             "entry": self.entry,
+            // The class of the exception in Python.
+            "class": self.error.as_ref().map(|error| error.python_class()),
         })
     }
 

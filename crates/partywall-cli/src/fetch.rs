@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use partywall::files::Storage;
+use partywall::{doctor::Finding, files::Storage};
 
 use crate::{failure::Failure, lab::Program, output::Output};
 
@@ -15,8 +15,11 @@ use crate::{failure::Failure, lab::Program, output::Output};
 #[derive(Debug)]
 pub struct Fetch {
     /// Returns the storage that a URL names, and the path of its file or folder there, without sending anything.
-    pub open: fn(&Request) -> Result<(Box<dyn Storage>, PathBuf), Failure>,
+    pub open: fn(&Request) -> Result<Opened, Failure>,
 }
+
+/// A storage, and the path of what a URL names there.
+pub type Opened = (Box<dyn Storage>, PathBuf);
 
 /// What to put, and how to get it.
 #[derive(Debug, Clone)]
@@ -50,6 +53,14 @@ pub fn set(fetch: &'static Fetch) {
 /// Returns what this program contains.
 pub(crate) fn contained() -> Option<&'static Fetch> {
     FETCH.get().copied()
+}
+
+/// Reports whether URLs can be put.
+pub(crate) fn examine() -> Finding {
+    if contained().is_some() || FETCH_PROGRAM.is_installed() {
+        return Finding::ok("partywall-fetch is there");
+    }
+    Finding::skipped("partywall-fetch is not installed: `partywall put` takes files only").fix(FETCH_PROGRAM.install)
 }
 
 /// Returns the URL, if the argument is one and not the path of a file.

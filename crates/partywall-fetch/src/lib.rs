@@ -18,12 +18,12 @@ mod storage;
 mod transport;
 mod web;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::process::ExitCode;
 
-use partywall::{ErrorKind, files::Storage};
+use partywall::ErrorKind;
 use partywall_cli::{
     Failure,
-    fetch::{Fetch, Request},
+    fetch::{Fetch, Opened, Request},
 };
 
 use crate::{
@@ -44,7 +44,7 @@ static FETCH: Fetch = Fetch { open };
 ///
 /// # Errors
 /// If the URL cannot be understood, is of a scheme that is not known, or lacks what its scheme needs.
-fn open(request: &Request) -> Result<(Box<dyn Storage>, PathBuf), Failure> {
+fn open(request: &Request) -> Result<Opened, Failure> {
     let url = &request.url;
     let rules = Rules::of(request);
     let (site, path) = match url.split_once("://").map(|(scheme, _)| scheme.to_ascii_lowercase()).as_deref() {

@@ -374,7 +374,7 @@ fn wrong_range(asked: u64, given: u64) -> FileProblem {
 /// Returns a factor from 0.5 to 1.5, so that many processes do not ask again at the same time.
 fn jitter() -> f64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    0.5 + f64::from(now.subsec_nanos() / 1000 % 1000) / 1000.0
+    0.5 + f64::from(now.subsec_micros() % 1000) / 1000.0
 }
 
 /// The first bytes of each file that are kept: a safetensors header of 2,000 tensors.

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeVar, Unpack
 
-from partywall import _arrays, _native
+from partywall import _arrays, _fetch, _native
 from partywall._arrays import Access, Shape
 from partywall._build import Build, fill
 from partywall._descriptors import Descriptors
-from partywall._errors import BrokerGone, Closed, VersionNotFound, WrongQueue
+from partywall._errors import BadValue, BrokerGone, Closed, VersionNotFound, WrongQueue
 from partywall._handle import Handle
 from partywall._members import EvictedMember, Member
-from partywall._options import ClaimOptions, CommitOptions, FileOptions, PublishOptions, converted, spelled_out
+from partywall._options import ClaimOptions, CommitOptions, FileOptions, PublishOptions, UrlOptions, converted, spelled_out
 from partywall._pool import Pool
 from partywall._program import PROGRAM
 from partywall._queue import Queue
@@ -249,6 +249,38 @@ class Domain(Handle[_native.Domain]):
             os.fsdecode(path), name, _arrays.device_name(device), **converted(options, FileOptions)
         )
         return Segment(self, native)
+
+    @spelled_out
+    def put_url(
+        self,
+        url: str,
+        name: str,
+        device: Any = "auto",
+        **options: Unpack[UrlOptions],
+    ) -> Segment:
+        """Puts what a URL names, as `partywall put URL` does: `https://`, `s3://`, `gs://`, `az://` or `hf://`.
+
+        Returns once the version is complete. The name ends with this connection unless it is `kept` or has another
+        `owner`. With `if_absent` an existing version is returned; if several processes put the name so at the same
+        time, one downloads and all get its version. An interrupt ends the download. Needs the program
+        `partywall-fetch` (`pip install ./python/fetch`).
+        """
+        taken = converted(options, UrlOptions)
+        access = taken.pop("access")
+        kept = taken.pop("kept", False)
+        owner = taken.pop("owner", None)
+        if kept and owner is not None:
+            raise BadValue("a name has one end: give at most one of kept and owner")
+        words = ["--device", _arrays.device_name(device)]
+        if not kept:
+            words += ["--owner", self.token if owner is None else str(owner)]
+        for option, value in taken.items():
+            flag = "--" + option.replace("_", "-")
+            if value is not None and value is not False:
+                words += [flag] if value is True else [flag, str(value)]
+        version, existed = _fetch.put(self.socket, url, name, words)
+        write = taken.get("mutable", False) and not existed
+        return self.open(name, version=version, write=write, access=access)
 
     @spelled_out
     def publish(

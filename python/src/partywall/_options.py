@@ -54,6 +54,24 @@ class FileOptions(_Allocation, _Absence, total=False):
     shared: bool
 
 
+class UrlOptions(_Allocation, total=False):
+    """Options of a version that is put from a server."""
+
+    mutable: bool
+    kept: bool
+    shared: bool
+    if_absent: bool
+    """Whether a version that exists, or that another process is downloading, is returned instead."""
+    allow_http: bool
+    """Whether `http://` may go to other machines."""
+    threads: int | None
+    """The number of connections, by default 8."""
+    retries: int | None
+    """How often in a row a request that brought nothing is made again, by default 7."""
+    timeout: float | None
+    """The seconds without a byte after which a connection is given up, by default 30."""
+
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 

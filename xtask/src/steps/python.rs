@@ -14,10 +14,11 @@ const FETCH_TIMEOUT: Duration = Duration::from_secs(600);
 /// The profile for optimised builds that are faster to build than a release.
 pub(super) const OPTIMISED: &str = "ci";
 
-/// The command of cargo that builds the programs and libraries of both wheels, optimised. Each by itself would select
+/// The command of cargo that builds the programs and libraries of all wheels, optimised. Each by itself would select
 /// other features of shared dependencies, and compile them again.
 pub(super) const OPTIMISED_BUILD: &str = "build --locked --profile ci -p partywall-cli -p partywall-python \
-                                          -p partywall-lab -p partywall-render -p partywall-simcuda-library";
+                                          -p partywall-fetch -p partywall-lab -p partywall-render \
+                                          -p partywall-simcuda-library";
 
 /// Downloads the packages that the tests need. They include jax, which takes half a minute, but not torch, which has
 /// five gigabytes.
@@ -67,7 +68,10 @@ pub(super) fn wheel(workspace: &Workspace) -> Outcome {
         environment.test_at_once("python/tests/host", &[])?;
         environment.wheel("./python/lab", OPTIMISED, OPTIMISED_BUILD, &folder)?;
         environment.install_wheel("partywall-lab", &folder)?;
-        environment.test_at_once("python/tests/lab", &[])
+        environment.test_at_once("python/tests/lab", &[])?;
+        environment.wheel("./python/fetch", OPTIMISED, OPTIMISED_BUILD, &folder)?;
+        environment.install_wheel("partywall-fetch", &folder)?;
+        environment.test_at_once("python/tests/fetch", &[])
     })
 }
 

@@ -17,7 +17,7 @@ use partywall::{
 };
 use serde_json::{Value, json};
 
-use crate::{Context, failure::Failure, lab, output::Output, text};
+use crate::{Context, failure::Failure, fetch, lab, output::Output, text};
 
 /// The arguments of the command.
 #[derive(Debug, Args)]
@@ -66,6 +66,7 @@ fn examine(output: Output, doctor: &Doctor, arguments: &Arguments) -> Result<(),
     let state = doctor.examine(|report| {
         add(report);
     });
+    add(&Report::new("put URL", fetch::examine));
     let mut main_job = |title, device: &str| add(&Report::new(title, || main_job::run(arguments.limit, device)));
     let host = main_job("main job, host", "host");
     let device = match arguments.device {
