@@ -4,6 +4,7 @@ import http.server
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -58,7 +59,8 @@ def test_url_becomes_a_segment_of_this_connection(socket, domain, url):
     assert domain.exists("x")
     with pw.connect(socket=socket) as other:
         other.put_url(f"{url}/y.bin", "y", "host", mutable=True, threads=1).close()
-        assert other.put_url(f"{url}/y.bin", "y", "host", if_absent=True).version == 1
+        with other.put_url(f"{url}/y.bin", "y", "host", if_absent=True) as existing:
+            assert existing.version == 1
         other.put_url(f"{url}/z.bin", "z", "host", kept=True).close()
     assert not domain.exists("y")
     assert domain.exists("z")
@@ -92,5 +94,6 @@ def test_interrupt_ends_the_download(domain, url):
     with pytest.raises(KeyboardInterrupt):
         domain.put_url(f"{url}/stalled", "x", "host")
     assert not domain.exists("x")
-    # The program has ended, or this connection would not be the only one.
-    assert len(domain.ps()) == 1
+    # The program ends, and leaves this connection as the only one.
+    while len(domain.ps()) > 1:
+        time.sleep(0.01)

@@ -98,7 +98,8 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def send(url: str, data: bytes) -> None:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    opener.open(urllib.request.Request(url, data, method="PUT"), timeout=WATCHDOG).close()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/octet-stream"}, method="PUT")
+    opener.open(request, timeout=WATCHDOG).close()
 
 
 def test_bucket_of_moto_is_read_as_file_and_as_folder(domain, bucket):
