@@ -1,7 +1,7 @@
 """Builds the wheel of `partywall-fetch` by maturin.
 
-`PARTYWALL_PROFILE` names the cargo profile; the default is `release`. `PARTYWALL_BUILD` has the arguments of cargo where
-they belong to a larger build.
+`PARTYWALL_PROFILE` names the cargo profile; the default is `release`. `PARTYWALL_BUILD` has the arguments of cargo
+where they belong to a larger build.
 """
 
 import os

@@ -13,7 +13,15 @@ from partywall._descriptors import Descriptors
 from partywall._errors import BadValue, BrokerGone, Closed, VersionNotFound, WrongQueue
 from partywall._handle import Handle
 from partywall._members import EvictedMember, Member
-from partywall._options import ClaimOptions, CommitOptions, FileOptions, PublishOptions, UrlOptions, converted, spelled_out
+from partywall._options import (
+    ClaimOptions,
+    CommitOptions,
+    FileOptions,
+    PublishOptions,
+    UrlOptions,
+    converted,
+    spelled_out,
+)
 from partywall._pool import Pool
 from partywall._program import PROGRAM
 from partywall._queue import Queue

@@ -59,8 +59,9 @@ def nginx(tmp_path: Path) -> Iterator[str]:
         # Its workers could not enter the folder otherwise.
         + ("user root;\n" if os.geteuid() == 0 else "")
         + "events {}\nhttp { access_log off; "
-        + "".join(f"{kind}_temp_path {tmp_path}/{kind}; " for kind in ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"])
-        + f"server {{ listen 127.0.0.1:{port}; root {tmp_path}; location /without/ {{ max_ranges 0; alias {tmp_path}/; }} }} }}\n"
+        + "".join(f"{of}_temp_path {tmp_path}/{of}; " for of in ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"])
+        + f"server {{ listen 127.0.0.1:{port}; root {tmp_path}; "
+        + f"location /without/ {{ max_ranges 0; alias {tmp_path}/; }} }} }}\n"
     )
     server = subprocess.Popen([program, "-c", tmp_path / "nginx.conf", "-e", log])
     wait_for(port)
@@ -88,8 +89,9 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         stderr=subprocess.DEVNULL,
     )
     wait_for(port)
-    for name, value in [("ENDPOINT_URL", f"http://127.0.0.1:{port}"), ("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b")]:
-        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
     send(f"http://127.0.0.1:{port}/models", b"")
     yield f"http://127.0.0.1:{port}/models"
     server.terminate()

@@ -20,6 +20,9 @@ pub(super) const OPTIMISED_BUILD: &str = "build --locked --profile ci -p partywa
                                           -p partywall-fetch -p partywall-lab -p partywall-render \
                                           -p partywall-simcuda-library";
 
+/// A server of S3, for the tests of `partywall-fetch`.
+const MOTO: &str = "moto[server]==5.2.5";
+
 /// Downloads the packages that the tests need. They include jax, which takes half a minute, but not torch, which has
 /// five gigabytes.
 pub(super) fn packages(workspace: &Workspace) -> Outcome {
@@ -71,6 +74,8 @@ pub(super) fn wheel(workspace: &Workspace) -> Outcome {
         environment.test_at_once("python/tests/lab", &[])?;
         environment.wheel("./python/fetch", OPTIMISED, OPTIMISED_BUILD, &folder)?;
         environment.install_wheel("partywall-fetch", &folder)?;
+        let words = "-m pip install --quiet --disable-pip-version-check";
+        workspace.run_within(FETCH_TIMEOUT, environment.python(words).arg(MOTO))?;
         environment.test_at_once("python/tests/fetch", &[])
     })
 }
