@@ -151,7 +151,7 @@ def test_vllm_engines_take_the_weights_of_one(domain, child, mode):
     builder = child(ENGINE, TESTS, "0", "1", mode, PARTYWALL_SOCKET=domain.socket)
     assert builder.says() == "read"
     with domain.open("llm/tp0of1", WATCHDOG) as segment:
-        assert (segment.kind, segment.metadata["partywall.vllm"]) == (
+        assert (segment.kind, segment.metadata["partywall.layout"]) == (
             ("vmm", "processed") if mode == "shared" else ("host", "loaded")
         )
         mapped = segment.nbytes if mode == "shared" else 0

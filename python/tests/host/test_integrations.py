@@ -110,7 +110,7 @@ def test_vllm_loader_is_registered_with_its_load_format(monkeypatch):
     ],
 )
 def test_vllm_loader_names_what_is_wrong_in_its_settings(given, named):
-    from partywall.integrations.vllm.settings import Settings
+    from partywall.integrations._engine.settings import Settings
 
     with pytest.raises(ValueError, match=named):
         Settings.read(given)

@@ -31,7 +31,7 @@ def loaders(monkeypatch, socket, domain):
     monkeypatch.setenv("PARTYWALL_SOCKET", socket)
     forget()
     yield install(monkeypatch)
-    if turn := sys.modules.get("partywall.integrations.vllm.turn"):
+    if turn := sys.modules.get("partywall.integrations._engine.turn"):
         turn.end()
     forget()
 
@@ -49,7 +49,7 @@ def refused(why):
     """Expects an error of the loader that says why, in the way of its entry in the documentation."""
     with pytest.raises(ValueError, match=why) as caught:
         yield
-    assert caught.value.anchor == "vllm-unsupported" and caught.value.advice
+    assert caught.value.anchor == "unsupported-model" and caught.value.advice
     assert re.match("cannot .*weights", str(caught.value))
 
 
@@ -376,7 +376,7 @@ sys.path.insert(0, sys.argv[1])
 from tests import small_vllm
 loaders = small_vllm.install(pytest.MonkeyPatch())
 # What torch imports on first use is imported once, and not in each fork.
-import partywall.integrations.vllm.weights
+import partywall.integrations._engine.weights
 with torch.device("meta"):
     small_vllm.config().model_config.model_class()
 expected = small_vllm.answer(small_vllm.ordinary())
@@ -459,7 +459,7 @@ def starts(child, socket, ranks=1, timeout=60):
 
 
 def free_turns(domain):
-    with contextlib.closing(domain.semaphore("vllm/start/cpu", 1)) as semaphore:
+    with contextlib.closing(domain.semaphore("engine/start/cpu", 1)) as semaphore:
         return semaphore.available
 
 

@@ -162,7 +162,7 @@ def test_engines_give_the_tokens_of_the_default_loader(engine, model, domain, mo
     for _ in range(2):
         assert engine(model, in_place, **partywall(mode=mode)) == expected
     with domain.open("llama/tp0of1") as segment:
-        assert segment.metadata["partywall.vllm"] == ("processed" if mode == "shared" else "loaded")
+        assert segment.metadata["partywall.layout"] == ("processed" if mode == "shared" else "loaded")
 
 
 @pytest.mark.case("C2")

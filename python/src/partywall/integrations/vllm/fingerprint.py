@@ -1,14 +1,8 @@
-"""Which weights an engine wants: the name of its rank, and the fields that must agree with those in shared memory."""
+"""The fields that decide what weights vLLM makes of a checkpoint."""
 
-import hashlib
-import json
-import os
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-CHECKPOINT = "checkpoint"
-"""The field that identifies the checkpoint; empty if there are no files that identify it."""
+from partywall.integrations._engine.fingerprint import common
 
 
 def ranks() -> dict[str, tuple[int, int]]:
@@ -24,30 +18,15 @@ def ranks() -> dict[str, tuple[int, int]]:
     return {key: (group.rank_in_group, group.world_size) for key, group in groups.items()}
 
 
-def rank_name(name: str, ranks: Mapping[str, tuple[int, int]]) -> str:
-    """Returns the name of a rank's weights, such as `llama/tp0of2`. Groups of one rank, except `tp`, are left out."""
-    parts = [f"{key}{rank}of{size}" for key, (rank, size) in ranks.items() if size > 1 or key == "tp"]
-    return "/".join([name, *parts])
-
-
-def fingerprint(
-    vllm_config: Any, model_config: Any, ranks: Mapping[str, tuple[int, int]], load_format: str
-) -> dict[str, str]:
-    """Returns everything that decides what a rank's weights are, as strings by the names of their fields.
-
-    It must be computed before the model is loaded, because vLLM then changes the configuration of the quantization.
-    """
+def fields(vllm_config: Any, model_config: Any, load_format: str) -> dict[str, Any]:
+    """Returns the fields by their names. They must be read before the model is loaded."""
     from vllm.version import __version__
-
-    from partywall.torch._manifest import configuration
 
     parallel = vllm_config.parallel_config
     kernel = vllm_config.kernel_config
-    values: dict[str, Any] = {
-        CHECKPOINT: checkpoint(model_config.model, model_config.revision),
-        "load_format": load_format,
+    return {
+        **common(model_config.model, model_config.revision, load_format, model_config.hf_config),
         "vllm": __version__,
-        "architectures": list(getattr(model_config.hf_config, "architectures", None) or []),
         "dtype": str(model_config.dtype),
         "kv_cache_dtype": vllm_config.cache_config.cache_dtype,
         "quantization": model_config.quantization,
@@ -56,56 +35,3 @@ def fingerprint(
         "moe_backend": kernel.moe_backend,
         "expert_placement": parallel.expert_placement_strategy if parallel.enable_expert_parallel else None,
     }
-    values |= {key: f"{rank} of {size}" for key, (rank, size) in ranks.items()}
-    config = configuration(model_config.hf_config) or {}
-    values |= {f"config.{key}": value for key, value in config.items()}
-    return {key: _text(value) for key, value in values.items()}
-
-
-def checkpoint(model: str, revision: str | None) -> str:
-    """Identifies a checkpoint: a folder by the headers of its safetensors files, which say what is in them and where,
-    and by samples of their data; a model of a hub by its name and revision. Returns an empty string for a folder
-    without such files."""
-    folder = Path(model)
-    if not folder.is_dir():
-        return f"{model}@{revision}" if revision else model
-    digest = hashlib.sha256()
-    # Hidden files are no shards, such as the `._NAME` that macOS puts beside a file.
-    files = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("."))
-    for path in files:
-        with path.open("rb") as file:
-            size = file.read(8)
-            digest.update(path.name.encode() + size + file.read(min(int.from_bytes(size, "little"), _MOST_HEADER)))
-            # A model that was trained further has the same headers, and reading all data takes as long as loading it.
-            start, end = file.tell(), file.seek(0, os.SEEK_END)
-            for sample in range(_SAMPLES):
-                file.seek(start + (end - start) * sample // _SAMPLES)
-                digest.update(file.read(_SAMPLE))
-    return digest.hexdigest() if files else ""
-
-
-def differences(shared: Mapping[str, str], own: Mapping[str, str]) -> tuple[str, ...]:
-    """Says how the fingerprint of a segment differs from that of an engine. A checkpoint that one of them cannot
-    identify is not compared."""
-    keys = shared.keys() | own.keys()
-    if not (shared.get(CHECKPOINT) and own.get(CHECKPOINT)):
-        keys -= {CHECKPOINT}
-    return tuple(
-        f"{key}: {shared.get(key)!r} in the segment, {own.get(key)!r} in the engine"
-        for key in sorted(keys)
-        if shared.get(key) != own.get(key)
-    )
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
-
-
-_MOST_HEADER = 100_000_000
-"""The format's own limit for the bytes of a header."""
-
-_SAMPLES = 64
-"""Places in a file from which bytes are read, at equal distances."""
-
-_SAMPLE = 4096
-"""Bytes that are read at each place."""

@@ -1,4 +1,4 @@
-"""The exception of the loader."""
+"""The exception of the loaders."""
 
 from partywall._errors import Error
 
@@ -9,4 +9,4 @@ class UnsupportedModel(Error, ValueError):
 
 def unsupported(what: str, advice: str) -> UnsupportedModel:
     """Returns the exception with its entry in the documentation."""
-    return UnsupportedModel(what, advice, "vllm-unsupported")
+    return UnsupportedModel(what, advice, "unsupported-model")

@@ -1,16 +1,16 @@
-"""The weights of vLLM's models in shared memory. Importing this module imports torch and vLLM."""
+"""The weights of models in shared memory. Importing this module imports torch."""
 
+import contextlib
 import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 
 import partywall as pw
-from partywall.integrations.vllm.errors import unsupported
-from partywall.integrations.vllm.fingerprint import differences
-from partywall.integrations.vllm.settings import LAYOUT, LOADED, PROCESSED
+from partywall.integrations._engine.errors import unsupported
+from partywall.integrations._engine.fingerprint import differences
+from partywall.integrations._engine.settings import LAYOUT, LOADED, PROCESSED
 from partywall.torch import ModuleMismatch, TensorInUse, _manifest, _tensors, share_module
 from partywall.torch._copy import copy, flat
 from partywall.torch._handle import ModuleHandle, remember
@@ -99,7 +99,7 @@ def copy_loaded(model: Any, segment: pw.Segment) -> None:
 def install(model: Any, segment: pw.Segment, private: bool) -> int:
     """Registers the processed weights of a segment in a model on *meta*. Returns how many bytes were copied.
 
-    Parameters are the shared memory itself, unless they are to be `private`. Buffers are copies, because vLLM writes
+    Parameters are the shared memory itself, unless they are to be `private`. Buffers are copies, because engines write
     them. Processing may have added tensors, and changed shapes and dtypes: the fingerprint says that they fit.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -111,7 +111,7 @@ def install(model: Any, segment: pw.Segment, private: bool) -> int:
             module = modules.get(path)
             if module is None:
                 raise unsupported(
-                    f"cannot map the weights of {segment.name!r}: vLLM has added {path} while it processed the model",
+                    f"cannot map the weights of {segment.name!r}: the engine has added {path} while it processed the model",
                     "remove the name, and use mode 'copy'",
                 )
             is_parameter = kind in "pf"
@@ -122,8 +122,8 @@ def install(model: Any, segment: pw.Segment, private: bool) -> int:
                     data = copy(data)
                     copied += flat(data).nbytes
                 made[key] = _parameter(module._parameters.get(leaf), data) if is_parameter else data
-            module._parameters.pop(leaf, None)
-            module._buffers.pop(leaf, None)
+            for registry in module._parameters, module._buffers, module.__dict__:
+                registry.pop(leaf, None)
             if is_parameter:
                 module.register_parameter(leaf, made[key])
             else:
@@ -142,7 +142,7 @@ def check_complete(model: Any) -> None:
     left = [path for path, tensor in others if tensor.is_meta and tensor.numel()]
     if left:
         raise unsupported(
-            f"cannot map the weights: the model keeps {_some(left)} as plain attributes, which are not shared",
+            f"cannot map the weights: the model keeps {some(left)} as plain attributes, which are not shared",
             "use mode 'copy' with another name",
         )
 
@@ -155,13 +155,10 @@ def hold(model: Any, segment: pw.Segment, copied: int, private: bool) -> None:
         remember(model, ModuleHandle(segment, copied, model))
 
 
-def layer_that_cannot_map(model: Any) -> str | None:
-    """Names a layer that has to process its weights itself; `None` if there is none."""
-    for name, module in model.named_modules():
-        method = getattr(module, "quant_method", None)
-        if isinstance(method, QuantizeMethodBase) and not getattr(method, "supports_pre_processed_weights", False):
-            return f"{name or 'the model'} has {type(method).__name__}, which must process its weights itself"
-    return None
+def plain_attributes(model: Any) -> str:
+    """Names the tensors with data that are neither parameters nor buffers; empty if there are none."""
+    others = _tensors.attributes(model, _tensors.named_tensors(model))
+    return some([path for path, tensor in others if tensor.numel()])
 
 
 def names_with_data(model: Any) -> list[str]:
@@ -170,15 +167,21 @@ def names_with_data(model: Any) -> list[str]:
 
 
 def check_kept(model: Any, filled: Iterable[str]) -> None:
-    """Raises `UnsupportedModel` if vLLM has emptied tensors that had data, which is now where no other engine finds
+    """Raises `UnsupportedModel` if the engine has emptied tensors that had data, which is now where no other engine finds
     it."""
     kept = set(names_with_data(model))
     lost = [named.name for named in _tensors.named_tensors(model) if named.name in filled and named.name not in kept]
     if lost:
         raise unsupported(
-            f"cannot share the weights: vLLM has repacked {_some(lost)} into memory of its own",
+            f"cannot share the weights: the engine has repacked {some(lost)} into memory of its own",
             "use mode 'auto' or 'copy'",
         )
+
+
+def some(names: list[str]) -> str:
+    """Returns the first of the names, and how many more there are."""
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _check_on_device(model: Any) -> None:
@@ -186,19 +189,21 @@ def _check_on_device(model: Any) -> None:
     left = [named.name for named in _tensors.named_tensors(model) if named.tensor.is_meta]
     if left:
         raise unsupported(
-            f"cannot copy the weights: vLLM quantizes {_some(left)} while it loads them",
+            f"cannot copy the weights: the engine quantizes {some(left)} while it loads them",
             "quantize the checkpoint, or use another load format",
         )
 
 
 def _parameter(old: Any, data: Any) -> Any:
-    """Returns a parameter with the class and the attributes of the one that it replaces, if there is one."""
-    return torch.nn.Parameter(data, requires_grad=False) if old is None else replacement(old, data, False)
-
-
-def _some(names: list[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    """Returns a parameter with the class and the attributes of the one that it replaces, if there is one. It is the same
+    object, which layers may have under further names, unless there are views of that."""
+    if old is None:
+        return torch.nn.Parameter(data, requires_grad=False)
+    new = replacement(old, data, False)
+    with contextlib.suppress(RuntimeError):
+        torch.utils.swap_tensors(old, new)
+        return old
+    return new
 
 
 _SHOWN = 5

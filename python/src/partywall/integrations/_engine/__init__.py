@@ -1,0 +1,1 @@
+"""Weights that inference engines load once: what the loaders for vLLM and SGLang have in common."""
