@@ -4,7 +4,8 @@
 """
 
 import types
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -113,6 +114,11 @@ class Model(torch.nn.Module):
         self.head = torch.nn.Linear(SIZE, SIZE, bias=False)
         self.head.weight = self.embed.weight
 
+    def load_weights(self, weights: Iterable[tuple[str, Any]]) -> None:
+        parameters = dict(self.named_parameters())
+        for name, tensor in weights:
+            parameters[name].data.copy_(tensor)
+
     def forward(self, tokens: Any) -> Any:
         x = self.embed(tokens)
         for layer in self.layers:
@@ -137,6 +143,57 @@ class Ordinary(stand_ins.BaseModelLoader):
 
     def download_model(self, model_config: Any) -> None:
         pass
+
+
+class Reloading:
+    """What vLLM knows of a layer whose weights it loads again: as it was made, and as it is used."""
+
+    def __init__(self, layer: Any) -> None:
+        self.made = {name: parameter.to("meta") for name, parameter in _parameters(layer).items()}
+        self.restore_device = torch.get_default_device()
+        self.reset()
+
+    def reset(self) -> None:
+        self.used: dict[str, Any] | None = None
+
+
+def _parameters(layer: Any) -> dict[str, Any]:
+    return {name: parameter for name, parameter in layer._parameters.items() if parameter is not None}
+
+
+_layers: weakref.WeakKeyDictionary[Any, Reloading] = weakref.WeakKeyDictionary()
+
+
+def initialize_layerwise_reload(model: Any) -> None:
+    """Gives the layers parameters to load into, as vLLM does, except where an update was begun before."""
+    for layer in model.modules():
+        reloading = _layers[layer]
+        if reloading.used is None:
+            reloading.used = _parameters(layer)
+            for name in reloading.used:
+                del layer._parameters[name]
+            for name, made in reloading.made.items():
+                empty = torch.full(made.shape, torch.nan, dtype=made.dtype, device=reloading.restore_device)
+                layer.register_parameter(name, torch.nn.Parameter(empty, requires_grad=False))
+
+
+def finalize_layerwise_reload(model: Any, model_config: Any) -> None:
+    """Processes what was loaded, and copies it to where it is used, as vLLM does. Layers that got nothing stay."""
+    for layer in model.modules():
+        reloading = _layers[layer]
+        used, loaded = reloading.used, _parameters(layer)
+        if loaded and not any(parameter.isnan().any() for parameter in loaded.values()):
+            if (method := getattr(layer, "quant_method", None)) is not None:
+                method.process_weights_after_loading(layer)
+            for name, parameter in used.items():
+                parameter.data.copy_(getattr(layer, name))
+        for name in _parameters(layer):
+            del layer._parameters[name]
+        layer._parameters.update(used)
+        reloading.reset()
+    for layer in model.modules():
+        if hasattr(layer, "process_weights_after_loading"):
+            layer.process_weights_after_loading(model_config.dtype)
 
 
 class OfItsOwn(Ordinary):
@@ -172,6 +229,7 @@ def config(
 
     def model_class() -> Model:
         made = Model(method or Transposed())
+        _layers.update({layer: Reloading(layer) for layer in made.modules()})
         layers.update({f"layers.{index}.attention": layer.attention for index, layer in enumerate(made.layers)})
         return made
 
@@ -199,6 +257,14 @@ def config(
 def install(patch: Any, **groups: stand_ins.Group) -> dict[str, Any]:
     """Installs vLLM with the loader of Partywall and two of the checkpoint, `auto` and `own`. Returns all by name."""
     loaders: dict[str, Any] = stand_ins.vllm_loaders(patch, groups)
+    reload = "vllm.model_executor.model_loader.reload"
+    stand_ins.module(
+        patch,
+        reload,
+        initialize_layerwise_reload=initialize_layerwise_reload,
+        finalize_layerwise_reload=finalize_layerwise_reload,
+    )
+    stand_ins.module(patch, f"{reload}.layerwise", get_layerwise_info=_layers.__getitem__)
     from partywall.integrations.vllm.loader import PartywallModelLoader
 
     loaders |= {"partywall": PartywallModelLoader, "auto": Ordinary, "own": OfItsOwn}

@@ -211,6 +211,17 @@ def vllm_loaders(monkeypatch: pytest.MonkeyPatch, groups: dict[str, Group] | Non
 def vllm(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Installs vLLM's weight transfer beside its loaders, and returns the factory of its engines."""
     vllm_loaders(monkeypatch)
+    module(
+        monkeypatch,
+        "vllm.model_executor.model_loader.reload",
+        initialize_layerwise_reload=lambda model: model.calls.append("initialize"),
+        finalize_layerwise_reload=lambda model, config: model.calls.append("finalize"),
+    )
+    return vllm_transfer(monkeypatch)
+
+
+def vllm_transfer(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Installs vLLM's weight transfer alone, and returns the factory of its engines."""
 
     @dataclass
     class InitInfo:
@@ -267,12 +278,6 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Any:
         WeightTransferUpdateInfo=UpdateInfo,
     )
     module(monkeypatch, f"{transfer}.factory", WeightTransferEngineFactory=Factory)
-    module(
-        monkeypatch,
-        "vllm.model_executor.model_loader.reload",
-        initialize_layerwise_reload=lambda model: model.calls.append("initialize"),
-        finalize_layerwise_reload=lambda model, config: model.calls.append("finalize"),
-    )
     module(
         monkeypatch,
         "vllm.model_executor.model_loader.mtp_validation",

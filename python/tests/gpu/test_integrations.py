@@ -17,6 +17,7 @@ if not torch.cuda.is_available() or "PARTYWALL_LIBCUDA" in os.environ:
     pytest.skip("no GPU", allow_module_level=True)
 
 from .. import small_vllm  # noqa: E402
+from ..host.test_vllm_updates import Engine, expected, trained  # noqa: E402
 
 TESTS = str(Path(__file__).resolve().parents[2])
 """The folder from which children import the stand-ins."""
@@ -179,3 +180,31 @@ def test_vllm_engine_on_another_gpu_is_refused_and_ranks_have_their_own(domain, 
     monkeypatch.setenv("PARTYWALL_SOCKET", domain.socket)
     with torch.cuda.device(1), pytest.raises(pw.RemoteDevice):
         small_vllm.load(loaders, small_vllm.config(device="cuda"))
+
+
+def test_vllm_update_is_shown_by_captured_graphs(domain, monkeypatch):
+    monkeypatch.setenv("PARTYWALL_SOCKET", domain.socket)
+    loaders = small_vllm.install(monkeypatch)
+    fleet = [Engine(monkeypatch, loaders, "cuda") for _ in range(2)]
+    tokens = torch.arange(small_vllm.SIZE, device="cuda")
+    launches = []
+    for engine in fleet:
+        with torch.inference_mode():
+            engine.model(tokens)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                launches.append((graph, engine.model(tokens)))
+    addresses = [[parameter.data_ptr() for parameter in engine.model.parameters()] for engine in fleet]
+    for seed in range(1, 4):
+        weights = {name: tensor.cuda() for name, tensor in trained(seed).items()}
+        with domain.put("policy", weights):
+            for engine in fleet:
+                engine.update("policy")
+        for graph, said in launches:
+            graph.replay()
+            assert said.tolist() == expected(weights, "cuda")
+        assert pw._native.flush(WATCHDOG) and list(domain.holders("llm/tp0of1")) == [seed + 1]
+    assert addresses == [[parameter.data_ptr() for parameter in engine.model.parameters()] for engine in fleet]
+    for engine in fleet:
+        engine.transfer.shutdown()
+    Engine.started.clear()

@@ -117,7 +117,6 @@ def test_weights_outlive_their_builder(loaders, domain, child, socket):
     assert answer(load(loaders, unread())) == answer(ordinary())
 
 
-
 BUILDER = """
 import pytest
 sys.path.insert(0, sys.argv[1])

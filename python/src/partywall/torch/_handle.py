@@ -3,7 +3,7 @@
 import contextlib
 import os
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -163,6 +163,17 @@ def remember(model: Any, handle: ModuleHandle) -> None:
 def handle(model: Any) -> ModuleHandle | None:
     """Returns the handle of a model that was loaded, or that was shared with `move=True`; `None` for any other."""
     return _handles.get(id(model))
+
+
+@contextlib.contextmanager
+def set_aside(model: Any) -> Iterator[None]:
+    """Keeps the handle that a model has, and its lease, whatever handle the body gives it."""
+    own = _handles[id(model)]
+    _handles[id(model)] = ModuleHandle(own.segment, own.copied)
+    try:
+        yield
+    finally:
+        _handles[id(model)] = own
 
 
 def domain_or_default(domain: Domain | None) -> Domain:

@@ -1,6 +1,8 @@
 """vLLM's load format `partywall`. Importing this module imports vLLM; loading a model imports torch."""
 
 import dataclasses
+import functools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
@@ -9,7 +11,7 @@ import partywall as pw
 from partywall.integrations._engine.errors import unsupported
 from partywall.integrations._engine.fingerprint import fingerprint, rank_name
 from partywall.integrations._engine.loader import Fill, SharedLoader, Wanted
-from partywall.integrations._engine.settings import LAYOUT, PROCESSED, Settings
+from partywall.integrations._engine.settings import LAYOUT, LOAD_FORMAT, PROCESSED, Settings
 from partywall.integrations.vllm.fingerprint import fields, ranks
 
 
@@ -65,10 +67,9 @@ class PartywallModelLoader(SharedLoader, BaseModelLoader):  # type: ignore[misc]
         the engine is configured for something that shared weights do not allow; `TimeoutError` if another engine does
         not finish the weights in time; and `RemoteDevice` if they are on another GPU.
         """
-        import torch
-
         from partywall.integrations._engine.turn import end
         from partywall.integrations.vllm.turn import end_with_caches
+        from partywall.torch import handle
 
         speculative = vllm_config.speculative_config
         if speculative is not None and model_config is speculative.draft_model_config:
@@ -78,7 +79,7 @@ class PartywallModelLoader(SharedLoader, BaseModelLoader):  # type: ignore[misc]
             wanted = Wanted(
                 name=rank_name(self._settings.name, own_ranks),
                 fingerprint=fingerprint(fields(vllm_config, model_config, self._settings.load_format), own_ranks),
-                device=torch.device(self.load_config.device or vllm_config.device_config.device),
+                device=self._device(vllm_config),
                 why_copy=self._reason_to_copy(vllm_config),
                 sleeps=model_config.enable_sleep_mode,
             )
@@ -88,6 +89,9 @@ class PartywallModelLoader(SharedLoader, BaseModelLoader):  # type: ignore[misc]
             end()
             raise
         end_with_caches(vllm_config)
+        if handle(model) is not None:
+            # The weight-transfer engine knows the model alone.
+            model._partywall_update = functools.partial(self._update, wanted, vllm_config, model_config)
         return model
 
     def _make(self, fill: Fill, vllm_config: Any, model_config: Any, prefix: str) -> Any:
@@ -117,14 +121,54 @@ class PartywallModelLoader(SharedLoader, BaseModelLoader):  # type: ignore[misc]
     def _finish(
         self, model: Any, segment: pw.Segment, private: bool, vllm_config: Any, model_config: Any, prefix: str
     ) -> None:
-        import torch
+        from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+        device = self._device(vllm_config)
+        for module in model.modules():
+            # Where updates make what they load: vLLM has noted that the model was made on meta.
+            get_layerwise_info(module).restore_device = device
+        self._rebuild(model, vllm_config, model_config)
+
+    def _rebuild(self, model: Any, vllm_config: Any, model_config: Any) -> None:
+        """Has the layers make what they keep beside their processed weights."""
         from vllm.model_executor.model_loader.utils import process_weights_after_loading
         from vllm.model_executor.utils import weights_already_processed
         from vllm.utils.torch_utils import set_default_torch_dtype
 
-        device = torch.device(self.load_config.device or vllm_config.device_config.device)
         with set_default_torch_dtype(model_config.dtype), weights_already_processed():
-            process_weights_after_loading(model, model_config, device)
+            process_weights_after_loading(model, model_config, self._device(vllm_config))
+
+    def _update(
+        self,
+        wanted: Wanted,
+        vllm_config: Any,
+        model_config: Any,
+        model: Any,
+        given: Iterable[pw.Segment],
+        reload: Callable[[], None],
+    ) -> None:
+        """Gives a model that maps its weights the version that is made of the given segments."""
+        from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+        from partywall.integrations._engine.updates import update
+
+        def reload_or_forget() -> None:
+            try:
+                reload()
+            except BaseException:
+                for module in model.modules():
+                    # Otherwise vLLM would go on with this update in the next one.
+                    get_layerwise_info(module).reset()
+                raise
+
+        with self._settings.connect() as domain:
+            if update(model, wanted, domain, given, reload_or_forget):
+                self._rebuild(model, vllm_config, model_config)
+
+    def _device(self, vllm_config: Any) -> Any:
+        import torch
+
+        return torch.device(self.load_config.device or vllm_config.device_config.device)
 
     def _reason_of(self, model: Any, *_: Any) -> str | None:
         from vllm.platforms import current_platform
@@ -155,9 +199,11 @@ class PartywallModelLoader(SharedLoader, BaseModelLoader):  # type: ignore[misc]
                 "start it without enable_eplb, or with another load format",
             )
         offload = vllm_config.offload_config
+        transfer = vllm_config.weight_transfer_config
+        updates_by_name = self._settings.mode == "shared" and getattr(transfer, "backend", None) == LOAD_FORMAT
         return self._settings.reason_to_copy(
             {
-                "weight_transfer_config is set, and updates write the weights": vllm_config.weight_transfer_config,
+                "weight_transfer_config is set, and updates write the weights": transfer and not updates_by_name,
                 "sleep mode is enabled, and is to give the weights' memory back": vllm_config.model_config.enable_sleep_mode
                 and self._settings.mode != "shared",
                 "a part of the weights is offloaded to host memory": offload.uva.cpu_offload_gb

@@ -50,7 +50,8 @@ class PartywallWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
     """Reads one version of a name into the worker's model.
 
     All tensors of an update come from one version, on which the worker holds a lease until the update is finished. A
-    name that cannot be opened leaves the model as it was. The copy into the model is vLLM's: it is not atomic across
+    name that cannot be opened leaves the model as it was. A model that maps its weights maps another version once the
+    update is finished. For any other, the copy into the model is vLLM's: it is not atomic across
     layers. The prefix cache belongs to vLLM's scheduler, which no weight-transfer engine reaches: the
     caller that updates the weights resets it.
     """
@@ -89,7 +90,8 @@ class PartywallWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         try:
             segment = opened(self._domain, update_info.name, self._init_info.timeout, device)
             self._read.append(segment)
-            self._load([(name, torch.from_dlpack(tensor)) for name, tensor in segment.items()])
+            if self._update_of_shared is None:
+                self._load([segment])
         except BaseException:
             # vLLM gives an update up that fails, and does not finish it.
             self._release()
@@ -97,17 +99,21 @@ class PartywallWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
 
     def finish_weight_update(self) -> None:
         """Has vLLM process the loaded layers, and gives the leases back."""
-        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
-
-        if self._reloading:
-            finalize_layerwise_reload(self.model, self.model_config)
-            if self._caches_prefixes:
-                self._caches_prefixes = False
-                _log.warning(
-                    "the prefix cache has blocks that the old weights made, which vLLM serves with the new ones: call "
-                    "reset_prefix_cache() after each finish_weight_update()"
-                )
-        self._release()
+        if not self._read:
+            return
+        try:
+            if self._update_of_shared is None:
+                self._finalize()
+            else:
+                self._update_of_shared(self.model, self._read, self._reload)
+        finally:
+            self._release()
+        if self._caches_prefixes:
+            self._caches_prefixes = False
+            _log.warning(
+                "the prefix cache has blocks that the old weights made, which vLLM serves with the new ones: call "
+                "reset_prefix_cache() after each finish_weight_update()"
+            )
 
     def shutdown(self) -> None:
         """Gives the leases back and ends the connection."""
@@ -116,13 +122,28 @@ class PartywallWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
             self._domain.close()
             self._domain = None
 
-    def _load(self, weights: list[tuple[str, Any]]) -> None:
+    @property
+    def _update_of_shared(self) -> Any:
+        """Updates a model that maps its weights; `None` for any other."""
+        return getattr(self.model, "_partywall_update", None)
+
+    def _reload(self) -> None:
+        self._load(self._read)
+        self._finalize()
+
+    def _finalize(self) -> None:
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+        finalize_layerwise_reload(self.model, self.model_config)
+
+    def _load(self, segments: list[pw.Segment]) -> None:
         from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
         if not self._reloading:
             initialize_layerwise_reload(self.model)
             self._reloading = True
+        weights = [(name, torch.from_dlpack(tensor)) for segment in segments for name, tensor in segment.items()]
         # A trainer has no weights for layers that only predict further tokens.
         with disable_mtp_completeness_check():
             self.model.load_weights(weights)
