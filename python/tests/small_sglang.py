@@ -180,8 +180,22 @@ class HookRegistry:
         cls._hooks.clear()
 
 
-def _around(self: Any, original: Any, hook: Any, *arguments: Any) -> Any:
-    return hook(original, self, *arguments)
+def _around(self: Any, original: Any, hook: Any, *arguments: Any, **named: Any) -> Any:
+    return hook(original, self, *arguments, **named)
+
+
+class WeightUpdater:
+    """Updates the weights of a model. What it does to all layers is recorded."""
+
+    def __init__(self, model: Any) -> None:
+        self.get_model = lambda: model
+        self.processed: list[str] = []
+
+    def begin_weight_update(self) -> None:
+        self.processed.append("restored")
+
+    def end_weight_update(self, *, run_post_load: bool) -> None:
+        self.processed.append(f"processed {run_post_load}")
 
 
 class Scheduler:
@@ -291,14 +305,20 @@ def install(patch: Any, registry: Any = None) -> dict[str, Any]:
     )
     stand_ins.module(patch, f"{srt}.server_args", add_load_format_choices=installed["choices"].extend)
     stand_ins.module(patch, f"{srt}.managers.scheduler", Scheduler=Scheduler)
+    stand_ins.module(patch, f"{srt}.model_executor.model_runner_components.weight_updater", WeightUpdater=WeightUpdater)
     from partywall.integrations import sglang
 
     patch.setattr(sglang, "_registered", False)
     sglang.register()
     sglang.register()
     # Undone with the patch.
-    patch.setattr(LoadConfig, "_verify_load_format", LoadConfig._verify_load_format)
-    patch.setattr(Scheduler, "init_model_worker", Scheduler.init_model_worker)
+    for owner, name in (
+        (LoadConfig, "_verify_load_format"),
+        (Scheduler, "init_model_worker"),
+        (WeightUpdater, "begin_weight_update"),
+        (WeightUpdater, "end_weight_update"),
+    ):
+        patch.setattr(owner, name, vars(owner)[name])
     registry.HookRegistry.apply_hooks()
     return installed
 

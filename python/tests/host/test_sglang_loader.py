@@ -185,6 +185,12 @@ def test_shared_weights_are_not_updated(sglang, domain):
     for model in load(sglang, unread()), load(sglang, name="other"):
         assert "read-only" in small_sglang.update_error(model) and "'copy'" in small_sglang.update_error(model)
     assert small_sglang.update_error(load(sglang, unread(), mode="copy")) is None
+    # What SGLang does to all layers around an update would write them, too.
+    for given, done in (load(sglang, unread()), []), (ordinary(), ["restored", "processed True"]):
+        updater = small_sglang.WeightUpdater(given)
+        updater.begin_weight_update()
+        updater.end_weight_update(run_post_load=True)
+        assert updater.processed == done
     # The default format of an update from a disk is that of the server, without its settings.
     assert "choose another one" in f"{small_sglang.get_model_loader(LoadConfig('partywall'))}"
 

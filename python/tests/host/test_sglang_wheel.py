@@ -51,6 +51,10 @@ SAME = {
         "_initialize_model",
     ],
     "plugins.hook_registry": ["HookRegistry.register", "HookRegistry.apply_hooks"],
+    "model_executor.model_runner_components.weight_updater": [
+        "WeightUpdater.begin_weight_update",
+        "WeightUpdater.end_weight_update",
+    ],
     "managers.scheduler": ["Scheduler.init_model_worker"],
 }
 
@@ -113,6 +117,21 @@ def test_configuration_of_the_stand_in_is_that_of_sglang():
 
 
 # Holds 423.
+def test_objects_that_the_loader_is_given_have_what_it_reads():
+    def assigned(module, name):
+        nodes = ast.walk(found(module, name))
+        return {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
+
+    made = small_sglang.engine()
+    own = {"method", "model_class", "loaded"}
+    assert set(vars(made.model_config)) - own <= assigned("configs.model_config", "ModelConfig")
+    assert set(vars(made.device_config)) <= assigned("configs.device_config", "DeviceConfig")
+    group = assigned("distributed.parallel_state", "GroupCoordinator")
+    assert {"rank_in_group", "world_size", "cpu_group"} <= group
+    assert found("distributed.parallel_state", "GroupCoordinator.barrier")
+
+
+# Holds 423.
 def test_sglang_does_what_the_loader_relies_on():
     def calls(module, name):
         return [ast.unparse(node.func) for node in ast.walk(found(module, name)) if isinstance(node, ast.Call)]
@@ -133,6 +152,7 @@ def test_sglang_does_what_the_loader_relies_on():
     # All ways to update weights ask the model first.
     updater = "model_executor.model_runner_components.weight_updater"
     assert "_derived_weight_cache_error" in ast.unparse(found(updater, "_unsupported_derived_weight_cache_error"))
+    assert "get_model" in ast.unparse(found(updater, "WeightUpdater"))
     for way in "update_weights_from_disk", "load_weights_from_distributed", "update_weights_from_tensor":
         assert "_unsupported_derived_weight_cache_error" in calls(updater, f"WeightUpdater.{way}")
 

@@ -33,9 +33,9 @@ _registered = False
 def register() -> None:
     """Makes the load format known. SGLang calls this in each of its processes.
 
-    SGLang's own formats are an enumeration, so two hooks of its plug-in framework are needed: where it checks the
-    format, and where a scheduler makes its workers. Both leave engines with other formats as they are. The loader is
-    imported when an engine uses it.
+    SGLang's own formats are an enumeration, so hooks of its plug-in framework are needed: where it checks the format,
+    where a scheduler makes its workers, and where updates begin and end, which process weights in place. They leave
+    engines with other formats as they are. The loader is imported when an engine uses it.
     """
     global _registered
     if _registered:
@@ -44,9 +44,12 @@ def register() -> None:
     from sglang.srt.server_args import add_load_format_choices
 
     add_load_format_choices([LOAD_FORMAT])
+    updater = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
     for target, hook in {
         "sglang.srt.configs.load_config.LoadConfig._verify_load_format": _choose,
         "sglang.srt.managers.scheduler.Scheduler.init_model_worker": _in_turn,
+        f"{updater}.begin_weight_update": _unless_shared,
+        f"{updater}.end_weight_update": _unless_shared,
     }.items():
         HookRegistry.register(target, hook, HookType.AROUND)
     _registered = True
@@ -84,6 +87,14 @@ def _in_turn(make: Callable[[Any], None], scheduler: Any) -> None:
         make(scheduler)
     finally:
         turn.end()
+
+
+def _unless_shared(process: Callable[..., None], updater: Any, **arguments: Any) -> None:
+    """Leaves out what an update does to all layers before and after SGLang has refused it for shared weights."""
+    from partywall.torch import handle
+
+    if handle(updater.get_model()) is None:
+        process(updater, **arguments)
 
 
 def load(model: Any, names: str | Iterable[str | tuple[str, Any]]) -> None:
