@@ -1,6 +1,7 @@
 """Updates of engines that map their weights, with a stand-in for vLLM, and real models of torch."""
 
 import types
+import weakref
 from typing import ClassVar
 
 import pytest
@@ -122,13 +123,15 @@ def test_engine_that_starts_later_gets_the_last_update(fleet, domain, loaders, m
     assert late.version == 2
 
 
+def layout(segment):
+    """Returns how the memory of a version is divided, as far as it can be seen from here."""
+    tensors = [(tensor.name, tensor.dtype, tensor.shape, tensor.strides) for tensor in segment._tensors()]
+    return tensors, segment.nbytes, Manifest.read(segment).kinds
+
+
 # Holds 424.
 def test_versions_of_an_update_have_one_layout(fleet, domain):
     """Otherwise captured graphs could not show them on a GPU."""
-
-    def layout(segment):
-        tensors = [(tensor.name, tensor.dtype, tensor.shape, tensor.strides) for tensor in segment._tensors()]
-        return tensors, segment.nbytes, Manifest.read(segment).kinds
 
     layouts = [layout(pw.torch.handle(fleet[0].model).segment)]
     for number, engine in enumerate(fleet, 1):
@@ -136,6 +139,19 @@ def test_versions_of_an_update_have_one_layout(fleet, domain):
         engine.update("policy")
         layouts.append(layout(pw.torch.handle(engine.model).segment))
     assert fleet[2].version == 4 and layouts[1:] == layouts[:1] * 3
+
+
+# Holds 424.
+def test_parameters_in_use_are_updated_too(fleet, domain):
+    """As compiled code has them."""
+    references = [weakref.ref(parameter) for parameter in fleet[0].model.parameters()]
+    former = layout(pw.torch.handle(fleet[0].model).segment)
+    weights = trained(1)
+    domain.put("policy", weights)
+    for engine in fleet:
+        engine.update("policy")
+        assert answer(engine.model) == expected(weights) and layout(pw.torch.handle(engine.model).segment) == former
+    assert [reference() for reference in references] == list(fleet[0].model.parameters())
 
 
 # Holds 424.

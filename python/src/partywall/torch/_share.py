@@ -62,6 +62,39 @@ def share_module(
     Raises `UnsupportedTensor` for tensors that are not plain memory, such as those of torchao, bitsandbytes or DTensor;
     with `move`, `TensorInUse` for tensors whose memory others show.
     """
+    return share(
+        model,
+        name,
+        move,
+        chunked=move,
+        domain=domain,
+        device=device,
+        metadata=metadata,
+        fingerprint=fingerprint,
+        kept=kept,
+        shared=shared,
+        if_absent=if_absent,
+        checksums=checksums,
+    )
+
+
+def share(
+    model: Any,
+    name: str,
+    move: bool,
+    *,
+    chunked: bool,
+    domain: Domain | None = None,
+    device: Any = None,
+    metadata: Mapping[str, str] | None = None,
+    fingerprint: Mapping[str, str] | None = None,
+    kept: bool = False,
+    shared: bool = False,
+    if_absent: bool = False,
+    checksums: bool = False,
+) -> ModuleHandle:
+    """As `share_module`. A copy that is `chunked` has the chunks of a model that moves, so that one can take the place
+    of the other."""
     if metadata and KEY in metadata:
         raise ValueError(f"metadata= has the key {KEY!r}, under which the segment describes the model: choose another")
     tensors = _tensors.named_tensors(model)
@@ -95,7 +128,7 @@ def share_module(
         kept=kept,
         shared=shared,
         if_absent=if_absent,
-        chunk_bytes=_chunk_bytes(planned, tensors, place) if move else None,
+        chunk_bytes=_chunk_bytes(planned, tensors, place) if chunked else None,
         owner=None,
     )
     with Build(domain, native) as build, _on(place), torch.inference_mode(False):

@@ -67,18 +67,19 @@ def swap(swaps: Iterable[Swap]) -> None:
             done.append((old, new, old.untyped_storage()._cdata, allow_gradients(old)))
             torch.utils.swap_tensors(old, new)
             if frozen is not None:
-                _refuse_gradients(old, frozen)
+                refuse_gradients(old, frozen)
     except BaseException:
         for old, new, storage, before in reversed(done):
             if old.untyped_storage()._cdata != storage:
                 allow_gradients(old)
                 torch.utils.swap_tensors(old, new)
             if before is not None:
-                _refuse_gradients(old, before)
+                refuse_gradients(old, before)
         raise
 
 
-def _refuse_gradients(parameter: Any, name: str) -> None:
+def refuse_gradients(parameter: Any, name: str) -> None:
+    """Has a parameter in the frozen memory of a segment refuse to be trained."""
     parameter.__dict__[_REQUIRES_GRAD] = NoGradients(name, parameter)
 
 

@@ -18,9 +18,11 @@ import partywall as pw
 from partywall.integrations._engine.errors import unsupported
 from partywall.integrations._engine.loader import Wanted
 from partywall.integrations._engine.settings import LAYOUT, PROCESSED
-from partywall.torch import TensorInUse, _checksum, share_module
+from partywall.torch import TensorInUse, _checksum
 from partywall.torch._copy import flat
 from partywall.torch._handle import ModuleHandle, handle, set_aside
+from partywall.torch._share import share
+from partywall.torch._swap import allow_gradients, refuse_gradients
 
 SOURCE = "partywall.source"
 """The key in the metadata of a version that identifies the weights that it was made of. The first one has none."""
@@ -89,18 +91,25 @@ def _make(model: Any, wanted: Wanted, domain: pw.Domain, source: str, reload: Ca
     """Makes the next version of the name."""
     metadata = {LAYOUT: PROCESSED, SOURCE: source}
 
-    def share(move: bool) -> ModuleHandle:
-        return share_module(
-            model, wanted.name, move, domain=domain, metadata=metadata, fingerprint=wanted.fingerprint, kept=True
+    def shared(move: bool) -> ModuleHandle:
+        return share(
+            model,
+            wanted.name,
+            move,
+            chunked=True,
+            domain=domain,
+            metadata=metadata,
+            fingerprint=wanted.fingerprint,
+            kept=True,
         )
 
     with set_aside(model), _private(model):
         reload()
         try:
-            made = share(True)
+            made = shared(True)
         except TensorInUse:
-            # The first builder could not move them, either.
-            made = share(False)
+            # Compiled code has references to them, or layers have views.
+            made = shared(False)
     made.close()
 
 
@@ -109,12 +118,12 @@ def _private(model: Any) -> Iterator[None]:
     """Gives a model parameters with memory of its own, and takes all of it back at the end, whatever the engine has
     registered meanwhile."""
     registered = [(module, dict(module._parameters), dict(module._buffers)) for module in model.modules()]
-    mapped = [(parameter, parameter.data) for parameter in model.parameters()]
+    mapped = [(parameter, parameter.data, allow_gradients(parameter)) for parameter in model.parameters()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     copies: dict[tuple[Any, ...], Any] = {}
     try:
         with torch.inference_mode(False):
-            for parameter, data in mapped:
+            for parameter, data, _ in mapped:
                 place = (data.data_ptr(), data.dtype, data.shape, data.stride())
                 if place not in copies or not data.numel():
                     copies[place] = data.clone()
@@ -127,8 +136,11 @@ def _private(model: Any) -> Iterator[None]:
             module._parameters.update(parameters)
             module._buffers.clear()
             module._buffers.update(module_buffers)
-        for parameter, data in mapped:
+        for parameter, data, frozen in mapped:
             parameter.data = data
+            allow_gradients(parameter)
+            if frozen is not None:
+                refuse_gradients(parameter, frozen)
         for buffer, data in buffers:
             buffer.data.copy_(data)
 

@@ -16,6 +16,7 @@ from partywall.torch._copy import copy, flat
 from partywall.torch._handle import ModuleHandle, remember
 from partywall.torch._load import mapped
 from partywall.torch._manifest import Manifest
+from partywall.torch._share import share
 from partywall.torch._swap import replacement
 
 
@@ -45,11 +46,13 @@ def share_processed(
     replaced. Raises `UnsupportedModel` if they cannot, and the engine `sleeps`, which would lose them."""
     metadata = {LAYOUT: PROCESSED}
 
-    def share(move: bool) -> ModuleHandle:
-        return share_module(
+    def shared(move: bool) -> ModuleHandle:
+        return share(
             model,
             name,
             move,
+            # As all versions that follow, which take its place.
+            chunked=True,
             domain=domain,
             metadata=metadata,
             fingerprint=fingerprint,
@@ -58,14 +61,14 @@ def share_processed(
         )
 
     try:
-        return share(True).segment
+        return shared(True).segment
     except TensorInUse as error:
         if sleeps:
             raise unsupported(
                 f"cannot share the weights of an engine that sleeps: {error}", "use mode 'auto' or 'copy'"
             ) from error
         _log.warning("this engine keeps a second copy of the weights that it shares as %s: %s", name, error)
-    handle = share(False)
+    handle = shared(False)
     handle.close()
     return handle.segment
 
