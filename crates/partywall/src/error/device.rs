@@ -157,8 +157,8 @@ fn on_host(language: Language) -> &'static str {
 fn resuming(language: Language) -> &'static str {
     match language {
         Language::Python => "resume() of the domain",
-        Language::Rust | Language::Shell => "Segment::resume",
-        Language::C => "pw_segment_resume",
+        // No other front end suspends.
+        Language::Rust | Language::Shell | Language::C => "Segment::resume",
     }
 }
 
