@@ -135,7 +135,7 @@ impl Segment {
         let has = if is_mutable { "mutable" } else { self.kind() };
         let unfit = || named(wrong_kind(has, "frozen GPU", OPERATION), &name);
         let Some(gpu) = self.gpu().filter(|_| !is_mutable) else { return Err(unfit()) };
-        self.await_work(gpu, drain, OPERATION)?;
+        self.await_work(gpu, drain, "advancing")?;
         let former = match (self.mappings(), next.mappings()) {
             (Some(own), Some(others)) => exchange(own, others),
             _ => return Err(unfit()),
@@ -209,8 +209,8 @@ impl Segment {
     }
 
     /// Waits until work of this process on the GPU is done.
-    pub(super) fn await_work(&self, gpu: &Gpu, drain: Drain<'_>, operation: &'static str) -> Result<()> {
-        let what = format!("{operation} {:?}", self.name());
+    pub(super) fn await_work(&self, gpu: &Gpu, drain: Drain<'_>, doing: &'static str) -> Result<()> {
+        let what = format!("{doing} {:?}", self.name());
         let captured = || Error::DeviceFault(DeviceFault::Captured { what: what.clone() });
         let failed = |error: CudaError| {
             if is_capturing(&error) {
@@ -222,7 +222,7 @@ impl Segment {
         let (Drain::All(streams) | Drain::Only(streams)) = drain;
         for stream in streams {
             if stream.context() != gpu.context() {
-                return Err(self.named(access_error(operation)(AccessError::OtherContext)));
+                return Err(self.named(access_error(doing)(AccessError::OtherContext)));
             }
             // Asked first: waiting for a stream that is being captured would invalidate the capture.
             if stream.is_capturing().map_err(failed)? {

@@ -34,12 +34,12 @@ impl Segment {
     /// # use partywall::{Result, Segment, check_suspended};
     /// # fn checkpoint() {}
     /// # fn around(weights: &mut Segment) -> Result<()> {
-    /// let address = weights.tensor("w")?.as_device()?.device_ptr();
+    /// let address = weights.tensor("w")?.device()?.device_ptr();
     /// weights.suspend()?;
     /// check_suspended()?;
     /// checkpoint(); // such as cuCheckpointProcessCheckpoint and -Restore, by another process
     /// weights.resume()?;
-    /// assert_eq!(weights.tensor("w")?.as_device()?.device_ptr(), address);
+    /// assert_eq!(weights.tensor("w")?.device()?.device_ptr(), address);
     /// # Ok(())
     /// # }
     /// ```
