@@ -40,8 +40,8 @@ impl fmt::Display for MemoryPlace {
 static SHARED: AtomicUsize = AtomicUsize::new(0);
 
 /// Returns how many references to memory that other processes may have, too, this process holds through this crate:
-/// each [`PhysicalMemory`](crate::PhysicalMemory) and [`NodeMemory`](crate::NodeMemory), created or imported, and each
-/// handle that an [`IpcMapping`](crate::IpcMapping) has open.
+/// each [`PhysicalMemory`](crate::PhysicalMemory) and [`NodeMemory`](crate::NodeMemory), created or imported, each handle
+/// that an [`IpcMapping`](crate::IpcMapping) has open, and each [`ForeignMemory`](crate::ForeignMemory).
 ///
 /// While it holds any, a checkpoint of the process (`cuCheckpointProcessCheckpoint`) cannot be restored, or brings back
 /// a copy that nobody else sees (measured, driver 580).

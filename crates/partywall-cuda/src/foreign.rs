@@ -4,6 +4,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
+use crate::allocation::Counted;
 use crate::{
     Access, AccessError, Context, CudaError, DeviceBuffer, DeviceSlice, IpcMemoryHandle, PointerInfo, PointerKind,
 };
@@ -18,7 +19,7 @@ pub struct ForeignMemory {
     context: Context,
     info: PointerInfo,
     /// Held to keep the memory alive.
-    _keep: Arc<dyn Any + Send + Sync>,
+    _keep: Arc<(Arc<dyn Any + Send + Sync>, Counted)>,
 }
 
 impl ForeignMemory {
@@ -38,7 +39,7 @@ impl ForeignMemory {
             Some(device) if device.ordinal() != context.device().ordinal() => Context::retain(device)?,
             _ => context.clone(),
         };
-        Ok(Self { context, info, _keep: keep })
+        Ok(Self { context, info, _keep: Arc::new((keep, Counted::new())) })
     }
 
     /// Returns what the driver said about the address.

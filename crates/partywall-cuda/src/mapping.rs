@@ -137,12 +137,12 @@ impl Mapping {
     }
 
     /// Unmaps the memory and drops this mapping's share of it, but keeps the addresses, at which
-    /// [`Reservation::map`] maps memory again. Waits as dropping does.
+    /// [`Reservation::map`] maps memory again. Does not wait: [`settle`](Self::settle) does, and may fail without
+    /// consequences.
     ///
     /// # Errors
-    /// As [`Mapping::close`]; the addresses are then given back, too.
+    /// The driver's error; the addresses are then given back, too.
     pub fn vacate(mut self) -> Result<Reservation, CudaError> {
-        self.settle()?;
         let range = self.parts.vacate()?;
         Ok(Reservation { range, access: self.access, context: self.context().clone() })
     }
@@ -162,8 +162,12 @@ impl Mapping {
         self.settle().and(self.parts.unmap())
     }
 
-    /// Waits for the work that may use the mapping.
-    fn settle(&mut self) -> Result<(), CudaError> {
+    /// Waits for the work of this process that may use the mapping: all that it runs in the context, if a slice was ever
+    /// taken.
+    ///
+    /// # Errors
+    /// The driver's error, such as `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` while a graph is being captured.
+    pub fn settle(&mut self) -> Result<(), CudaError> {
         if *self.named.get_mut() { self.context().settle() } else { Ok(()) }
     }
 

@@ -287,7 +287,8 @@ impl NodeMapping {
     }
 
     /// Unmaps the memory and drops this mapping's share of it, but keeps the addresses, at which
-    /// [`NodeReservation::map`] maps memory again. Waits as dropping does.
+    /// [`NodeReservation::map`] maps memory again. Does not wait: [`synchronize`](Self::synchronize) does, and may fail
+    /// without consequences.
     ///
     /// # Errors
     /// `CUDA_ERROR_ILLEGAL_STATE` while something holds an `Arc` of [`shared`](Self::shared), which then keeps what is
@@ -298,7 +299,6 @@ impl NodeMapping {
         drop(view);
         let borrowed = |_| CudaError::new("cuMemUnmap", CuResult::ILLEGAL_STATE).with_context("blocks are borrowed");
         let mut mapped = Arc::try_unwrap(mapped).map_err(borrowed)?;
-        mapped.settle()?;
         let range = mapped.parts.vacate()?;
         let users = std::mem::take(mapped.users.get_mut().ignore_poison());
         Ok(NodeReservation { range, users, node: memory.node, used_as, generation })

@@ -40,7 +40,7 @@ pub(crate) fn parse(url: &str) -> Result<(Site, PathBuf), Failure> {
     let (scheme, rest) = url.split_once("://").unwrap_or_default();
     let (name, _) = rest.split_once('/').unwrap_or((rest, ""));
     if name.is_empty() || name.contains('@') {
-        return Err(usage(format!("{url:?} names no bucket"), "write s3://BUCKET/KEY, gs://… or az://CONTAINER/…"));
+        return Err(usage("the URL names no bucket", "write s3://BUCKET/KEY, gs://… or az://CONTAINER/…"));
     }
     let scheme = match scheme.to_ascii_lowercase().as_str() {
         "s3" => Scheme::S3,
@@ -54,7 +54,7 @@ impl Bucket {
     /// Gives a worker a client of the bucket.
     pub(crate) fn prepare(&self, worker: &mut Worker, rules: &Rules) -> Result<(), FileProblem> {
         if worker.store.is_none() {
-            let connector = Connector { client: worker.client.clone(), rules: rules.clone() };
+            let connector = Connector { clients: worker.clients.clone(), rules: rules.clone() };
             let failed =
                 |error| FileProblem::Remote { what: format!("cannot be read: {}", chain(&error)), advice: CREDENTIALS };
             worker.store = Some(self.store(connector).map_err(failed)?);

@@ -52,8 +52,12 @@ fn open(request: &Request) -> Result<Opened, Failure> {
         Some("hf") => web::parse_hub(url)?,
         Some("s3" | "gs" | "az") => bucket::parse(url)?,
         _ => {
-            let message = format!("{url:?} begins with no scheme that is known");
-            return Err(usage(message, "use https://, s3://, gs://, az:// or hf://, or name a file"));
+            // The rest may contain a password.
+            let scheme = url.split("://").next().unwrap_or_default();
+            return Err(usage(
+                format!("no scheme is called {scheme:?}"),
+                "use https://, s3://, gs://, az:// or hf://, or name a file",
+            ));
         }
     };
     let remote = Remote::new(site, Workers::new(rules)?, request);

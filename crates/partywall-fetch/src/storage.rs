@@ -191,6 +191,31 @@ impl RemoteFile {
         let Answer { tag, ranged, .. } = answer;
         Ok(Self { shared: shared.clone(), path: path.to_owned(), length, tag, ranged, head })
     }
+
+    /// Asks for a range, and compares the answer with the first one.
+    async fn request(&self, worker: &Worker, range: Range<u64>) -> Result<Answer, Trouble> {
+        let Self { shared, path, length, tag, .. } = self;
+        let at = range.start;
+        let answer = shared.get(worker, path, range, tag.as_deref()).await;
+        let answer = answer.map_err(|trouble| match trouble {
+            Trouble::Final(FileProblem::Open(source)) if source.kind() == io::ErrorKind::NotFound => {
+                changed("it is gone")
+            }
+            trouble => trouble,
+        })?;
+        if answer.length.is_some_and(|now| now != *length) {
+            let now = answer.length.unwrap_or_default();
+            return Err(changed(format!("it had {length} bytes and has {now}")));
+        }
+        if answer.tag != *tag {
+            let text = |tag: &Option<String>| tag.clone().unwrap_or_else(|| "missing".to_owned());
+            return Err(changed(format!("its ETag or date was {} and is {}", text(tag), text(&answer.tag))));
+        }
+        if answer.ranged && answer.start != at {
+            return Err(wrong_range(at, answer.start).into());
+        }
+        Ok(answer)
+    }
 }
 
 impl StoredFile for RemoteFile {
@@ -204,9 +229,12 @@ impl StoredFile for RemoteFile {
         Ok(Box::new(reader))
     }
 
-    /// Each answer was compared with the first, so the bytes are of one version, which is all that a server can tell.
+    /// Each answer was compared with the first. A file that the first one held whole had no other.
     fn check(&self) -> Result<(), FileProblem> {
-        Ok(())
+        if self.length == 0 || self.length > self.head.len() as u64 {
+            return Ok(());
+        }
+        self.shared.ask(&self.path, async |worker| self.request(worker, 0..1).await.map(drop))
     }
 
     fn run_bytes(&self, bytes: u64, threads: usize) -> u64 {
@@ -278,7 +306,7 @@ impl RangeReader<'_> {
         }
         let mut answer = match self.body.take() {
             Some(answer) => answer,
-            None => self.request(worker).await?,
+            None => self.file.request(worker, self.at..self.end).await?,
         };
         let mut bytes = self.file.shared.next(&mut answer).await?.ok_or_else(|| cut(self.at))?;
         // Of a server without ranges the bytes before `at` are of no use.
@@ -289,30 +317,6 @@ impl RangeReader<'_> {
         self.chunk = bytes;
         self.body = Some(answer);
         Ok(())
-    }
-
-    /// Asks for the bytes from `at` on, and compares the answer with the file.
-    async fn request(&self, worker: &Worker) -> Result<Answer, Trouble> {
-        let RemoteFile { shared, path, length, tag, .. } = self.file;
-        let answer = shared.get(worker, path, self.at..self.end, tag.as_deref()).await;
-        let answer = answer.map_err(|trouble| match trouble {
-            Trouble::Final(FileProblem::Open(source)) if source.kind() == io::ErrorKind::NotFound => {
-                changed("it is gone")
-            }
-            trouble => trouble,
-        })?;
-        if answer.length.is_some_and(|now| now != *length) {
-            let now = answer.length.unwrap_or_default();
-            return Err(changed(format!("it had {length} bytes and has {now}")));
-        }
-        if answer.tag != *tag {
-            let text = |tag: &Option<String>| tag.clone().unwrap_or_else(|| "missing".to_owned());
-            return Err(changed(format!("its ETag was {} and is {}", text(tag), text(&answer.tag))));
-        }
-        if answer.ranged && answer.start != self.at {
-            return Err(wrong_range(self.at, answer.start).into());
-        }
-        Ok(answer)
     }
 }
 

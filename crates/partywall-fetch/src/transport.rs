@@ -18,7 +18,7 @@ use object_store::{
 };
 use partywall::files::FileProblem;
 use partywall_cli::{Failure, fetch::Request};
-use reqwest::{StatusCode, Url, header::HeaderMap};
+use reqwest::{ClientBuilder, StatusCode, Url, header::HeaderMap};
 use tokio::runtime::{Builder, Runtime};
 
 /// What connections must keep to.
@@ -112,9 +112,26 @@ pub(crate) struct Workers {
 #[derive(Debug)]
 pub(crate) struct Worker {
     pub(crate) runtime: Runtime,
-    pub(crate) client: reqwest::Client,
+    pub(crate) clients: Clients,
     /// The client of a bucket, once one was needed.
     pub(crate) store: Option<Arc<dyn object_store::ObjectStore>>,
+}
+
+/// The clients of a worker.
+#[derive(Debug, Clone)]
+pub(crate) struct Clients {
+    /// By the proxy of the environment, if there is one.
+    proxied: reqwest::Client,
+    /// For this machine, and for services that only this machine reaches.
+    direct: reqwest::Client,
+}
+
+impl Clients {
+    /// Returns the client for a URL.
+    pub(crate) fn of(&self, url: &Url) -> &reqwest::Client {
+        let stays = is_loopback(url.host_str().unwrap_or_default()) || is_metadata(url);
+        if stays { &self.direct } else { &self.proxied }
+    }
 }
 
 impl Workers {
@@ -147,16 +164,21 @@ impl Workers {
 
     fn make(&self) -> io::Result<Worker> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
-        let client = reqwest::Client::builder()
+        let make = |client: ClientBuilder| client.build().map_err(|error| io::Error::other(chain(&error)));
+        let clients = Clients { proxied: make(self.client())?, direct: make(self.client().no_proxy())? };
+        Ok(Worker { runtime, clients, store: None })
+    }
+
+    fn client(&self) -> ClientBuilder {
+        reqwest::Client::builder()
             .user_agent(concat!("partywall/", env!("CARGO_PKG_VERSION")))
             .connect_timeout(self.rules.timeout)
+            // Also of bodies that a client of a cloud reads.
+            .read_timeout(self.rules.timeout)
             // Several connections are several streams of bytes; HTTP/2 would put all into one.
             .http1_only()
             // `web` follows redirects itself, because it decides which of them get credentials.
             .redirect(reqwest::redirect::Policy::none())
-            .build()
-            .map_err(|error| io::Error::other(chain(&error)))?;
-        Ok(Worker { runtime, client, store: None })
     }
 }
 
@@ -193,8 +215,8 @@ pub(crate) fn failed(error: &(dyn StdError + 'static)) -> Trouble {
         if let Some(passing) = source.downcast_ref::<Passing>() {
             return passing.clone().into();
         }
-        if let Some(Refusal(problem)) = source.downcast_ref::<Refusal>() {
-            return FileProblem::Remote { what: problem.clone(), advice: CREDENTIALS }.into();
+        if let Some(Refusal { what, advice }) = source.downcast_ref::<Refusal>() {
+            return FileProblem::Remote { what: what.clone(), advice }.into();
         }
         if is_of_tls(source) {
             let what = format!("cannot be read: the connection cannot be trusted: {}", chain(source));
@@ -229,27 +251,30 @@ pub(crate) fn chain(error: &(dyn StdError + 'static)) -> String {
 /// Makes the clients of object stores, which sign their requests and send them here.
 #[derive(Debug)]
 pub(crate) struct Connector {
-    pub(crate) client: reqwest::Client,
+    pub(crate) clients: Clients,
     pub(crate) rules: Rules,
 }
 
 /// Sends the requests of an object store.
 #[derive(Debug)]
 struct Service {
-    client: reqwest::Client,
+    clients: Clients,
     rules: Rules,
 }
 
-/// A sentence about credentials that are missing.
+/// Why a request was not sent, or brought no credentials.
 #[derive(Debug)]
-struct Refusal(String);
+struct Refusal {
+    what: String,
+    advice: &'static str,
+}
 
 impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
         let mut rules = self.rules.clone();
         // The variables of the clouds may allow it, and their metadata services are reached so.
         rules.allow_http |= options.get_config_value(&ClientConfigKey::AllowHttp).is_some_and(|value| value == "true");
-        Ok(HttpClient::new(Service { client: self.client.clone(), rules }))
+        Ok(HttpClient::new(Service { clients: self.clients.clone(), rules }))
     }
 }
 
@@ -263,16 +288,21 @@ impl HttpService for Service {
         Self: 'b,
     {
         Box::pin(async move {
-            let refused = |what: String| HttpError::new(HttpErrorKind::Unknown, Refusal(what));
+            let refused = |what: String, advice| HttpError::new(HttpErrorKind::Unknown, Refusal { what, advice });
             let uri = request.uri().to_string();
-            let url: Url = uri.parse().map_err(|error| refused(format!("cannot be read: {uri:?}: {error}")))?;
-            self.rules.check(&url).map_err(|problem| refused(problem.to_string()))?;
+            let url: Url = uri.parse().map_err(|error| refused(format!("cannot be read: {uri:?}: {error}"), REPORT))?;
+            self.rules.check(&url).map_err(|problem| match problem {
+                FileProblem::Remote { what, advice } => refused(what, advice),
+                problem => refused(problem.to_string(), CREDENTIALS),
+            })?;
             let is_metadata = is_metadata(&url);
             let limit = if is_metadata { METADATA_TIMEOUT } else { self.rules.timeout };
-            let answer = tokio::time::timeout(limit, HttpService::call(&self.client, request)).await;
+            let answer = tokio::time::timeout(limit, HttpService::call(self.clients.of(&url), request)).await;
             let answer = match answer {
                 Ok(Ok(answer)) if is_metadata && answer.status().is_success() => return Ok(answer),
-                _ if is_metadata => return Err(refused("cannot be read: no credentials were found".to_owned())),
+                _ if is_metadata => {
+                    return Err(refused("cannot be read: no credentials were found".to_owned(), CREDENTIALS));
+                }
                 Ok(answer) => answer?,
                 Err(_) => return Err(HttpError::new(HttpErrorKind::Timeout, silent(limit))),
             };
@@ -286,7 +316,7 @@ impl HttpService for Service {
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.what)
     }
 }
 
@@ -321,7 +351,8 @@ const CERTIFICATES: &str = "check the host's name; install the certificates of a
 /// What to do without credentials. The schemes differ in the variables, and all of them are in one page.
 pub(crate) const CREDENTIALS: &str = "set the credentials in the environment: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, \
                            GOOGLE_APPLICATION_CREDENTIALS, or AZURE_STORAGE_ACCOUNT_NAME and \
-                           AZURE_STORAGE_ACCOUNT_KEY; AWS_SKIP_SIGNATURE=true for a public bucket";
+                           AZURE_STORAGE_ACCOUNT_KEY; AWS_SKIP_SIGNATURE=true for a public bucket; AWS_REGION if it \
+                           is elsewhere";
 
 /// What to do about a server that does not keep to its protocol.
 pub(crate) const REPORT: &str = "ask who runs the server, or download the file by another program and put that";

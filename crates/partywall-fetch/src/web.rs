@@ -71,7 +71,7 @@ pub(crate) fn parse(url: &str, rules: &Rules) -> Result<(Site, PathBuf), Failure
 
 /// Returns the repository that a URL names, and the path of its folder or file.
 pub(crate) fn parse_hub(url: &str) -> Result<(Site, PathBuf), Failure> {
-    let wrong = || usage(format!("{url:?} names no repository of the Hub"), HUB_FORM);
+    let wrong = || usage("the URL names no repository of the Hub", HUB_FORM);
     let rest = url.split_once("://").map_or(url, |(_, rest)| rest).trim_end_matches('/');
     let mut parts = rest.splitn(3, '/');
     let (Some(organisation), Some(model)) = (parts.next(), parts.next()) else { return Err(wrong()) };
@@ -117,14 +117,14 @@ impl Web {
         range: Range<u64>,
     ) -> Result<Answer, Trouble> {
         let url = match &self.hub {
-            None => self.url(&path.to_string_lossy()),
+            None => self.file(path)?,
             Some(hub) => {
                 let commit = &self.snapshot(hub, worker, rules).await?.commit;
-                let file = hub.file(path).unwrap_or_default();
-                self.url(&format!("{}/{}/resolve/{commit}/{file}", self.endpoint(), hub.repository))
+                let url = self.url(&format!("{}/{}/resolve/{commit}", self.endpoint(), hub.repository))?;
+                beside(url, hub.file(path).unwrap_or_default())?
             }
         };
-        let response = self.send(worker, rules, url?, Some(&range)).await?;
+        let response = self.send(worker, rules, url, Some(&range)).await?;
         let header = |name| response.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
         let tag = header(ETAG).or_else(|| header(LAST_MODIFIED));
         let content_range = header(CONTENT_RANGE);
@@ -162,13 +162,14 @@ impl Web {
         range: Option<&Range<u64>>,
     ) -> Result<Response, Trouble> {
         let first = url.origin();
+        let (user, password) = (url.username().to_owned(), url.password().map(str::to_owned));
         for _ in 0..MAX_REDIRECTS {
             rules.check(&url)?;
-            let mut request = worker.client.get(url.clone()).header(ACCEPT_ENCODING, "identity");
+            let mut request = worker.clients.of(&url).get(url.clone()).header(ACCEPT_ENCODING, "identity");
             if let Some(range) = range {
                 request = request.header(RANGE, format!("bytes={}-{}", range.start, range.end - 1));
             }
-            if let Some(token) = self.token.as_ref().filter(|_| url.origin() == first) {
+            if let Some(token) = self.token.as_ref().filter(|_| url.origin() == first && url.username().is_empty()) {
                 request = request.bearer_auth(token);
             }
             let response = timeout(rules.timeout, request.send()).await.map_err(|_| silent(rules.timeout))?;
@@ -176,13 +177,17 @@ impl Web {
             let status = response.status();
             if status.is_redirection() {
                 let to = response.headers().get(LOCATION).and_then(|to| url.join(to.to_str().ok()?).ok());
-                let Some(to) = to else {
+                let Some(mut to) = to else {
                     let what = format!("cannot be read: the server answered {status} without a place to go on to");
                     return Err(FileProblem::Remote { what, advice: REPORT }.into());
                 };
                 if url.scheme() == "https" && to.scheme() != "https" {
                     let what = "cannot be read: the server points from https:// to a URL without encryption".to_owned();
                     return Err(FileProblem::Remote { what, advice: REPORT }.into());
+                }
+                if to.origin() == first && to.username().is_empty() {
+                    let _ = to.set_username(&user);
+                    let _ = to.set_password(password.as_deref());
                 }
                 url = to;
                 continue;
@@ -201,7 +206,23 @@ impl Web {
         Err(FileProblem::Remote { what, advice: REPORT }.into())
     }
 
-    /// Returns the URL of a file, with the user and the query of the first one.
+    /// Returns the URL of the file that was asked for, or of a shard that its index names.
+    fn file(&self, path: &Path) -> Result<Url, FileProblem> {
+        let text = path.to_string_lossy();
+        let mut folder = self.base.clone();
+        folder.set_query(None);
+        folder.set_fragment(None);
+        let _ = folder.set_username("");
+        let _ = folder.set_password(None);
+        if *text == *folder.as_str() {
+            return self.url(&text);
+        }
+        folder.path_segments_mut().map_err(|()| missing())?.pop();
+        let name = text.strip_prefix(folder.as_str()).ok_or_else(missing)?;
+        beside(self.url(folder.as_str())?, name.trim_start_matches('/'))
+    }
+
+    /// Returns a URL with the user and the query of the first one.
     fn url(&self, text: &str) -> Result<Url, FileProblem> {
         let mut url = Url::parse(text).map_err(|_| missing())?;
         if self.hub.is_none() {
@@ -261,6 +282,15 @@ impl Hub {
     }
 }
 
+/// Adds the parts of a file's name to a URL. A server chooses the names of shards, and none of them may lead elsewhere.
+fn beside(mut url: Url, name: &str) -> Result<Url, FileProblem> {
+    if name.split(['/', '\\']).any(|part| part.is_empty() || part == "." || part == "..") {
+        return Err(missing());
+    }
+    url.path_segments_mut().map_err(|()| missing())?.extend(name.split('/'));
+    Ok(url)
+}
+
 /// Reads `bytes 0-99/1000`: where the bytes begin, and the length of the file, which may be `*`.
 fn parse_content_range(text: &str) -> Option<(u64, Option<u64>)> {
     let (range, length) = text.strip_prefix("bytes ")?.split_once('/')?;
@@ -304,6 +334,17 @@ const HUB_CREDENTIALS: &str = "check the name; for a private or gated model set 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn name_of_a_shard_leads_nowhere_else() {
+        let beside = |name: &str| beside("https://h/models/llm".parse().unwrap(), name).ok().map(String::from);
+        assert_eq!(beside("a/b.safetensors").as_deref(), Some("https://h/models/llm/a/b.safetensors"));
+        let encoded = "https://h/models/llm/%252e%252e/a%23b%3Fc.safetensors";
+        assert_eq!(beside("%2e%2e/a#b?c.safetensors").as_deref(), Some(encoded));
+        for bad in ["", "..", "../a", "a/../b", "/a", "a//b", "..\\a", "a/."] {
+            assert_eq!(beside(bad), None, "{bad}");
+        }
+    }
 
     #[test]
     fn content_ranges_are_read_or_refused() {

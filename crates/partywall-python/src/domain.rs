@@ -36,6 +36,9 @@ use crate::{
     wait,
 };
 
+/// Seconds that a suspension gives to releases that have begun before.
+const FLUSH: f64 = 10.0;
+
 /// A connection to a domain.
 #[pyclass(frozen, module = "partywall._native")]
 pub(crate) struct Domain {
@@ -189,16 +192,23 @@ impl Domain {
         Ok(Segment::opened(segment))
     }
 
-    /// Suspends all segments.
-    fn suspend(&self, py: Python<'_>) -> PyResult<()> {
-        let domain = self.get(py)?;
-        wait::on_helper_thread(py, move || owner::suspend(&domain))?.or_raise(py)
+    /// Suspends all segments of this process.
+    #[staticmethod]
+    fn suspend(py: Python<'_>) -> PyResult<()> {
+        // What was dropped before is gone then.
+        reaper::flush(py, Some(FLUSH))?;
+        let suspended = wait::on_helper_thread(py, owner::suspend);
+        if suspended.is_err() {
+            // A signal has ended the wait, but not the suspension. This comes after it.
+            py.detach(owner::resume).or_raise(py)?;
+        }
+        suspended?.or_raise(py)
     }
 
-    /// Resumes all segments.
-    fn resume(&self, py: Python<'_>) -> PyResult<()> {
-        let domain = self.get(py)?;
-        py.detach(|| owner::resume(&domain)).or_raise(py)
+    /// Resumes all segments of this process.
+    #[staticmethod]
+    fn resume(py: Python<'_>) -> PyResult<()> {
+        py.detach(owner::resume).or_raise(py)
     }
 
     /// Opens the latest version of a name, or makes the caller its builder.

@@ -524,25 +524,30 @@ fn note_segment(owner: &Arc<Owner>) {
     segments.push(Arc::downgrade(owner));
 }
 
-/// Suspends all segments of a domain, also those of which only tensors are left. After an error all are as they were.
-pub(crate) fn suspend(domain: &Domain) -> partywall::Result<()> {
-    let suspended = of_domain(domain, |owner| owner.change("suspend", Segment::suspend));
-    suspended.and_then(|()| check_suspended()).inspect_err(|_| drop(resume(domain)))
+/// Held while segments are suspended or resumed.
+static SUSPENDING: PerProcess<()> = PerProcess::new();
+
+/// Suspends all segments of this process, also those of which only tensors are left. After an error all are as they
+/// were, unless it comes from resuming them.
+pub(crate) fn suspend() -> partywall::Result<()> {
+    let _turn = SUSPENDING.lock();
+    let suspended =
+        live_segments().iter().try_for_each(|owner| owner.change("suspend", Segment::suspend).unwrap_or(Ok(())));
+    suspended.and_then(|()| check_suspended()).or_else(|error| resume_all().and(Err(error)))
 }
 
-/// Resumes all segments of a domain that are suspended. Returns the first error; the others are resumed.
-pub(crate) fn resume(domain: &Domain) -> partywall::Result<()> {
-    of_domain(domain, |owner| owner.change("resume", Segment::resume))
+/// Resumes all segments that are suspended. Returns the first error; the others are resumed.
+pub(crate) fn resume() -> partywall::Result<()> {
+    let _turn = SUSPENDING.lock();
+    resume_all()
 }
 
-/// Calls `action` with each segment of a domain, and returns the first error.
-fn of_domain(domain: &Domain, action: impl Fn(&Owner) -> Option<partywall::Result<()>>) -> partywall::Result<()> {
-    let segments: Vec<_> = SEGMENTS.lock().iter().filter_map(Weak::upgrade).collect();
-    let is_meant = |owner: &&Arc<Owner>| {
-        let of = owner.segment().map(|segment| segment.domain().clone());
-        of.is_some_and(|of| of.member() == domain.member() && of.socket() == domain.socket())
-    };
-    segments.iter().filter(is_meant).filter_map(|owner| action(owner)).fold(Ok(()), Result::and)
+fn resume_all() -> partywall::Result<()> {
+    live_segments().iter().filter_map(|owner| owner.change("resume", Segment::resume)).fold(Ok(()), Result::and)
+}
+
+fn live_segments() -> Vec<Arc<Owner>> {
+    SEGMENTS.lock().iter().filter_map(Weak::upgrade).collect()
 }
 
 /// Returns a GPU in DLPack's form.

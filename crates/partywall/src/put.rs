@@ -135,8 +135,9 @@ impl<'a> Put<'a> {
     /// # Errors
     /// As [`Put::path`]. The claim passes on to another process then.
     pub fn claimed(&self, claim: Claim, plan: &Plan) -> Result<Segment> {
-        self.check()?;
-        self.fill(claim.create(self.place), plan)
+        let put = Self { name: claim.name().to_owned(), ..self.clone() };
+        put.check()?;
+        put.fill(claim.create(self.place), plan)
     }
 
     /// Fills a version with the tensors of a plan, and commits it.

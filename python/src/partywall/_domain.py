@@ -157,30 +157,34 @@ class Domain(Handle[_native.Domain]):
         native = self._native.open(name, version, timeout, write, place, allow_peer, access)
         return Segment(self, native)
 
-    def suspend(self) -> None:
-        """Unmaps the memory of all open segments of this domain and gives up what this process has of it, so that the
-        process can be checkpointed and restored (`cuda-checkpoint`), until `resume`.
+    @staticmethod
+    def suspend() -> None:
+        """Unmaps the memory of all open segments of this process, whatever their domains, and gives up what it holds of
+        it until `resume`, so that the process can be checkpointed and restored (`cuda-checkpoint`).
 
             d.suspend()
             ...  # another process checkpoints this one, and restores it
             d.resume()
 
         Leases and addresses stay: tensors and captured CUDA graphs are valid again after `resume`, and must not be used
-        before. Waits for all work of this process on the GPU first. Segments in host memory stay as they are.
+        before. No thread may open anything meanwhile. Waits for the work of this process on its GPUs first. Segments in
+        host memory stay as they are. An interrupt resumes what was suspended.
 
-        Raises `StillShared` if the process has other memory of a GPU or pinned memory that processes share, such as
-        pools, topics and queues; `WrongKind` for a segment of published memory; `Captured` during a capture. Nothing is
-        suspended then.
+        Raises `StillShared` if the process holds other memory of a GPU or pinned memory that it can share, such as
+        that of pools, topics and queues; `WrongKind` for a segment of published memory; `Captured` during a capture;
+        `TimeoutError` if a call of another thread, such as a wait, uses a segment for 10 seconds; `CudaError`. Nothing
+        is suspended then, unless the `CudaError` has the anchor `not-mapped`.
         """
-        self._native.suspend()
+        _native.Domain.suspend()
 
-    def resume(self) -> None:
-        """Maps the memory of all suspended segments again, at the same addresses. Does nothing for others.
+    @staticmethod
+    def resume() -> None:
+        """Maps the memory of all suspended segments again, at the same addresses.
 
         Raises `CudaError` if the driver refuses one, and `BrokerGone` or `Evicted` if the broker has lost this process
-        meanwhile. A segment that fails stays suspended, and the others are resumed.
+        meanwhile. A segment that fails stays suspended, and the others are resumed. It may be called again.
         """
-        self._native.resume()
+        _native.Domain.resume()
 
     def descriptors(self, name: str, timeout: float | None = 0.0) -> Descriptors:
         """Returns the memory of the latest version of `name`, or `NAME@V`, as file descriptors for other APIs and
@@ -286,6 +290,8 @@ class Domain(Handle[_native.Domain]):
             flag = "--" + option.replace("_", "-")
             if value is not None and value is not False:
                 words += [flag] if value is True else [flag, str(value)]
+        if "://" not in url:
+            raise BadValue("this is no URL: use put_file for a file")
         version, existed = _fetch.put(self.socket, url, name, words)
         write = taken.get("mutable", False) and not existed
         return self.open(name, version=version, write=write, access=access)

@@ -248,8 +248,7 @@ class Suspended(Error, RuntimeError):
 
 
 class StillShared(Error, RuntimeError):
-    """The process has memory of a GPU or pinned memory open that other processes may have, too, and that cannot be
-    suspended."""
+    """The process holds memory of a GPU or pinned memory that it can share with others, and that cannot be suspended."""
 
 
 class NotHeld(Error, RuntimeError):

@@ -201,6 +201,8 @@ def test_other_shared_memory_refuses_a_suspension_and_nothing_is_suspended(domai
     with put(domain, 1) as segment, domain.pool("pool", blocks=2, block_bytes=64, device="cuda") as pool:
         with pytest.raises(pw.StillShared, match="1 allocation"):
             domain.suspend()
+        with pw.connect(socket=domain.socket) as other, other.open("w"), pytest.raises(pw.StillShared):
+            domain.suspend()
         assert shown(segment) == 1
         pool.close()
         domain.suspend()

@@ -128,8 +128,8 @@ pub enum Busy {
         /// How long ago.
         ago: Duration,
     },
-    /// The process was to give up all memory of GPUs and pinned memory that it shares, but has some.
-    #[error("this process still has {} of a GPU or of pinned memory that other processes may have, too", counted(*allocations as u64, "allocation"))]
+    /// The process was to hold no memory of a GPU and no pinned memory that it can share, and holds some.
+    #[error("this process still holds {} that it can share with other processes, on a GPU or pinned", counted(*allocations as u64, "allocation"))]
     StillShared {
         /// How many: see [`shared_allocations`](partywall_cuda::shared_allocations).
         allocations: usize,
@@ -170,7 +170,7 @@ impl Busy {
             Self::InputsNotReady { .. } => ErrorKind::CheckFailed.help("inputs-not-ready", "InputsNotReady", "wait_inputs() on the host, or order a stream behind them with wait_inputs_on(), and complete the task after that"),
             Self::AttachmentInUse { queue, .. } => ErrorKind::Refused.help("attachment-in-use", "SegmentInUse", format!("wait for the tasks, or retry or purge dead letters (`partywall queue ls {queue}` lists them), then detach it")),
             Self::Withdrawing { name, pid, .. } => ErrorKind::Refused.help("withdrawing", "BeingWithdrawn", format!("`partywall show {name}` lists its readers and the deadline; `partywall evict PID` takes it from one of them now")).about(*pid),
-            Self::StillShared { .. } => ErrorKind::Refused.help("still-shared", "StillShared", "close what has them: pools, topics, queues and builds at a GPU or pinned, published memory, segments of other domains"),
+            Self::StillShared { .. } => ErrorKind::Refused.help("still-shared", "StillShared", "close what has them: pools, topics, queues and builds at a GPU or pinned, and published memory"),
             Self::BrokerInUse { .. } => ErrorKind::Refused.help("in-use", "Error", "`partywall ls` and `partywall status` show them; `partywall stop --force` drops all"),
         }
     }

@@ -86,9 +86,9 @@ pub enum DeviceFault {
         /// Where the memory was.
         place: Place,
     },
-    /// An advance in place failed: the driver mapped neither the new version nor, again, the former one. The process
-    /// must not use the addresses of the segment any more.
-    #[error("version {version} of {name:?} is not mapped any more: it could not be mapped again ({source})")]
+    /// An advance in place failed: the driver mapped neither the new version nor, again, the former one. Or a suspension
+    /// did: it did not unmap the memory. The process must not use the addresses of the segment any more.
+    #[error("version {version} of {name:?} is not mapped any more: the driver failed ({source})")]
     NotMapped {
         /// The name.
         name: String,

@@ -11,7 +11,6 @@ mod pinned;
 mod vmm;
 
 use std::{
-    mem,
     os::fd::{BorrowedFd, OwnedFd},
     sync::Arc,
 };
@@ -249,6 +248,11 @@ pub(crate) trait Memory: Send + Sync {
         None
     }
 
+    /// Waits for the work of this process that may use the memory, before [`vacate`](Self::vacate).
+    fn settle(&mut self) -> Result<(), CudaError> {
+        Ok(())
+    }
+
     /// Unmaps everything and drops what this process has of the memory, but keeps the addresses for
     /// [`refill`](Self::refill). Returns `None`, and does nothing, for memory whose addresses the driver chooses. Until
     /// the memory is back, no part of it may be asked for; after an error it never comes back.
@@ -257,7 +261,7 @@ pub(crate) trait Memory: Send + Sync {
     }
 
     /// Maps the chunks again, given by their lengths and file descriptors, at the addresses that they had. After an
-    /// error nothing is mapped, and the call may be repeated.
+    /// error some of them may be mapped. A repeated call maps the others, and [`vacate`](Self::vacate) unmaps those.
     fn refill(&mut self, _chunks: &[(u64, OwnedFd)]) -> Result<()> {
         Err(wrong_kind("legacy", "other", "resuming"))
     }
@@ -342,29 +346,38 @@ impl<C> Upload for HostUpload<'_, C> {
     }
 }
 
-/// Maps memories at the reservations that a call of [`Memory::vacate`] has left: one at each, or all at the only one.
-/// If that fails, all are vacant again.
+/// Leaves a reservation in the place of each mapping, before those that there are already.
+fn vacate<M, R>(
+    mapped: &mut Vec<M>,
+    vacant: &mut Vec<R>,
+    vacate: impl Fn(M) -> Result<R, CudaError>,
+) -> Result<(), CudaError> {
+    let vacated = mapped.drain(..).map(vacate).collect::<Result<Vec<_>, _>>()?;
+    vacant.splice(..0, vacated);
+    Ok(())
+}
+
+/// Maps memories at the reservations that [`vacate`] has left: one at each, or all at the only one. If that fails, those
+/// that are mapped stay so, and a repeated call maps the others.
 fn refill<R, M, P>(
     vacant: &mut Vec<R>,
+    mapped: &mut Vec<M>,
     mut memories: Vec<P>,
     map: impl Fn(R, Vec<P>) -> Result<M, Box<(R, CudaError)>>,
-    vacate: impl Fn(M) -> Result<R, CudaError>,
-) -> Result<Vec<M>, CudaError> {
-    let mut mapped = Vec::with_capacity(vacant.len());
-    let mut rest = mem::take(vacant).into_iter();
-    while let Some(reservation) = rest.next() {
-        let of_this = if rest.len() == 0 { memories.len() } else { memories.len().min(1) };
-        match map(reservation, memories.drain(..of_this).collect()) {
+) -> Result<(), CudaError> {
+    memories.drain(..mapped.len().min(memories.len()));
+    while !vacant.is_empty() {
+        let of_this = if vacant.len() == 1 { memories.len() } else { memories.len().min(1) };
+        match map(vacant.remove(0), memories.drain(..of_this).collect()) {
             Ok(mapping) => mapped.push(mapping),
             Err(failed) => {
                 let (reservation, error) = *failed;
-                let again = mapped.into_iter().map(vacate).collect::<Result<Vec<_>, _>>()?;
-                *vacant = again.into_iter().chain([reservation]).chain(rest).collect();
+                vacant.insert(0, reservation);
                 return Err(error);
             }
         }
     }
-    Ok(mapped)
+    Ok(())
 }
 
 fn outside() -> Error {

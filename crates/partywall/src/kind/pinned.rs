@@ -28,8 +28,8 @@ use partywall_os::{borrow::BlockBorrows, map::SharedMap};
 use partywall_wire::Kind as WireKind;
 
 use super::{
-    Attach, Draft, Extension, HostUpload, Kind, Memory, Upload, Uploads, outside, refill, reservation, whole_units,
-    wrong_kind,
+    Attach, Draft, Extension, HostUpload, Kind, Memory, Upload, Uploads, outside, refill, reservation, vacate,
+    whole_units, wrong_kind,
 };
 use crate::{
     error::{Error, InvalidData, LimitReached, Result, Unreachable},
@@ -422,18 +422,20 @@ impl Memory for PinnedChunks {
         if self.reserved > 0 { self.chunks.first().map_or(0, NodeMapping::reserved) } else { 0 }
     }
 
+    fn settle(&mut self) -> Result<(), CudaError> {
+        self.chunks.iter().try_for_each(NodeMapping::synchronize)
+    }
+
     fn vacate(&mut self) -> Option<Result<(), CudaError>> {
-        let vacant = self.chunks.drain(..).map(NodeMapping::vacate).collect::<Result<_, _>>();
-        Some(vacant.map(|vacant| self.vacant = vacant))
+        Some(vacate(&mut self.chunks, &mut self.vacant, NodeMapping::vacate))
     }
 
     fn refill(&mut self, chunks: &[(u64, OwnedFd)]) -> Result<()> {
         let node = NodeRequest::new("a suspended segment", Place::Pinned(self.node))?;
         let import = |(bytes, fd): &(u64, OwnedFd)| node.import(fd.as_fd(), *bytes).map(Arc::new);
         let memories = chunks.iter().map(import).collect::<Result<_>>()?;
-        let refilled = refill(&mut self.vacant, memories, NodeReservation::map, NodeMapping::vacate);
-        self.chunks = refilled.map_err(cuda_error(format!("mapping memory of NUMA node {} again", self.node)))?;
-        Ok(())
+        refill(&mut self.vacant, &mut self.chunks, memories, NodeReservation::map)
+            .map_err(cuda_error(format!("mapping memory of NUMA node {} again", self.node)))
     }
 
     fn extend(&self, chunks: &[(u64, OwnedFd)]) -> Result<Box<dyn Extension + '_>> {

@@ -16,7 +16,7 @@ use partywall_cuda::{
 use partywall_wire::Kind as WireKind;
 
 use super::{
-    Attach, Copy, Draft, Extension, Kind, Memory, Upload, Uploads, refill, reservation, whole_units, wrong_kind,
+    Attach, Copy, Draft, Extension, Kind, Memory, Upload, Uploads, refill, reservation, vacate, whole_units, wrong_kind,
 };
 use crate::{
     error::{DeviceFault, Error, LimitReached, Result, Unreachable},
@@ -321,9 +321,12 @@ impl Memory for VmmChunks {
         (self.reserved == 0).then_some(&mut self.chunks)
     }
 
+    fn settle(&mut self) -> Result<(), CudaError> {
+        self.chunks.iter_mut().try_for_each(Mapping::settle)
+    }
+
     fn vacate(&mut self) -> Option<Result<(), CudaError>> {
-        let vacant = self.chunks.drain(..).map(Mapping::vacate).collect::<Result<_, _>>();
-        Some(vacant.map(|vacant| self.vacant = vacant))
+        Some(vacate(&mut self.chunks, &mut self.vacant, Mapping::vacate))
     }
 
     fn refill(&mut self, chunks: &[(u64, OwnedFd)]) -> Result<()> {
@@ -332,9 +335,7 @@ impl Memory for VmmChunks {
             PhysicalMemory::import(self.gpu.context(), fd.as_fd(), *bytes).map(Arc::new).map_err(&failed)
         };
         let memories = chunks.iter().map(import).collect::<Result<_>>()?;
-        let refilled = refill(&mut self.vacant, memories, Reservation::map, Mapping::vacate);
-        self.chunks = refilled.map_err(failed)?;
-        Ok(())
+        refill(&mut self.vacant, &mut self.chunks, memories, Reservation::map).map_err(failed)
     }
 }
 

@@ -11,10 +11,11 @@
 use partywall_cuda::{CudaError, shared_allocations};
 use partywall_wire::{Answer, Call, Grown, Kind as WireKind};
 
-use super::{Drain, NotMapped, Segment, named};
+use super::{NotMapped, Segment, blocks::is_capturing, named};
 use crate::{
     domain::answered,
-    error::{Busy, DeviceFault, Error, LimitReached, Result},
+    error::{Busy, DeviceFault, Error, LimitReached, Result, Unreachable},
+    gpu::failed_call,
     kind::wrong_kind,
 };
 
@@ -24,11 +25,11 @@ impl Segment {
     /// on the GPU first.
     ///
     /// Meanwhile work that uses the addresses faults, on the GPU and in pinned memory on the CPU, too; views of tensors
-    /// fail with [`DeviceFault::Suspended`]. Host memory stays mapped, because no driver has a part in it: for it this
-    /// does nothing. Nor does it if the segment is suspended already.
+    /// fail with [`DeviceFault::Suspended`]. Host memory stays mapped, because no driver has a part in it. Suspending a
+    /// suspended segment changes nothing.
     ///
     /// With all segments of a process suspended, and neither pools nor topics of GPU or pinned memory open, the process
-    /// can be checkpointed and restored: [`check_suspended`] says whether it is so.
+    /// can be checkpointed and restored. [`check_suspended`] checks that.
     ///
     /// ```no_run
     /// # use partywall::{Result, Segment, check_suspended};
@@ -48,19 +49,23 @@ impl Segment {
     /// Each but the last leaves the segment as it was: [`Mismatch::Kind`](crate::error::Mismatch::Kind) for `legacy` and
     /// `live` memory, whose addresses the driver or an allocator chooses; [`DeviceFault::Captured`] if the driver does
     /// not wait for all work because a stream is being captured into a graph; [`DeviceFault::Cuda`],
-    /// [`DeviceFault::ContextLost`]; those of [`check`](Self::check); [`DeviceFault::NotMapped`] if the driver does not
-    /// unmap the memory properly.
+    /// [`DeviceFault::ContextLost`]; [`DeviceFault::NotMapped`] if the driver does not unmap the memory.
     pub fn suspend(&mut self) -> Result<()> {
-        if self.kind.wire() == WireKind::Host || self.is_suspended() {
+        if self.kind.wire() == WireKind::Host {
             return Ok(());
         }
-        self.check()?;
-        if let Some(gpu) = self.gpu() {
-            self.await_work(gpu, Drain::All(&[]), OPERATION)?;
+        // A stale segment may be suspended, as its tensors stay usable.
+        if let Some(why) = self.not_mapped.as_deref().filter(|why| matches!(why, NotMapped::Lost(_))) {
+            return Err(self.unmapped(why));
         }
-        let vacated = self.memory.as_deref_mut().and_then(|memory| memory.vacate());
-        let Some(vacated) = vacated else {
-            return Err(named(wrong_kind(self.kind(), "vmm, pinned or host", OPERATION), self.name()));
+        let what = format!("suspending {:?}", self.facts.name);
+        let memory = self.memory.as_deref_mut().expect(HAS_MEMORY);
+        memory.settle().map_err(|error| match is_capturing(&error) {
+            true => DeviceFault::Captured { what: what.clone() }.into(),
+            false => failed_call(&what, error),
+        })?;
+        let Some(vacated) = memory.vacate() else {
+            return Err(named(wrong_kind(self.kind(), "vmm, pinned or host", "suspending"), self.name()));
         };
         vacated.map_err(|error| self.lose(error))?;
         self.not_mapped = Some(NotMapped::Suspended.into());
@@ -71,24 +76,30 @@ impl Segment {
     /// nothing if the segment is not suspended.
     ///
     /// # Errors
-    /// Each leaves the segment suspended: [`DeviceFault::Cuda`]; [`LimitReached::FileDescriptors`]; those of
-    /// [`check`](Self::check) and of every call, such as that the broker has lost this process meanwhile.
+    /// Each leaves the segment suspended: [`DeviceFault::Cuda`]; [`LimitReached::FileDescriptors`]; those of every call,
+    /// such as that the broker has lost this process meanwhile.
     pub fn resume(&mut self) -> Result<()> {
         if !self.is_suspended() {
             return Ok(());
         }
         let Some(lease) = self.lease else { return Ok(()) };
         let growths = self.stage().growths;
-        let (answer, fds) = self.domain.link().call_with(Call::Refresh { lease, growths, chunks: 0 }, &[])?;
-        let Grown { chunks, .. } = answered!(answer, Answer::Grown(grown) => grown)?;
-        // It may have grown meanwhile, which a refresh finds.
-        let known = self.stage().chunks.len();
-        if fds.len() < known {
-            return Err(LimitReached::FileDescriptors(format!("the chunks of {:?}", self.name())).into());
+        let known = &self.stage().chunks;
+        // Tensors without bytes need no chunk.
+        if !known.is_empty() {
+            let (answer, fds) = self.domain.link().call_with(Call::Refresh { lease, growths, chunks: 0 }, &[])?;
+            let Grown { chunks, .. } = answered!(answer, Answer::Grown(grown) => grown)?;
+            if fds.len() < known.len() {
+                return Err(LimitReached::FileDescriptors(format!("the chunks of {:?}", self.name())).into());
+            }
+            // It may have grown meanwhile, which a refresh finds.
+            if !chunks.starts_with(known) {
+                return Err(Unreachable::protocol("the chunks of a version have other lengths"));
+            }
+            let chunks: Vec<_> = chunks.into_iter().zip(fds).take(known.len()).collect();
+            let memory = self.memory.as_deref_mut().expect(HAS_MEMORY);
+            memory.refill(&chunks).map_err(|error| named(error, &self.facts.name))?;
         }
-        let chunks: Vec<_> = chunks.into_iter().zip(fds).take(known).collect();
-        let memory = self.memory.as_deref_mut().expect("a segment has its memory until it is closed");
-        memory.refill(&chunks).map_err(|error| named(error, &self.facts.name))?;
         self.not_mapped = None;
         Ok(())
     }
@@ -116,8 +127,8 @@ impl Segment {
     }
 }
 
-/// Checks that this process has no memory of a GPU and no pinned memory that other processes may have, too: the
-/// condition for a checkpoint of the process. Memory that it did not get or make through this library is not known.
+/// Checks that this process holds no memory of a GPU and no pinned memory that it can share with others: the condition
+/// for a checkpoint of the process. Memory that it did not get, make or publish through this library is not known.
 ///
 /// # Errors
 /// [`Busy::StillShared`].
@@ -128,4 +139,4 @@ pub fn check_suspended() -> Result<()> {
     }
 }
 
-const OPERATION: &str = "suspending";
+const HAS_MEMORY: &str = "a segment has its memory until it is closed";

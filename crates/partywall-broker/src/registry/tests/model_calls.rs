@@ -136,7 +136,9 @@ impl Model {
                 if version.growths <= *growths && *chunks >= version.memory.chunks.len() as u64 {
                     return Ok(Answer::Done);
                 }
-                version.check_stale()?;
+                if *chunks > 0 {
+                    version.check_stale()?;
+                }
                 if *chunks > version.memory.chunks.len() as u64 {
                     return Err(Refusal::invalid("the version never had so many chunks"));
                 }

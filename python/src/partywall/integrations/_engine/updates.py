@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 import partywall as pw
+from partywall.integrations._engine import weights
 from partywall.integrations._engine.errors import unsupported
 from partywall.integrations._engine.loader import Wanted
 from partywall.integrations._engine.settings import LAYOUT, PROCESSED
@@ -29,12 +30,19 @@ SOURCE = "partywall.source"
 
 
 def update(
-    model: Any, wanted: Wanted, domain: pw.Domain, given: Iterable[pw.Segment], reload: Callable[[], None]
+    model: Any,
+    wanted: Wanted,
+    domain: pw.Domain,
+    given: Iterable[pw.Segment],
+    reload: Callable[[], None],
+    timeout: float | None,
 ) -> bool:
     """Gives a model the version that is made of the given segments. Returns whether it had another one before.
 
     `reload` loads them into the model, which is private then, and has its engine process it. After any error the model
-    has the version that it had, except after a `CudaError` with the anchor `not-mapped`. Raises `UnsupportedModel` if
+    has the version that it had, except after a `CudaError` with the anchor `not-mapped`. Raises `TimeoutError` if
+    another engine does not finish an update of the name within `timeout` seconds; `ModuleMismatch` if that engine is
+    configured otherwise, after the name was removed and made again; `UnsupportedModel` if
     the engine lays its weights out in another way than before, so that captured graphs could not show them.
     """
     own = handle(model)
@@ -42,7 +50,7 @@ def update(
     source = _identity(given)
     if own.segment.metadata.get(SOURCE) == source:
         return False
-    with closing(domain.semaphore(f"{wanted.name}/update", 1)) as turns, turns.acquire():
+    with closing(domain.semaphore(f"{wanted.name}/update", 1)) as turns, turns.acquire(timeout):
         made = _opened(domain, wanted, source)
         if made is None:
             _make(model, wanted, domain, source, reload)
@@ -82,6 +90,11 @@ def _opened(domain: pw.Domain, wanted: Wanted, source: str) -> pw.Segment | None
         with contextlib.suppress(pw.NameNotFound, pw.VersionNotFound):
             segment = domain.open(wanted.name, version=version, device=device)
             if segment.metadata.get(SOURCE) == source:
+                try:
+                    weights.check_fingerprint(segment, wanted.fingerprint)
+                except BaseException:
+                    segment.close()
+                    raise
                 return segment
             segment.close()
     return None

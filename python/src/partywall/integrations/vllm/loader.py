@@ -161,9 +161,12 @@ class PartywallModelLoader(SharedLoader, BaseModelLoader):  # type: ignore[misc]
                     get_layerwise_info(module).reset()
                 raise
 
+        # After an error in between, the next update makes what belongs to the weights that the model has then.
+        was_behind, self._is_behind = self._is_behind, True
         with self._settings.connect() as domain:
-            if update(model, wanted, domain, given, reload_or_forget):
+            if update(model, wanted, domain, given, reload_or_forget, self._settings.timeout) or was_behind:
                 self._rebuild(model, vllm_config, model_config)
+        self._is_behind = False
 
     def _device(self, vllm_config: Any) -> Any:
         import torch

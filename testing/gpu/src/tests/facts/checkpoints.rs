@@ -1,5 +1,4 @@
-//! Checkpoints of a process (`cuCheckpointProcess*`), of which the driver restores those alone that have nothing of
-//! others.
+//! Checkpoints of a process (`cuCheckpointProcess*`): what it may share when it is to be restored.
 
 use std::os::fd::AsFd;
 
