@@ -173,8 +173,8 @@ impl Workers {
         reqwest::Client::builder()
             .user_agent(concat!("partywall/", env!("CARGO_PKG_VERSION")))
             .connect_timeout(self.rules.timeout)
-            // Also of bodies that a client of a cloud reads.
-            .read_timeout(self.rules.timeout)
+            // For bodies that a client of a cloud reads. What is read here has a time limit with a better sentence.
+            .read_timeout(self.rules.timeout + Duration::from_secs(1))
             // Several connections are several streams of bytes; HTTP/2 would put all into one.
             .http1_only()
             // `web` follows redirects itself, because it decides which of them get credentials.

@@ -224,7 +224,7 @@ fn plain_http_to_other_machines_is_refused_unless_allowed() {
         ("http://192.0.2.1/x.bin", &[][..], "http://192.0.2.1 is not encrypted"),
         ("http://example.invalid/x.bin", &["--allow-http"], "check the name of the host"),
         ("https://example.invalid/", &[], "names a folder, which a web server does not list"),
-        ("ftp://example.invalid/x", &[], "begins with no scheme that is known"),
+        ("ftp://example.invalid/x", &[], "no scheme is called \"ftp\""),
         ("https://", &[], "the URL cannot be read"),
         ("hf://model", &[], "names no repository"),
         ("hf://a/b@", &[], "names no repository"),
