@@ -108,7 +108,7 @@ fn faults_that_remain_are_said_and_leave_nothing() {
         (
             "another ETag",
             |file, ask| Reply::file(file, if is_later(ask) { "\"2\"" } else { "\"1\"" }, ask),
-            "has changed while it was read: its ETag was \"1\" and is \"2\"",
+            "has changed while it was read: its ETag or date was \"1\" and is \"2\"",
             5,
         ),
         (
