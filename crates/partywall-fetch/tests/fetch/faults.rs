@@ -114,7 +114,7 @@ fn faults_that_remain_are_said_and_leave_nothing() {
         (
             "no ETag any more",
             |file, ask| if is_later(ask) { right(file, ask).without("ETag") } else { right(file, ask) },
-            "its ETag was \"1\" and is missing",
+            "its ETag or date was \"1\" and is missing",
             5,
         ),
         (
