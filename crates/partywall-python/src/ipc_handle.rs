@@ -57,7 +57,6 @@ impl IpcHandle {
 
     /// Closes as `close` does, but leaves all waiting to the reaper.
     fn close_later(&self) {
-        let owner = self.owner.lock().take();
-        drop(owner);
+        drop(self.owner.lock().take());
     }
 }

@@ -21,8 +21,7 @@ use crate::gpu::Gpu;
 /// other program is told.
 ///
 /// ```no_run
-/// # fn main() -> partywall::Result<()> {
-/// # let published: partywall::Segment = unimplemented!();
+/// # fn register(published: &partywall::Segment) -> partywall::Result<()> {
 /// // `published` is what `Domain::publish` has committed.
 /// let tensor = published.tensor("x")?.ipc_handle()?;
 /// let handle: [u8; 64] = tensor.handle().0;
