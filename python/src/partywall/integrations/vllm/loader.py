@@ -23,6 +23,8 @@ class PartywallModelLoader(SharedLoader, BaseModelLoader):  # type: ignore[misc]
         self._settings = Settings.read(load_config.model_loader_extra_config)
         # How `load_weights` fills the model that vLLM's `load_model` is making, with the loader of the checkpoint.
         self._fill: tuple[Fill, BaseModelLoader] | None = None
+        # Whether an update failed before its layers had made what belongs to the weights that they show.
+        self._is_behind = False
 
     def get_external_weight_memory(self, vllm_config: Any) -> int:
         """Returns the bytes of shared memory that exist already and that this engine is going to map.
