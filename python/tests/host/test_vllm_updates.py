@@ -1,5 +1,6 @@
 """Updates of engines that map their weights, with a stand-in for vLLM, and real models of torch."""
 
+import contextlib
 import types
 import weakref
 from typing import ClassVar
@@ -9,7 +10,7 @@ import pytest
 import partywall as pw
 
 from .. import stand_ins
-from ..conftest import WATCHDOG
+from ..conftest import WATCHDOG, eventually
 
 torch = pytest.importorskip("torch")
 
@@ -228,6 +229,52 @@ def test_next_engine_makes_the_version_if_the_first_is_killed(fleet, domain, soc
     maker.kill()
     fleet[0].update("policy")
     assert answer(fleet[0].model) == expected(weights) and fleet[0].version == 2
+
+
+RANK = """
+import types
+import pytest
+import torch
+sys.path.insert(0, sys.argv[1])
+from tests import small_vllm
+from tests.host.test_vllm_updates import LOAD, Engine
+rank = int(sys.argv[3])
+torch.distributed.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", world_size=2, rank=rank)
+group = types.SimpleNamespace(rank_in_group=rank, world_size=2, cpu_group=torch.distributed.group.WORLD)
+patch = pytest.MonkeyPatch()
+engine = Engine(patch, small_vllm.install(patch, world=group, tp=group))
+def load(self, weights):
+    torch.distributed.barrier()
+    say("loads")
+    LOAD(self, weights)
+patch.setattr(small_vllm.Model, "load_weights", load)
+say("ready")
+told()
+engine.update("policy")
+say("has version", engine.version)
+told()
+"""
+
+
+# Holds 425.
+def test_engines_with_two_ranks_do_not_wait_for_each_other(domain, socket, child, tmp_path):
+    """The ranks of an engine load together."""
+    first, second = [
+        [child(RANK, TESTS, str(tmp_path / engine), str(rank), PARTYWALL_SOCKET=socket) for rank in range(2)]
+        for engine in ("first", "second")
+    ]
+    assert {rank.says() for rank in first + second} == {"ready"}
+    domain.put("policy", trained(1))
+    with contextlib.closing(domain.semaphore("llm/tp0of2/update", 1)) as turns:
+        first[0].tell()
+        eventually(lambda: turns.available == 0)
+    second[1].tell()
+    second[0].tell()
+    first[1].tell()
+    for rank in first:
+        assert (rank.says(), rank.says()) == ("loads", "has version 2")
+    for rank in second:
+        assert rank.says() == "has version 2"
 
 
 # Holds 425.

@@ -35,12 +35,14 @@ def update(
     domain: pw.Domain,
     given: Iterable[pw.Segment],
     reload: Callable[[], None],
+    world: Any,
     timeout: float | None,
 ) -> bool:
     """Gives a model the version that is made of the given segments. Returns whether it had another one before.
 
-    `reload` loads them into the model, which is private then, and has its engine process it. After any error the model
-    has the version that it had, except after a `CudaError` with the anchor `not-mapped`. Raises `TimeoutError` if
+    `reload` loads them into the model, which is private then, and has its engine process it. All workers of an engine
+    call this, with the group of all of them as `world`. After any error the model has the version that it had, except
+    after a `CudaError` with the anchor `not-mapped`. Raises `TimeoutError` if
     another engine does not finish an update of the name within `timeout` seconds; `ModuleMismatch` if that engine is
     configured otherwise, after the name was removed and made again; `UnsupportedModel` if
     the engine lays its weights out in another way than before, so that captured graphs could not show them.
@@ -48,9 +50,9 @@ def update(
     own = handle(model)
     assert own is not None, "only a model that maps its weights is updated so"
     source = _identity(given)
-    if own.segment.metadata.get(SOURCE) == source:
-        return False
-    with closing(domain.semaphore(f"{wanted.name}/update", 1)) as turns, turns.acquire(timeout):
+    with _turn(domain, wanted.name, world, timeout):
+        if own.segment.metadata.get(SOURCE) == source:
+            return False
         made = _opened(domain, wanted, source)
         if made is None:
             _make(model, wanted, domain, source, reload)
@@ -65,6 +67,34 @@ def update(
         made.close()
         raise
     return True
+
+
+@contextlib.contextmanager
+def _turn(domain: pw.Domain, name: str, world: Any, timeout: float | None) -> Iterator[None]:
+    """Keeps other engines from updating a name meanwhile.
+
+    Each rank has a name, with turns of its own. The first rank goes ahead: while it has its turn, no other rank of
+    another engine can, so no two engines wait for each other although the ranks of one do.
+    """
+    with closing(domain.semaphore(f"{name}/update", 1)) as turns, contextlib.ExitStack() as held:
+        error: BaseException | None = None
+        if world.rank_in_group == 0:
+            try:
+                held.enter_context(turns.acquire(timeout))
+            except BaseException as caught:
+                # Reported to the other ranks, which wait below.
+                error = caught
+        if world.world_size > 1:
+            reports: list[str | None] = [None] * world.world_size
+            own = None if error is None else str(error)
+            torch.distributed.all_gather_object(reports, own, group=world.cpu_group)
+            if reports[0] is not None and error is None:
+                raise TimeoutError(f"the first rank of this engine has no turn to update: {reports[0]}")
+        if error is not None:
+            raise error
+        if world.rank_in_group > 0:
+            held.enter_context(turns.acquire(timeout))
+        yield
 
 
 def _identity(given: Iterable[pw.Segment]) -> str:

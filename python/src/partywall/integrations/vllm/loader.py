@@ -150,9 +150,12 @@ class PartywallModelLoader(SharedLoader, BaseModelLoader):  # type: ignore[misc]
         reload: Callable[[], None],
     ) -> None:
         """Gives a model that maps its weights the version that is made of the given segments."""
+        from vllm.distributed import parallel_state
         from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
         from partywall.integrations._engine.updates import update
+
+        world = parallel_state.get_world_group()
 
         def reload_or_forget() -> None:
             try:
@@ -166,7 +169,7 @@ class PartywallModelLoader(SharedLoader, BaseModelLoader):  # type: ignore[misc]
         # After an error in between, the next update makes what belongs to the weights that the model has then.
         was_behind, self._is_behind = self._is_behind, True
         with self._settings.connect() as domain:
-            if update(model, wanted, domain, given, reload_or_forget, self._settings.timeout) or was_behind:
+            if update(model, wanted, domain, given, reload_or_forget, world, self._settings.timeout) or was_behind:
                 self._rebuild(model, vllm_config, model_config)
         self._is_behind = False
 
