@@ -1,7 +1,7 @@
 //! Checks what the pages of the repository say about the repository itself.
 //!
 //! Every page names files, driver facts, steps of labs and examples, and links to pages and their headings. Tests name
-//! the promises of SPEC.md that they hold. ARCHITECTURE.md names the functions of its journeys and the strata of a
+//! the promises of SPEC.md and docs/costs.md that they hold. ARCHITECTURE.md names the functions of its journeys and the strata of a
 //! crate, and says where `unsafe` is allowed and that the broker links no CUDA. Each manifest gives the reason for each dependency on somebody else's
 //! crate.
 //! Without this check, a rename would make such a sentence wrong without notice.
@@ -34,7 +34,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<Vec<String>, String> {
         let path = workspace.root.join(name);
         fs::read_to_string(&path).map_err(|error| cannot_read(&path, &error))
     };
-    let (index, mut wrong) = promises::index(&page("SPEC.md")?, &tree);
+    let (index, mut wrong) = promises::index(&page("SPEC.md")?, &page("docs/costs.md")?, &tree);
     let path = workspace.target.join(INDEX);
     fs::write(&path, index).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
     for (path, text) in tree.pages() {

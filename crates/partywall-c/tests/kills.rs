@@ -1,4 +1,4 @@
-// Holds 19, 180, 376.
+// Holds 19, 180.
 //! Programs in C that are killed or stopped at each crash point, and processes in Rust that go on: nothing is lost,
 //! nothing leaks, nothing waits for ever.
 #![allow(clippy::unwrap_used)] // the outermost functions of tests

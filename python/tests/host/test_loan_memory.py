@@ -1,4 +1,4 @@
-# Holds 201.
+# Holds 250.
 """Arrays of a loan that outlive it keep its block: they write into no later sample or loan."""
 
 import gc

@@ -1,4 +1,4 @@
-# Holds 420.
+# Holds 34, 293.
 """SGLang's load format `partywall`, with a stand-in for SGLang, and real models of torch."""
 
 import contextlib
@@ -71,7 +71,7 @@ def is_shared(model):
     return pw.torch.handle(model) is not None
 
 
-# Holds 420.
+# Holds 34.
 def test_plug_in_is_found_and_makes_the_format_known(sglang):
     [found] = [e for e in importlib.metadata.entry_points(group="sglang.srt.plugins") if e.name == "partywall"]
     assert found.load() is pw.integrations.sglang.register
@@ -83,7 +83,7 @@ def test_plug_in_is_found_and_makes_the_format_known(sglang):
         LoadConfig("partywal")
 
 
-# Holds 420, 421.
+# Holds 34, 294.
 @pytest.mark.parametrize("mode", ["auto", "shared"])
 def test_engines_map_what_the_first_has_processed(sglang, domain, mode):
     builder, cold = start(sglang, mode=mode)
@@ -103,7 +103,7 @@ def test_engines_map_what_the_first_has_processed(sglang, domain, mode):
     assert is_shared(cold)
 
 
-# Holds 421.
+# Holds 294.
 def test_weights_that_cannot_come_from_elsewhere_are_copied_or_refused(sglang, domain, caplog):
     def quantized():
         return changed(engine(), "model_config.quantization", "awq")
@@ -135,7 +135,7 @@ def test_weights_that_cannot_come_from_elsewhere_are_copied_or_refused(sglang, d
         assert domain.rm(name.name) == 0
 
 
-# Holds 421.
+# Holds 294.
 @pytest.mark.parametrize("mode", ["auto", "shared"])
 @pytest.mark.parametrize(
     ("path", "value"),
@@ -157,7 +157,7 @@ def test_engine_that_writes_its_weights_copies_them_or_is_refused(sglang, domain
         assert small_sglang.update_error(model) is None
 
 
-# Holds 421.
+# Holds 294.
 def test_memory_saver_gets_the_weights_unless_they_are_to_be_shared(sglang, domain):
     load(sglang)
 
@@ -170,7 +170,7 @@ def test_memory_saver_gets_the_weights_unless_they_are_to_be_shared(sglang, doma
     assert is_shared(load(sglang, config(), mode="shared"))
 
 
-# Holds 421.
+# Holds 294.
 @pytest.mark.parametrize(("path", "value"), [("exec.moe.enable_eplb", True), ("exec.moe.elastic_ep_backend", "nixl")])
 def test_engine_that_moves_experts_is_refused(sglang, domain, path, value):
     for mode in "auto", "shared", "copy":
@@ -179,7 +179,7 @@ def test_engine_that_moves_experts_is_refused(sglang, domain, path, value):
     assert domain.ls() == []
 
 
-# Holds 421.
+# Holds 294.
 def test_shared_weights_are_not_updated(sglang, domain):
     load(sglang)
     for model in load(sglang, unread()), load(sglang, name="other"):
@@ -211,7 +211,7 @@ FIELDS = {
 }
 
 
-# Holds 420.
+# Holds 293.
 @pytest.mark.parametrize("field", FIELDS)
 @pytest.mark.parametrize("mode", ["shared", "copy"])
 def test_weights_of_another_configuration_are_refused_and_the_field_named(sglang, domain, field, mode):
@@ -223,7 +223,7 @@ def test_weights_of_another_configuration_are_refused_and_the_field_named(sglang
     assert difference.startswith(f"{named}: ") and "in the engine" in difference
 
 
-# Holds 420.
+# Holds 293.
 @pytest.mark.parametrize("package", ["sglang", "partywall", "torch"])
 def test_weights_of_another_release_are_refused(sglang, domain, monkeypatch, package):
     load(sglang)
@@ -235,7 +235,7 @@ def test_weights_of_another_release_are_refused(sglang, domain, monkeypatch, pac
     assert [difference.split(":")[0] for difference in caught.value.differences] == [package]
 
 
-# Holds 420.
+# Holds 293.
 def test_each_rank_has_a_name_of_its_own(sglang, domain):
     for key in "tp", "pp", "dp":
         for rank in range(2):
@@ -285,7 +285,7 @@ def test_settings_that_are_wrong_are_named(sglang, given, why):
             call()
 
 
-# Holds 420.
+# Holds 34.
 def test_next_engine_builds_if_the_first_fails(sglang, domain):
     def fail():
         raise RuntimeError("no checkpoint")
@@ -327,7 +327,7 @@ told()
 WAITS = "waits until another engine that starts on this GPU has measured its memory"
 
 
-# Holds 420, 422.
+# Holds 34, 385.
 @pytest.mark.parametrize("end", ["serves", "fails", "is killed"])
 def test_engines_on_one_gpu_measure_it_one_after_another(domain, socket, child, end):
     def starts(error="", load_format="partywall"):
@@ -370,7 +370,7 @@ told()
 """
 
 
-# Holds 420.
+# Holds 34.
 def test_next_engine_builds_if_the_first_is_killed(domain, socket, child):
     engines = [child(ELECTION, TESTS, PARTYWALL_SOCKET=socket)]
     assert engines[0].says() == "building"

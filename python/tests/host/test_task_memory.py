@@ -1,4 +1,4 @@
-# Holds 217.
+# Holds 250.
 """Arrays of a task that outlive it keep its blocks: no other task writes or shows what they show."""
 
 import gc

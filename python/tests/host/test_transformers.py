@@ -121,7 +121,7 @@ def never_loaded(monkeypatch):
     monkeypatch.setattr(transformers.PreTrainedModel, "from_pretrained", fail)
 
 
-# Holds 265.
+# Holds 260.
 def test_all_differences_are_named_before_anything_is_loaded(domain, never_loaded):
     shared.share_module(made("llama", torch.bfloat16), "llm", kept=True, domain=domain).close()
     sizes = SIZES | {"intermediate_size": 40, "num_hidden_layers": 3}
@@ -144,7 +144,7 @@ def test_all_differences_are_named_before_anything_is_loaded(domain, never_loade
     assert domain.holders("llm") == {1: []}
 
 
-# Holds 265.
+# Holds 260.
 @pytest.mark.parametrize("options", [{"dtype": torch.float16}, {"dtype": "float16"}, {"torch_dtype": torch.float16}])
 def test_dtype_of_the_options_is_compared(domain, never_loaded, options):
     shared.share_module(made("llama"), "llm", domain=domain)
@@ -153,7 +153,7 @@ def test_dtype_of_the_options_is_compared(domain, never_loaded, options):
         from_name(cls, config, "llm", domain=domain, **options)
 
 
-# Holds 265.
+# Holds 260.
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_tensors_that_loading_keeps_in_another_dtype_are_no_difference(domain, dtype):
     class Kept(transformers.LlamaForCausalLM):
@@ -172,7 +172,7 @@ def test_tensors_that_loading_keeps_in_another_dtype_are_no_difference(domain, d
     }
 
 
-# Holds 265.
+# Holds 260.
 def test_options_of_the_class_are_part_of_what_is_compared(domain):
     sizes = {key: SIZES[key] for key in ("hidden_size", "vocab_size", "num_attention_heads")}
     config = transformers.BertConfig(**sizes)

@@ -310,7 +310,7 @@ def test_samples_of_a_stream_are_complete_for_the_cpu(frames):
         incomplete.close()
 
 
-# Holds 201.
+# Holds 250.
 @pytest.mark.parametrize("derived", [False, True])
 def test_array_of_a_published_loan_writes_into_no_later_sample(frames, derived):
     with frames.publisher() as publisher, frames.publisher() as other, frames.subscriber() as subscriber:

@@ -187,7 +187,7 @@ def test_a_loan_is_published_behind_its_stream(frames, publisher, subscriber):
     eventually(lambda: frames.stats().held == 0)
 
 
-# Holds 201.
+# Holds 250.
 def test_block_of_a_published_loan_waits_for_its_arrays_and_its_stream(domain):
     driver.use()
     opened = driver.Gate()

@@ -1,4 +1,4 @@
-//! Joins the promises of SPEC.md with the tests that hold them.
+//! Joins the promises with the tests that hold them. SPEC.md lists them, and docs/costs.md the goals among them.
 //!
 //! A comment such as `// Holds 12, 153.` stands directly above a test or above an entry of a table of tests or
 //! benchmarks. In the first line of a file of tests it speaks for the file; in that of a `main.rs` or `mod.rs`, for its
@@ -26,13 +26,14 @@ const UNTESTED: &str = "*Untested.*";
 /// How the promise of a goal ends that was met.
 const MET: &str = "*Met.*";
 
-/// Returns the index from promises to tests, as a page, and what is wrong in SPEC.md and in the comments.
-pub(super) fn index(spec: &str, tree: &Tree) -> (String, Vec<String>) {
+/// Returns the index from promises to tests, as a page, and what is wrong in SPEC.md, in docs/costs.md and in the
+/// comments.
+pub(super) fn index(spec: &str, costs: &str, tree: &Tree) -> (String, Vec<String>) {
     let mut wrong = Vec::new();
     let mut promises = BTreeMap::new();
-    for (number, text) in spec.lines().filter_map(promise) {
+    for (number, text) in spec.lines().filter_map(promise).chain(costs.lines().filter_map(goal)) {
         if promises.insert(number, (text, Vec::new())).is_some() {
-            wrong.push(format!("SPEC.md: two promises have the number {number}"));
+            wrong.push(format!("SPEC.md, docs/costs.md: two promises have the number {number}"));
         }
     }
     for (path, text) in &tree.files {
@@ -57,7 +58,7 @@ pub(super) fn index(spec: &str, tree: &Tree) -> (String, Vec<String>) {
     for (number, (text, holders)) in &promises {
         if holders.is_empty() != text.ends_with(UNTESTED) {
             wrong.push(format!(
-                "SPEC.md: promise {number} needs either a test that says `Holds {number}.` or {UNTESTED}"
+                "SPEC.md, docs/costs.md: promise {number} needs either a test that says `Holds {number}.` or {UNTESTED}"
             ));
         }
     }
@@ -67,7 +68,7 @@ pub(super) fn index(spec: &str, tree: &Tree) -> (String, Vec<String>) {
 type Promises<'a> = BTreeMap<u32, (&'a str, Vec<String>)>;
 
 fn page(promises: &Promises<'_>) -> String {
-    let mut page = "# What holds each promise of SPEC.md\n\n## Promises with a mark\n\n".to_owned();
+    let mut page = "# What holds each promise\n\n## Promises with a mark\n\n".to_owned();
     let marked = promises.iter().filter(|(_, (text, _))| text.ends_with('*') && !text.ends_with(MET));
     marked.for_each(|(number, (text, _))| page += &format!("* {number}: {text}\n"));
     page += "\n## All promises\n";
@@ -78,9 +79,16 @@ fn page(promises: &Promises<'_>) -> String {
     page
 }
 
-/// Returns the number and the text of a promise: a row whose first cell is a number.
+/// Returns the number and the text of a promise: an entry of a list that begins with a number and a colon.
 fn promise(line: &str) -> Option<(u32, &str)> {
-    let (number, text) = line.strip_prefix("| ")?.strip_suffix(" |")?.split_once(" | ")?;
+    let (number, text) = line.strip_prefix("* ")?.split_once(": ")?;
+    Some((number.parse().ok()?, text))
+}
+
+/// Returns the number and the text of a goal: the first two cells of a row whose first cell is a number.
+fn goal(line: &str) -> Option<(u32, &str)> {
+    let (number, rest) = line.strip_prefix("| ")?.split_once(" | ")?;
+    let (text, _) = rest.split_once(" | ")?;
     Some((number.parse().ok()?, text))
 }
 
@@ -146,7 +154,7 @@ mod tests {
     /// Returns the index and what is wrong if these files hold promise 1 or, where they say so, promise 2.
     fn of(promises: &str, files: &[(&str, &str)]) -> (String, Vec<String>) {
         let files = files.iter().map(|(path, text)| (PathBuf::from(path), (*text).to_owned())).collect();
-        index(&format!("| # | Promise |\n|--:|---|\n{promises}"), &Tree { files })
+        index(promises, "", &Tree { files })
     }
 
     #[test]
@@ -172,7 +180,7 @@ mod tests {
             ("python/tests/test_c.py", "# Holds 1.\n\"\"\"A file.\"\"\"\n", "`python/tests/test_c.py`\n"),
         ];
         for (path, text, expected) in cases {
-            let (page, wrong) = of("| 1 | A promise |", &[(path, text)]);
+            let (page, wrong) = of("* 1: A promise", &[(path, text)]);
             assert_eq!(wrong, [""; 0], "{path}");
             assert!(page.contains("\n1: A promise\n\n* `") && page.contains(expected), "{path}: {page}");
         }
@@ -181,12 +189,12 @@ mod tests {
     #[test]
     fn promises_and_tests_have_to_match() {
         let test = [("crates/a/src/lib.rs", "\n// Holds 1, 2.\n#[test]\nfn it_is() {}\n")];
-        assert_eq!(of("| 1 | A |\n| 2 | B *Met.* |\n| 3 | C *Untested.* |", &test).1, [""; 0]);
+        assert_eq!(of("* 1: A\n* 2: B *Met.*\n* 3: C *Untested.*", &test).1, [""; 0]);
         let cases = [
-            ("| 1 | A |", "`crates/a/src/lib.rs` `it_is`: there is no promise 2"),
-            ("| 1 | A |\n| 2 | B |\n| 3 | C *Missed.* |", "promise 3 needs either a test"),
-            ("| 1 | A |\n| 2 | B *Untested.* |", "promise 2 needs either a test"),
-            ("| 1 | A |\n| 2 | B |\n| 2 | C |", "two promises have the number 2"),
+            ("* 1: A", "`crates/a/src/lib.rs` `it_is`: there is no promise 2"),
+            ("* 1: A\n* 2: B\n* 3: C *Missed.*", "promise 3 needs either a test"),
+            ("* 1: A\n* 2: B *Untested.*", "promise 2 needs either a test"),
+            ("* 1: A\n* 2: B\n* 2: C", "two promises have the number 2"),
         ];
         for (promises, expected) in cases {
             let wrong = of(promises, &test).1;
@@ -212,8 +220,17 @@ mod tests {
     }
 
     #[test]
+    fn goals_are_promises() {
+        let costs = "| # | Promise | latest |\n|--:|---|---|\n| [1](a.md) | A | 5 ns |\n| 2 | B *Met.* | 5 \u{b5}s |";
+        let files = vec![(PathBuf::from("crates/a/tests/a.rs"), "// Holds 1, 2.\n//! A file.".to_owned())];
+        let (page, wrong) = index("* 1: A *Met.*", costs, &Tree { files });
+        assert_eq!(wrong, [""; 0]);
+        assert!(page.contains("\n2: B *Met.*\n\n* `crates/a/tests/a.rs`\n"), "{page}");
+    }
+
+    #[test]
     fn marks_are_listed_first() {
-        let page = of("| 1 | A *Met.* |\n| 2 | B *Untested.* |", &[]).0;
+        let page = of("* 1: A *Met.*\n* 2: B *Untested.*", &[]).0;
         assert!(page.contains("with a mark\n\n* 2: B *Untested.*\n\n## All"), "{page}");
     }
 }

@@ -121,6 +121,7 @@ fn dead_processes_hold_nothing_and_wait_for_nothing() {
     assert_eq!(semaphore.audit(), SlotAudit { held: 1, free: 1, ..SlotAudit::default() });
 }
 
+// Holds 179.
 #[test]
 fn an_untaken_permit_goes_to_the_next_waiter() {
     let semaphore = semaphore(1);

@@ -1,4 +1,4 @@
-// Holds 184.
+// Holds 180.
 //! Pools: if a process crashes while it hands a block to another, one of the two has the block, and the block is not
 //! lost. Taking blocks, waiting for them and giving them back works as with the permits of semaphores, whose tests
 //! cover it.

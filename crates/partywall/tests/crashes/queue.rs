@@ -1,4 +1,4 @@
-// Holds 209, 216.
+// Holds 180, 216.
 //! Queues: a process crashes between any two steps of submitting, claiming, completing, failing, taking, cancelling,
 //! tending and recovering. Each task has one result or is a dead letter; no task and no block is lost; the other
 //! processes continue.
@@ -411,7 +411,7 @@ fn crash_in_notify_loses_no_wake() {
     assert_passed(&points, &[NOTIFYING]);
 }
 
-// Holds 217.
+// Holds 180.
 #[test]
 fn crash_in_take_loses_no_result() {
     let done = |world: &World| {

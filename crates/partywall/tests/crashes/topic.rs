@@ -1,4 +1,4 @@
-// Holds 189, 193, 195.
+// Holds 180, 193, 195.
 //! Topics: a process crashes between any two steps of publishing, receiving, joining, leaving and recovering. Every
 //! subscriber with a promise still receives each published sample whole, once and in order; no block is lost; and no
 //! process waits for a step of another, except a publisher for a blocking subscriber.

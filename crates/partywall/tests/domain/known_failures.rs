@@ -302,7 +302,7 @@ fn removed_while_in_use() {
     eventually("all is free", || Held::by(&domain) == Held::nothing());
 }
 
-// Holds 161.
+// Holds 157.
 #[test]
 fn size_and_offset_overflow() {
     let world = World::new();

@@ -1,4 +1,4 @@
-// Holds 20, 184.
+// Holds 20, 185.
 //! Pools: blocks that go round between processes, and come back when one of them dies.
 
 use std::{

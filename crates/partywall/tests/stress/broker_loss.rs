@@ -87,6 +87,7 @@ fn dropping_everything_right_after_the_broker_died_ends() {
     }
 }
 
+// Holds 243.
 #[test]
 fn every_call_ends_when_the_broker_is_stopped() {
     let mut place = Place::new();

@@ -55,7 +55,7 @@ fn release(world: &World, id: TaskId, held: &HeldSlot) -> bool {
     world.queue.release_output(world.pools(), id, 1, held)
 }
 
-// Holds 217.
+// Holds 250.
 #[test]
 fn viewed_blocks_are_free_once_the_result_is_given_back_and_the_worker_drained() {
     for worker_first in [false, true] {

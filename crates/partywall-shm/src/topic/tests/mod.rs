@@ -541,7 +541,7 @@ fn block_written_by_a_stream_is_not_reused() {
     assert_eq!(world.audit(), BlockCounts { free: 20, in_ring: 4, ..BlockCounts::default() });
 }
 
-// Holds 201.
+// Holds 250.
 #[test]
 fn block_that_its_publisher_views_is_not_reused() {
     let world = World::new(SHAPE);

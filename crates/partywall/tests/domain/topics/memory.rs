@@ -17,7 +17,7 @@ fn publish_kept(publisher: &Publisher, value: u32) -> LoanMemory {
     memory
 }
 
-// Holds 201.
+// Holds 250.
 #[test]
 fn block_of_a_loan_is_free_when_its_memory_is_dropped() {
     let world = World::new();
@@ -85,7 +85,7 @@ fn memory_of_a_sample_that_is_published_at_the_second_attempt_keeps_its_block() 
     unused(&topic);
 }
 
-// Holds 201.
+// Holds 250.
 #[test]
 fn publisher_whose_memories_keep_all_its_blocks_does_not_wait() {
     let world = World::new();
