@@ -1,4 +1,7 @@
 //! Tensors in shared memory, in the forms in which other libraries take them.
+//!
+//! Tensors of pinned memory are on the host. `Tensor::on`, and a stream that waits for a sample or an input, give
+//! tensors of the GPU at the same address. The CPU gets access when a tensor is first exported to it.
 #![allow(unsafe_code)] // buffers, and streams of others
 
 use std::{

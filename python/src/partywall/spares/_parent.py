@@ -2,7 +2,8 @@
 
 Each child has a pipe of its own. A spare reads from it and so sleeps until the parent writes the number of the worker
 to become, and how often that was started before. The parent sleeps until a signal arrives: SIGCHLD, or one that ends
-it. Nobody polls.
+it. Nobody polls. The parent never uses CUDA, has one thread of Python and no connection: then each fork of it can use
+CUDA and connect by itself.
 """
 
 import atexit
