@@ -12,6 +12,7 @@ mod actor;
 #[cfg(feature = "crash-points")]
 pub mod crash;
 pub mod hostile;
+pub mod hosts;
 pub mod mps;
 mod objects;
 mod place;

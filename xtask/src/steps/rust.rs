@@ -115,13 +115,14 @@ pub(super) fn in_namespaces(workspace: &Workspace) -> Outcome {
     if !succeeds(probe.split(' ')) {
         return Outcome::Skipped("this machine refuses namespaces".to_owned());
     }
-    run_those_that("needs_namespaces", workspace)
+    // Those of several hosts take devices that only root may use.
+    let without: &[_] = if is_root() { &[] } else { &["needs_namespaces_hosts"] };
+    run(workspace, &Selection { with: &["needs_namespaces"], without, ..Selection::default() }, &[]).into()
 }
 
 /// Tests that start processes of other users.
 pub(super) fn as_root(workspace: &Workspace) -> Outcome {
-    let id = Command::new("id").arg("-u").output();
-    if !id.is_ok_and(|id| id.stdout == b"0\n") {
+    if !is_root() {
         return Outcome::Skipped("only root may start processes of other users".to_owned());
     }
     run_those_that("needs_root", workspace)
@@ -405,6 +406,11 @@ pub(super) fn in_test_environment<'a>(workspace: &Workspace, command: &'a mut Co
 
 pub(super) fn processors() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
+}
+
+fn is_root() -> bool {
+    let id = Command::new("id").arg("-u").output();
+    id.is_ok_and(|id| id.stdout == b"0\n")
 }
 
 fn succeeds<'a>(mut words: impl Iterator<Item = &'a str>) -> bool {
