@@ -16,7 +16,7 @@ use partywall_cli::Failure;
 use tokio_stream::StreamExt;
 
 use crate::{
-    storage::{Answer, Site},
+    storage::{Answer, Site, is_strong},
     transport::{CREDENTIALS, Connector, REPORT, Rules, Trouble, Worker, chain, failed, missing},
     usage,
 };
@@ -117,7 +117,8 @@ impl Bucket {
         let is_first = range.start == 0;
         let options = GetOptions {
             range: Some(GetRange::Bounded(range)),
-            if_match: tag.map(str::to_owned),
+            // No other tag may be compared so: RFC 9110, 13.1.1. A server would find none that matches.
+            if_match: tag.filter(|tag| is_strong(tag)).map(str::to_owned),
             ..GetOptions::default()
         };
         let found = match store.get_opts(&key, options).await {

@@ -362,6 +362,11 @@ impl fmt::Debug for Shared {
     }
 }
 
+/// Returns whether a tag is a strong ETag, which differs for each state of a file; a weak one and a date need not.
+pub(crate) fn is_strong(tag: &str) -> bool {
+    tag.starts_with('"')
+}
+
 fn changed(why: impl Into<String>) -> Trouble {
     FileProblem::Changed { why: why.into() }.into()
 }

@@ -12,6 +12,8 @@ use crate::{
     take,
 };
 
+const DATE: &str = "Thu, 01 Jan 2026 00:00:00 GMT";
+
 /// Files by their paths.
 type Files = BTreeMap<String, Vec<u8>>;
 
@@ -180,7 +182,7 @@ fn bucket(files: &Files, ask: &Ask) -> Reply {
             if ask.path.contains("prefix=m") { files.keys().map(entry).collect() } else { String::new() };
         return Reply::new(200, format!("<ListBucketResult>{found}</ListBucketResult>"));
     }
-    answer(files, ask).with("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
+    answer(files, ask).with("Last-Modified", DATE)
 }
 
 // Holds 400.
@@ -210,4 +212,40 @@ fn bucket_is_read_by_its_usual_variables() {
     let without =
         put_with(&sandbox, "s3://b/m/README.md", &[variables[0], ("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")]);
     assert!(without.expect(5).stderr.contains("no credentials were found"));
+}
+
+// Holds 400, 402.
+#[test]
+fn bucket_is_asked_for_a_state_only_by_a_strong_tag() {
+    let sandbox = Sandbox::new();
+    let file: Arc<[u8]> = noise(700_000, 4).into();
+    // An ETag, a weak one, and none but a date.
+    for (tag, sent) in [("\"1\"", Some("\"1\"")), ("W/\"1\"", None), ("", None)] {
+        for changes in [false, true] {
+            let bytes = file.clone();
+            let server = Server::start(move |ask| {
+                if ask.if_match.as_deref().is_some_and(|tag| tag != "\"1\"") {
+                    return Reply::new(412, "");
+                }
+                match ask.range {
+                    Some((1.., _)) if changes => Reply::file(&bytes, "W/\"2\"", ask),
+                    _ if tag.is_empty() => Reply::file(&bytes, tag, ask).without("ETag").with("Last-Modified", DATE),
+                    _ => Reply::file(&bytes, tag, ask),
+                }
+            });
+            let endpoint = format!("http://{}", server.address);
+            let variables = [("AWS_ENDPOINT_URL", endpoint.as_str()), ("AWS_SKIP_SIGNATURE", "true")];
+            let output = put_with(&sandbox, "s3://b/x.bin", &variables);
+            if changes {
+                assert!(output.expect(5).stderr.contains("has changed while it was read: its ETag or date"), "{tag}");
+            } else {
+                output.expect(0);
+                assert!(take(&sandbox) == *file, "{tag}");
+            }
+            let asked = server.asked();
+            let mut conditions: Vec<_> = asked.iter().filter(|ask| !ask.is_head).map(|ask| &ask.if_match).collect();
+            assert_eq!(conditions.remove(0), &None, "{asked:?}");
+            assert!(!conditions.is_empty() && conditions.iter().all(|one| one.as_deref() == sent), "{asked:?}");
+        }
+    }
 }

@@ -14,6 +14,8 @@ use std::{
 /// A request.
 #[derive(Debug, Clone)]
 pub(crate) struct Ask {
+    /// Whether it asks for the headers alone.
+    pub(crate) is_head: bool,
     /// How many requests came before it.
     pub(crate) number: usize,
     /// Its path, with the query.
@@ -21,6 +23,7 @@ pub(crate) struct Ask {
     /// The first and the last byte that it asks for.
     pub(crate) range: Option<(usize, usize)>,
     pub(crate) authorization: Option<String>,
+    pub(crate) if_match: Option<String>,
 }
 
 /// An answer.
@@ -76,7 +79,11 @@ impl Server {
                         while let Some(mut ask) = read(connection) {
                             ask.number = count.fetch_add(1, Ordering::Relaxed);
                             asked.lock().unwrap().push(ask.clone());
-                            if !write(connection, &answer(&ask)) {
+                            let mut reply = answer(&ask);
+                            if ask.is_head {
+                                reply.body.clear();
+                            }
+                            if !write(connection, &reply) {
                                 return;
                             }
                         }
@@ -130,8 +137,15 @@ fn read(connection: &mut dyn Connection) -> Option<Ask> {
         let (from, to) = range.strip_prefix("bytes=")?.split_once('-')?;
         Some((from.parse().ok()?, to.parse().ok()?))
     });
-    let path = lines[0].split(' ').nth(1)?.to_owned();
-    Some(Ask { number: 0, path, range, authorization: header("authorization") })
+    let (method, rest) = lines[0].split_once(' ')?;
+    Some(Ask {
+        is_head: method == "HEAD",
+        number: 0,
+        path: rest.split(' ').next()?.to_owned(),
+        range,
+        authorization: header("authorization"),
+        if_match: header("if-match"),
+    })
 }
 
 /// Writes an answer. Returns whether the connection may be used again.
