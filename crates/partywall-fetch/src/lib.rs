@@ -18,7 +18,7 @@ mod storage;
 mod transport;
 mod web;
 
-use std::process::ExitCode;
+use std::{borrow::Cow, env, process::ExitCode};
 
 use partywall::ErrorKind;
 use partywall_cli::{
@@ -45,9 +45,9 @@ static FETCH: Fetch = Fetch { open };
 /// # Errors
 /// If the URL cannot be understood, is of a scheme that is not known, or lacks what its scheme needs.
 fn open(request: &Request) -> Result<Opened, Failure> {
-    let url = &request.url;
+    let url = &*resolve(&request.url)?;
     let rules = Rules::of(request);
-    let (site, path) = match url.split_once("://").map(|(scheme, _)| scheme.to_ascii_lowercase()).as_deref() {
+    let (site, path) = match scheme(url).as_deref() {
         Some("https" | "http") => web::parse(url, &rules)?,
         Some("hf") => web::parse_hub(url)?,
         Some("s3" | "gs" | "az") => bucket::parse(url)?,
@@ -63,6 +63,25 @@ fn open(request: &Request) -> Result<Opened, Failure> {
     let remote = Remote::new(site, Workers::new(rules)?, request);
     let remote = remote.map_err(|problem| usage(format!("{} {problem}", path.display()), problem.advice()))?;
     Ok((Box::new(remote), path))
+}
+
+/// Returns a URL, or the one in the variable that `env://VARIABLE` names, so that no secret is in the command line.
+fn resolve(url: &str) -> Result<Cow<'_, str>, Failure> {
+    if scheme(url).is_none_or(|scheme| scheme != "env") {
+        return Ok(url.into());
+    }
+    let variable = &url["env://".len()..];
+    let advice = "write env://VARIABLE, and set the variable to a URL in the environment of this command";
+    let value = env::var_os(variable).filter(|value| !value.is_empty());
+    let value = value.ok_or_else(|| usage(format!("the variable {variable:?} is not set, or is empty"), advice))?;
+    // What is no URL may be a secret, and is not repeated.
+    let value = value.into_string().ok().filter(|value| scheme(value).is_some_and(|scheme| scheme != "env"));
+    Ok(value.ok_or_else(|| usage(format!("the variable {variable:?} contains no URL"), advice))?.into())
+}
+
+/// Returns the scheme of a URL.
+fn scheme(url: &str) -> Option<String> {
+    url.split_once("://").map(|(scheme, _)| scheme.to_ascii_lowercase())
 }
 
 /// Returns a failure because of the URL or what belongs to it.

@@ -1,6 +1,7 @@
 """`Domain.put_url`: the program that reads files from servers, and its answer."""
 
 import json
+import os
 import subprocess
 from collections.abc import Sequence
 
@@ -10,8 +11,15 @@ from partywall._program import PROGRAM
 
 def put(socket: str, url: str, name: str, options: Sequence[str]) -> tuple[int, bool]:
     """Runs `partywall put URL NAME`. Returns the version that there is then, and whether it was there before."""
+    environment = dict(os.environ)
+    if not url.lower().startswith("env://"):
+        # Other users can read command lines, and a URL may contain a password or a signature.
+        environment[_VARIABLE] = url
+        url = f"env://{_VARIABLE}"
     command = [str(PROGRAM), "--socket", socket, "--json", "put", *options, "--", url, name]
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as program:
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment, text=True
+    ) as program:
         try:
             output, _ = program.communicate()
         except BaseException:
@@ -26,3 +34,6 @@ def put(socket: str, url: str, name: str, options: Sequence[str]) -> tuple[int, 
         kind: type[_errors.Error] = getattr(_errors, error["class"] or "Error")
         raise kind(error["message"], error["advice"], error["entry"] or "")
     return int(answer["version"]), bool(answer["existed"])
+
+
+_VARIABLE = "PARTYWALL_PUT_URL"

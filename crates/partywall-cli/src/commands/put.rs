@@ -29,7 +29,7 @@ use crate::{
 pub(crate) struct Arguments {
     /// A .safetensors or .npy file, a folder or *.safetensors.index.json of shards, any other file as raw bytes, or `-`
     /// for standard input. Or the URL of one of them: https://HOST/PATH, s3://BUCKET/KEY, gs://BUCKET/KEY,
-    /// az://CONTAINER/KEY, or hf://ORG/MODEL[@REVISION][/FILE]
+    /// az://CONTAINER/KEY, or hf://ORG/MODEL[@REVISION][/FILE]. env://VARIABLE is the URL in a variable
     #[arg(value_name = "FILE|FOLDER|URL|-")]
     file: PathBuf,
     /// The name: letters, digits and `._-/`

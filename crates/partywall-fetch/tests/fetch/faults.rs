@@ -230,6 +230,9 @@ fn plain_http_to_other_machines_is_refused_unless_allowed() {
         ("hf://a/b@", &[], "names no repository"),
         ("s3:///key", &[], "names no bucket"),
         ("az://container/key", &[], "Account must be specified"),
+        ("env://PARTYWALL_NO_SUCH_VARIABLE", &[], "the variable \"PARTYWALL_NO_SUCH_VARIABLE\" is not set"),
+        ("env://", &[], "the variable \"\" is not set"),
+        ("env://a=b", &[], "the variable \"a=b\" is not set"),
     ] {
         let output = put(&sandbox, url, &[options, &["--timeout", "1"]].concat());
         assert!(output.stderr.contains(says), "{url}: {output:?}");

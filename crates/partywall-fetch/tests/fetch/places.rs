@@ -84,6 +84,32 @@ fn index_on_a_web_server_names_its_shards() {
     assert!(missing.stderr.contains("gone.safetensors is missing"), "{missing:?}");
 }
 
+// Holds 432.
+#[test]
+fn url_of_a_variable_is_in_no_command_line() {
+    let sandbox = Sandbox::new();
+    let files = Files::from([("/x.bin".to_owned(), b"abc".to_vec())]);
+    let server = Server::start(move |ask| answer(&files, ask));
+    let url = server.url("x.bin?sig=SECRET").replace("http://", "http://user:SECRET@");
+    let mut command = command(&sandbox, &["put", "ENV://MODEL_URL", "x", "--device", "host", "--hold"]);
+    let mut holder = Running::spawn(command.env("MODEL_URL", &url));
+    assert!(holder.line().contains("holding it"));
+    assert!(server.asked().iter().all(|ask| ask.path == "/x.bin?sig=SECRET" && ask.authorization.is_some()));
+    let shown = std::fs::read_to_string(format!("/proc/{}/cmdline", holder.pid())).unwrap();
+    assert!(shown.contains("ENV://MODEL_URL") && !shown.contains("SECRET"), "{shown}");
+    assert!(sandbox.run(["ps"]).text().contains("put ENV://MODEL_URL x"));
+    holder.kill();
+    for (value, says) in [
+        ("", "the variable \"MODEL_URL\" is not set, or is empty"),
+        ("SECRET", "the variable \"MODEL_URL\" contains no URL"),
+        ("env://MODEL_URL", "the variable \"MODEL_URL\" contains no URL"),
+        ("SECRET SECRET://h/x", "no scheme is called"),
+    ] {
+        let refused = put_with(&sandbox, "env://MODEL_URL", &[("MODEL_URL", value)]).expect(2);
+        assert!(refused.stderr.contains(says), "{refused:?}");
+    }
+}
+
 // Holds 403.
 #[test]
 fn certificate_must_be_of_a_known_authority_and_of_the_host() {

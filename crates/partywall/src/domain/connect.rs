@@ -281,14 +281,31 @@ fn is_simulated() -> bool {
     environment::place(Driver::LIBRARY_VARIABLE).is_some() && Driver::load().is_ok_and(Driver::is_simulated)
 }
 
-/// Returns the command line that `show` and `ps` print for this process.
+/// Returns the command line that `show` and `ps` print for this process, to users that may not read it in `/proc`, and
+/// after its death.
 fn command_line() -> String {
-    let line = std::env::args_os().map(|a| a.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ");
+    let line = std::env::args_os().map(|word| without_secrets(&word.to_string_lossy())).collect::<Vec<_>>().join(" ");
     let mut end = line.len().min(MAX_COMMAND);
     while !line.is_char_boundary(end) {
         end -= 1;
     }
     line[..end].to_owned()
+}
+
+/// Returns a word without the user, the password and the query of each URL in it.
+fn without_secrets(word: &str) -> String {
+    let mut parts = word.split("://");
+    let mut shown = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let (authority, path) = part.split_at(part.find(['/', '?', '#']).unwrap_or(part.len()));
+        let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+        let (path, query) = path.split_once('?').map_or((path, None), |(path, query)| (path, Some(query)));
+        shown += &format!("://{host}{path}");
+        if query.is_some() {
+            break;
+        }
+    }
+    shown
 }
 
 /// Starts a broker, unless another process was faster, and connects to it.
@@ -409,6 +426,23 @@ mod tests {
         assert_eq!(check_foreign(&location, ours), Err(ForeignBroker::Writable { mode: 0o731 }));
         location.chosen_by = ChosenBy::Default;
         assert_eq!(check_foreign(&location, ours), Err(ForeignBroker::NotNamed));
+    }
+
+    // Holds 432.
+    #[test]
+    fn command_line_shows_no_secret_of_a_url() {
+        for (word, shown) in [
+            ("https://user:pw@h:1/a/b.bin?sig=SECRET", "https://h:1/a/b.bin"),
+            ("--url=https://token@h?sig=SECRET", "--url=https://h"),
+            ("https://user:p@w@h/a@b", "https://h/a@b"),
+            ("curl https://a:b@h/x; curl s3://c:d@e", "curl https://h/x; curl s3://e"),
+            ("https://h/x?to=https://user:pw@i/", "https://h/x"),
+            ("hf://org/model@v1", "hf://org/model@v1"),
+            ("user:pw@h?", "user:pw@h?"),
+            ("://", "://"),
+        ] {
+            assert_eq!(without_secrets(word), shown);
+        }
     }
 
     #[test]
