@@ -130,7 +130,9 @@ impl Bucket {
             },
             Err(error) => return Err(trouble(error)),
         };
-        let tag = found.meta.e_tag.clone().or_else(|| Some(found.meta.last_modified.to_rfc3339()));
+        // 1970 stands for an answer without a date.
+        let date = Some(found.meta.last_modified).filter(|date| date.timestamp() != 0);
+        let tag = found.meta.e_tag.clone().or_else(|| Some(date?.to_rfc3339()));
         let (start, length) = (found.range.start, Some(found.meta.size));
         let GetResultPayload::Stream(body) = found.payload;
         let body = body.map(|chunk| chunk.map_err(trouble));

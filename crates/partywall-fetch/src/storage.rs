@@ -64,7 +64,8 @@ struct RemoteFile {
     path: PathBuf,
     length: u64,
     tag: Option<String>,
-    ranged: bool,
+    /// Whether several threads read ranges of it: the server has ranges, and the tag tells states of the file apart.
+    divided: bool,
     /// The first bytes, in which most headers are.
     head: Vec<u8>,
 }
@@ -189,7 +190,21 @@ impl RemoteFile {
             head.extend_from_slice(&bytes[..bytes.len().min(wanted - head.len())]);
         }
         let Answer { tag, ranged, .. } = answer;
-        Ok(Self { shared: shared.clone(), path: path.to_owned(), length, tag, ranged, head })
+        let weakness = match &tag {
+            None => Some("neither ETag nor date"),
+            Some(tag) if tag.starts_with("W/") => Some("only a weak ETag"),
+            Some(_) => None,
+        };
+        if let Some(weakness) = weakness.filter(|_| length > HEAD_BYTES) {
+            let path = path.display();
+            let note = format!(
+                "{path}: the server sends {weakness}, so a change while it is read may not be noticed; reading it by one \
+                 connection"
+            );
+            shared.output.note(note);
+        }
+        let divided = ranged && weakness.is_none();
+        Ok(Self { shared: shared.clone(), path: path.to_owned(), length, tag, divided, head })
     }
 
     /// Asks for a range, and compares the answer with the first one.
@@ -238,7 +253,7 @@ impl StoredFile for RemoteFile {
     }
 
     fn run_bytes(&self, bytes: u64, threads: usize) -> u64 {
-        if self.ranged { (bytes / threads.max(1) as u64).clamp(MIN_RUN_BYTES, MAX_RUN_BYTES) } else { bytes.max(1) }
+        if self.divided { (bytes / threads.max(1) as u64).clamp(MIN_RUN_BYTES, MAX_RUN_BYTES) } else { bytes.max(1) }
     }
 }
 

@@ -62,6 +62,33 @@ fn faults_that_pass_are_tried_again_and_the_bytes_are_right() {
     }
 }
 
+// Holds 433.
+#[test]
+fn file_whose_changes_cannot_be_noticed_is_read_at_once_and_named() {
+    let sandbox = Sandbox::new();
+    let file: Arc<[u8]> = noise(20 << 20, 6).into();
+    let cases: [(&str, Answer, usize); 4] = [
+        ("only a weak ETag", |file, ask| Reply::file(file, "W/\"1\"", ask), 1),
+        ("neither ETag nor date", |file, ask| right(file, ask).without("ETag"), 1),
+        ("", right, 3),
+        ("", |file, ask| right(file, ask).without("ETag").with("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT"), 3),
+    ];
+    for (says, answer, requests) in cases {
+        let bytes = file.clone();
+        let server = Server::start(move |ask| answer(&bytes, ask));
+        let output = put(&sandbox, &server.url("model.bin"), &["--threads", "4"]).expect(0);
+        assert_eq!(output.stderr.matches("a change while it is read").count(), usize::from(!says.is_empty()));
+        assert!(output.stderr.contains(says), "{output:?}");
+        // After the head.
+        assert_eq!(server.asked().len() - 1, requests, "{says}");
+        assert!(take(&sandbox) == *file, "{says}");
+    }
+    // The first answer had all of it.
+    let server = Server::start(|ask| Reply::file(&[7; 1000], "\"1\"", ask).without("ETag"));
+    let output = put(&sandbox, &server.url("small.bin"), &[]).expect(0);
+    assert!(!output.stderr.contains("a change while it is read"), "{output:?}");
+}
+
 // Holds 401.
 #[test]
 fn cut_answer_goes_on_at_the_byte_that_was_reached() {
