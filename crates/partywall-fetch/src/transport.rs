@@ -9,16 +9,20 @@ use std::{
     net::IpAddr,
     pin::Pin,
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
+use chrono::DateTime;
 use object_store::{
     ClientConfigKey, ClientOptions,
     client::{HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService},
 };
 use partywall::files::FileProblem;
 use partywall_cli::{Failure, fetch::Request};
-use reqwest::{ClientBuilder, StatusCode, Url, header::HeaderMap};
+use reqwest::{
+    ClientBuilder, StatusCode, Url,
+    header::{HeaderMap, RETRY_AFTER},
+};
 use tokio::runtime::{Builder, Runtime};
 
 /// What connections must keep to.
@@ -188,8 +192,8 @@ pub(crate) fn judge(status: StatusCode, headers: &HeaderMap) -> Result<(), Troub
     match status {
         status if status.is_success() => Ok(()),
         status if status.is_server_error() || passes.contains(&status) => {
-            let after = headers.get("retry-after").and_then(|value| value.to_str().ok()?.trim().parse().ok());
-            let after = after.map(Duration::from_secs);
+            let after =
+                headers.get(RETRY_AFTER).and_then(|value| delay(value.to_str().ok()?.trim(), SystemTime::now()));
             Err(Passing { after, ..Passing::new(format!("the server answered {status}")) }.into())
         }
         StatusCode::NOT_FOUND | StatusCode::GONE => Err(missing().into()),
@@ -199,6 +203,15 @@ pub(crate) fn judge(status: StatusCode, headers: &HeaderMap) -> Result<(), Troub
         }
         .into()),
     }
+}
+
+/// Reads `Retry-After`: seconds, or a date.
+fn delay(text: &str, now: SystemTime) -> Option<Duration> {
+    if let Ok(seconds) = text.parse() {
+        return Some(Duration::from_secs(seconds));
+    }
+    let date: SystemTime = DateTime::parse_from_rfc2822(text).ok()?.into();
+    Some(date.duration_since(now).unwrap_or_default())
 }
 
 /// Returns the problem of a file that the server does not have.
@@ -356,3 +369,29 @@ pub(crate) const CREDENTIALS: &str = "set the credentials in the environment: AW
 
 /// What to do about a server that does not keep to its protocol.
 pub(crate) const REPORT: &str = "ask who runs the server, or download the file by another program and put that";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Holds 401.
+    #[test]
+    fn retry_after_is_seconds_or_a_date() {
+        // 08:49:35 of that day.
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(784_111_775);
+        for (text, seconds) in [
+            ("0", Some(0)),
+            ("120", Some(120)),
+            ("Sun, 06 Nov 1994 08:49:37 GMT", Some(2)),
+            ("Sun, 06 Nov 1994 08:49:30 GMT", Some(0)),
+            ("-1", None),
+            ("1.5", None),
+            ("", None),
+            ("soon", None),
+            ("Mon, 06 Nov 1994 08:49:37 GMT", None),
+            ("99999999999999999999", None),
+        ] {
+            assert_eq!(delay(text, now), seconds.map(Duration::from_secs), "{text}");
+        }
+    }
+}

@@ -1,6 +1,6 @@
 //! What servers do wrong: what passes is tried again, and what does not is one sentence.
 
-use std::{sync::Arc, thread, time::Duration};
+use std::{process::Command, sync::Arc, thread, time::Duration};
 
 use partywall_harness::{Sandbox, noise};
 
@@ -87,6 +87,34 @@ fn file_whose_changes_cannot_be_noticed_is_read_at_once_and_named() {
     let server = Server::start(|ask| Reply::file(&[7; 1000], "\"1\"", ask).without("ETag"));
     let output = put(&sandbox, &server.url("small.bin"), &[]).expect(0);
     assert!(!output.stderr.contains("a change while it is read"), "{output:?}");
+}
+
+// Holds 401.
+#[test]
+fn server_says_when_to_try_again() {
+    let sandbox = Sandbox::new();
+    let file: Arc<[u8]> = noise(1000, 7).into();
+    for is_date in [false, true] {
+        let bytes = file.clone();
+        let server = Server::start(move |ask| match ask.number {
+            0 if is_date => Reply::new(503, "").with("Retry-After", in_three_seconds()),
+            0 => Reply::new(503, "").with("Retry-After", "2"),
+            _ => right(&bytes, ask),
+        });
+        let output = put(&sandbox, &server.url("model.bin"), &[]).expect(0);
+        let (_, rest) = output.stderr.split_once("trying again in ").unwrap();
+        // The first wait would be 0.75 s at most, and a date has no fractions.
+        let seconds: f64 = rest.split(' ').next().unwrap().parse().unwrap();
+        assert!((0.8..=3.0).contains(&seconds), "{output:?}");
+        assert!(take(&sandbox) == *file);
+    }
+}
+
+/// Returns the time three seconds from now as HTTP writes it.
+fn in_three_seconds() -> String {
+    let output =
+        Command::new("date").args(["-u", "-d", "3 seconds", "+%a, %d %b %Y %T GMT"]).env("LC_ALL", "C").output();
+    String::from_utf8(output.unwrap().stdout).unwrap().trim().to_owned()
 }
 
 // Holds 401.
