@@ -1,10 +1,11 @@
 //! Files of web servers, and of repositories of the Hugging Face Hub, which are on the web.
 
 use std::{
+    collections::HashMap,
     env, fs,
     ops::Range,
     path::{Path, PathBuf},
-    sync::OnceLock,
+    sync::{Mutex, OnceLock, PoisonError},
 };
 
 use bytes::Bytes;
@@ -32,14 +33,16 @@ pub(crate) struct Web {
     /// A token, for the host of `base` alone.
     token: Option<String>,
     hub: Option<Hub>,
+    /// Where redirects of files have led. Only one range of a file asks the way.
+    places: Mutex<HashMap<PathBuf, Url>>,
 }
 
 /// A repository of the Hub at a revision.
 #[derive(Debug)]
 struct Hub {
-    /// `ORG/MODEL`.
-    repository: String,
-    /// A branch, a tag or a commit.
+    organisation: String,
+    model: String,
+    /// A branch, a tag, a commit, or another reference.
     revision: String,
     /// What the revision meant when it was asked for, so that all files are of one commit.
     snapshot: OnceLock<Snapshot>,
@@ -66,28 +69,46 @@ pub(crate) fn parse(url: &str, rules: &Rules) -> Result<(Site, PathBuf), Failure
         return Err(usage(format!("{path} names a folder, which a web server does not list"), advice));
     }
     let token = variable("PARTYWALL_URL_TOKEN");
-    Ok((Site::Web(Web { base, token, hub: None }), String::from(path).into()))
+    Ok((Site::Web(Web { base, token, hub: None, places: Mutex::default() }), String::from(path).into()))
 }
 
 /// Returns the repository that a URL names, and the path of its folder or file.
 pub(crate) fn parse_hub(url: &str) -> Result<(Site, PathBuf), Failure> {
     let wrong = || usage("the URL names no repository of the Hub", HUB_FORM);
     let rest = url.split_once("://").map_or(url, |(_, rest)| rest).trim_end_matches('/');
-    let mut parts = rest.splitn(3, '/');
-    let (Some(organisation), Some(model)) = (parts.next(), parts.next()) else { return Err(wrong()) };
-    let file = parts.next();
-    let (model, revision) = model.split_once('@').unwrap_or((model, "main"));
-    if [organisation, model, revision].iter().any(|part| part.is_empty() || *part == "." || *part == "..") {
+    let (organisation, rest) = rest.split_once('/').ok_or_else(wrong)?;
+    if ["datasets", "spaces"].contains(&organisation) {
+        let message = format!("the URL names one of the {organisation} of the Hub, which hold no models");
+        return Err(usage(message, HUB_FORM));
+    }
+    let (model, rest) = rest.split_at(rest.find(['@', '/']).unwrap_or(rest.len()));
+    let (revision, file) = match rest.strip_prefix('@') {
+        Some(rest) => split_revision(rest),
+        None => ("main", rest.strip_prefix('/')),
+    };
+    let revision = revision.replace("%2F", "/").replace("%2f", "/");
+    let parts = [organisation, model].into_iter().chain(revision.split('/'));
+    if parts.into_iter().any(|part| part.is_empty() || part == "." || part == "..") {
         return Err(wrong());
     }
     let endpoint = variable("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".to_owned());
     let base = Url::parse(&endpoint);
     let base =
         base.map_err(|error| usage(format!("HF_ENDPOINT is no URL: {error}"), "set it to a URL, or unset it"))?;
-    let repository = format!("{organisation}/{model}");
-    let hub = Hub { repository, revision: revision.to_owned(), snapshot: OnceLock::new() };
-    let path = hub.path(revision, file);
-    Ok((Site::Web(Web { base, token: hub_token(), hub: Some(hub) }), path))
+    let hub = Hub { organisation: organisation.into(), model: model.into(), revision, snapshot: OnceLock::new() };
+    let path = hub.path(&hub.revision, file);
+    Ok((Site::Web(Web { base, token: hub_token(), hub: Some(hub), places: Mutex::default() }), path))
+}
+
+/// Divides what is after the `@`: a revision, and the name of a file. The Hub's own references have slashes; in those of
+/// others `%2F` stands for them.
+fn split_revision(text: &str) -> (&str, Option<&str>) {
+    let is_of_the_hub = text.starts_with("refs/pr/") || text.starts_with("refs/convert/");
+    let mut slashes = text.match_indices('/').map(|(at, _)| at);
+    match slashes.nth(if is_of_the_hub { 2 } else { 0 }) {
+        Some(at) => (&text[..at], Some(&text[at + 1..])),
+        None => (text, None),
+    }
 }
 
 impl Web {
@@ -120,11 +141,11 @@ impl Web {
             None => self.file(path)?,
             Some(hub) => {
                 let commit = &self.snapshot(hub, worker, rules).await?.commit;
-                let url = self.url(&format!("{}/{}/resolve/{commit}", self.endpoint(), hub.repository))?;
+                let url = self.of_hub(&[&hub.organisation, &hub.model, "resolve", commit])?;
                 beside(url, hub.file(path).unwrap_or_default())?
             }
         };
-        let response = self.send(worker, rules, url, Some(&range)).await?;
+        let response = self.follow(worker, rules, path, url, &range).await?;
         let header = |name| response.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
         let tag = header(ETAG).or_else(|| header(LAST_MODIFIED));
         let content_range = header(CONTENT_RANGE);
@@ -153,16 +174,38 @@ impl Web {
         Ok(Answer { start, length, tag, ranged, body: Box::pin(body) })
     }
 
-    /// Sends a request, and follows redirects. Credentials go to the first host only.
+    /// Asks for a range where the last redirect has led, and anew if that refuses: its signature has expired, say.
+    async fn follow(
+        &self,
+        worker: &Worker,
+        rules: &Rules,
+        path: &Path,
+        url: Url,
+        range: &Range<u64>,
+    ) -> Result<Response, Trouble> {
+        let places = || self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = places().get(path).cloned();
+        if let Some(known) = known.filter(|known| *known != url) {
+            match self.send(worker, rules, known, Some(range)).await {
+                Err(Trouble::Final(_)) => {}
+                answered => return answered.map(|(response, _)| response),
+            }
+        }
+        let (response, place) = self.send(worker, rules, url, Some(range)).await?;
+        places().insert(path.to_owned(), place);
+        Ok(response)
+    }
+
+    /// Sends a request, and follows redirects. Credentials go to the host of `base` only. Returns the answer with the
+    /// URL that has given it.
     async fn send(
         &self,
         worker: &Worker,
         rules: &Rules,
         mut url: Url,
         range: Option<&Range<u64>>,
-    ) -> Result<Response, Trouble> {
-        let first = url.origin();
-        let (user, password) = (url.username().to_owned(), url.password().map(str::to_owned));
+    ) -> Result<(Response, Url), Trouble> {
+        let first = self.base.origin();
         for _ in 0..MAX_REDIRECTS {
             rules.check(&url)?;
             let mut request = worker.clients.of(&url).get(url.clone()).header(ACCEPT_ENCODING, "identity");
@@ -186,20 +229,20 @@ impl Web {
                     return Err(FileProblem::Remote { what, advice: REPORT }.into());
                 }
                 if to.origin() == first && to.username().is_empty() {
-                    let _ = to.set_username(&user);
-                    let _ = to.set_password(password.as_deref());
+                    let _ = to.set_username(self.base.username());
+                    let _ = to.set_password(self.base.password());
                 }
                 url = to;
                 continue;
             }
             return match status {
-                StatusCode::RANGE_NOT_SATISFIABLE => Ok(response),
+                StatusCode::RANGE_NOT_SATISFIABLE => Ok((response, url)),
                 StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::PROXY_AUTHENTICATION_REQUIRED => {
                     let what = format!("cannot be read: the server answered {status}");
                     let advice = if self.hub.is_some() { HUB_CREDENTIALS } else { CREDENTIALS };
                     Err(FileProblem::Remote { what, advice }.into())
                 }
-                status => judge(status, response.headers()).map(|()| response),
+                status => judge(status, response.headers()).map(|()| (response, url)),
             };
         }
         let what = format!("cannot be read: the server points on more than {MAX_REDIRECTS} times");
@@ -233,9 +276,11 @@ impl Web {
         Ok(url)
     }
 
-    /// Returns the URL of the Hub, without a slash at its end.
-    fn endpoint(&self) -> &str {
-        self.base.as_str().trim_end_matches('/')
+    /// Returns a URL of the Hub. The parts may have any characters, also slashes.
+    fn of_hub(&self, parts: &[&str]) -> Result<Url, FileProblem> {
+        let mut url = self.base.clone();
+        url.path_segments_mut().map_err(|()| missing())?.pop_if_empty().extend(parts);
+        Ok(url)
     }
 
     /// Asks once what the revision means.
@@ -243,9 +288,9 @@ impl Web {
         if let Some(snapshot) = hub.snapshot.get() {
             return Ok(snapshot);
         }
-        let Hub { repository, revision, .. } = hub;
-        let url = self.url(&format!("{}/api/models/{repository}/revision/{revision}", self.endpoint()))?;
-        let response = self.send(worker, rules, url, None).await?;
+        let Hub { organisation, model, revision, .. } = hub;
+        let url = self.of_hub(&["api", "models", organisation, model, "revision", revision])?;
+        let (response, _) = self.send(worker, rules, url, None).await?;
         let mut body = response.bytes_stream();
         let mut json = Vec::new();
         while let Some(chunk) = timeout(rules.timeout, body.next()).await.map_err(|_| silent(rules.timeout))? {
@@ -273,7 +318,7 @@ impl Hub {
     /// Returns the path of a file, or of the root.
     fn path(&self, revision: &str, file: Option<&str>) -> PathBuf {
         let file = file.map_or_else(String::new, |file| format!("/{file}"));
-        format!("hf://{}@{revision}{file}", self.repository).into()
+        format!("hf://{}/{}@{}{file}", self.organisation, self.model, revision.replace('/', "%2F")).into()
     }
 
     /// Returns the name of the file that a path names; `None` for the root.
@@ -324,7 +369,8 @@ const MAX_LISTING: usize = 64 << 20;
 
 const URL_FORM: &str = "write https://HOST/PATH";
 
-const HUB_FORM: &str = "write hf://ORG/MODEL, hf://ORG/MODEL@REVISION, or hf://ORG/MODEL@REVISION/FILE";
+const HUB_FORM: &str = "write hf://ORG/MODEL, hf://ORG/MODEL@REVISION, or hf://ORG/MODEL@REVISION/FILE, with %2F for a \
+                        slash in a revision";
 
 const CREDENTIALS: &str = "set PARTYWALL_URL_TOKEN to a token, write https://USER:PASSWORD@HOST/PATH, or use a signed URL that has not expired";
 
@@ -343,6 +389,42 @@ mod tests {
         assert_eq!(beside("%2e%2e/a#b?c.safetensors").as_deref(), Some(encoded));
         for bad in ["", "..", "../a", "a/../b", "/a", "a//b", "..\\a", "a/."] {
             assert_eq!(beside(bad), None, "{bad}");
+        }
+    }
+
+    // Holds 434.
+    #[test]
+    fn revisions_with_slashes_and_the_files_after_them_are_told_apart() {
+        let parse = |url: &str| {
+            let Ok((Site::Web(Web { hub: Some(hub), .. }), path)) = parse_hub(url) else { return None };
+            let file = hub.file(&path).map(str::to_owned);
+            Some(([hub.organisation, hub.model, hub.revision], file, path.to_str()?.to_owned()))
+        };
+        for (url, parts, file, path) in [
+            ("hf://o/m", ["o", "m", "main"], None, "hf://o/m@main"),
+            ("hf://o/m/", ["o", "m", "main"], None, "hf://o/m@main"),
+            ("hf://o/m/a/b@c", ["o", "m", "main"], Some("a/b@c"), "hf://o/m@main/a/b@c"),
+            ("hf://o/m@v1/a/b", ["o", "m", "v1"], Some("a/b"), "hf://o/m@v1/a/b"),
+            ("hf://o/m@refs/pr/1", ["o", "m", "refs/pr/1"], None, "hf://o/m@refs%2Fpr%2F1"),
+            ("hf://o/m@refs/pr/1/a/b", ["o", "m", "refs/pr/1"], Some("a/b"), "hf://o/m@refs%2Fpr%2F1/a/b"),
+            ("hf://o/m@refs/convert/X/a", ["o", "m", "refs/convert/X"], Some("a"), "hf://o/m@refs%2Fconvert%2FX/a"),
+            ("hf://o/m@dev%2fx%2Fy/a", ["o", "m", "dev/x/y"], Some("a"), "hf://o/m@dev%2Fx%2Fy/a"),
+            ("hf://o/m@refs/heads/x", ["o", "m", "refs"], Some("heads/x"), "hf://o/m@refs/heads/x"),
+        ] {
+            assert_eq!(parse(url), Some((parts.map(str::to_owned), file.map(str::to_owned), path.to_owned())), "{url}");
+        }
+        for bad in [
+            "hf://",
+            "hf://o",
+            "hf://o/",
+            "hf:///m",
+            "hf://o/m@",
+            "hf://o/@v1",
+            "hf://o/m@..",
+            "hf://o/m@a%2F..%2Fb",
+            "hf://o/m@refs/pr//a",
+        ] {
+            assert_eq!(parse(bad), None, "{bad}");
         }
     }
 

@@ -283,6 +283,8 @@ fn plain_http_to_other_machines_is_refused_unless_allowed() {
         ("https://", &[], "the URL cannot be read"),
         ("hf://model", &[], "names no repository"),
         ("hf://a/b@", &[], "names no repository"),
+        ("hf://datasets/org/data", &[], "one of the datasets of the Hub"),
+        ("hf://spaces/org/space", &[], "one of the spaces of the Hub"),
         ("s3:///key", &[], "names no bucket"),
         ("az://container/key", &[], "Account must be specified"),
         ("env://PARTYWALL_NO_SUCH_VARIABLE", &[], "the variable \"PARTYWALL_NO_SUCH_VARIABLE\" is not set"),

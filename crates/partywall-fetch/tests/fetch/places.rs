@@ -1,6 +1,12 @@
 //! The schemes: web servers with and without TLS, the Hub, and buckets.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 use partywall_harness::{Output, Running, Sandbox, noise};
 use rustls::pki_types::{PrivateKeyDer, pem::PemObject};
@@ -188,6 +194,46 @@ fn repository_of_the_hub_is_read_at_one_commit() {
     assert!(refused.stderr.contains("set HF_TOKEN"), "{refused:?}");
     sandbox.file("home/.cache/huggingface/token", "hf_abc\n");
     put_with(&sandbox, "hf://org/model@v1", &variables[..1]).expect(0);
+}
+
+// Holds 434.
+#[test]
+fn hub_is_asked_once_for_the_place_of_a_file_and_again_if_that_refuses() {
+    let sandbox = Sandbox::new();
+    let file: Arc<[u8]> = noise(2 << 20, 5).into();
+    let bytes = file.clone();
+    // The first signature serves for three requests, the second from then on.
+    let store = Server::start(move |ask| match (ask.path.as_str(), ask.number) {
+        ("/1", 0) | ("/2", 4..) => Reply::file(&bytes, "\"1\"", ask),
+        ("/1", 1..3) => Reply::file(&bytes, "\"1\"", ask).cut(100_000),
+        _ => Reply::new(403, ""),
+    });
+    let to = store.url("");
+    let signatures = AtomicUsize::new(0);
+    let server = Server::start(move |ask| match ask.path.as_str() {
+        "/hub/api/models/o%3Fx/m%23y/revision/refs%2Fpr%2F1" => {
+            Reply::new(200, json!({ "sha": "c0ffee", "siblings": [] }).to_string())
+        }
+        "/hub/o%3Fx/m%23y/resolve/c0ffee/a%3Fb.bin" => {
+            let number = signatures.fetch_add(1, Ordering::Relaxed) + 1;
+            Reply::new(302, "").with("Location", format!("{to}{number}"))
+        }
+        _ => Reply::new(404, ""),
+    });
+    let endpoint = server.url("hub/");
+    let arguments = ["put", "hf://o?x/m#y@refs/pr/1/a?b.bin", "x", "--device", "host"];
+    let mut command = command(&sandbox, &arguments);
+    Running::spawn(command.env("HF_ENDPOINT", &endpoint).env("HF_TOKEN", "hf_abc")).wait().expect(0);
+    assert!(take(&sandbox) == *file);
+    let asked = server.asked();
+    assert_eq!(asked.len(), 3, "{asked:?}");
+    assert!(asked.iter().all(|ask| ask.authorization.as_deref() == Some("Bearer hf_abc")), "{asked:?}");
+    let (paths, tokens): (Vec<_>, Vec<_>) = store.asked().into_iter().map(|ask| (ask.path, ask.authorization)).unzip();
+    assert_eq!(paths, ["/1", "/1", "/1", "/1", "/2"]);
+    assert!(tokens.iter().all(Option::is_none), "{tokens:?}");
+    // A place that refuses at once is the server's last word.
+    let refused = put_with(&sandbox, "hf://o?x/m#y@refs/pr/1/a?b.bin", &[("HF_ENDPOINT", endpoint.as_str())]).expect(5);
+    assert!(refused.stderr.contains("403 Forbidden"), "{refused:?}");
 }
 
 /// Answers as S3 does, for a bucket `b` with a model below `m/`.
