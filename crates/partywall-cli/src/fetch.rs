@@ -26,9 +26,9 @@ pub type Opened = (Box<dyn Storage>, PathBuf);
 pub struct Request {
     /// The URL.
     pub url: String,
-    /// How often a request is made again without a byte between.
+    /// How often a request is made again without progress between.
     pub retries: u32,
-    /// How long a connection may bring no byte.
+    /// How long a connection may make no progress.
     pub timeout: Duration,
     /// Whether HTTP without TLS may go to other machines.
     pub allow_http: bool,

@@ -17,7 +17,7 @@ use tokio_stream::StreamExt;
 
 use crate::{
     storage::{Answer, Site, is_strong},
-    transport::{CREDENTIALS, Connector, REPORT, Rules, Trouble, Worker, chain, failed, missing},
+    transport::{Body, CREDENTIALS, Connector, REPORT, Rules, Trouble, Worker, chain, failed, missing},
     usage,
 };
 
@@ -135,8 +135,8 @@ impl Bucket {
         let tag = found.meta.e_tag.clone().or_else(|| Some(date?.to_rfc3339()));
         let (start, length) = (found.range.start, Some(found.meta.size));
         let GetResultPayload::Stream(body) = found.payload;
-        let body = body.map(|chunk| chunk.map_err(trouble));
-        Ok(Answer { start, length, tag, ranged: true, body: Box::pin(body) })
+        let body = Body::new(body.map(|chunk| chunk.map_err(trouble)));
+        Ok(Answer { start, length, tag, ranged: true, body })
     }
 }
 

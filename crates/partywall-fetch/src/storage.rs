@@ -4,7 +4,7 @@ use std::{
     fmt, io,
     ops::Range,
     path::{Path, PathBuf},
-    pin::{Pin, pin},
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -16,11 +16,10 @@ use bytes::{Buf, Bytes};
 use partywall::files::{FileProblem, FileReader, Storage, StoredFile};
 use partywall_cli::{Output, fetch::Request};
 use tokio::time::{sleep, timeout};
-use tokio_stream::{Stream, StreamExt};
 
 use crate::{
     bucket::Bucket,
-    transport::{Passing, REPORT, Trouble, Worker, Workers, silent},
+    transport::{Body, LEAST, Passing, REPORT, Trouble, Worker, Workers},
     web::Web,
 };
 
@@ -41,7 +40,7 @@ pub(crate) struct Answer {
     pub(crate) tag: Option<String>,
     /// Whether the server gives ranges. Otherwise the body is the whole file.
     pub(crate) ranged: bool,
-    pub(crate) body: Pin<Box<dyn Stream<Item = Result<Bytes, Trouble>> + Send>>,
+    pub(crate) body: Body,
 }
 
 /// The files of a server, for one `put`.
@@ -51,7 +50,7 @@ pub(crate) struct Remote(Arc<Shared>);
 struct Shared {
     site: Site,
     workers: Workers,
-    /// How often a request is made again without a byte between.
+    /// How often a request is made again without progress between.
     retries: u32,
     output: Output,
     /// Whether the server has answered: a server that never has is an error at once.
@@ -83,14 +82,17 @@ struct RangeReader<'a> {
     chunk: Bytes,
 }
 
-/// Counts the requests since the last byte.
+/// Counts the requests that have failed, and the bytes that came between, until those are [`LEAST`].
 #[derive(Default)]
-struct Attempts(u32);
+struct Attempts {
+    failed: u32,
+    bytes: usize,
+}
 
 impl Answer {
     /// Returns the answer of a server that has no byte in the range.
     pub(crate) fn empty(length: Option<u64>, tag: Option<String>) -> Self {
-        Self { start: 0, length, tag, ranged: true, body: Box::pin(tokio_stream::empty()) }
+        Self { start: 0, length, tag, ranged: true, body: Body::new(tokio_stream::empty()) }
     }
 }
 
@@ -159,16 +161,6 @@ impl Shared {
         self.has_answered.store(true, Ordering::Relaxed);
         Ok(answer)
     }
-
-    /// Returns the next bytes of a body.
-    async fn next(&self, answer: &mut Answer) -> Result<Option<Bytes>, Trouble> {
-        let limit = self.workers.rules().timeout;
-        let next = timeout(limit, answer.body.next()).await.map_err(|_| silent(limit))?;
-        next.transpose().map_err(|trouble| match trouble {
-            Trouble::Passing(Passing { why, .. }) => Passing::new(format!("the connection was cut: {why}")).into(),
-            trouble => trouble,
-        })
-    }
 }
 
 impl RemoteFile {
@@ -186,7 +178,9 @@ impl RemoteFile {
         let wanted = length.min(HEAD_BYTES) as usize;
         let mut head = Vec::with_capacity(wanted);
         while head.len() < wanted {
-            let Some(bytes) = shared.next(&mut answer).await? else { return Err(cut(head.len() as u64).into()) };
+            let Some(bytes) = answer.body.next(shared.workers.rules().timeout).await? else {
+                return Err(cut(head.len() as u64).into());
+            };
             head.extend_from_slice(&bytes[..bytes.len().min(wanted - head.len())]);
         }
         let Answer { tag, ranged, .. } = answer;
@@ -296,7 +290,7 @@ impl RangeReader<'_> {
                 self.chunk.advance(len);
                 self.at += len as u64;
                 filled += len;
-                attempts = Attempts::default();
+                attempts.bring(len);
             } else if let Err(trouble) = self.more(worker).await {
                 self.body = None;
                 attempts.wait(&self.file.shared, &self.file.path, trouble).await?;
@@ -306,7 +300,7 @@ impl RangeReader<'_> {
             && let Some(mut answer) = self.body.take_if(|answer| answer.ranged)
         {
             // Only a connection whose answer was read to its end can be used again.
-            let _ = timeout(POLL, answer.body.next()).await;
+            let _ = timeout(POLL, answer.body.next(POLL)).await;
         }
         Ok(())
     }
@@ -323,7 +317,8 @@ impl RangeReader<'_> {
             Some(answer) => answer,
             None => self.file.request(worker, self.at..self.end).await?,
         };
-        let mut bytes = self.file.shared.next(&mut answer).await?.ok_or_else(|| cut(self.at))?;
+        let mut bytes =
+            answer.body.next(self.file.shared.workers.rules().timeout).await?.ok_or_else(|| cut(self.at))?;
         // Of a server without ranges the bytes before `at` are of no use.
         let skipped = bytes.len().min(usize::try_from(self.at - answer.start).unwrap_or(usize::MAX));
         bytes.advance(skipped);
@@ -346,25 +341,37 @@ impl Drop for RangeReader<'_> {
 }
 
 impl Attempts {
+    fn bring(&mut self, bytes: usize) {
+        self.bytes += bytes;
+        if self.bytes >= LEAST {
+            *self = Self::default();
+        }
+    }
+
     /// Waits before the next request; or returns the error, if no further request would help.
     async fn wait(&mut self, shared: &Shared, path: &Path, trouble: Trouble) -> Result<(), FileProblem> {
         let Passing { why, after, unreached, .. } = match trouble {
             Trouble::Passing(passing) => passing,
             Trouble::Final(problem) => return Err(problem),
         };
-        let Self(count) = self;
+        let Self { failed, bytes } = self;
         if unreached && !shared.has_answered.load(Ordering::Relaxed) {
             let advice = "check the name of the host, the network, and HTTPS_PROXY";
             return Err(FileProblem::Remote { what: format!("cannot be read: {why}"), advice });
         }
-        if *count >= shared.retries {
-            let what = format!("cannot be read: {why}; {} requests in a row have brought nothing", *count + 1);
+        if *failed >= shared.retries {
+            let requests = match *failed {
+                0 => "1 request has".to_owned(),
+                failed => format!("{} requests in a row have", failed + 1),
+            };
+            let brought = if *bytes == 0 { "nothing".to_owned() } else { format!("only {bytes} bytes") };
+            let what = format!("cannot be read: {why}; {requests} brought {brought}");
             let advice = "try again later, or with a larger --retries or --timeout";
             return Err(FileProblem::Remote { what, advice });
         }
-        let backoff = FIRST_DELAY.saturating_mul(1 << (*count).min(16)).min(MAX_DELAY).mul_f64(jitter());
+        let backoff = FIRST_DELAY.saturating_mul(1 << (*failed).min(16)).min(MAX_DELAY).mul_f64(jitter());
         let delay = after.map_or(backoff, |after| after.min(MAX_RETRY_AFTER).max(backoff));
-        *count += 1;
+        *failed += 1;
         shared.output.note(format!("{}: {why}; trying again in {:.1} s", path.display(), delay.as_secs_f64()));
         sleep(delay).await;
         Ok(())

@@ -9,9 +9,10 @@ use std::{
     net::IpAddr,
     pin::Pin,
     sync::{Arc, Mutex, PoisonError},
-    time::{Duration, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
+use bytes::Bytes;
 use chrono::DateTime;
 use object_store::{
     ClientConfigKey, ClientOptions,
@@ -20,15 +21,19 @@ use object_store::{
 use partywall::files::FileProblem;
 use partywall_cli::{Failure, fetch::Request};
 use reqwest::{
-    ClientBuilder, StatusCode, Url,
+    ClientBuilder, Response, StatusCode, Url,
     header::{HeaderMap, RETRY_AFTER},
 };
-use tokio::runtime::{Builder, Runtime};
+use tokio::{
+    runtime::{Builder, Runtime},
+    time::timeout,
+};
+use tokio_stream::{Stream, StreamExt};
 
 /// What connections must keep to.
 #[derive(Debug, Clone)]
 pub(crate) struct Rules {
-    /// How long a connection may bring no byte.
+    /// How long a connection may bring no answer, or less than [`LEAST`] bytes of one.
     pub(crate) timeout: Duration,
     /// Whether HTTP without TLS may go to other machines.
     pub(crate) allow_http: bool,
@@ -186,6 +191,46 @@ impl Workers {
     }
 }
 
+/// The body of an answer.
+pub(crate) struct Body {
+    stream: Pin<Box<dyn Stream<Item = Result<Bytes, Trouble>> + Send>>,
+    /// What has come, and how long that was waited for, since [`LEAST`] bytes had come last.
+    bytes: usize,
+    waited: Duration,
+}
+
+impl Body {
+    pub(crate) fn new(stream: impl Stream<Item = Result<Bytes, Trouble>> + Send + 'static) -> Self {
+        Self { stream: Box::pin(stream), bytes: 0, waited: Duration::ZERO }
+    }
+
+    pub(crate) fn of(response: Response) -> Self {
+        Self::new(response.bytes_stream().map(|chunk| chunk.map_err(|error| failed(&error.without_url()))))
+    }
+
+    /// Returns the next bytes. Fails if [`LEAST`] bytes take longer than `limit`, for a server that sends a byte now and
+    /// then would keep its reader for ever. The time between two calls does not count.
+    pub(crate) async fn next(&mut self, limit: Duration) -> Result<Option<Bytes>, Trouble> {
+        let start = Instant::now();
+        let next = timeout(limit.saturating_sub(self.waited), self.stream.next()).await;
+        self.waited += start.elapsed();
+        let next = next.map_err(|_| match self.bytes {
+            0 => silent(limit),
+            bytes => Passing::new(format!("the server sent only {bytes} bytes in {} s", limit.as_secs_f64())),
+        })?;
+        let next = next.transpose().map_err(|trouble| match trouble {
+            Trouble::Passing(Passing { why, .. }) => Passing::new(format!("the connection was cut: {why}")).into(),
+            trouble => trouble,
+        })?;
+        self.bytes += next.as_ref().map_or(0, Bytes::len);
+        if self.bytes >= LEAST {
+            self.bytes = 0;
+            self.waited = Duration::ZERO;
+        }
+        Ok(next)
+    }
+}
+
 /// Returns what an answer with this status means; `Ok` if it has bytes.
 pub(crate) fn judge(status: StatusCode, headers: &HeaderMap) -> Result<(), Trouble> {
     let passes = [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_EARLY, StatusCode::TOO_MANY_REQUESTS];
@@ -302,15 +347,16 @@ impl HttpService for Service {
     {
         Box::pin(async move {
             let refused = |what: String, advice| HttpError::new(HttpErrorKind::Unknown, Refusal { what, advice });
-            let uri = request.uri().to_string();
-            let url: Url = uri.parse().map_err(|error| refused(format!("cannot be read: {uri:?}: {error}"), REPORT))?;
+            // The URL itself may contain a signature.
+            let url = request.uri().to_string().parse();
+            let url: Url = url.map_err(|error| refused(format!("cannot be read: its URL: {error}"), REPORT))?;
             self.rules.check(&url).map_err(|problem| match problem {
                 FileProblem::Remote { what, advice } => refused(what, advice),
                 problem => refused(problem.to_string(), CREDENTIALS),
             })?;
             let is_metadata = is_metadata(&url);
             let limit = if is_metadata { METADATA_TIMEOUT } else { self.rules.timeout };
-            let answer = tokio::time::timeout(limit, HttpService::call(self.clients.of(&url), request)).await;
+            let answer = timeout(limit, HttpService::call(self.clients.of(&url), request)).await;
             let answer = match answer {
                 Ok(Ok(answer)) if is_metadata && answer.status().is_success() => return Ok(answer),
                 _ if is_metadata => {
@@ -354,6 +400,9 @@ fn is_metadata(url: &Url) -> bool {
         || host == "metadata.google.internal"
         || chosen.is_some_and(|chosen| url.as_str().starts_with(&chosen))
 }
+
+/// How many bytes count as progress.
+pub(crate) const LEAST: usize = 16 << 10;
 
 /// A metadata service answers from the same machine, or there is none.
 const METADATA_TIMEOUT: Duration = Duration::from_secs(2);

@@ -8,7 +8,6 @@ use std::{
     sync::{Mutex, OnceLock, PoisonError},
 };
 
-use bytes::Bytes;
 use partywall::files::FileProblem;
 use partywall_cli::Failure;
 use reqwest::{
@@ -17,11 +16,10 @@ use reqwest::{
 };
 use serde_json::Value;
 use tokio::time::timeout;
-use tokio_stream::StreamExt;
 
 use crate::{
     storage::{Answer, Site},
-    transport::{REPORT, Rules, Trouble, Worker, failed, judge, missing, silent},
+    transport::{Body, REPORT, Rules, Trouble, Worker, failed, judge, missing, silent},
     usage,
 };
 
@@ -170,8 +168,7 @@ impl Web {
             }
             status => return Err(broken(format!("the server answered {status}")).into()),
         };
-        let body = response.bytes_stream().map(|chunk: reqwest::Result<Bytes>| chunk.map_err(|error| failed(&error)));
-        Ok(Answer { start, length, tag, ranged, body: Box::pin(body) })
+        Ok(Answer { start, length, tag, ranged, body: Body::of(response) })
     }
 
     /// Asks for a range where the last redirect has led, and anew if that refuses: its signature has expired, say.
@@ -216,7 +213,7 @@ impl Web {
                 request = request.bearer_auth(token);
             }
             let response = timeout(rules.timeout, request.send()).await.map_err(|_| silent(rules.timeout))?;
-            let response = response.map_err(|error| failed(&error))?;
+            let response = response.map_err(|error| failed(&error.without_url()))?;
             let status = response.status();
             if status.is_redirection() {
                 let to = response.headers().get(LOCATION).and_then(|to| url.join(to.to_str().ok()?).ok());
@@ -291,10 +288,10 @@ impl Web {
         let Hub { organisation, model, revision, .. } = hub;
         let url = self.of_hub(&["api", "models", organisation, model, "revision", revision])?;
         let (response, _) = self.send(worker, rules, url, None).await?;
-        let mut body = response.bytes_stream();
+        let mut body = Body::of(response);
         let mut json = Vec::new();
-        while let Some(chunk) = timeout(rules.timeout, body.next()).await.map_err(|_| silent(rules.timeout))? {
-            json.extend_from_slice(&chunk.map_err(|error| failed(&error))?);
+        while let Some(chunk) = body.next(rules.timeout).await? {
+            json.extend_from_slice(&chunk);
             if json.len() > MAX_LISTING {
                 break;
             }

@@ -256,6 +256,10 @@ impl FileProblem {
     /// Returns what to do about it.
     pub fn advice(&self) -> &'static str {
         match self {
+            // The answer of a server, and not an error of the system.
+            Self::Open(source) if source.kind() == io::ErrorKind::NotFound && source.get_ref().is_some() => {
+                "check the URL, the revision, and whether it is private"
+            }
             Self::Open(_) | Self::Write(_) => "check the path and its permissions",
             Self::Memory { .. } => "raise the limit of this process, if there is one (`ulimit -v`), or free memory",
             Self::Read(_) => "check the disk, then copy or download the file again",

@@ -29,7 +29,7 @@ fn is_later(ask: &Ask) -> bool {
 // Holds 401.
 #[test]
 fn faults_that_pass_are_tried_again_and_the_bytes_are_right() {
-    let cases: [(&str, Answer); 9] = [
+    let cases: [(&str, Answer); 10] = [
         (
             "503 twice",
             |file, ask| if ask.number < 2 { Reply::new(503, "").with("Retry-After", "0") } else { right(file, ask) },
@@ -42,6 +42,7 @@ fn faults_that_pass_are_tried_again_and_the_bytes_are_right() {
             |file, ask| if ask.number == 1 { right(file, ask).cut(0) } else { right(file, ask) },
         ),
         ("stalled half-way", |file, ask| if ask.number == 1 { right(file, ask).stall(5000) } else { right(file, ask) }),
+        ("drips half-way", |file, ask| if ask.number == 1 { right(file, ask).drip(5000) } else { right(file, ask) }),
         ("no ranges", |file, _| Reply::whole(file)),
         (
             "no ranges, and cut",
@@ -136,7 +137,7 @@ fn cut_answer_goes_on_at_the_byte_that_was_reached() {
 // Holds 402.
 #[test]
 fn faults_that_remain_are_said_and_leave_nothing() {
-    let cases: [(&str, Answer, &str, i32); 20] = [
+    let cases: [(&str, Answer, &str, i32); 22] = [
         (
             "always 503",
             |_, _| Reply::new(503, ""),
@@ -157,6 +158,13 @@ fn faults_that_remain_are_said_and_leave_nothing() {
                 right(file, ask).cut(cut.unwrap())
             },
             "the connection was cut",
+            5,
+        ),
+        ("drips", |file, ask| right(file, ask).drip(0), "bytes in 0.5 s; 2 requests in a row have brought nothing", 5),
+        (
+            "drips half-way",
+            |file, ask| right(file, ask).drip(if is_later(ask) { 0 } else { HEAD }),
+            "bytes in 0.5 s; 2 requests in a row have brought only ",
             5,
         ),
         ("silent", |file, ask| right(file, ask).stall(0), "the server sent nothing for 0.5 s", 5),
@@ -212,7 +220,12 @@ fn faults_that_remain_are_said_and_leave_nothing() {
             "does not say how long it is",
             5,
         ),
-        ("404", |_, _| Reply::new(404, ""), "cannot be opened: the server has no such file", 3),
+        (
+            "404",
+            |_, _| Reply::new(404, ""),
+            "the server has no such file\n  → check the URL, the revision, and whether it is private",
+            3,
+        ),
         ("401", |_, _| Reply::new(401, ""), "set PARTYWALL_URL_TOKEN", 5),
         ("403", |_, _| Reply::new(403, ""), "the server answered 403 Forbidden", 5),
         ("400", |_, _| Reply::new(400, ""), "the server answered 400 Bad Request", 5),
@@ -248,6 +261,9 @@ fn faults_that_remain_are_said_and_leave_nothing() {
 #[test]
 fn unreachable_server_is_an_error_at_once() {
     let sandbox = Sandbox::new();
+    let server = Server::start(|_| Reply::new(503, ""));
+    let once = put(&sandbox, &server.url("model.bin"), &["--retries", "0"]).expect(5);
+    assert!(once.stderr.contains("; 1 request has brought nothing\n"), "{once:?}");
     let refused = put(&sandbox, "http://127.0.0.1:9/model.bin", &[]).expect(5);
     assert!(refused.stderr.contains("check the name of the host"), "{refused:?}");
     assert!(!refused.stderr.contains("trying again"), "{refused:?}");

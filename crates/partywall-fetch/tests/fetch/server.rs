@@ -36,6 +36,8 @@ pub(crate) struct Reply {
     pub(crate) cut: Option<usize>,
     /// Nothing more is sent after the cut, and the connection stays.
     pub(crate) stall: bool,
+    /// The rest is sent after the cut, a byte at a time.
+    pub(crate) drip: bool,
 }
 
 /// A server on the loopback, for as long as the test runs.
@@ -158,6 +160,12 @@ fn write(connection: &mut dyn Connection, reply: &Reply) -> bool {
     let out = connection.out();
     let body = &reply.body[..reply.cut.unwrap_or(reply.body.len()).min(reply.body.len())];
     let written = out.write_all(head.as_bytes()).and_then(|()| out.write_all(body)).and_then(|()| out.flush());
+    if reply.drip {
+        let mut rest = reply.body[body.len()..].chunks(1);
+        while rest.next().is_some_and(|byte| out.write_all(byte).and_then(|()| out.flush()).is_ok()) {
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
     if reply.stall {
         thread::sleep(Duration::from_secs(3600));
     }
@@ -169,7 +177,7 @@ impl Reply {
     pub(crate) fn new(status: u16, body: impl Into<Vec<u8>>) -> Self {
         let body = body.into();
         let headers = vec![("Content-Length", body.len().to_string())];
-        Self { status, headers, body, cut: None, stall: false }
+        Self { status, headers, body, cut: None, stall: false, drip: false }
     }
 
     /// Returns the right answer for a file.
@@ -208,5 +216,9 @@ impl Reply {
 
     pub(crate) fn stall(self, after: usize) -> Self {
         Self { stall: true, ..self.cut(after) }
+    }
+
+    pub(crate) fn drip(self, after: usize) -> Self {
+        Self { drip: true, ..self.cut(after) }
     }
 }
