@@ -32,6 +32,16 @@ pub(crate) fn fence_behind_change() {
     }
 }
 
+/// A change of a shared word that was not made, because another thread or process has changed the word since it was seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stale;
+
+/// Changes a word that was seen as `from`, in one step. Release: a process that sees the change sees what was done
+/// before it. Acquire: this process sees what was done before the change that it saw.
+pub(crate) fn change(word: &AtomicU64, from: u64, to: u64) -> Result<(), Stale> {
+    word.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).map(drop).map_err(|_| Stale)
+}
+
 /// Words that all threads of a model share.
 #[cfg(loom)]
 pub(crate) type SharedArray<T> = Vec<T>;

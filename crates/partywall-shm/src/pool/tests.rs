@@ -25,15 +25,15 @@ fn retaken_block_has_another_generation() {
     let pool = pool(1);
     let first = pool.try_take(1).unwrap();
     assert!(pool.is_current(0, first.generation()));
-    assert!(pool.free(&first));
+    pool.free(&first).unwrap();
     assert!(!pool.is_current(0, first.generation()));
     let second = pool.try_take(1).unwrap();
     assert_eq!((second.index(), pool.holders()), (0, vec![(1, 1)]));
     assert_ne!(first.generation(), second.generation());
-    assert!(!pool.free(&first), "it is not the same");
+    assert!(pool.free(&first).is_err(), "it is not the same");
     assert!(!pool.is_current(0, first.generation()) && pool.is_current(0, second.generation()));
     assert!(!pool.is_current(1, second.generation()), "there is no such block");
-    assert!(pool.free(&second));
+    pool.free(&second).unwrap();
 }
 
 #[test]
@@ -43,8 +43,8 @@ fn an_offered_block_is_taken_over_once() {
     let index = given.index();
     let generation = given.generation();
     assert_eq!(pool.accept(2, index, generation), None, "it is held");
-    assert!(pool.offer(&given));
-    assert!(!pool.offer(&given) && !pool.free(&given), "it is not held any more");
+    pool.offer(&given).unwrap();
+    assert!(pool.offer(&given).is_err() && pool.free(&given).is_err(), "it is not held any more");
     assert!(pool.is_current(index, generation));
     assert_eq!(pool.audit(), SlotAudit { free: 1, offered: 1, ..SlotAudit::default() });
     assert_eq!(pool.holders(), [(1, 1)], "it is its giver's");
@@ -56,7 +56,7 @@ fn an_offered_block_is_taken_over_once() {
     assert_ne!(taken.generation(), generation);
     assert_eq!(pool.holders(), [(2, 1)]);
     assert_eq!(pool.recover(|row| row == 1), 0, "it is not its giver's any more");
-    assert!(pool.free(&taken));
+    pool.free(&taken).unwrap();
     assert_eq!(pool.audit(), idle(2));
 }
 
@@ -66,7 +66,7 @@ fn offered_blocks_of_the_dead_come_back() {
     let given = pool.try_take(1).unwrap();
     let index = given.index();
     let generation = given.generation();
-    assert!(pool.offer(&given));
+    pool.offer(&given).unwrap();
     assert_eq!(pool.recover(|row| row == 2), 0);
     assert_eq!(pool.recover(|row| row == 1), 1);
     assert_eq!(pool.accept(2, index, generation), None);
@@ -78,13 +78,13 @@ fn a_published_block_survives_its_publisher() {
     let pool = pool(2);
     let [published, held] = [(); 2].map(|()| pool.try_take(1).unwrap());
     let seen = pool.publish(published.index(), published.word()).unwrap();
-    assert!(!pool.free(&published) && !pool.offer(&published));
+    assert!(pool.free(&published).is_err() && pool.offer(&published).is_err());
     assert!(pool.is_current(published.index(), published.generation()));
     assert_eq!(pool.recover(|row| row == 1), 1);
-    assert!(!pool.free(&held));
+    assert!(pool.free(&held).is_err());
     assert_eq!((pool.audit(), pool.holders()), (SlotAudit { free: 1, published: 1, ..SlotAudit::default() }, vec![]));
-    assert!(pool.free_seen(published.index(), seen));
-    assert!(!pool.free_seen(published.index(), seen), "it is free");
+    pool.free_seen(published.index(), seen).unwrap();
+    assert!(pool.free_seen(published.index(), seen).is_err(), "it is free");
     assert_eq!(pool.audit(), idle(2));
 }
 
@@ -148,11 +148,11 @@ proptest! {
                     }
                 }
                 Step::Free(any) => if let Some((_, got)) = pick(&mut held, any) {
-                    prop_assert!(pool.free(&got));
+                    prop_assert!(pool.free(&got).is_ok());
                     stale.push(got);
                 }
                 Step::Offer(any) => if let Some((row, got)) = pick(&mut held, any) {
-                    prop_assert!(pool.offer(&got));
+                    prop_assert!(pool.offer(&got).is_ok());
                     offered.push((row, got));
                 }
                 Step::Accept(any, row) => if let Some((_, given)) = pick(&mut offered, any) {
@@ -165,10 +165,10 @@ proptest! {
                 Step::Publish(any) => if let Some((_, got)) = pick(&mut held, any) {
                     published.push((got.index(), pool.publish(got.index(), got.word()).unwrap()));
                     // A holder no longer has a block that it has published.
-                    prop_assert!(!pool.free(&got) && !pool.offer(&got));
+                    prop_assert!(pool.free(&got).is_err() && pool.offer(&got).is_err());
                 }
                 Step::Retire(any) => if let Some((index, seen)) = pick(&mut published, any) {
-                    prop_assert!(pool.free_seen(index, seen));
+                    prop_assert!(pool.free_seen(index, seen).is_ok());
                 }
                 Step::Die(dead) => {
                     let gone = held.extract_if(.., |(row, _)| *row == dead)
@@ -179,7 +179,7 @@ proptest! {
                 }
             }
             for old in &stale {
-                prop_assert!(!pool.is_current(old.index(), old.generation()) && !pool.free(old) && !pool.offer(old));
+                prop_assert!(!pool.is_current(old.index(), old.generation()) && pool.free(old).is_err() && pool.offer(old).is_err());
                 prop_assert_eq!(pool.accept(9, old.index(), old.generation()), None);
             }
             let in_hands = held.len() as u32;
@@ -223,18 +223,18 @@ proptest! {
             for generation in 0..4 {
                 pool.is_current(index, generation);
                 if let Some(held) = pool.accept(2, index, generation) {
-                    pool.offer(&held);
+                    pool.offer(&held).unwrap();
                 }
             }
         }
         if let Some(held) = pool.try_take(1) {
-            pool.free(&held);
+            pool.free(&held).unwrap();
         }
         pool.revoke_overdue();
         pool.recover_or_publish(|row| row % 2 == 0, |index, seen| index % 2 == 0 && seen.ticket() > 4);
         pool.recover(|_| true);
         prop_assert_eq!(pool.audit(), idle(blocks));
         let held = pool.try_take(3).expect("all are free, and nobody waits");
-        prop_assert!(pool.free(&held));
+        prop_assert!(pool.free(&held).is_ok());
     }
 }

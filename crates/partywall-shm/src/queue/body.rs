@@ -60,7 +60,7 @@ use super::{
 };
 use crate::{
     slots::HeldSlot,
-    sync::{AtomicU64, Ordering, fence},
+    sync::{self, AtomicU64, Ordering, Stale, fence},
     topic::TimelineCell,
 };
 
@@ -343,17 +343,17 @@ impl Record {
         RecordWord(self.state.load(Ordering::Acquire))
     }
 
-    pub(super) fn change(&self, from: RecordWord, to: RecordWord) -> bool {
-        self.state.compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    pub(super) fn change(&self, from: RecordWord, to: RecordWord) -> Result<(), Stale> {
+        sync::change(&self.state, from.0, to.0)
     }
 
     /// Records that the attempt does not use its output any more.
-    pub(super) fn leave_output(&self, seen: RecordWord) -> bool {
+    pub(super) fn leave_output(&self, seen: RecordWord) -> Result<(), Stale> {
         self.change(seen, RecordWord(seen.0 & !STATE | READING))
     }
 
     /// Records that the attempt reads nothing any more.
-    pub(super) fn drain(&self, seen: RecordWord) -> bool {
+    pub(super) fn drain(&self, seen: RecordWord) -> Result<(), Stale> {
         self.change(seen, RecordWord(seen.0 & !STATE | DRAINED))
     }
 
@@ -529,11 +529,9 @@ impl Body {
         TaskOrigin(self.origin.load(Ordering::Relaxed))
     }
 
-    /// Lets a task have all its attempts once more, after the attempt `before`. Returns false if another process has
-    /// changed the word that was seen.
-    pub(super) fn allow_more(&self, seen: TaskOrigin, before: u8) -> bool {
-        // The change of the slot's word orders it.
-        self.origin.compare_exchange(seen.0, seen.retried(before).0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    /// Lets a task have all its attempts once more, after the attempt `before`.
+    pub(super) fn allow_more(&self, seen: TaskOrigin, before: u8) -> Result<(), Stale> {
+        sync::change(&self.origin, seen.0, seen.retried(before).0)
     }
 
     /// Returns the number of the last attempt that the task may have.
@@ -571,7 +569,7 @@ impl Body {
     pub(super) fn decide_inputs(&self, seen: u64, complete: bool) {
         let decided = seen | if complete { INPUTS_COMPLETE } else { INPUTS_LOST };
         // A failure: the slot has another task. The change of the slot's word would show it.
-        let _ = self.head.compare_exchange(seen, decided, Ordering::AcqRel, Ordering::Relaxed);
+        let _ = sync::change(&self.head, seen, decided);
     }
 
     fn inputs(&self) -> impl Iterator<Item = &InputWords> {

@@ -28,7 +28,7 @@ use crate::{
     MAX_SLEEP,
     crash::point,
     members::now,
-    sync::{AtomicU64, Ordering, fence},
+    sync::{self, Ordering, Stale, fence},
 };
 
 /// A task that was seen pending.
@@ -84,10 +84,7 @@ impl Queue {
     /// Claims a task that was seen pending. Returns `None` if another worker was faster.
     pub fn claim(&self, row: Row, candidate: &Candidate) -> Option<Claimed> {
         let Candidate { index, word, .. } = *candidate;
-        let claimed = word.claimed(row);
-        if !self.tasks[index].change(word, claimed) {
-            return None;
-        }
+        let claimed = self.tasks[index].change(word, word.claimed(row)).ok()?;
         point("queue: claimed, no lease");
         if self.limits.lease != 0 {
             let lease = Lease::of(claimed, now() + self.limits.lease);
@@ -160,7 +157,8 @@ impl Queue {
             let seen = slot.load();
             match seen.state() {
                 TaskSlotState::Claimed | TaskSlotState::Enqueued if self.lease_has_ended(index, seen, now) => {
-                    self.take_back(pools, index, seen, Reason::Lease);
+                    // Stale if it has ended meanwhile.
+                    let _ = self.take_back(pools, index, seen, Reason::Lease);
                 }
                 TaskSlotState::Pending => uncounted |= !self.is_in_order(index, seen),
                 TaskSlotState::Draining => self.settle(pools, index, seen),
@@ -184,13 +182,19 @@ impl Queue {
             return found.until() <= now;
         }
         // Its worker was stopped before it wrote one, or does so now. A lease of an attempt that is over means nothing.
-        change(lease, found, Lease::of(seen, now + self.limits.lease));
+        let _ = sync::change(lease, found.0, Lease::of(seen, now + self.limits.lease).0);
         false
     }
 
-    /// Takes an attempt back: the task is pending again, or a dead letter, or over if no process wants its result.
-    /// Returns false if the attempt has ended meanwhile.
-    pub(super) fn take_back(&self, pools: Pools<'_>, index: usize, seen: TaskWord, reason: Reason) -> bool {
+    /// Takes an attempt back, unless it has ended meanwhile: the task is pending again, or a dead letter, or over if no
+    /// process wants its result.
+    pub(super) fn take_back(
+        &self,
+        pools: Pools<'_>,
+        index: usize,
+        seen: TaskWord,
+        reason: Reason,
+    ) -> Result<(), Stale> {
         self.record(index, seen, RecordWord::open(Some(reason), seen));
         point("queue: attempt recorded as open, not taken back");
         self.end_attempt(pools, index, seen, reason)
@@ -207,29 +211,32 @@ impl Queue {
                 // We were slow. The record is, or will be, a later attempt's.
                 return;
             }
-            let is_done = match (recorded, ended.is_open()) {
-                (true, true) => true,
-                (true, false) => !found.is_open() || record.drain(found),
-                (false, _) => record.change(found, ended),
+            let outcome = match recorded {
+                true if ended.is_open() || !found.is_open() => Ok(()),
+                true => record.drain(found),
+                false => record.change(found, ended),
             };
-            if is_done {
+            if outcome.is_ok() {
                 return;
             }
         }
     }
 
-    /// Ends an attempt that has been recorded, without a result. Returns false if it had ended.
-    pub(super) fn end_attempt(&self, pools: Pools<'_>, index: usize, seen: TaskWord, reason: Reason) -> bool {
+    /// Ends an attempt that has been recorded, without a result, unless it had ended.
+    pub(super) fn end_attempt(
+        &self,
+        pools: Pools<'_>,
+        index: usize,
+        seen: TaskWord,
+        reason: Reason,
+    ) -> Result<(), Stale> {
         let is_last = seen.attempts() >= self.bodies[index].last_attempt() || reason == Reason::Inputs;
         let state = match (seen.is_unwanted(), is_last) {
             (true, _) => TaskSlotState::Draining,
             (false, true) => TaskSlotState::Dead,
             (false, false) => TaskSlotState::Pending,
         };
-        let ended = seen.with(state, 0);
-        if !self.tasks[index].change(seen, ended) {
-            return false;
-        }
+        let ended = self.tasks[index].change(seen, seen.with(state, 0))?;
         point("queue: attempt taken back, nobody notified");
         self.control().returned.fetch_add(1, Ordering::Relaxed);
         match state {
@@ -240,7 +247,7 @@ impl Queue {
             TaskSlotState::Dead => self.control().results.notify_behind_change(),
             _ => self.settle(pools, index, ended),
         }
-        true
+        Ok(())
     }
 
     /// Returns a pending task that `head` has passed, if there is one.
@@ -369,10 +376,6 @@ impl Lease {
     fn until(self) -> u64 {
         self.0 >> UNTIL
     }
-}
-
-fn change(lease: &AtomicU64, seen: Lease, to: Lease) -> bool {
-    lease.compare_exchange(seen.0, to.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
 }
 
 /// The largest end of a lease: 34 years after the machine's start.

@@ -36,7 +36,7 @@ use crate::{
     crash::point,
     members::NOBODY,
     slots::{HeldSlot, SlotState, SlotWord, Slots},
-    sync::{Ordering, fence},
+    sync::{Ordering, Stale, fence},
 };
 
 /// The state of a task, for its users.
@@ -199,7 +199,7 @@ impl Queue {
             if !seen.is_attempted() || !is_attempt(seen, claimed.word) {
                 break;
             }
-            if self.end_attempt(pools, claimed.index, seen, reason) {
+            if self.end_attempt(pools, claimed.index, seen, reason).is_ok() {
                 return Ok(());
             }
         }
@@ -213,7 +213,8 @@ impl Queue {
         let record = self.bodies[claimed.index].record(claimed.attempt());
         let found = record.load();
         if found.is_of_attempt(claimed.word) && found.uses_output() {
-            record.leave_output(found);
+            // Stale if the broker has taken this process for dead.
+            let _ = record.leave_output(found);
         }
         point("queue: output left, slot not checked");
         self.act_on_drain(pools, claimed.index, claimed.word);
@@ -228,7 +229,8 @@ impl Queue {
         let record = self.bodies[index].record(attempt.attempts());
         let found = record.load();
         if found.is_of_attempt(attempt) && found.is_open() {
-            record.drain(found);
+            // Stale if the broker has drained it.
+            let _ = record.drain(found);
         }
         point("queue: attempt drained, slot not checked");
         self.act_on_drain(pools, index, attempt);
@@ -312,11 +314,8 @@ impl Queue {
             }
             let found = body.record(seen.attempts()).output();
             let contents = body.record(seen.attempts()).contents();
-            let ending = seen.with(TaskSlotState::Ending, row);
             // The record that was read belongs to the result if this change succeeds.
-            if !slot.change(seen, ending) {
-                continue;
-            }
+            let Ok(ending) = slot.change(seen, seen.with(TaskSlotState::Ending, row)) else { continue };
             point("queue: result taken, block not");
             let output = found.and_then(|block| adopt(pools.outputs, row, block));
             let viewed = self.is_viewed(id.index as usize, ending);
@@ -332,17 +331,21 @@ impl Queue {
     }
 
     /// Gives back the output of a result that was taken while the worker might still use it. The block is freed at once
-    /// if the worker no longer uses it, otherwise when the worker has drained. Returns false if the block was not held.
-    pub fn release_output(&self, pools: Pools<'_>, id: TaskId, attempt: u8, held: &HeldSlot) -> bool {
-        let Some(published) = pools.outputs.publish(held.index(), held.word()) else { return false };
+    /// if the worker no longer uses it, otherwise when the worker has drained.
+    ///
+    /// # Errors
+    /// As [`Slots::free`].
+    pub fn release_output(&self, pools: Pools<'_>, id: TaskId, attempt: u8, held: &HeldSlot) -> Result<(), Stale> {
+        let published = pools.outputs.publish(held.index(), held.word())?;
         point("queue: viewed output given back, worker not looked at");
         // Pairs with the fence in `settle`: either we see the worker drained, or it sees the block given back.
         fence(Ordering::SeqCst);
         let record = self.bodies[id.index as usize].record(attempt).load();
         if !(record.is_of(id.generation) && record.attempt() == attempt && record.uses_output()) {
-            pools.outputs.free_seen(held.index(), published);
+            // Stale if the worker has drained, and freed it.
+            let _ = pools.outputs.free_seen(held.index(), published);
         }
-        true
+        Ok(())
     }
 
     /// Ends a task that is in one of these states, without its result: cancels or purges it.
@@ -364,8 +367,7 @@ impl Queue {
             if !has_no_owner || !of(state) {
                 return Err(state);
             }
-            let ending = seen.with(TaskSlotState::Ending, row);
-            if slot.change(seen, ending) {
+            if let Ok(ending) = slot.change(seen, seen.with(TaskSlotState::Ending, row)) {
                 // The output is the queue's only if the task is done.
                 let output = (state == TaskState::Done).then(|| body.record(seen.attempts()).output()).flatten();
                 self.end(pools, id.index as usize, ending, output);
@@ -399,11 +401,11 @@ impl Queue {
                 return Err(NotRetried::InputsLost);
             }
             let before = self.attempt_before(id.index as usize, seen).ok_or(NotRetried::Exhausted)?;
-            if !body.allow_more(origin, before) {
+            if body.allow_more(origin, before).is_err() {
                 continue;
             }
             point("queue: more attempts allowed, dead letter not pending");
-            if slot.change(seen, seen.retried(before)) {
+            if slot.change(seen, seen.retried(before)).is_ok() {
                 point("queue: dead letter pending, nobody notified");
                 self.add_late();
                 self.notify_workers(1);
@@ -496,9 +498,8 @@ impl Queue {
             if !is_attempt(seen, claimed.word) {
                 return None;
             }
-            let to = to(seen)?;
-            if self.tasks[claimed.index].change(seen, to) {
-                return Some(to);
+            if let Ok(now) = self.tasks[claimed.index].change(seen, to(seen)?) {
+                return Some(now);
             }
         }
         None
@@ -511,8 +512,7 @@ impl Queue {
             release(pools.outputs, output);
         }
         point("queue: output free, slot not draining");
-        let draining = ending.with(TaskSlotState::Draining, 0);
-        if self.tasks[index].change(ending, draining) {
+        if let Ok(draining) = self.tasks[index].change(ending, ending.with(TaskSlotState::Draining, 0)) {
             self.settle(pools, index, draining);
             point("queue: over, nobody notified");
             self.control().results.notify_behind_change();
@@ -553,7 +553,8 @@ impl Queue {
             release(pools.inputs, block);
         }
         point("queue: inputs free, slot not");
-        if seen.state() == TaskSlotState::Draining && self.tasks[index].change(seen, seen.with(TaskSlotState::Free, 0))
+        if seen.state() == TaskSlotState::Draining
+            && self.tasks[index].change(seen, seen.with(TaskSlotState::Free, 0)).is_ok()
         {
             point("queue: slot free, nobody notified");
             self.control().space.notify_behind_change();
@@ -596,7 +597,7 @@ pub(super) fn current(slots: &Slots, block: BlockId) -> Option<SlotWord> {
 /// Gives a block to the queue, unless it is the queue's, or has been taken over or freed.
 fn publish(slots: &Slots, block: BlockId) {
     if let Some(seen) = current(slots, block) {
-        slots.publish(block.index, seen);
+        let _ = slots.publish(block.index, seen);
     }
 }
 
@@ -605,7 +606,7 @@ fn release(slots: &Slots, block: BlockId) {
     // The former holder changes the word once.
     for _ in 0..2 {
         match current(slots, block) {
-            Some(seen) if !slots.free_seen(block.index, seen) => {}
+            Some(seen) if slots.free_seen(block.index, seen).is_err() => {}
             _ => return,
         }
     }
@@ -614,7 +615,7 @@ fn release(slots: &Slots, block: BlockId) {
 /// Frees a block if no member holds it. An attempt that had no result, or an earlier task, may have named it.
 fn release_published(slots: &Slots, block: BlockId) {
     if let Some(seen) = current(slots, block).filter(|seen| seen.state() == SlotState::Held(NOBODY)) {
-        slots.free_seen(block.index, seen);
+        let _ = slots.free_seen(block.index, seen);
     }
 }
 
@@ -623,7 +624,7 @@ fn adopt(slots: &Slots, row: Row, block: BlockId) -> Option<HeldSlot> {
     // As above.
     for _ in 0..2 {
         let seen = current(slots, block)?;
-        if let Some(held) = slots.take_over(row, block.index, seen) {
+        if let Ok(held) = slots.take_over(row, block.index, seen) {
             return Some(held);
         }
     }

@@ -59,12 +59,9 @@ impl Queue {
             let seen = slot.load();
             let is_lost = seen.row() == NOBODY || dead(seen.row());
             match seen.state() {
-                TaskSlotState::Invalid => {
-                    slot.change(seen, seen.with(TaskSlotState::Draining, 0));
-                }
-                TaskSlotState::Writing if is_lost => {
-                    slot.change(seen, seen.with(TaskSlotState::Free, 0));
-                }
+                // Stale only if a process breaks the rules.
+                TaskSlotState::Invalid => _ = slot.change(seen, seen.with(TaskSlotState::Draining, 0)),
+                TaskSlotState::Writing if is_lost => _ = slot.change(seen, seen.with(TaskSlotState::Free, 0)),
                 // The output of a result that was not taken over may still be held by its worker, which is about to
                 // give it up.
                 TaskSlotState::Ending if is_lost => {
@@ -86,7 +83,8 @@ impl Queue {
             for record in self.bodies[index].records() {
                 let found = record.load();
                 if found.is_open() && dead(found.row()) {
-                    record.drain(found);
+                    // As above.
+                    let _ = record.drain(found);
                 }
             }
             self.settle(pools, index, slot.load());
@@ -143,7 +141,7 @@ impl Queue {
                     self.publish_result(pools, &Claimed { index, word: seen }, record.output(), Views::None).is_ok(),
                 );
             }
-            return done(self.take_back(pools, index, seen, reason));
+            return done(self.take_back(pools, index, seen, reason).is_ok());
         }
         if !gone(body.submitter()) {
             return Detached::Nothing;
@@ -167,15 +165,15 @@ impl Queue {
                 if seen.attempts() == 0 {
                     self.record(index, seen, RecordWord::drained(Some(Reason::Inputs), seen));
                 }
-                done(slot.change(seen, seen.with(TaskSlotState::Dead, 0)))
+                done(slot.change(seen, seen.with(TaskSlotState::Dead, 0)).is_ok())
             }
             TaskState::Claimed { .. } | TaskState::Enqueued { .. }
                 if body.ends_with_submitter() && !seen.is_unwanted() =>
             {
-                done(slot.change(seen, seen.unwanted()))
+                done(slot.change(seen, seen.unwanted()).is_ok())
             }
             TaskState::Claimed { .. } | TaskState::Enqueued { .. } if without_inputs => {
-                done(self.take_back(pools, index, seen, Reason::Inputs))
+                done(self.take_back(pools, index, seen, Reason::Inputs).is_ok())
             }
             _ => Detached::Nothing,
         }

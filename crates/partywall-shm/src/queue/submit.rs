@@ -66,17 +66,14 @@ impl Queue {
                 position = position.wrapping_add(1);
                 continue;
             }
-            let word = seen.writing(row);
-            if !self.tasks[index].change(seen, word) {
-                continue;
-            }
+            let Ok(word) = self.tasks[index].change(seen, seen.writing(row)) else { continue };
             point("queue: slot taken, tail not moved");
             self.move_tail(position);
             point("queue: tail moved, slot not checked");
             if self.has_passed(position) {
                 // We were slow, and others have used this position. Tasks that were submitted since would come later
                 // than ours.
-                self.tasks[index].change(word, word.with(TaskSlotState::Free, 0));
+                self.free_reserved(index, word);
                 position = self.control().tail.load(Ordering::Acquire);
                 continue;
             }
@@ -87,9 +84,14 @@ impl Queue {
 
     /// Gives a slot back.
     pub fn give_back(&self, reserved: Reserved) {
-        self.tasks[reserved.index].change(reserved.word, reserved.word.with(TaskSlotState::Free, 0));
+        self.free_reserved(reserved.index, reserved.word);
         point("queue: slot given back, nobody notified");
         self.control().space.notify_behind_change();
+    }
+
+    fn free_reserved(&self, index: usize, word: TaskWord) {
+        // Stale if the broker has taken this process for dead.
+        let _ = self.tasks[index].change(word, word.with(TaskSlotState::Free, 0));
     }
 
     /// Submits a task. The blocks among its inputs then belong to the queue. The caller has to [notify](Queue::notify)
@@ -119,12 +121,11 @@ impl Queue {
         }
         point("queue: attachments seen, not pending");
         let pending = word.with(TaskSlotState::Pending, 0);
-        if !self.tasks[index].change(word, pending) {
-            return Err(NotSubmitted::Lost);
-        }
+        self.tasks[index].change(word, pending).map_err(|_| NotSubmitted::Lost)?;
         point("queue: pending, blocks still held");
         for block in inputs.iter().filter_map(NewInput::block) {
-            slots.publish(block.index(), block.word());
+            // Stale if the task has ended already, which frees the block.
+            let _ = slots.publish(block.index(), block.word());
         }
         point("queue: pending, nobody notified");
         // Pairs with the fence in `pass`.

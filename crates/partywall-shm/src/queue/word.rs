@@ -24,7 +24,7 @@
 //! slots and a million tasks a second, after 25 days, longer than any process is stopped between two steps.
 
 use super::Row;
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{self, AtomicU64, Ordering, Stale};
 
 /// The most attempts that a task can have, those after retries included.
 pub const MAX_ATTEMPTS: u8 = u8::MAX;
@@ -125,9 +125,9 @@ impl TaskSlot {
         TaskWord(self.0.load(Ordering::Acquire))
     }
 
-    /// Release: the next owner sees what this one did. Acquire: we see what the former one did.
-    pub(super) fn change(&self, from: TaskWord, to: TaskWord) -> bool {
-        self.0.compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    /// Returns the new word. The next owner then sees what this one did, and this one what the former one did.
+    pub(super) fn change(&self, from: TaskWord, to: TaskWord) -> Result<TaskWord, Stale> {
+        sync::change(&self.0, from.0, to.0).and(Ok(to))
     }
 }
 

@@ -55,8 +55,8 @@ fn permits_are_taken_and_given_back_once() {
     assert_eq!(semaphore.holders(), [(0, 2), (1, 1)]);
     assert_eq!(semaphore.audit(), SlotAudit { held: 3, ..SlotAudit::default() });
     for held in held {
-        assert!(semaphore.free(&held));
-        assert!(!semaphore.free(&held), "given back before");
+        semaphore.free(&held).unwrap();
+        assert!(semaphore.free(&held).is_err(), "given back before");
     }
     assert_eq!(semaphore.audit(), idle(3));
     assert!(semaphore.audit().is_idle());
@@ -76,7 +76,7 @@ fn waiters_are_served_in_order() {
     // The third waiter cancels, and no later one overtakes the others.
     assert_eq!(waiters.remove(2).unwrap().cancel(), None);
     for row in [1, 2, 4, 5] {
-        assert!(semaphore.free(&held));
+        semaphore.free(&held).unwrap();
         assert_eq!(semaphore.try_take(9), None, "it is handed to a waiter");
         let mut first = waiters.pop_front().unwrap();
         assert!(waiters.iter_mut().all(|waiter| waiter.poll() == Polled::Waiting));
@@ -85,7 +85,7 @@ fn waiters_are_served_in_order() {
         assert_eq!(semaphore.holders(), [(row, 1)]);
         held = permit;
     }
-    assert!(semaphore.free(&held));
+    semaphore.free(&held).unwrap();
     assert_eq!(semaphore.audit(), idle(1));
     assert_eq!(semaphore.waiters(), []);
 }
@@ -97,9 +97,9 @@ fn a_permit_granted_as_its_waiter_gives_up_goes_to_it_or_the_next() {
     let first = waiter(&semaphore, 1);
     let second = waiter(&semaphore, 2);
     let mut third = waiter(&semaphore, 3);
-    assert!(semaphore.free(&held));
+    semaphore.free(&held).unwrap();
     let held = first.cancel().expect("it had been granted");
-    assert!(semaphore.free(&held));
+    semaphore.free(&held).unwrap();
     drop(second);
     assert!(matches!(third.poll(), Polled::Held(_)));
 }
@@ -111,11 +111,11 @@ fn dead_processes_hold_nothing_and_wait_for_nothing() {
     let mut dead_waiter = waiter(&semaphore, 7);
     let mut granted = waiter(&semaphore, 7);
     let mut next = waiter(&semaphore, 9);
-    assert!(semaphore.free(&alive));
+    semaphore.free(&alive).unwrap();
     assert_eq!(semaphore.audit(), SlotAudit { held: 1, handed: 1, granted: 1, waiting: 2, ..SlotAudit::default() });
     assert_eq!(semaphore.recover(|row| row == 7), 2);
     assert_eq!((dead_waiter.poll(), granted.poll()), (Polled::Lost, Polled::Lost));
-    assert!(!semaphore.free(&dead));
+    assert!(semaphore.free(&dead).is_err());
     assert!(matches!(next.poll(), Polled::Held(_)));
     assert_eq!(semaphore.recover(|row| row == 7), 0);
     assert_eq!(semaphore.audit(), SlotAudit { held: 1, free: 1, ..SlotAudit::default() });
@@ -128,7 +128,7 @@ fn an_untaken_permit_goes_to_the_next_waiter() {
     let held = semaphore.try_take(0).unwrap();
     let mut stopped = waiter(&semaphore, 1);
     let mut next = waiter(&semaphore, 2);
-    assert!(semaphore.free(&held));
+    semaphore.free(&held).unwrap();
     let start = Instant::now();
     let held = loop {
         semaphore.revoke_overdue();
@@ -141,7 +141,7 @@ fn an_untaken_permit_goes_to_the_next_waiter() {
     assert!(start.elapsed() >= OVERDUE, "it is not overdue any earlier");
     assert_eq!(stopped.poll(), Polled::Lost);
     assert_eq!(semaphore.holders(), [(2, 1)]);
-    assert!(semaphore.free(&held));
+    semaphore.free(&held).unwrap();
     assert_eq!(semaphore.audit(), idle(1));
 }
 
@@ -153,7 +153,7 @@ fn more_wait_than_there_is_room_for() {
     assert!(matches!(semaphore.take(1), Attempt::Crowded));
     // A waiter that was granted a permit and is stopped before it takes it keeps its entry. Others continue.
     let stopped = waiters.pop_front().unwrap();
-    assert!(semaphore.free(&held));
+    semaphore.free(&held).unwrap();
     for _ in 1..MAX_WAITERS {
         assert_eq!(waiters.pop_front().unwrap().cancel(), None);
     }
@@ -161,7 +161,7 @@ fn more_wait_than_there_is_room_for() {
         assert_eq!(waiter(&semaphore, 2).cancel(), None);
     }
     let held = stopped.cancel().unwrap();
-    assert!(semaphore.free(&held));
+    semaphore.free(&held).unwrap();
     assert_eq!(semaphore.audit(), idle(1));
 }
 
@@ -179,12 +179,12 @@ fn wrong_hints_cost_time_and_no_permit() {
             word.store(garbage, Ordering::Relaxed);
         }
         for held in held {
-            assert!(semaphore.free(&held));
+            semaphore.free(&held).unwrap();
         }
         // As after a sleep that ended without a permit.
         waiter.sleep(Duration::from_millis(1));
         let Polled::Held(held) = waiter.poll() else { panic!("hints {garbage}: {:?}", semaphore.audit()) };
-        assert!(semaphore.free(&held));
+        semaphore.free(&held).unwrap();
         assert_eq!(semaphore.audit(), idle(2));
         head.store(before.0, Ordering::Relaxed);
         tail.store(before.1, Ordering::Relaxed);
@@ -210,11 +210,11 @@ fn positions_may_wrap_around() {
         let held = semaphore.try_take(0).unwrap();
         let mut first = waiter(&semaphore, 1);
         let mut second = waiter(&semaphore, 2);
-        semaphore.free(&held);
+        semaphore.free(&held).unwrap();
         let Polled::Held(held) = first.poll() else { panic!("it is first") };
-        semaphore.free(&held);
+        semaphore.free(&held).unwrap();
         let Polled::Held(held) = second.poll() else { panic!("it is second") };
-        semaphore.free(&held);
+        semaphore.free(&held).unwrap();
     }
     assert_eq!(semaphore.audit(), idle(1));
 }
@@ -242,7 +242,7 @@ fn threads_of_all_sorts_lose_no_permit() {
                     let Some(held) = held else { continue };
                     assert!(inside.fetch_add(1, Ordering::Relaxed) < PERMITS);
                     inside.fetch_sub(1, Ordering::Relaxed);
-                    assert!(semaphore.free(&held));
+                    semaphore.free(&held).unwrap();
                 }
             });
         }
@@ -272,7 +272,7 @@ fn waiter_is_overtaken_only_by_earlier_acquirers() {
                     let held = acquire(&semaphore, 1);
                     // The holder publishes the number of its attempt.
                     passed.store(mine, Ordering::SeqCst);
-                    assert!(semaphore.free(&held));
+                    semaphore.free(&held).unwrap();
                 }
             });
         }
@@ -282,7 +282,7 @@ fn waiter_is_overtaken_only_by_earlier_acquirers() {
             let mut waiter = match semaphore.take(2) {
                 Attempt::Waiting(waiter) => waiter,
                 Attempt::Held(held) => {
-                    assert!(semaphore.free(&held));
+                    semaphore.free(&held).unwrap();
                     continue;
                 }
                 Attempt::Crowded => panic!("there is room"),
@@ -294,7 +294,7 @@ fn waiter_is_overtaken_only_by_earlier_acquirers() {
                 let last = passed.load(Ordering::SeqCst);
                 match waiter.poll() {
                     Polled::Held(held) => {
-                        assert!(semaphore.free(&held));
+                        semaphore.free(&held).unwrap();
                         break;
                     }
                     Polled::Waiting => {
@@ -333,10 +333,10 @@ fn last_of_many_permits_is_found() {
     let semaphore = semaphore(MAX_PERMITS);
     let held: Vec<_> = (0..MAX_PERMITS).map(|i| semaphore.try_take(i as u16).unwrap()).collect();
     let mut waiter = waiter(&semaphore, 0);
-    assert!(semaphore.free(&held[MAX_PERMITS as usize - 1]));
+    semaphore.free(&held[MAX_PERMITS as usize - 1]).unwrap();
     let Polled::Held(last) = waiter.poll() else { panic!("it was given back") };
     assert_eq!((semaphore.holders().len(), semaphore.holders()[0]), (MAX_PERMITS as usize - 1, (0, 2)));
-    assert!(semaphore.free(&last));
+    semaphore.free(&last).unwrap();
 }
 
 #[derive(Debug, Clone)]
@@ -448,7 +448,7 @@ proptest! {
                 }
                 Step::Release(any) if !holders.is_empty() => {
                     let (number, _, held) = holders.remove(any % holders.len());
-                    prop_assert!(semaphore.free(&held));
+                    prop_assert!(semaphore.free(&held).is_ok());
                     model.forget(number);
                 }
                 Step::Die(dead) => {
@@ -477,7 +477,7 @@ proptest! {
         }
         drop(waiters);
         for (_, _, held) in holders {
-            prop_assert!(semaphore.free(&held));
+            prop_assert!(semaphore.free(&held).is_ok());
         }
         prop_assert_eq!(semaphore.audit(), idle(maximum));
     }
@@ -513,7 +513,7 @@ proptest! {
             waiter.poll();
         }
         if let Some(held) = held {
-            semaphore.free(&held);
+            semaphore.free(&held).unwrap();
         }
         drop(attempt);
         semaphore.revoke_overdue();
@@ -524,6 +524,6 @@ proptest! {
         semaphore.recover(|_| true);
         prop_assert_eq!(semaphore.audit(), idle(maximum));
         let held = semaphore.try_take(3).expect("all are free, and nobody waits");
-        prop_assert!(semaphore.free(&held));
+        prop_assert!(semaphore.free(&held).is_ok());
     }
 }

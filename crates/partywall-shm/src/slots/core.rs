@@ -43,7 +43,7 @@ use crate::{
     MAX_SLEEP,
     crash::point,
     members::Row,
-    sync::{AtomicU32, AtomicU64, Ordering, fence, fence_behind_change},
+    sync::{AtomicU32, AtomicU64, Ordering, Stale, fence, fence_behind_change},
 };
 
 /// What comes before the slots; see the module's documentation.
@@ -147,8 +147,11 @@ impl Slots {
         Attempt::Waiting(Waiter { slots: self, row, position, waiting, over: false })
     }
 
-    /// Frees a slot. Returns false if it is no longer held because the broker took it back or it was offered.
-    pub fn free(&self, held: &HeldSlot) -> bool {
+    /// Frees a slot.
+    ///
+    /// # Errors
+    /// [`Stale`] if it is no longer held because the broker took it back or it was offered.
+    pub fn free(&self, held: &HeldSlot) -> Result<(), Stale> {
         self.free_seen(held.slot, held.word)
     }
 
@@ -157,16 +160,16 @@ impl Slots {
         self.slots.get(index as usize).map(Slot::load)
     }
 
-    /// Frees a slot that was seen in use, and serves. Returns false if its word has changed.
-    pub(crate) fn free_seen(&self, index: u32, seen: SlotWord) -> bool {
-        self.free_all([(index, seen)]) == 1
+    /// Frees a slot that was seen in use, and serves.
+    pub(crate) fn free_seen(&self, index: u32, seen: SlotWord) -> Result<(), Stale> {
+        if self.free_all([(index, seen)]) == 1 { Ok(()) } else { Err(Stale) }
     }
 
     /// Frees several slots as [`free_seen`](Self::free_seen) does. Returns the number of freed slots.
     pub(crate) fn free_all(&self, all: impl IntoIterator<Item = (u32, SlotWord)>) -> u32 {
         let mut freed = 0;
         for (index, seen) in all {
-            if self.slots.get(index as usize).is_some_and(|slot| slot.free(seen)) {
+            if self.slots.get(index as usize).is_some_and(|slot| slot.free(seen).is_ok()) {
                 freed += 1;
                 self.set_search_start(index);
                 point("slots: slot freed, nobody served");
@@ -178,11 +181,14 @@ impl Slots {
         freed
     }
 
-    /// Offers a slot to any member that knows its index and generation. Returns false if it is no longer held.
-    pub fn offer(&self, held: &HeldSlot) -> bool {
-        let offered = self.slots.get(held.slot as usize).is_some_and(|slot| slot.offer(held.word));
+    /// Offers a slot to any member that knows its index and generation.
+    ///
+    /// # Errors
+    /// As [`free`](Self::free).
+    pub fn offer(&self, held: &HeldSlot) -> Result<(), Stale> {
+        self.slots.get(held.slot as usize).ok_or(Stale)?.offer(held.word)?;
         point("slots: slot offered, holder not notified");
-        offered
+        Ok(())
     }
 
     /// Takes over a slot that is offered with this generation, and gives it a new one. Returns `None` if it is not
@@ -193,19 +199,17 @@ impl Slots {
         if !matches!(seen.state(), SlotState::Offered(_)) || seen.ticket() != generation {
             return None;
         }
-        let word = SlotWord::held(row, self.ticket());
-        let accepted = slot.accept(seen, word);
+        let word = slot.accept(seen, SlotWord::held(row, self.ticket())).ok()?;
         point("slots: slot accepted, holder not notified");
-        accepted.then_some(HeldSlot { slot: index, word })
+        Some(HeldSlot { slot: index, word })
     }
 
-    /// Takes over a slot that was seen held, for another row, with a new generation. Returns `None` if its word has
-    /// changed.
-    pub(crate) fn take_over(&self, row: Row, index: u32, seen: SlotWord) -> Option<HeldSlot> {
+    /// Takes over a slot that was seen held, for another row, with a new generation.
+    pub(crate) fn take_over(&self, row: Row, index: u32, seen: SlotWord) -> Result<HeldSlot, Stale> {
         let word = SlotWord::held(row, self.ticket());
-        let taken = self.slots.get(index as usize)?.take_over(seen, word);
+        let word = self.slots.get(index as usize).ok_or(Stale)?.take_over(seen, word)?;
         point("slots: slot taken over, holder not notified");
-        taken.then_some(HeldSlot { slot: index, word })
+        Ok(HeldSlot { slot: index, word })
     }
 
     /// Returns whether a slot is held, offered or published with this generation.
@@ -214,9 +218,9 @@ impl Slots {
         self.seen(index).is_some_and(|seen| in_use(seen.state()) && seen.ticket() == generation)
     }
 
-    /// Publishes a slot that was seen held. Returns its new word, or `None` if its word had changed.
-    pub(crate) fn publish(&self, index: u32, seen: SlotWord) -> Option<SlotWord> {
-        self.slots.get(index as usize)?.publish(seen)
+    /// Publishes a slot that was seen held. Returns its new word.
+    pub(crate) fn publish(&self, index: u32, seen: SlotWord) -> Result<SlotWord, Stale> {
+        self.slots.get(index as usize).ok_or(Stale)?.publish(seen)
     }
 
     /// Returns whether a member waits for a slot, by the hints.
@@ -259,7 +263,7 @@ impl Slots {
                     WaiterState::Invalid => true,
                     WaiterState::Occupied | WaiterState::Open | WaiterState::Done => false,
                 };
-                if !lost || entry.finish(seen) {
+                if !lost || entry.finish(seen).is_ok() {
                     break;
                 }
             }
@@ -279,10 +283,10 @@ impl Slots {
                     break;
                 }
                 if matches!(state, SlotState::Held(_)) && publish(index, seen) {
-                    if slot.publish(seen).is_some() {
+                    if slot.publish(seen).is_ok() {
                         break;
                     }
-                } else if slot.free(seen) {
+                } else if slot.free(seen).is_ok() {
                     slots += 1;
                     break;
                 }
@@ -321,7 +325,7 @@ impl Slots {
 
     /// Gives a granted slot that was not taken to the next waiter.
     pub(crate) fn revoke(&self, (index, seen): (usize, SlotWord)) {
-        if self.slots[index].free(seen) {
+        if self.slots[index].free(seen).is_ok() {
             point("slots: slot revoked, nobody served");
             self.serve_all();
         }
@@ -386,7 +390,7 @@ impl Slots {
                 if !usable {
                     break;
                 }
-                if slot.take(seen, taken) {
+                if slot.take(seen, taken).is_ok() {
                     self.set_search_start((index + 1) as u32);
                     return Some(index as u32);
                 }
@@ -403,11 +407,7 @@ impl Slots {
         let seen = entry.load();
         match seen.state(position.lap) {
             WaiterState::Waiting(waiter) if waiter == row => {
-                if entry.grant(seen, slot as u16) {
-                    Handing::Complete
-                } else {
-                    Handing::Changed
-                }
+                entry.grant(seen, slot as u16).map_or(Handing::Changed, |()| Handing::Complete)
             }
             WaiterState::Granted(waiter, granted) if (waiter, usize::from(granted)) == (row, slot) => Handing::Complete,
             _ => Handing::Void,
@@ -426,7 +426,7 @@ impl Slots {
             if state == WaiterState::Occupied && self.is_crowded(tail) {
                 return None;
             }
-            let begun = state == WaiterState::Open && entry.wait(seen, waiting);
+            let begun = state == WaiterState::Open && entry.wait(seen, waiting).is_ok();
             if begun {
                 point("slots: entry waiting, tail not advanced");
             }
@@ -498,11 +498,12 @@ impl Slots {
             let handed = SlotWord::handed(row, position.tag(self.ring.len()));
             let Some(slot) = self.take_as(handed) else { return };
             point("slots: slot handed, waiter not notified");
-            if !self.ring[position.index].grant(waiting, slot as u16) {
-                // The waiter has left, or another member has notified it of this slot or another one.
-                if self.complete(slot as usize, row, position) == Handing::Void {
-                    self.slots[slot as usize].free(handed);
-                }
+            // Stale if the waiter has left, or another member has notified it of this slot or another one.
+            if self.ring[position.index].grant(waiting, slot as u16).is_err()
+                && self.complete(slot as usize, row, position) == Handing::Void
+            {
+                // Stale if another member has freed or taken it.
+                let _ = self.slots[slot as usize].free(handed);
             }
             fence_behind_change();
         }
@@ -553,10 +554,11 @@ impl Waiter<'_> {
         let handed = SlotWord::handed(self.row, self.position.tag(self.slots.ring.len()));
         let word = SlotWord::held(self.row, self.slots.ticket());
         point("slots: turn has come, slot not taken");
-        let kept = self.slots.slots.get(usize::from(slot)).is_some_and(|slot| slot.keep(handed, word));
+        let kept = self.slots.slots.get(usize::from(slot)).ok_or(Stale).and_then(|slot| slot.keep(handed, word));
         point("slots: slot held, entry not left");
-        entry.finish(seen);
-        if kept { Polled::Held(HeldSlot { slot: slot.into(), word }) } else { Polled::Lost }
+        // Stale if the broker has taken this process for dead.
+        let _ = entry.finish(seen);
+        kept.map_or(Polled::Lost, |word| Polled::Held(HeldSlot { slot: slot.into(), word }))
     }
 
     /// Returns whether its turn has not come. Cheaper than [`Waiter::poll`], which must be called once it returns
@@ -585,7 +587,7 @@ impl Waiter<'_> {
     }
 
     fn stop(&mut self) -> Option<HeldSlot> {
-        if !self.over && self.slots.ring[self.position.index].finish(self.waiting) {
+        if !self.over && self.slots.ring[self.position.index].finish(self.waiting).is_ok() {
             point("slots: waits no more, nobody notified");
             self.over = true;
         }
@@ -599,7 +601,8 @@ impl Waiter<'_> {
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
         if let Some(held) = self.stop() {
-            self.slots.free(&held);
+            // Stale if the broker has taken this process for dead.
+            let _ = self.slots.free(&held);
         }
     }
 }

@@ -33,6 +33,7 @@ use self::{
 use crate::sync::SharedArray;
 
 pub use self::core::{Attempt, HeldSlot, Polled, Waiter, WaiterTurn};
+pub use crate::sync::Stale;
 pub use audit::SlotAudit;
 #[cfg(not(loom))]
 pub use mapped::{SlotsOf, Sort};

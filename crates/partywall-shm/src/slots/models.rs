@@ -77,7 +77,7 @@ impl World {
     fn use_alone(&self, held: &HeldSlot) {
         let seen = self.data.load(Ordering::Relaxed);
         self.data.store(seen + 1, Ordering::Relaxed);
-        assert!(self.slots.free(held));
+        self.slots.free(held).unwrap();
     }
 
     fn acquire_and_use(&self, row: u16) {
@@ -126,7 +126,7 @@ fn two_waiters_are_both_served() {
         }
         together(&world, [get as fn(&World), get], |world| {
             for held in held {
-                assert!(world.slots.free(&held));
+                world.slots.free(&held).unwrap();
             }
         });
         assert_eq!(world.slots.audit(), SlotAudit { held: 2, ..SlotAudit::default() });
@@ -141,7 +141,7 @@ fn two_permits_are_two_at_a_time() {
             let held = world.acquire(1).unwrap();
             assert!(world.inside.fetch_add(1, Ordering::Relaxed) < 2);
             world.inside.fetch_sub(1, Ordering::Relaxed);
-            assert!(world.slots.free(&held));
+            world.slots.free(&held).unwrap();
         }
         together(&world, [visit as fn(&World), visit], visit);
         world.idle();
@@ -175,7 +175,7 @@ fn blocks_of_the_dead_go_to_waiters() {
         together(&world, [(|world| world.acquire_and_use(2)) as fn(&World)], |world| {
             assert_eq!(world.slots.recover(|row| row == 1), 1);
         });
-        assert!(!world.slots.free(&dead), "it is not its holder's any more");
+        assert!(world.slots.free(&dead).is_err(), "it is not its holder's any more");
         world.idle();
     });
 }
@@ -209,9 +209,9 @@ fn handed_permit_without_a_grant_is_not_lost() {
         let Attempt::Waiting(mut waiter) = world.slots.take(2) else { panic!("there was one permit") };
         // Row 1 releases and dies in the middle of serving.
         let killed = |held: HeldSlot| {
-            assert!(world.slots.slots[0].free(world.slots.slots[0].load()));
+            world.slots.slots[0].free(world.slots.slots[0].load()).unwrap();
             let first = WaiterPosition::of(0, 2);
-            assert!(world.slots.slots[0].take(world.slots.slots[0].load(), SlotWord::handed(2, first.tag(2))));
+            world.slots.slots[0].take(world.slots.slots[0].load(), SlotWord::handed(2, first.tag(2))).unwrap();
             std::mem::forget(held);
         };
         killed(held);
@@ -240,7 +240,7 @@ fn a_permit_revoked_as_it_is_taken_goes_to_it_or_the_next() {
         let world = World::new(1, 2);
         let held = world.acquire(1).unwrap();
         let Attempt::Waiting(mut waiter) = world.slots.take(2) else { panic!("there was one permit") };
-        assert!(world.slots.free(&held));
+        world.slots.free(&held).unwrap();
         let others: [fn(&World); 2] = [
             |world| world.acquire_and_use(3),
             |world| {
@@ -290,8 +290,8 @@ fn an_offered_block_is_accepted_once_or_comes_back() {
         let held = world.acquire(1).unwrap();
         world.data.store(1, Ordering::Relaxed);
         let generation = held.generation();
-        assert!(world.slots.offer(&held));
-        assert!(!world.slots.free(&held), "it is not its holder's any more");
+        world.slots.offer(&held).unwrap();
+        assert!(world.slots.free(&held).is_err(), "it is not its holder's any more");
         let accept = move |world: &World, row| {
             if let Some(held) = world.slots.accept(row, 0, generation) {
                 world.use_alone(&held);
@@ -319,12 +319,12 @@ fn an_offered_block_is_complete() {
         let giver = world.clone();
         let giver = thread::spawn(move || {
             giver.data.store(1, Ordering::Relaxed);
-            assert!(giver.slots.offer(&held));
+            giver.slots.offer(&held).unwrap();
         });
         let taken = world.slots.accept(2, 0, generation);
         if let Some(held) = &taken {
             assert_eq!(world.data.load(Ordering::Relaxed), 1);
-            assert!(world.slots.free(held));
+            world.slots.free(held).unwrap();
         }
         giver.join().unwrap();
         assert_eq!(world.slots.audit().free, u32::from(taken.is_some()));
@@ -339,7 +339,7 @@ fn an_offered_block_reaches_a_waiter() {
         let world = World::new(1, 2);
         let held = world.acquire(1).unwrap();
         let generation = held.generation();
-        assert!(world.slots.offer(&held));
+        world.slots.offer(&held).unwrap();
         let broker: fn(&World) = |world| {
             world.slots.recover(|row| row == 1);
         };
@@ -359,7 +359,7 @@ fn a_published_block_is_freed_once_and_reaches_a_waiter() {
         let world = World::new(1, 2);
         let held = world.acquire(1).unwrap();
         let seen = world.slots.publish(0, held.word()).unwrap();
-        assert_eq!(world.slots.publish(0, held.word()), None, "it is published");
+        assert_eq!(world.slots.publish(0, held.word()), Err(Stale), "it is published");
         assert_eq!(world.slots.recover(|row| row == 1), 0, "no member holds it");
         let freed = world.clone();
         let freed = thread::spawn(move || freed.slots.free_seen(0, seen));
@@ -380,7 +380,7 @@ fn published_samples_of_the_dead_are_published() {
         let held = world.acquire(1).unwrap();
         let completed = world.clone();
         let seen = held.word();
-        let completed = thread::spawn(move || completed.slots.publish(0, seen).is_some());
+        let completed = thread::spawn(move || completed.slots.publish(0, seen).is_ok());
         world.slots.recover_or_publish(|row| row == 1, |_, word| word == seen);
         completed.join().unwrap();
         assert_eq!(world.slots.audit(), SlotAudit { published: 1, ..SlotAudit::default() });

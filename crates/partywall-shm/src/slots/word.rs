@@ -34,7 +34,7 @@
 
 use crate::{
     members::{NOBODY, Row},
-    sync::{AtomicU64, FutexWord, Ordering},
+    sync::{self, AtomicU64, FutexWord, Ordering, Stale},
 };
 
 /// A position in the queue of waiters.
@@ -128,43 +128,43 @@ impl Slot {
     }
 
     /// Changes a slot that was seen free, or handed to a waiter that has left, to `taken`: held, or handed.
-    pub(super) fn take(&self, seen: SlotWord, taken: SlotWord) -> bool {
+    pub(super) fn take(&self, seen: SlotWord, taken: SlotWord) -> Result<SlotWord, Stale> {
         self.change(seen, taken)
     }
 
     /// Takes a slot that was handed to this member.
-    pub(super) fn keep(&self, handed: SlotWord, held: SlotWord) -> bool {
+    pub(super) fn keep(&self, handed: SlotWord, held: SlotWord) -> Result<SlotWord, Stale> {
         self.change(handed, held)
     }
 
     /// Offers a slot that this member holds.
-    pub(super) fn offer(&self, held: SlotWord) -> bool {
+    pub(super) fn offer(&self, held: SlotWord) -> Result<SlotWord, Stale> {
         self.change(held, held.offered())
     }
 
     /// Takes a slot that was seen offered.
-    pub(super) fn accept(&self, offered: SlotWord, held: SlotWord) -> bool {
+    pub(super) fn accept(&self, offered: SlotWord, held: SlotWord) -> Result<SlotWord, Stale> {
         self.change(offered, held)
     }
 
     /// Takes a slot that was seen held by another row, or published.
-    pub(super) fn take_over(&self, seen: SlotWord, held: SlotWord) -> bool {
+    pub(super) fn take_over(&self, seen: SlotWord, held: SlotWord) -> Result<SlotWord, Stale> {
         self.change(seen, held)
     }
 
-    /// Publishes a slot that was seen held. Returns its new word, or `None` if its word had changed.
-    pub(super) fn publish(&self, held: SlotWord) -> Option<SlotWord> {
-        self.change(held, held.published()).then(|| held.published())
+    /// Publishes a slot that was seen held.
+    pub(super) fn publish(&self, held: SlotWord) -> Result<SlotWord, Stale> {
+        self.change(held, held.published())
     }
 
-    /// Frees a slot. Returns false if its word has changed because another member has freed it.
-    pub(super) fn free(&self, seen: SlotWord) -> bool {
+    /// Frees a slot.
+    pub(super) fn free(&self, seen: SlotWord) -> Result<SlotWord, Stale> {
         self.change(seen, FREE)
     }
 
-    /// Release, so that the next holder sees what this one did; acquire, so that this one sees what the former one did.
-    fn change(&self, from: SlotWord, to: SlotWord) -> bool {
-        self.0.compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    /// Returns the new word. The next holder then sees what this one did, and this one what the former one did.
+    fn change(&self, from: SlotWord, to: SlotWord) -> Result<SlotWord, Stale> {
+        sync::change(&self.0, from.0, to.0).and(Ok(to))
     }
 }
 
@@ -245,22 +245,20 @@ impl WaiterEntry {
     }
 
     /// Starts a wait at a position that was seen open.
-    pub(super) fn wait(&self, open: WaiterWord, waiting: WaiterWord) -> bool {
+    pub(super) fn wait(&self, open: WaiterWord, waiting: WaiterWord) -> Result<(), Stale> {
         self.change(open, waiting)
     }
 
     /// Notifies the waiter of `waiting` that a slot was handed to it, and wakes it.
-    pub(super) fn grant(&self, waiting: WaiterWord, slot: u16) -> bool {
-        let granted = self.change(waiting, waiting.granted(slot));
-        if granted {
-            crate::crash::point("slots: entry granted, waiter not woken");
-            self.word.wake_all();
-        }
-        granted
+    pub(super) fn grant(&self, waiting: WaiterWord, slot: u16) -> Result<(), Stale> {
+        self.change(waiting, waiting.granted(slot))?;
+        crate::crash::point("slots: entry granted, waiter not woken");
+        self.word.wake_all();
+        Ok(())
     }
 
-    /// Frees the entry for the next lap. Returns false if its word has changed.
-    pub(super) fn finish(&self, seen: WaiterWord) -> bool {
+    /// Frees the entry for the next lap.
+    pub(super) fn finish(&self, seen: WaiterWord) -> Result<(), Stale> {
         self.change(seen, seen.finished())
     }
 
@@ -269,8 +267,8 @@ impl WaiterEntry {
         self.word.sleep(seen.0 as u32, limit)
     }
 
-    fn change(&self, from: WaiterWord, to: WaiterWord) -> bool {
-        self.word.compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    fn change(&self, from: WaiterWord, to: WaiterWord) -> Result<(), Stale> {
+        sync::change(&self.word, from.0, to.0)
     }
 }
 

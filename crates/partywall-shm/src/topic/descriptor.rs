@@ -37,7 +37,7 @@
 
 use super::{Message, SampleDescription};
 use crate::{
-    sync::{AtomicU64, Ordering, prefetch, prefetch_to_write},
+    sync::{self, AtomicU64, Ordering, Stale, prefetch, prefetch_to_write},
     timeline::{TimelineEnding, ending_of},
 };
 
@@ -263,9 +263,8 @@ impl Descriptor {
     }
 
     /// Makes a status that was seen final: rule 4.
-    pub(super) fn settle(&self, seen: StatusWord, status: Status) -> bool {
-        let settled = StatusWord::new(seen.generation(), status);
-        self.status.compare_exchange(seen.0, settled.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    pub(super) fn settle(&self, seen: StatusWord, status: Status) -> Result<(), Stale> {
+        sync::change(&self.status, seen.0, StatusWord::new(seen.generation(), status).0)
     }
 }
 

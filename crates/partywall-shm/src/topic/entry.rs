@@ -14,7 +14,7 @@
 //!
 //! If a publisher is killed or stopped before that change, nothing has happened; after it, the change is complete.
 
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{self, AtomicU64, Ordering, Stale};
 
 /// An entry, in its own cache lines (see [`LINES`](super::LINES)), because readers poll it while they wait.
 #[derive(Debug)]
@@ -98,8 +98,8 @@ impl RingEntry {
     }
 
     /// Fills an entry that was seen to be [next](Filling::Next).
-    pub(super) fn fill(&self, seen: RingWord, filled: RingWord) -> bool {
-        self.word.compare_exchange(seen.0, filled.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    pub(super) fn fill(&self, seen: RingWord, filled: RingWord) -> Result<(), Stale> {
+        sync::change(&self.word, seen.0, filled.0)
     }
 }
 

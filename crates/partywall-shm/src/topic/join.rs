@@ -73,7 +73,8 @@ impl Topic {
 
     /// Detaches a publisher, which cannot publish any more.
     pub fn detach_publisher(&self, port: PortId) {
-        self.publishers[port.index].port.detach(port.word);
+        // Stale if the broker has detached it.
+        let _ = self.publishers[port.index].port.detach(port.word);
         point("topic: publisher detached, nobody notified");
         // A subscriber may be waiting for the last publisher to leave.
         self.control().samples.notify();
@@ -86,7 +87,8 @@ impl Topic {
 
     /// Detaches a subscriber: no publisher waits for it any more. It keeps its samples.
     pub fn detach_subscriber(&self, port: PortId) {
-        self.subscribers[port.index].port.detach(port.word);
+        // Stale if the broker has detached it.
+        let _ = self.subscribers[port.index].port.detach(port.word);
         point("topic: subscriber detached, nobody notified");
         self.control().space.notify();
     }
@@ -119,18 +121,14 @@ impl Topic {
     fn take<'a>(&self, mut ports: impl Iterator<Item = &'a PortSlot>, row: u16) -> Option<(usize, PortWord)> {
         let taken = PortWord::taken(row, self.control().ids.fetch_add(1, Ordering::Relaxed).wrapping_add(1));
         point("topic: number taken, port not");
-        let index = ports.position(|port| port.take(taken))?;
+        let index = ports.position(|port| port.take(taken).is_ok())?;
         point("topic: port taken, words not set");
         Some((index, taken))
     }
 
     /// Opens a port. If the broker has detached it already, frees it instead.
     fn open(&self, port: &PortSlot, taken: PortWord) -> Option<PortWord> {
-        let open = port.open(taken);
-        if open.is_none() {
-            leave(port, taken);
-        }
-        open
+        port.open(taken).inspect_err(|_| leave(port, taken)).ok()
     }
 }
 
@@ -140,8 +138,8 @@ fn leave(port: &PortSlot, ours: PortWord) {
     // The broker changes it at most once.
     for _ in 0..2 {
         let seen = port.load();
-        if seen.occupancy() == Occupancy::Free || (seen.row(), seen.id()) != (ours.row(), ours.id()) || port.free(seen)
-        {
+        let is_ours = seen.occupancy() != Occupancy::Free && (seen.row(), seen.id()) == (ours.row(), ours.id());
+        if !is_ours || port.free(seen).is_ok() {
             return;
         }
     }

@@ -316,7 +316,7 @@ fn sweep_frees_no_block_in_use() {
         });
         if let Some(held) = world.loan(3) {
             world.write(&held, 3);
-            assert!(world.pool.free(&held));
+            world.pool.free(&held).unwrap();
         }
         readers.join().unwrap();
         publishers.join().unwrap();
@@ -461,7 +461,7 @@ fn detached_reader_sees_no_partial_write() {
             if let Some(held) = world.loan(1)
                 && world.publish_block(&mut publisher, &held, value).is_err()
             {
-                assert!(world.pool.free(&held));
+                world.pool.free(&held).unwrap();
             }
         }
         broker.join().unwrap();
@@ -527,7 +527,7 @@ fn waiter_for_a_block_is_served() {
         };
         readers.join().unwrap();
         publishers.join().unwrap();
-        assert!(world.pool.free(&waited));
+        world.pool.free(&waited).unwrap();
         assert_eq!(world.sound(), BlockCounts { free: 1, in_ring: 1, ..BlockCounts::default() });
     });
 }

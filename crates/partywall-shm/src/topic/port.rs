@@ -19,7 +19,7 @@
 //! If its owner is killed or stopped between any two changes, the port stays its own until the owner is proved dead. No
 //! process waits for the next change: a port that is taken and not active does not count.
 
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{self, AtomicU64, Ordering, Stale};
 
 /// See the head of this file.
 #[derive(Debug)]
@@ -89,28 +89,28 @@ impl PortSlot {
         PortWord(self.0.load(Ordering::Acquire))
     }
 
-    pub(super) fn take(&self, taken: PortWord) -> bool {
+    pub(super) fn take(&self, taken: PortWord) -> Result<PortWord, Stale> {
         self.change(PortWord(0), taken)
     }
 
-    /// Opens the port. Returns the new word, or `None` if the broker has detached the port already.
-    pub(super) fn open(&self, taken: PortWord) -> Option<PortWord> {
-        let active = taken.with(ACTIVE);
-        self.change(taken, active).then_some(active)
+    /// Opens the port, unless the broker has detached it already.
+    pub(super) fn open(&self, taken: PortWord) -> Result<PortWord, Stale> {
+        self.change(taken, taken.with(ACTIVE))
     }
 
-    /// Detaches the port. Returns whether this call did it.
-    pub(super) fn detach(&self, seen: PortWord) -> bool {
-        seen.0 & STATE != DETACHED && self.change(seen, seen.with(DETACHED))
+    /// Detaches a port that was seen taken or active.
+    pub(super) fn detach(&self, seen: PortWord) -> Result<PortWord, Stale> {
+        self.change(seen, seen.with(DETACHED))
     }
 
-    /// Frees the port. Returns false if the word has changed since.
-    pub(super) fn free(&self, seen: PortWord) -> bool {
+    /// Frees the port.
+    pub(super) fn free(&self, seen: PortWord) -> Result<PortWord, Stale> {
         self.change(seen, PortWord(0))
     }
 
-    fn change(&self, from: PortWord, to: PortWord) -> bool {
-        self.0.compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    /// Returns the new word.
+    fn change(&self, from: PortWord, to: PortWord) -> Result<PortWord, Stale> {
+        sync::change(&self.0, from.0, to.0).and(Ok(to))
     }
 }
 

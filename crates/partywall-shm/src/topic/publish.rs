@@ -176,7 +176,8 @@ impl Topic {
         us.published.store(handle.sequence, Ordering::Relaxed);
         point("topic: in the ring, block still held");
         if lets_go {
-            slots.publish(held.index(), held.word());
+            // Stale if the broker has taken this process for dead.
+            let _ = slots.publish(held.index(), held.word());
             fence_behind_change();
         } else {
             fence(Ordering::SeqCst);
@@ -227,7 +228,7 @@ impl Topic {
             }
             self.check_space(handle, position)?;
             point("topic: space found, entry not filled");
-            if entry.fill(seen, RingWord::filled(at, block)) {
+            if entry.fill(seen, RingWord::filled(at, block)).is_ok() {
                 return Ok(position);
             }
         }
@@ -269,7 +270,8 @@ impl Topic {
 
     /// Releases a published block, once no stream writes it any more and the publisher's program has no views of it.
     pub fn retire(&self, slots: &Slots, held: &HeldSlot) {
-        slots.publish(held.index(), held.word());
+        // As above.
+        let _ = slots.publish(held.index(), held.word());
         point("topic: retired, nobody notified");
         fence_behind_change();
         self.collect(slots);
@@ -291,7 +293,8 @@ impl Topic {
         let Some(descriptor) = self.descriptors.get(block as usize) else { return };
         let seen = descriptor.status();
         if seen.generation() == generation && !seen.status().is_final() {
-            descriptor.settle(seen, status);
+            // Stale if the broker has settled it, or the block holds another sample by now.
+            let _ = descriptor.settle(seen, status);
         }
     }
 

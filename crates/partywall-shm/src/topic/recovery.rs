@@ -36,7 +36,7 @@ impl Topic {
                 if !present || !gone(seen.row()) {
                     return;
                 }
-                if port.detach(seen) {
+                if port.detach(seen).is_ok() {
                     detached += 1;
                     return;
                 }
@@ -67,13 +67,15 @@ impl Topic {
                     hold.store(0, Ordering::Release);
                 }
                 point("topic: holds of the dead cleared, port not free");
-                subscriber.port.free(seen);
+                // Stale only if a process breaks the rules.
+                let _ = subscriber.port.free(seen);
             }
         }
         for publisher in self.publishers.iter() {
             let seen = publisher.port.load();
             if is_lost(seen, &dead) {
-                publisher.port.free(seen);
+                // As above.
+                let _ = publisher.port.free(seen);
             }
         }
         point("topic: ports of the dead free, blocks not taken");
@@ -108,7 +110,7 @@ impl Topic {
             // The process that knew the inputs of an unverified sample is gone.
             let complete = seen.status() == Status::Timeline && value.is_some_and(|value| descriptor.value() <= value);
             // A status that has changed is final, or another sample's.
-            descriptor.settle(seen, if complete { Status::Done } else { Status::Failed(ending) });
+            let _ = descriptor.settle(seen, if complete { Status::Done } else { Status::Failed(ending) });
         }
     }
 }

@@ -16,7 +16,11 @@ use std::{
 use bytemuck::PodCastError;
 use partywall_cuda::{AccessError, StreamRef};
 use partywall_os::borrow::BorrowedBlockMut;
-use partywall_shm::{DType, pool, queue::Contents, slots::HeldSlot};
+use partywall_shm::{
+    DType, pool,
+    queue::Contents,
+    slots::{HeldSlot, Stale},
+};
 
 use super::{BlockRef, Blocks};
 use crate::{
@@ -58,8 +62,8 @@ pub struct Block {
     is_output: bool,
 }
 
-/// Gives a block back. Returns false if it was not held.
-type Release = Box<dyn FnOnce(&HeldSlot) -> bool + Send + Sync>;
+/// Gives a block back.
+type Release = Box<dyn FnOnce(&HeldSlot) -> Result<(), Stale> + Send + Sync>;
 
 impl Block {
     pub(crate) fn new(blocks: Arc<Blocks>, held: HeldSlot) -> Self {
@@ -373,7 +377,7 @@ impl Block {
         if self.is_exposed() {
             self.blocks.wait_idle()?;
         }
-        if self.free(&held) { Ok(()) } else { Err(self.not_held()) }
+        self.free(&held).map_err(|_| self.not_held())
     }
 
     /// Gives the block back once all work that is on `stream` now is done. Does not wait.
@@ -400,7 +404,7 @@ impl Block {
         let keep = self.blocks.keep();
         self.blocks.domain().completions().on(fence, move |completion| {
             if completion == Completion::Done {
-                free(&held);
+                _ = free(&held);
             }
             drop(keep);
         });
@@ -435,7 +439,7 @@ impl Block {
         }
         let reference = self.reference();
         match self.let_go() {
-            Some(held) if self.blocks.control().offer(&held) => Ok(reference),
+            Some(held) if self.blocks.control().offer(&held).is_ok() => Ok(reference),
             _ => Err(self.not_held()),
         }
     }
@@ -564,12 +568,12 @@ impl Block {
     }
 
     /// Gives the block back. Returns false if it was not held.
-    fn free(&mut self, held: &HeldSlot) -> bool {
+    fn free(&mut self, held: &HeldSlot) -> Result<(), Stale> {
         free(self.blocks.control(), self.release.take(), held)
     }
 
     /// Returns the call that gives the block back later.
-    fn freeing(&mut self) -> impl FnOnce(&HeldSlot) -> bool + Send + use<> {
+    fn freeing(&mut self) -> impl FnOnce(&HeldSlot) -> Result<(), Stale> + Send + use<> {
         let control = self.blocks.control().clone();
         let release = self.release.take();
         move |held| free(&control, release, held)
@@ -598,11 +602,11 @@ impl Drop for Block {
             let fence = Fence::DeviceIdle(self.blocks.clone());
             return self.blocks.domain().completions().on(fence, move |completion| {
                 if completion == Completion::Done {
-                    free(&held);
+                    _ = free(&held);
                 }
             });
         }
-        if !self.free(&held) {
+        if self.free(&held).is_err() {
             let error = self.not_held();
             tracing::warn!(%error, "a dropped block was no longer held");
         }
@@ -615,7 +619,7 @@ impl fmt::Debug for Block {
     }
 }
 
-fn free(control: &pool::Pool, release: Option<Release>, held: &HeldSlot) -> bool {
+fn free(control: &pool::Pool, release: Option<Release>, held: &HeldSlot) -> Result<(), Stale> {
     release.map_or_else(|| control.free(held), |release| release(held))
 }
 

@@ -58,7 +58,7 @@ impl Permit {
         let keep = keep.clone();
         domain.completions().on(fence, move |completion| {
             if completion == Completion::Done {
-                memory.free(&held);
+                _ = memory.free(&held);
             }
             drop(keep);
         });
@@ -73,10 +73,7 @@ impl Permit {
     fn give_back(&mut self) -> Result<()> {
         let Some(held) = self.held.take() else { return Ok(()) };
         self.open.domain.link().require_ours()?;
-        if self.open.memory.free(&held) {
-            return Ok(());
-        }
-        Err(Gone::Permit { name: self.open.name.clone() }.into())
+        self.open.memory.free(&held).map_err(|_| Gone::Permit { name: self.open.name.clone() }.into())
     }
 }
 

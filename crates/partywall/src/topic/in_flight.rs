@@ -11,7 +11,7 @@ use std::sync::{
 };
 
 use partywall_shm::{
-    slots::HeldSlot,
+    slots::{HeldSlot, Stale},
     timeline::Progress,
     topic::{PortId, Status},
 };
@@ -87,8 +87,8 @@ impl PublisherPort {
         self.control.topic.retire(&self.control.pool, held);
     }
 
-    /// Frees a block that was not published. Returns false if it was not held.
-    pub(super) fn free(&self, held: &HeldSlot) -> bool {
+    /// Frees a block that was not published.
+    pub(super) fn free(&self, held: &HeldSlot) -> Result<(), Stale> {
         self.control.pool.free(held)
     }
 }

@@ -16,7 +16,7 @@ use partywall_cuda::StreamRef;
 use partywall_os::{borrow::BorrowedBlockMut, spare::Spare};
 use partywall_shm::{
     DType, members, pool as shm_pool,
-    slots::HeldSlot,
+    slots::{HeldSlot, Stale},
     topic::{MAX_RANK, Message, NO_STAMP, Status, Unpublished},
 };
 
@@ -321,7 +321,11 @@ impl Lent {
     }
 
     /// Leaves the block to its views. The last of them has `release` give it back.
-    fn leave_to_views(&mut self, held: HeldSlot, release: impl FnOnce(&HeldSlot) -> bool + Send + Sync + 'static) {
+    fn leave_to_views(
+        &mut self,
+        held: HeldSlot,
+        release: impl FnOnce(&HeldSlot) -> Result<(), Stale> + Send + Sync + 'static,
+    ) {
         let block = self.block(held).released_by(Box::new(release));
         self.views.leave(block, self.publisher.port.view());
     }
@@ -517,7 +521,7 @@ impl Filled {
         let port = self.0.lent.publisher.port.clone();
         self.0.lent.leave_to_views(held, move |held| {
             port.retire(held);
-            true
+            Ok(())
         });
     }
 

@@ -66,7 +66,7 @@ fn last_attempt_makes_a_dead_letter_that_can_be_late() {
 fn retried_while_its_worker_hangs(world: &World) -> (TaskId, Claimed) {
     let id = world.submit_with(1, &NewTask { max_attempts: 1, ..TASK }).unwrap();
     let hung = world.claim(WORKER).unwrap();
-    assert!(take_back(world, &hung));
+    take_back(world, &hung).unwrap();
     assert_eq!(world.queue.state(id), TaskState::Dead);
     world.queue.retry(id).unwrap();
     (id, hung)
@@ -78,7 +78,7 @@ fn attempt_before_a_retry_completes_nothing() {
     let world = World::new(SHAPE);
     let (id, first) = retried_while_its_worker_hangs(&world);
     let stale = world.claim(WORKER).unwrap();
-    assert!(take_back(&world, &stale));
+    take_back(&world, &stale).unwrap();
     world.queue.retry(id).unwrap();
     let live = world.claim(WORKER).unwrap();
     assert_eq!(world.queue.extend(&stale, now() + 1000), Err(Fenced));
@@ -98,7 +98,7 @@ fn fenced_attempt_after_a_retry_keeps_the_inputs() {
     let (id, first) = retried_while_its_worker_hangs(&world);
     world.queue.drain(world.pools(), &first);
     let hung = world.claim(WORKER).unwrap();
-    assert!(take_back(&world, &hung));
+    take_back(&world, &hung).unwrap();
     world.queue.dispose(world.pools(), OTHER, id, |state| state == TaskState::Dead).unwrap();
     world.assert_left(QueueAudit { ending: 1, open: 1, ..NOTHING }, 1, 0);
     world.queue.drain(world.pools(), &hung);
@@ -112,7 +112,7 @@ fn retried_task_waits_for_no_worker_that_hangs_while_a_record_is_free() {
     let mut hung = vec![first];
     for open in 2..=RECORDS as u32 {
         let claimed = world.claim(WORKER).unwrap();
-        assert!(take_back(&world, &claimed));
+        take_back(&world, &claimed).unwrap();
         world.queue.retry(id).unwrap();
         hung.push(claimed);
         assert_eq!(world.queue.audit().open, open);
@@ -162,7 +162,7 @@ fn retry_that_comes_late_gives_a_later_task_no_attempts() {
     world.queue.dispose(world.pools(), OTHER, id, |_| true).unwrap();
     // The ring comes round to the slot.
     let later = std::iter::repeat_with(submit).find(|later| later.index == id.index).unwrap();
-    assert!(!body.allow_more(seen, 1));
+    assert!(body.allow_more(seen, 1).is_err());
     assert_eq!(world.queue.describe(later).unwrap().max_attempts, 1);
 }
 
@@ -201,7 +201,7 @@ fn slow_record_does_not_replace_a_later_one() {
     world.submit().unwrap();
     let fenced = world.claim(OTHER).unwrap();
     world.queue.detach(world.pools(), |row| row == OTHER, Reason::Detached, |_| None);
-    assert!(!world.queue.take_back(world.pools(), seen.index, seen.word, Reason::Lease));
+    assert!(world.queue.take_back(world.pools(), seen.index, seen.word, Reason::Lease).is_err());
     world.assert_left(QueueAudit { pending: 1, open: 1, ..NOTHING }, 1, 0);
     world.queue.drain(world.pools(), &fenced);
     world.assert_left(QueueAudit { pending: 1, ..NOTHING }, 1, 0);
@@ -218,10 +218,10 @@ fn output_of_a_dead_reader_and_a_slow_worker_is_not_lost() {
     body.record(1).set_output(Some(output_of(&output)), None);
     world.queue.record(claimed.index, claimed.word, body::RecordWord::drained(None, claimed.word));
     let slot = &world.queue.tasks[claimed.index];
-    assert!(slot.change(claimed.word, claimed.word.with(TaskSlotState::Ending, OTHER)));
+    slot.change(claimed.word, claimed.word.with(TaskSlotState::Ending, OTHER)).unwrap();
     world.queue.recover(world.pools(), |row| row == OTHER);
     // The worker goes on.
-    world.outputs.publish(output.index(), output.word());
+    assert_eq!(world.outputs.publish(output.index(), output.word()), Err(Stale));
     world.assert_left(NOTHING, 0, 0);
 }
 

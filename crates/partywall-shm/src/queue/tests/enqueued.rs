@@ -59,7 +59,7 @@ fn output_of_an_enqueued_task_is_taken_once_it_is_done() {
     assert_eq!(world.queue.output(id), Ok(Output { pending: None, ..output }));
     let taken = take().unwrap().output.unwrap();
     assert_eq!(taken.index(), output.block.unwrap().index);
-    assert!(world.outputs.free(&taken));
+    world.outputs.free(&taken).unwrap();
     assert_eq!((take(), world.queue.output(id)), (Err(TaskState::Gone), Err(TaskState::Gone)));
     world.assert_left(NOTHING, 0, 0);
 }

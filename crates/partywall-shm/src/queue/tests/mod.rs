@@ -17,7 +17,13 @@ use std::{
 };
 
 use super::*;
-use crate::{DType, MAX_SLEEP, members::now, pool::Pool, slots::HeldSlot, topic::TimelineCell};
+use crate::{
+    DType, MAX_SLEEP,
+    members::now,
+    pool::Pool,
+    slots::{HeldSlot, Stale},
+    topic::TimelineCell,
+};
 
 const SHAPE: QueueLimits = QueueLimits { tasks: 4, inputs: 8, outputs: 8, lease: 0 };
 const SUBMITTER: Row = 1;
@@ -64,12 +70,12 @@ impl World {
         let output = self.outputs.try_take(claimed.word.row()).unwrap();
         self.queue
             .complete(self.pools(), claimed, Some(output_of(&output)), Views::None)
-            .inspect_err(|_| assert!(self.outputs.free(&output)))
+            .inspect_err(|_| self.outputs.free(&output).unwrap())
     }
 
     fn take(&self, row: Row, id: TaskId) -> Result<u8, TaskState> {
         let taken = self.queue.take(self.pools(), row, id)?;
-        assert!(self.outputs.free(&taken.output.unwrap()));
+        self.outputs.free(&taken.output.unwrap()).unwrap();
         Ok(taken.attempt)
     }
 
@@ -115,7 +121,7 @@ const NOTHING: QueueAudit = QueueAudit {
     attached: 0,
 };
 
-fn take_back(world: &World, claimed: &Claimed) -> bool {
+fn take_back(world: &World, claimed: &Claimed) -> Result<(), Stale> {
     world.queue.take_back(world.pools(), claimed.index, world.queue.tasks[claimed.index].load(), Reason::Lease)
 }
 
@@ -169,7 +175,7 @@ fn contents_of_inputs_and_outputs_travel_with_a_task() {
         assert_eq!(world.queue.output(id).unwrap().contents, Some(tensor(&[length])));
         let taken = world.queue.take(world.pools(), OTHER, id).unwrap();
         assert_eq!(taken.contents, Some(tensor(&[length])));
-        assert!(world.outputs.free(&taken.output.unwrap()));
+        world.outputs.free(&taken.output.unwrap()).unwrap();
     }
 }
 
@@ -288,7 +294,7 @@ fn many_submit_claim_and_take_at_once() {
                     let result = world.queue.prepare(QueueCondition::Result);
                     match world.queue.take(world.pools(), row, id) {
                         Ok(taken) => {
-                            assert!(world.outputs.free(&taken.output.unwrap()));
+                            world.outputs.free(&taken.output.unwrap()).unwrap();
                             right.fetch_add(1, Ordering::Relaxed);
                             tickets.pop_front();
                         }
@@ -318,7 +324,7 @@ fn many_submit_claim_and_take_at_once() {
                     if count.is_multiple_of(7) {
                         // As when a lease ends.
                         let seen = world.queue.tasks[claimed.index].load();
-                        assert!(world.queue.take_back(world.pools(), claimed.index, seen, Reason::Lease));
+                        world.queue.take_back(world.pools(), claimed.index, seen, Reason::Lease).unwrap();
                         lost.push_back(claimed);
                         if lost.len() > 2 {
                             assert_eq!(world.complete(&lost.pop_front().unwrap()), Err(Fenced));

@@ -34,7 +34,7 @@ fn viewed_inputs_keep_no_output() {
                 world.queue.dispose(world.pools(), OTHER, id, |_| true).unwrap();
             } else {
                 let held = take(&world, id);
-                assert!(release(&world, id, &held));
+                release(&world, id, &held).unwrap();
             }
             world.assert_left(QueueAudit { ending: 1, open: 1, ..NOTHING }, 1, 1);
             world.queue.leave_output(world.pools(), &claimed);
@@ -51,7 +51,7 @@ fn take(world: &World, id: TaskId) -> HeldSlot {
     taken.output.unwrap()
 }
 
-fn release(world: &World, id: TaskId, held: &HeldSlot) -> bool {
+fn release(world: &World, id: TaskId, held: &HeldSlot) -> Result<(), Stale> {
     world.queue.release_output(world.pools(), id, 1, held)
 }
 
@@ -67,10 +67,10 @@ fn viewed_blocks_are_free_once_the_result_is_given_back_and_the_worker_drained()
         if worker_first {
             world.queue.drain(world.pools(), &claimed);
             world.assert_left(NOTHING, 0, 1);
-            assert!(release(&world, id, &held));
+            release(&world, id, &held).unwrap();
         } else {
-            assert!(release(&world, id, &held));
-            assert!(!release(&world, id, &held), "it is given back once");
+            release(&world, id, &held).unwrap();
+            assert!(release(&world, id, &held).is_err(), "it is given back once");
             world.assert_left(QueueAudit { ending: 1, open: 1, ..NOTHING }, 1, 1);
             world.queue.drain(world.pools(), &claimed);
         }
@@ -124,11 +124,11 @@ fn recovery_keeps_viewed_blocks_until_the_worker_is_dead() {
         let (id, _) = complete_viewed(&world);
         let held = take(&world, id);
         if given_back {
-            assert!(release(&world, id, &held));
+            release(&world, id, &held).unwrap();
         }
         recover(WORKER);
         world.assert_left(NOTHING, 0, u32::from(!given_back));
-        assert_eq!(release(&world, id, &held), !given_back);
+        assert_eq!(release(&world, id, &held).is_err(), given_back);
         world.assert_left(NOTHING, 0, 0);
     }
 }
@@ -142,10 +142,10 @@ fn block_of_a_viewed_result_is_no_other_tasks_after_its_slot_is() {
     // The slot has another task, with an attempt of the same number that is open.
     let (other, again) = complete_viewed(&world);
     assert_eq!((other.index, again.attempt()), (id.index, claimed.attempt()));
-    assert!(release(&world, id, &held));
+    release(&world, id, &held).unwrap();
     world.assert_left(QueueAudit { done: 1, open: 1, ..NOTHING }, 1, 1);
     let held = take(&world, other);
-    assert!(release(&world, other, &held));
+    release(&world, other, &held).unwrap();
     world.queue.drain(world.pools(), &again);
     world.assert_left(NOTHING, 0, 0);
 }

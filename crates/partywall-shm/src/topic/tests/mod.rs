@@ -82,7 +82,7 @@ impl World {
         match self.topic.publish(&self.pool, handle, &held, &message) {
             Ok(position) => Ok((position, held)),
             Err(error) => {
-                assert!(self.pool.free(&held));
+                self.pool.free(&held).unwrap();
                 Err(error)
             }
         }
