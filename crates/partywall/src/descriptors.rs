@@ -272,7 +272,7 @@ impl Descriptors {
 
     fn range_of(&self, blocks: &Arc<Blocks>, index: u32, bytes: u64) -> Result<Range<u64>> {
         if self.blocks.as_ref().is_none_or(|own| !Arc::ptr_eq(own, blocks)) {
-            let of = blocks.named();
+            let of = Named::of(Some(blocks.shape()));
             let why = format!("a block of it is not in the imported memory, which is that of {:?}", self.name);
             return Err(Mismatch::Options { of, name: blocks.name().to_owned(), why }.into());
         }

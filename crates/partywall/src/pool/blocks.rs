@@ -1,21 +1,22 @@
 //! The blocks of a pool, topic or queue as this process has them: their memory, control memory, and lease.
 
 use std::{
-    fmt,
+    any::Any,
+    fmt, io,
+    os::fd::OwnedFd,
     sync::{Arc, OnceLock},
 };
 
 use partywall_cuda::{HostRegistration, StreamRef};
 use partywall_os::borrow::{BlockBorrows, BorrowedBlock, BorrowedBlockMut};
-use partywall_shm::{pool as shm, queue, topic};
-use partywall_wire::{Control, Named, Notice};
+use partywall_shm::pool as shm;
+use partywall_wire::{Control, Notice};
 
 use crate::{
     completion::{GpuMemory, Users},
     domain::{Domain, LeaseGuard},
     error::{Error, LimitReached, Result, Unreachable},
     gpu::{DeviceRange, Gpu},
-    queue::{Attachments, Signals},
     segment::Segment,
     wait::Wait,
 };
@@ -46,69 +47,35 @@ struct BlockMemory {
     keep: Option<Arc<LeaseGuard>>,
 }
 
-/// What the blocks are used for, with its control memory.
-enum Object {
-    Pool,
-    Topic(Arc<topic::Topic>),
-    /// These are the inputs.
-    Queue {
-        queue: Arc<queue::Queue>,
-        outputs: Arc<Blocks>,
-        signals: Signals,
-        attachments: Attachments,
-    },
+/// What the owner of blocks has besides their pool: its control memory, and what all its handles share.
+pub(crate) type Object = Arc<dyn Any + Send + Sync>;
+
+/// Maps the control memory of the owner of blocks that comes after that of their pool.
+pub(crate) type MapObject = fn(&mut Parts<'_>) -> Result<Object>;
+
+/// The control memory of a segment that has just been mapped, whose parts are mapped in their order.
+pub(crate) struct Parts<'a> {
+    pub(crate) shape: &'a Control,
+    fds: std::vec::IntoIter<OwnedFd>,
+    memory: &'a Arc<BlockMemory>,
+    /// Byte offset of the first block.
+    base: u64,
 }
 
 impl Blocks {
-    /// Maps the control memory of a segment that is a pool, topic or queue.
-    pub(crate) fn new(mut segment: Segment) -> Result<Self> {
+    /// Maps the control memory of a segment with blocks: that of their pool, then by `map` that of their owner.
+    pub(super) fn new(mut segment: Segment, map: MapObject) -> Result<Arc<Self>> {
         let name = segment.name().to_owned();
         let foreign = |what: &str| Unreachable::protocol(format!("it gave {name:?} {what}"));
         let (shape, fds) = segment.take_control().ok_or_else(|| foreign("without control memory"))?;
-        let mut fds = fds.into_iter();
         let place =
             segment.first_tensor().filter(|(_, bytes)| shape.data_bytes().is_some_and(|needed| needed <= *bytes));
         let (base, _) = place.ok_or_else(|| foreign("with blocks that lie outside its memory"))?;
-        let missing = || LimitReached::FileDescriptors(format!("the control memory of {name:?}"));
-        let mut fd = || fds.next().ok_or_else(missing);
-        let system = |source| Error::io(format!("mapping the control memory of {name:?}"), source);
-        let pool = shm::Pool::map(fd()?).map_err(system)?;
-        let wrong = || foreign("with control memory for another number of blocks");
         let memory = Arc::new(BlockMemory { keep: segment.take_lease(), segment: Some(segment) });
-        let object = if shape.topic.is_some() {
-            let topic = topic::Topic::map(fd()?).map_err(system)?;
-            if topic.limits().blocks != shape.blocks {
-                return Err(wrong());
-            }
-            Object::Topic(Arc::new(topic))
-        } else if let Some((outputs, bytes)) = shape.outputs().zip(shape.pool_bytes()) {
-            let pool = shm::Pool::map(fd()?).map_err(system)?;
-            let queue = queue::Queue::map(fd()?).map_err(system)?;
-            let has = queue.limits();
-            if (has.inputs, has.outputs) != (shape.blocks, outputs.blocks) {
-                return Err(wrong());
-            }
-            let outputs = Self::part(&memory, pool, Object::Pool, outputs, base + bytes).ok_or_else(wrong)?;
-            let signals = Signals::default();
-            let attachments = Attachments::default();
-            Object::Queue { queue: Arc::new(queue), outputs: Arc::new(outputs), signals, attachments }
-        } else {
-            Object::Pool
-        };
-        Self::part(&memory, pool, object, shape, base).ok_or_else(wrong)
-    }
-
-    /// Returns `None` if the control memory is for another number of blocks.
-    fn part(memory: &Arc<BlockMemory>, pool: shm::Pool, object: Object, shape: Control, base: u64) -> Option<Self> {
-        let stride = shape.stride().filter(|_| pool.count() == shape.blocks)?;
-        let control = Arc::new(pool);
-        let bytes = OnceLock::new();
-        let pinned = OnceLock::new();
-        let blocks = Self { control, object, shape, base, stride, bytes, pinned, memory: memory.clone() };
-        if blocks.segment().has_cpu() {
-            blocks.bytes.get_or_init(|| blocks.borrows());
-        }
-        Some(blocks)
+        let mut parts = Parts { shape: &shape, fds: fds.into_iter(), memory: &memory, base };
+        let pool = parts.map(shm::Pool::map)?;
+        let object = map(&mut parts)?;
+        parts.blocks(pool, object, shape, 0)
     }
 
     /// Divides the memory into blocks that can be borrowed, if the CPU has access.
@@ -128,15 +95,6 @@ impl Blocks {
         self.segment().domain()
     }
 
-    /// Returns what the blocks belong to.
-    pub(crate) fn named(&self) -> Named {
-        match &self.object {
-            Object::Pool => Named::Pool,
-            Object::Topic(_) => Named::Topic,
-            Object::Queue { .. } => Named::Queue,
-        }
-    }
-
     /// Returns the segment that contains the blocks.
     pub(crate) fn segment(&self) -> &Segment {
         self.memory.segment()
@@ -147,24 +105,9 @@ impl Blocks {
         &self.control
     }
 
-    /// Returns the control memory of a topic.
-    pub(crate) fn topic(&self) -> Option<&Arc<topic::Topic>> {
-        if let Object::Topic(topic) = &self.object { Some(topic) } else { None }
-    }
-
-    /// Returns the control memory and outputs of the queue whose inputs these blocks are.
-    pub(crate) fn queue(&self) -> Option<(&Arc<queue::Queue>, &Arc<Self>)> {
-        if let Object::Queue { queue, outputs, .. } = &self.object { Some((queue, outputs)) } else { None }
-    }
-
-    /// Returns this process's timeline in that queue.
-    pub(crate) fn signals(&self) -> Option<&Signals> {
-        if let Object::Queue { signals, .. } = &self.object { Some(signals) } else { None }
-    }
-
-    /// Returns the segments attached to that queue that this process has open.
-    pub(crate) fn attachments(&self) -> Option<&Attachments> {
-        if let Object::Queue { attachments, .. } = &self.object { Some(attachments) } else { None }
+    /// Returns what the owner of the blocks has besides their pool, if it is a `T`.
+    pub(crate) fn object<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
+        self.object.clone().downcast().ok()
     }
 
     /// Refuses another use of blocks of a stale version.
@@ -319,6 +262,35 @@ impl Blocks {
     pub(crate) fn offset(&self, index: u32) -> u64 {
         // `new` has checked that all blocks lie within the memory, so this does not overflow.
         self.base + u64::from(index) * self.stride
+    }
+}
+
+impl Parts<'_> {
+    /// Maps the next part.
+    pub(crate) fn map<T>(&mut self, map: impl FnOnce(OwnedFd) -> io::Result<T>) -> Result<T> {
+        let what = format!("the control memory of {:?}", self.memory.segment().name());
+        let Some(fd) = self.fds.next() else { return Err(LimitReached::FileDescriptors(what).into()) };
+        map(fd).map_err(|source| Error::io(format!("mapping {what}"), source))
+    }
+
+    /// Returns the blocks that begin `offset` bytes after the first.
+    pub(crate) fn blocks(&self, pool: shm::Pool, object: Object, shape: Control, offset: u64) -> Result<Arc<Blocks>> {
+        let stride = shape.stride().filter(|_| pool.count() == shape.blocks).ok_or_else(|| self.wrong())?;
+        let control = Arc::new(pool);
+        let base = self.base + offset;
+        let bytes = OnceLock::new();
+        let pinned = OnceLock::new();
+        let blocks = Blocks { control, object, shape, base, stride, bytes, pinned, memory: self.memory.clone() };
+        if blocks.segment().has_cpu() {
+            blocks.bytes.get_or_init(|| blocks.borrows());
+        }
+        Ok(Arc::new(blocks))
+    }
+
+    /// Returns the error that a part does not fit the others.
+    pub(crate) fn wrong(&self) -> Error {
+        let name = self.memory.segment().name();
+        Unreachable::protocol(format!("it gave {name:?} with control memory for another number of blocks"))
     }
 }
 

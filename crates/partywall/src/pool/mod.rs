@@ -18,7 +18,7 @@ use partywall_wire::{Named, Notice};
 pub(crate) use self::block::tensor;
 pub use self::{block::Block, options::PoolOptions, reference::BlockRef};
 pub(crate) use self::{
-    blocks::Blocks,
+    blocks::{Blocks, Object, Parts},
     wanted::{Wanted, wanted_setters},
 };
 use crate::{

@@ -1,6 +1,6 @@
 //! Options to create and open pools.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use partywall_cuda::{DeviceUuid, ForeignMemory};
 use partywall_shm::pool::MAX_BLOCKS;
@@ -24,7 +24,8 @@ pub struct PoolOptions {
 
 impl PoolOptions {
     pub(super) fn new(domain: Domain, name: &str) -> Self {
-        Self { wanted: Wanted::new(domain, Named::Pool, name), blocks: None, block_bytes: None, zeroed: None }
+        let wanted = Wanted::new(domain, Named::Pool, name, |_| Ok(Arc::new(())));
+        Self { wanted, blocks: None, block_bytes: None, zeroed: None }
     }
 
     /// Sets the number of blocks: 1 to 65,536. Required to create a pool. An existing pool must have the same number.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use partywall_cuda::DeviceUuid;
 use partywall_os::lock::IgnorePoison;
 
-use super::blocks::Blocks;
+use super::blocks::{Blocks, MapObject};
 use crate::{error::Result, gpu::Gpu, place::Place, segment::Segment};
 
 /// The pools and topics of a connection.
@@ -33,8 +33,8 @@ impl Locked<'_> {
     }
 
     /// Adds the blocks of a newly mapped segment.
-    pub(crate) fn add(&mut self, segment: Segment) -> Result<Arc<Blocks>> {
-        let blocks = Arc::new(Blocks::new(segment)?);
+    pub(crate) fn add(&mut self, segment: Segment, map: MapObject) -> Result<Arc<Blocks>> {
+        let blocks = Blocks::new(segment, map)?;
         self.0.retain(|known| known.strong_count() > 0);
         self.0.push(Arc::downgrade(&blocks));
         Ok(blocks)

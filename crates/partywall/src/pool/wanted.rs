@@ -6,7 +6,7 @@ use partywall_cuda::{DeviceUuid, ForeignMemory};
 use partywall_shm::DType;
 use partywall_wire::{Access as WireAccess, Answer, BLOCK_ALIGNMENT, Call, Control, LeaseId, Named, Opened};
 
-use super::{Blocks, pools::OpenPools};
+use super::{Blocks, blocks::MapObject, pools::OpenPools};
 use crate::{
     domain::{Domain, answered, check_name, unexpected},
     error::{Denied, Error, InvalidArgument, Mismatch, Result},
@@ -22,6 +22,7 @@ pub(crate) struct Wanted {
     pub(crate) domain: Domain,
     /// A pool, a topic or a queue.
     pub(crate) object: Named,
+    map: MapObject,
     pub(crate) name: String,
     pub(crate) place: Option<Place>,
     pub(crate) kept: bool,
@@ -33,11 +34,13 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
-    pub(crate) fn new(domain: Domain, object: Named, name: &str) -> Self {
+    /// `map` maps the control memory of the object, apart from that of its pool.
+    pub(crate) fn new(domain: Domain, object: Named, name: &str, map: MapObject) -> Self {
         let name = name.to_owned();
         Self {
             domain,
             object,
+            map,
             name,
             place: None,
             kept: false,
@@ -80,7 +83,7 @@ impl Wanted {
         }
         let publication = self.domain.publish(&self.name).tensor("blocks", DType::U8, &data_shape(&control), memory);
         let segment = publication.kept(self.kept).shared(self.shared).control(control).commit()?;
-        self.domain.extension::<OpenPools>().lock().add(segment)
+        self.domain.extension::<OpenPools>().lock().add(segment, self.map)
     }
 
     /// Opens the blocks, unless they are another kind of object, elsewhere, or `check` refuses them.
@@ -131,7 +134,7 @@ impl Wanted {
     fn build(&self, builder: Builder, control: Control) -> Result<Arc<Blocks>> {
         let builder = builder.tensor("blocks", DType::U8, &data_shape(&control)).kept(self.kept);
         let segment = builder.shared(self.shared).control(control).allocate()?.commit()?;
-        self.domain.extension::<OpenPools>().lock().add(segment)
+        self.domain.extension::<OpenPools>().lock().add(segment, self.map)
     }
 
     /// Maps the version that the broker handed out, unless this connection has already mapped it.
@@ -157,7 +160,7 @@ impl Wanted {
         let opener = self.domain.opener(&self.name).read_write().allow_peer(self.allow_peer);
         let opener = if let Some(device) = self.device { opener.device(device) } else { opener };
         let opener = if let Some(access) = self.access { opener.access(access) } else { opener };
-        pools.add(opener.attach(opened, fds)?)
+        pools.add(opener.attach(opened, fds)?, self.map)
     }
 
     /// Refuses an object of another kind, and one that is elsewhere.

@@ -56,7 +56,7 @@ pub struct SegmentPart {
 
 /// The attached segments that this process has open. All handles of the queue share them.
 #[derive(Debug, Default)]
-pub(crate) struct Attachments {
+pub(super) struct Attachments {
     open: Mutex<BTreeMap<u32, Arc<Segment>>>,
     /// The queue's count of ended attachments when this process last looked for segments to close.
     detached: AtomicU64,
@@ -254,7 +254,7 @@ impl OpenQueue {
         self.require_ours()?;
         self.close_detached();
         // Locked until the segment is mapped. Otherwise two threads could both map it.
-        let mut open = self.attachments().open.lock().ignore_poison();
+        let mut open = self.shared.attachments.open.lock().ignore_poison();
         if let Some(segment) = open.get(&number) {
             return Ok(segment.clone());
         }
@@ -268,7 +268,7 @@ impl OpenQueue {
 
     /// Closes segments that have been detached since the last call, unless claimed tasks use them.
     pub(super) fn close_detached(&self) {
-        let Attachments { open, detached } = self.attachments();
+        let Attachments { open, detached } = &self.shared.attachments;
         let now = self.queue().detached();
         // Each claim calls this. Usually there is nothing to do, and nothing is written.
         if detached.load(Ordering::Relaxed) == now {
@@ -294,10 +294,6 @@ impl OpenQueue {
             Some(gpu) => opener.device(gpu).allow_peer(true),
             None => opener,
         }
-    }
-
-    fn attachments(&self) -> &Attachments {
-        self.inputs.attachments().expect("a queue has them")
     }
 
     /// Returns the error that an object does not belong to this queue.

@@ -25,8 +25,7 @@ use partywall_shm::{
 };
 use partywall_wire::{LeaseId, Notice, OtherUsers};
 
-use self::memory::KeptByViews;
-pub(crate) use self::{attachments::Attachments, signals::Signals};
+use self::{attachments::Attachments, memory::KeptByViews, signals::Signals};
 pub use self::{
     attachments::{Attachment, SegmentPart},
     claimed::{ClaimedTask, TaskInput},
@@ -43,7 +42,7 @@ use crate::{
     error::{Busy, Denied, Error, Gone, InvalidData, Result, Unreachable},
     gpu::Gpu,
     place::Place,
-    pool::{Blocks, Pool},
+    pool::{Blocks, Object, Parts, Pool},
     recorder::{Action, Recorder, version_object},
     task_ref::TaskRef,
     wait::{Wait, Waiting},
@@ -110,9 +109,19 @@ pub struct QueueStats {
 #[derive(Debug)]
 pub(crate) struct OpenQueue {
     control: Arc<QueueControl>,
+    shared: Arc<QueueObject>,
     inputs: Arc<Blocks>,
     /// Declared last, because dropping it may end the connection.
     outputs: Arc<Blocks>,
+}
+
+/// What all handles of a queue share, apart from its inputs.
+#[derive(Debug)]
+struct QueueObject {
+    queue: Arc<shm::Queue>,
+    outputs: Arc<Blocks>,
+    signals: Signals,
+    attachments: Attachments,
 }
 
 /// The control memory of a queue. It holds no connection, so the service thread may be its last user.
@@ -161,9 +170,10 @@ impl Queue {
         let inputs = Pool::new(blocks.clone());
         let name = blocks.name().to_owned();
         let foreign = || Unreachable::protocol(format!("it gave {name:?} without the control memory of a queue"));
-        let (queue, outputs) = blocks.queue().ok_or_else(foreign)?;
+        let shared: Arc<QueueObject> = blocks.object().ok_or_else(foreign)?;
+        let outputs = shared.outputs.clone();
         let control = QueueControl {
-            queue: queue.clone(),
+            queue: shared.queue.clone(),
             inputs: blocks.control().clone(),
             outputs: outputs.control().clone(),
             recorder: blocks.domain().recorder().clone(),
@@ -172,7 +182,7 @@ impl Queue {
             _keep: blocks.keep(),
             generation: fork_generation(),
         };
-        let open = OpenQueue { control: Arc::new(control), outputs: outputs.clone(), inputs: blocks };
+        let open = OpenQueue { control: Arc::new(control), shared, outputs, inputs: blocks };
         Ok(Self { open: Arc::new(open), inputs, spin: AdaptiveSpin::on_memory() })
     }
 
@@ -328,6 +338,21 @@ impl QueueControl {
 }
 
 impl OpenQueue {
+    /// Maps the control memory of a queue, apart from that of its inputs.
+    fn map(parts: &mut Parts<'_>) -> Result<Object> {
+        let (shape, bytes) = parts.shape.outputs().zip(parts.shape.pool_bytes()).ok_or_else(|| parts.wrong())?;
+        let pool = parts.map(shm_pool::Pool::map)?;
+        let queue = parts.map(shm::Queue::map)?;
+        let has = queue.limits();
+        if (has.inputs, has.outputs) != (parts.shape.blocks, shape.blocks) {
+            return Err(parts.wrong());
+        }
+        let outputs = parts.blocks(pool, Arc::new(()), shape, bytes)?;
+        let signals = Signals::default();
+        let attachments = Attachments::default();
+        Ok(Arc::new(QueueObject { queue: Arc::new(queue), outputs, signals, attachments }))
+    }
+
     fn queue(&self) -> &shm::Queue {
         &self.control.queue
     }

@@ -6,7 +6,7 @@ use partywall_cuda::{DeviceUuid, ForeignMemory};
 use partywall_shm::{pool::MAX_BLOCKS, queue::MAX_TASKS};
 use partywall_wire::{Control, Named, QueueShape};
 
-use super::Queue;
+use super::{OpenQueue, Queue};
 use crate::{
     domain::Domain,
     error::Result,
@@ -29,7 +29,7 @@ pub struct QueueOptions {
 
 impl QueueOptions {
     pub(super) fn new(domain: Domain, name: &str) -> Self {
-        let wanted = Wanted::new(domain, Named::Queue, name);
+        let wanted = Wanted::new(domain, Named::Queue, name, OpenQueue::map);
         Self { wanted, tasks: None, inputs: None, outputs: None, lease: None }
     }
 

@@ -14,7 +14,7 @@ use crate::{
 /// The lanes of this process in a queue, and those of other processes, by their rows. All handles of the queue share
 /// them.
 #[derive(Debug, Default)]
-pub(crate) struct Signals {
+pub(super) struct Signals {
     lanes: Lanes,
     others: OpenLanes<u16>,
 }
@@ -24,7 +24,7 @@ impl OpenQueue {
     pub(super) fn signal_on(&self, stream: StreamRef<'_>) -> Result<(Order, StreamPoint)> {
         let row = self.domain().link().row();
         let create = |lane| self.timeline_options(row, lane).writer();
-        let StreamSignal { lane, order, value } = self.signals().lanes.signal_on(stream, create)?;
+        let StreamSignal { lane, order, value } = self.shared.signals.lanes.signal_on(stream, create)?;
         let cell = order.cell();
         Ok((order, StreamPoint { lane, cell, value }))
     }
@@ -32,14 +32,10 @@ impl OpenQueue {
     /// Returns the timeline of a member; `None` if it has ended.
     pub(super) fn timeline_of(&self, row: u16, point: StreamPoint) -> Result<Option<Arc<Timeline>>> {
         let StreamPoint { lane, cell, .. } = point;
-        match self.signals().others.find((row, lane), cell, || self.timeline_options(row, lane)) {
+        match self.shared.signals.others.find((row, lane), cell, || self.timeline_options(row, lane)) {
             Err(Error::Gone(_)) => Ok(None),
             found => found,
         }
-    }
-
-    fn signals(&self) -> &Signals {
-        self.inputs.signals().expect("a queue has them")
     }
 
     /// Begins to open a member's timeline, which other users may open if they may open the queue.

@@ -38,7 +38,7 @@ use crate::{
     error::{Error, Gone, LimitReached, Result, TopicLimit, Unreachable},
     gpu::Gpu,
     place::Place,
-    pool::Blocks,
+    pool::{Blocks, Object, Parts},
     recorder::{Action, Recorder, version_object},
     wait::Wait,
 };
@@ -281,13 +281,18 @@ impl Topic {
 }
 
 impl OpenTopic {
+    /// Maps the control memory of a topic, apart from that of its blocks.
+    fn map(parts: &mut Parts<'_>) -> Result<Object> {
+        let topic = parts.map(shm::Topic::map)?;
+        if topic.limits().blocks == parts.shape.blocks { Ok(Arc::new(topic)) } else { Err(parts.wrong()) }
+    }
+
     fn new(blocks: Arc<Blocks>, stamps: bool) -> Result<Self> {
         let name = blocks.name();
         let foreign = || Unreachable::protocol(format!("it gave {name:?} without the control memory of a topic"));
         let &Control { topic: shape, .. } = blocks.shape();
         let shape = shape.ok_or_else(foreign)?;
-        let topic = blocks.topic().ok_or_else(foreign)?;
-        let topic = topic.clone();
+        let topic = blocks.object().ok_or_else(foreign)?;
         let pool = blocks.control().clone();
         let recorder = blocks.domain().recorder().clone();
         let object = version_object(blocks.name(), blocks.version());

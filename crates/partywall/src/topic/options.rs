@@ -41,7 +41,7 @@ pub struct TopicOptions {
 impl TopicOptions {
     pub(super) fn new(domain: Domain, name: &str) -> Self {
         Self {
-            wanted: Wanted::new(domain, Named::Topic, name),
+            wanted: Wanted::new(domain, Named::Topic, name, OpenTopic::map),
             max_bytes: None,
             dtype: None,
             shape: None,
