@@ -5,9 +5,12 @@
 //! of the sample's descriptor says whether the sample is valid. Its publisher settles that word; for a publisher that
 //! is gone the broker does, by the last value that the publisher's timeline really reached.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    any::Any,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use partywall_shm::{
@@ -18,11 +21,10 @@ use partywall_shm::{
 
 use super::{
     TopicControl,
-    loan::UserValues,
     sample::{Reading, Validity},
 };
 use crate::{
-    completion::{Completion, Completions, Fence},
+    completion::{Completion, Completions, Fence, contained},
     domain::Domain,
     timeline::StreamSignal,
 };
@@ -56,6 +58,10 @@ pub(super) struct Written {
     /// Values that the stream's work needs.
     pub(super) used: UserValues,
 }
+
+/// Values of the user. If dropping one of them panics, the others are still dropped.
+#[derive(Default)]
+pub(super) struct UserValues(pub(super) Vec<Box<dyn Any + Send + Sync>>);
 
 impl PublisherPort {
     pub(super) fn new(control: Arc<TopicControl>, id: PortId) -> Arc<Self> {
@@ -98,6 +104,18 @@ impl Drop for PublisherPort {
         if self.control.are_ours() && !self.lost.load(Ordering::Acquire) {
             self.control.topic.leave_as_publisher(self.id);
         }
+    }
+}
+
+impl UserValues {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl Drop for UserValues {
+    fn drop(&mut self) {
+        self.0.drain(..).for_each(|thing| contained(|| drop(thing)));
     }
 }
 

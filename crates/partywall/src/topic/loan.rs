@@ -11,7 +11,6 @@ use std::{
     time::Instant,
 };
 
-use bytemuck::PodCastError;
 use partywall_cuda::StreamRef;
 use partywall_os::{borrow::BorrowedBlockMut, spare::Spare};
 use partywall_shm::{
@@ -22,16 +21,16 @@ use partywall_shm::{
 
 use super::{
     MAX_HEADER, TopicControl,
-    in_flight::{InFlight, Written},
+    in_flight::{InFlight, UserValues, Written},
     memory::{LoanMemory, LoanViews},
     publisher::PublisherShared,
-    sample::{Reading, Sample, Validity},
+    sample::{Reading, Sample, Validity, check_dtype, not_elements},
 };
 use crate::{
-    completion::{Completion, Fence, contained},
+    completion::{Completion, Fence},
     domain::Domain,
     element::{Element, elements_mut},
-    error::{Error, Failed, Gone, InvalidArgument, Mismatch, Result},
+    error::{Error, Failed, Gone, InvalidArgument, Result},
     gpu::{DeviceRange, Gpu},
     pool::{Block, Blocks},
     recorder::Action,
@@ -67,10 +66,6 @@ pub(super) struct Lent {
     used: UserValues,
     views: LoanViews,
 }
-
-/// Values of the user. If dropping one of them panics, the others are still dropped.
-#[derive(Default)]
-pub(super) struct UserValues(Vec<Box<dyn Any + Send + Sync>>);
 
 /// Shows other processes that a publisher waits for a subscriber. A guard, because a panic may end the wait, too.
 struct Blocked<'a> {
@@ -148,7 +143,7 @@ impl Loan {
     /// first waits until all work of this process on that GPU is done, because that work may write the bytes.
     ///
     /// # Errors
-    /// [`Mismatch::Kind`] for GPU memory; [`Gone::HeldBlock`] if the broker took this process for dead and freed the
+    /// [`Mismatch::Kind`](crate::error::Mismatch::Kind) for GPU memory; [`Gone::HeldBlock`] if the broker took this process for dead and freed the
     /// block; [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost),
     /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda).
     pub fn bytes_mut(&mut self) -> Result<&mut [u8]> {
@@ -189,7 +184,7 @@ impl Loan {
     /// Returns the elements for writing by the CPU, as [`bytes_mut`](Self::bytes_mut) returns the bytes.
     ///
     /// # Errors
-    /// As [`bytes_mut`](Self::bytes_mut); [`Mismatch::DType`].
+    /// As [`bytes_mut`](Self::bytes_mut); [`Mismatch::DType`](crate::error::Mismatch::DType).
     pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
         let topic = || self.lent.publisher.open.name();
         check_dtype::<T>(topic, self.lent.dtype)?;
@@ -202,7 +197,7 @@ impl Loan {
     /// copies.
     ///
     /// # Errors
-    /// [`Mismatch::Kind`] for host memory.
+    /// [`Mismatch::Kind`](crate::error::Mismatch::Kind) for host memory.
     pub fn device(&self) -> Result<DeviceRange<'_>> {
         let range = self.lent.publisher.open.blocks.device(self.held().index())?;
         self.lent.exposed.store(true, Ordering::Relaxed);
@@ -350,18 +345,6 @@ impl Drop for Lent {
             Completion::Done => user.run(move || drop(used)),
             Completion::Unknown => std::mem::forget(used),
         });
-    }
-}
-
-impl UserValues {
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-}
-
-impl Drop for UserValues {
-    fn drop(&mut self) {
-        self.0.drain(..).for_each(|thing| contained(|| drop(thing)));
     }
 }
 
@@ -631,17 +614,4 @@ fn borrow<'a>(
     let borrowed = borrowed.as_mut().ok_or_else(|| Error::Gone(Gone::HeldBlock { pool: blocks.name().to_owned() }))?;
     // `Publisher::loan` has checked that it fits.
     Ok(&mut shown.bytes_mut(borrowed)[..bytes as usize])
-}
-
-/// Checks that the elements of a sample have type `T`.
-pub(super) fn check_dtype<'a, T: Element>(topic: impl FnOnce() -> &'a str, has: DType) -> Result<()> {
-    if T::DTYPE == has {
-        return Ok(());
-    }
-    Err(Mismatch::DType { what: format!("a sample of topic {:?}", topic()), has, wanted: T::DTYPE.name() }.into())
-}
-
-pub(super) fn not_elements(topic: &str, error: PodCastError) -> Error {
-    let why = format!("cannot use its bytes as elements: {error}");
-    InvalidArgument::range(format!("a sample of {topic:?}"), why)
 }

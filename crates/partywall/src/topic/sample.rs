@@ -11,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use bytemuck::PodCastError;
 use partywall_cuda::StreamRef;
 use partywall_os::borrow::BorrowedBlock;
 use partywall_shm::{
@@ -23,7 +24,6 @@ use partywall_shm::{
 use super::timelines::SETTLING;
 use super::{
     OpenTopic,
-    loan::{check_dtype, not_elements},
     subscriber::{SubscriberPort, SubscriberShared},
     timelines::{self, await_settled},
 };
@@ -31,7 +31,7 @@ use crate::{
     completion::{Completion, Fence},
     domain::Domain,
     element::{Element, elements},
-    error::{Busy, Error, Failed, Gone, InvalidArgument, InvalidData, Result},
+    error::{Busy, Error, Failed, Gone, InvalidArgument, InvalidData, Mismatch, Result},
     gpu::{DeviceRange, Gpu},
     place::Place,
     pool::Blocks,
@@ -188,7 +188,7 @@ impl Sample {
     /// Returns the bytes in host or pinned memory.
     ///
     /// # Errors
-    /// [`Mismatch::Kind`](crate::error::Mismatch::Kind) for GPU memory; [`Busy::NotReady`] while a stream still writes
+    /// [`Mismatch::Kind`] for GPU memory; [`Busy::NotReady`] while a stream still writes
     /// it; [`InvalidData::SampleFailed`], [`InvalidData::SampleTainted`].
     pub fn bytes(&self) -> Result<&[u8]> {
         if self.is_empty() {
@@ -208,7 +208,7 @@ impl Sample {
     /// Returns the elements in host or pinned memory.
     ///
     /// # Errors
-    /// As [`bytes`](Self::bytes); [`Mismatch::DType`](crate::error::Mismatch::DType).
+    /// As [`bytes`](Self::bytes); [`Mismatch::DType`].
     pub fn as_slice<T: Element>(&self) -> Result<&[T]> {
         check_dtype::<T>(|| self.topic(), self.dtype())?;
         elements(self.bytes()?).map_err(|error| not_elements(self.topic(), error))
@@ -298,7 +298,7 @@ impl Sample {
     ///
     /// # Errors
     /// [`InvalidData::SampleFailed`], [`InvalidData::SampleTainted`];
-    /// [`Mismatch::Kind`](crate::error::Mismatch::Kind) for host memory;
+    /// [`Mismatch::Kind`] for host memory;
     /// [`InvalidArgument::Range`] for a stream of another GPU; as
     /// [`Timeline::wait_on`](crate::Timeline::wait_on).
     pub fn device_on(&self, stream: StreamRef<'_>) -> Result<DeviceRange<'_>> {
@@ -591,4 +591,17 @@ impl fmt::Debug for Reading {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Reading").field(&self.taken).finish()
     }
+}
+
+/// Checks that the elements of a sample have type `T`.
+pub(super) fn check_dtype<'a, T: Element>(topic: impl FnOnce() -> &'a str, has: DType) -> Result<()> {
+    if T::DTYPE == has {
+        return Ok(());
+    }
+    Err(Mismatch::DType { what: format!("a sample of topic {:?}", topic()), has, wanted: T::DTYPE.name() }.into())
+}
+
+pub(super) fn not_elements(topic: &str, error: PodCastError) -> Error {
+    let why = format!("cannot use its bytes as elements: {error}");
+    InvalidArgument::range(format!("a sample of {topic:?}"), why)
 }
