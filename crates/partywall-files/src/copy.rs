@@ -67,10 +67,6 @@ pub struct Piece {
     pub offset: u64,
 }
 
-/// The ideal size of a lane's buffers: small enough to stay in the cache between reading and copying, large enough that
-/// the calls do not matter. From 256 KiB to 4 MiB no difference was found.
-pub const BUFFER_BYTES: usize = 1 << 20;
-
 /// Returns how many threads should copy on this machine: one for each core, up to 8.
 pub fn default_threads() -> usize {
     thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS)
@@ -265,9 +261,6 @@ impl<S: Sink> CopyJob<'_, S> {
         }
     }
 }
-
-/// Bytes of a file that one thread reads in a row, if the file does not say otherwise.
-pub(crate) const ITEM_BYTES: u64 = 8 << 20;
 
 /// A few threads fill the memory's bandwidth. Chosen, not measured: measurements so far are of 2 cores.
 const MAX_THREADS: usize = 8;

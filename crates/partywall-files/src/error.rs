@@ -5,6 +5,8 @@ use std::{fmt, io, path::PathBuf};
 use partywall_os::Errno;
 use partywall_shm::{DType, TableError};
 
+use crate::format::Format;
+
 /// The error of a [`Sink`](super::Sink) or a [`Content`](super::Content).
 pub type SinkError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -193,7 +195,7 @@ pub enum FileProblem {
         /// The type of its elements.
         dtype: DType,
         /// The format.
-        format: super::Format,
+        format: Format,
     },
     /// The format has no such order of elements.
     #[error("cannot hold tensor {tensor:?}: {format} has no strides {strides:?} for shape {shape:?}")]
@@ -205,7 +207,7 @@ pub enum FileProblem {
         /// Elements from one index to the next.
         strides: Vec<u64>,
         /// The format.
-        format: super::Format,
+        format: Format,
     },
     /// The format reserves this name.
     #[error("cannot hold tensor {tensor:?}: {format} reserves this name")]
@@ -213,7 +215,7 @@ pub enum FileProblem {
         /// The tensor.
         tensor: String,
         /// The format.
-        format: super::Format,
+        format: Format,
     },
     /// The memory could not be read.
     #[error("cannot be written: tensor {tensor:?} cannot be read: {source}")]
@@ -294,13 +296,13 @@ impl FileProblem {
             Self::NotOneTensor { .. } => {
                 "name one with NAME:TENSOR, or write to a file that ends in .safetensors to get all"
             }
-            Self::FormatLacksElements { format: super::Format::SafeTensors, .. } => {
+            Self::FormatLacksElements { format: Format::SafeTensors, .. } => {
                 "write it to a file that ends in .npy, or to one of another suffix for its plain bytes"
             }
             Self::FormatLacksElements { .. } => {
                 "write it to a file that ends in .safetensors, or to one of another suffix for its plain bytes"
             }
-            Self::FormatLacksStrides { format: super::Format::SafeTensors, .. } => {
+            Self::FormatLacksStrides { format: Format::SafeTensors, .. } => {
                 "make it contiguous before it is put, or name it with NAME:TENSOR and write it to a file that ends in .npy"
             }
             Self::FormatLacksStrides { .. } => {

@@ -63,6 +63,7 @@
 mod copy;
 mod draft;
 mod error;
+mod format;
 mod json;
 mod local;
 mod message;
@@ -74,14 +75,12 @@ mod storage;
 mod tensor;
 mod write;
 
-pub use copy::{BUFFER_BYTES, Lane, Piece, Sink, default_threads};
+pub use copy::{Lane, Piece, Sink, default_threads};
 pub use draft::{Draft, is_in_place, write_file};
 pub use error::{FileError, FileProblem, SinkError};
+pub use format::Format;
 pub use message::{Message, safetensors_header, safetensors_message};
 pub use plan::Plan;
-pub use storage::{FileReader, Storage, StoredFile};
-pub use tensor::TensorInfo;
-pub use write::{Content, Format, write_to, write_to_path};
-
-/// The name of the only tensor of a file that holds no names.
-pub const SINGLE_TENSOR: &str = "data";
+pub use storage::{BUFFER_BYTES, FileReader, Storage, StoredFile};
+pub use tensor::{SINGLE_TENSOR, TensorInfo};
+pub use write::{Content, write_to, write_to_path};

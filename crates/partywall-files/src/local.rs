@@ -10,6 +10,7 @@ use std::{
     sync::Arc,
 };
 
+use partywall_os::{Errno, process::file_size_limit};
 use rustix::fs::{Advice, OFlags, fadvise};
 
 use crate::{
@@ -173,4 +174,13 @@ fn regular(found: FileType) -> Result<(), FileProblem> {
         _ => "a device",
     };
     Err(FileProblem::NotRegular { kind })
+}
+
+/// Refuses a regular file of this length if it exceeds the limit of the process. The kernel would also send SIGXFSZ,
+/// which ends a process that does not ignore it.
+pub(crate) fn check_size(bytes: u64) -> Result<(), FileProblem> {
+    match file_size_limit() {
+        Some(limit) if bytes > limit => Err(FileProblem::SizeLimit(Errno::FBIG.into())),
+        _ => Ok(()),
+    }
 }

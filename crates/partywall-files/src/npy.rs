@@ -9,12 +9,10 @@ use std::fmt;
 use partywall_shm::DType;
 
 use crate::{
-    SINGLE_TENSOR,
     error::FileProblem,
-    plan::{read_exact_at, read_vec_at},
-    storage::FileReader,
-    tensor::{Order, TensorInfo},
-    write::Format,
+    format::Format,
+    storage::{FileReader, read_exact_at, read_vec_at},
+    tensor::{Order, SINGLE_TENSOR, TensorInfo},
 };
 
 /// Reads the header of a file, which has `length` bytes, and checks it against that length. Returns the tensor and the

@@ -14,15 +14,14 @@ use partywall_shm::{DType, TableBuilder};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::{
-    BUFFER_BYTES, SINGLE_TENSOR,
     error::{FileError, FileProblem},
-    local::{LocalFiles, Spool},
+    format::{has_suffix, is_safetensors},
+    local::{LocalFiles, Spool, check_size},
     npy,
     safetensors::{self, Header},
-    shards::{Folder, Index, has_suffix, is_index, is_safetensors},
-    storage::{FileReader, Storage, StoredFile, never},
-    tensor::{Order, TensorInfo},
-    write::check_size,
+    shards::{Folder, Index, is_index},
+    storage::{BUFFER_BYTES, FileReader, Storage, StoredFile, never, read_exact_at, read_vec_at},
+    tensor::{Order, SINGLE_TENSOR, TensorInfo},
 };
 
 /// The tensors of one or more files, and the places of their bytes.
@@ -257,21 +256,6 @@ impl fmt::Debug for Plan {
         let files: Vec<_> = self.sources.iter().map(|source| &source.path).collect();
         f.debug_struct("Plan").field("files", &files).field("tensors", &self.tensors.len()).finish_non_exhaustive()
     }
-}
-
-/// Fills `out` from `offset`.
-pub(crate) fn read_exact_at(reader: &mut dyn FileReader, out: &mut [u8], offset: u64) -> Result<(), FileProblem> {
-    reader.begin(offset..offset + out.len() as u64)?;
-    reader.read_exact(out)
-}
-
-/// Reads `bytes` bytes into memory of their own. A file may have more than fits there, even without using its disk.
-pub(crate) fn read_vec_at(reader: &mut dyn FileReader, bytes: u64, offset: u64) -> Result<Vec<u8>, FileProblem> {
-    let mut read = Vec::new();
-    read.try_reserve_exact(usize::try_from(bytes).unwrap_or(usize::MAX)).map_err(|_| FileProblem::Memory { bytes })?;
-    read.resize(bytes as usize, 0);
-    read_exact_at(reader, &mut read, offset)?;
-    Ok(read)
 }
 
 /// A file whose header is read.

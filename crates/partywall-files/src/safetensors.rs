@@ -12,11 +12,10 @@ use serde_json::{Map, Value};
 
 use crate::{
     error::FileProblem,
+    format::Format,
     json::{Member, Members},
-    plan::{read_exact_at, read_vec_at},
-    storage::FileReader,
+    storage::{FileReader, read_exact_at, read_vec_at},
     tensor::{Order, TensorInfo},
-    write::Format,
 };
 
 /// A parsed header.

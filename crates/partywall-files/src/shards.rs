@@ -9,9 +9,9 @@ use serde::Deserialize;
 
 use crate::{
     error::{FileError, FileProblem},
+    format::{has_suffix, is_safetensors},
     json::Members,
-    plan::read_vec_at,
-    storage::FileReader,
+    storage::{FileReader, read_vec_at},
 };
 
 /// An index: the shard of each tensor.
@@ -152,19 +152,8 @@ pub(crate) fn is_index(path: &Path) -> bool {
     has_suffix(path, ".safetensors.index.json")
 }
 
-/// Returns whether the name is that of a safetensors file.
-pub(crate) fn is_safetensors(path: &Path) -> bool {
-    has_suffix(path, ".safetensors")
-}
-
 fn is_hidden(path: &Path) -> bool {
     path.file_name().unwrap_or_default().as_encoded_bytes().starts_with(b".")
-}
-
-/// Returns whether the name ends in `suffix`, ignoring case.
-pub(crate) fn has_suffix(path: &Path, suffix: &str) -> bool {
-    let name = path.file_name().unwrap_or_default().as_encoded_bytes();
-    name.len() >= suffix.len() && name[name.len() - suffix.len()..].eq_ignore_ascii_case(suffix.as_bytes())
 }
 
 /// The longest index that is read: as long as a safetensors header.

@@ -9,7 +9,7 @@ use std::{
     sync::Arc,
 };
 
-use crate::{copy::ITEM_BYTES, error::FileProblem};
+use crate::error::FileProblem;
 
 /// A place that has files. Names of files in errors and the suffixes that choose a format are those of their paths.
 pub trait Storage {
@@ -70,3 +70,25 @@ pub trait FileReader {
 pub(crate) fn never() -> bool {
     false
 }
+
+/// Fills `out` from `offset`.
+pub(crate) fn read_exact_at(reader: &mut dyn FileReader, out: &mut [u8], offset: u64) -> Result<(), FileProblem> {
+    reader.begin(offset..offset + out.len() as u64)?;
+    reader.read_exact(out)
+}
+
+/// Reads `bytes` bytes into memory of their own. A file may have more than fits there, even without using its disk.
+pub(crate) fn read_vec_at(reader: &mut dyn FileReader, bytes: u64, offset: u64) -> Result<Vec<u8>, FileProblem> {
+    let mut read = Vec::new();
+    read.try_reserve_exact(usize::try_from(bytes).unwrap_or(usize::MAX)).map_err(|_| FileProblem::Memory { bytes })?;
+    read.resize(bytes as usize, 0);
+    read_exact_at(reader, &mut read, offset)?;
+    Ok(read)
+}
+
+/// The ideal size of a [`Lane`](crate::Lane)'s buffers: small enough to stay in the cache between reading and copying, large enough that
+/// the calls do not matter. From 256 KiB to 4 MiB no difference was found.
+pub const BUFFER_BYTES: usize = 1 << 20;
+
+/// Bytes of a file that one thread reads in a row, if the file does not say otherwise.
+const ITEM_BYTES: u64 = 8 << 20;

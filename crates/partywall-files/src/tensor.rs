@@ -80,6 +80,9 @@ impl Order {
     }
 }
 
+/// The name of the only tensor of a file that holds no names.
+pub const SINGLE_TENSOR: &str = "data";
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,20 +1,18 @@
 //! Writing tensors to a file or a stream.
 
 use std::{
-    fmt,
     io::Write,
     path::Path,
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use partywall_os::{Errno, process::file_size_limit};
-
 use crate::{
-    copy::BUFFER_BYTES,
     draft::{Draft, is_in_place},
     error::{FileError, FileProblem, SinkError},
+    format::Format,
+    local::check_size,
     npy, safetensors,
-    shards::{has_suffix, is_safetensors},
+    storage::BUFFER_BYTES,
     tensor::TensorInfo,
 };
 
@@ -31,41 +29,6 @@ pub trait Content {
     /// # Errors
     /// Ends the writing as [`FileProblem::Content`].
     fn read(&self, tensor: usize, offset: u64, out: &mut [u8]) -> Result<(), SinkError>;
-}
-
-/// The format of a file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Format {
-    /// The bytes of one tensor as they lie in memory, and nothing else.
-    Raw,
-    /// One tensor with its type and shape.
-    Npy,
-    /// Tensors with their names, and metadata: the same file as the safetensors library writes.
-    SafeTensors,
-}
-
-impl Format {
-    /// Returns the format of the suffix of `path`: `.npy`, `.safetensors`, or [`Format::Raw`] for any other.
-    pub fn from_path(path: &Path) -> Self {
-        if has_suffix(path, ".npy") {
-            Self::Npy
-        } else if is_safetensors(path) {
-            Self::SafeTensors
-        } else {
-            Self::Raw
-        }
-    }
-}
-
-impl fmt::Display for Format {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Raw => "raw bytes",
-            Self::Npy => ".npy",
-            Self::SafeTensors => ".safetensors",
-        })
-    }
 }
 
 /// Writes tensors to a stream: all of them, or the one that `selection` names. Returns how many bytes were written.
@@ -181,15 +144,6 @@ impl<'a> WriteJob<'a> {
         out.write(&buffer[..filled])?;
         out.out.flush().map_err(|e| FileProblem::write(e).of(self.path))?;
         Ok(out.written)
-    }
-}
-
-/// Refuses a regular file of this length if it exceeds the limit of the process. The kernel would also send SIGXFSZ,
-/// which ends a process that does not ignore it.
-pub(crate) fn check_size(bytes: u64) -> Result<(), FileProblem> {
-    match file_size_limit() {
-        Some(limit) if bytes > limit => Err(FileProblem::SizeLimit(Errno::FBIG.into())),
-        _ => Ok(()),
     }
 }
 
