@@ -7,9 +7,10 @@ use crate::{Answer, Happened, Kind, Opened, Refusal};
 use crate::{
     id::{ClaimId, LeaseId, MemberId, RequestId},
     member::Whom,
-    message::{Commit, Grow, Open, Place},
+    message::{Commit, Grow, Open},
     name::Name,
     object::ObjectKind,
+    place::Place,
     watch::Point,
     withdrawal::Deadline,
 };

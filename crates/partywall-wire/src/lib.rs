@@ -20,6 +20,7 @@
 //! | [`withdrawal`] | the deadlines of withdrawals |
 //! | [`refusal`] | every reason for which a broker refuses a request |
 //! | [`pattern`] | patterns of names |
+//! | [`place`] | kinds and places of memory |
 //! | [`near`] | names that look like one that was not found |
 //! | [`limits`] | limits that both sides enforce |
 //!
@@ -55,6 +56,7 @@ pub mod name;
 pub mod near;
 pub mod object;
 pub mod pattern;
+pub mod place;
 pub mod refusal;
 pub mod request;
 pub mod user;
@@ -69,16 +71,17 @@ pub use control::{
 pub use frame::{Frame, FrameReader, WireError};
 pub use handshake::{BrokerHello, ClientHello, Resume, Welcome};
 pub use id::{ClaimId, LeaseId, MemberId, RequestId};
-pub use member::{Awaited, Doubt, Evicted, Freed, Kill, MemberInfo, MemberState, WaitInfo, Whom};
+pub use member::{Awaited, Doubt, Evicted, Freed, HolderInfo, Kill, MemberInfo, MemberState, WaitInfo, Whom};
 pub use message::{
-    Access, Answer, ChunkBytes, Commit, Event, Grow, Grown, HolderInfo, Kind, LegacyHandle, Lifetime, NameInfo, Open,
-    Opened, Place, QueueHolder, Reply, SegmentInfo, StatusInfo, Table, Token, VersionFacts, VersionInfo,
+    Access, Answer, ChunkBytes, Commit, Event, Grow, Grown, LegacyHandle, Lifetime, NameInfo, Open, Opened,
+    QueueHolder, Reply, SegmentInfo, StatusInfo, Table, Token, VersionFacts, VersionInfo,
 };
 pub use name::Name;
 pub use object::{
     ObjectDetail, ObjectHolder, ObjectInfo, ObjectKind, OpenedTimeline, SemaphoreInfo, TimelineEnding, TimelineInfo,
 };
 pub use pattern::Pattern;
+pub use place::{Kind, Place};
 pub use refusal::{Ending, FdFault, Handle, Limit, LimitHolder, NameEnd, NoGrowth, NoReplacement, Refusal};
 pub use request::{BadRequest, Request};
 pub use user::{OtherUsers, Quota, UserInfo};

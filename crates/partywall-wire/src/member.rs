@@ -214,3 +214,22 @@ pub struct Freed {
     /// Bytes of the versions of these leases. Other members may hold them, too.
     pub bytes: u64,
 }
+
+/// A member that holds leases.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HolderInfo {
+    /// Its pid, as in [`MemberInfo`].
+    pub pid: u32,
+    /// Its command line.
+    pub command: String,
+    /// Number of leases.
+    pub leases: u32,
+    /// Blocks that it holds, if a pool, topic or queue is inspected.
+    pub blocks: u32,
+    /// Tasks that it works on, if a queue is inspected.
+    pub tasks: u32,
+    /// Its threads that wait for a block or permit, if what has these is inspected.
+    pub waiting: u32,
+    /// True if it is dead, and its leases are in quarantine.
+    pub unproven: bool,
+}

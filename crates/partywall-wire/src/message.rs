@@ -5,9 +5,10 @@ use serde::{Deserialize, Serialize};
 use crate::{
     control::{Control, ControlInfo, Usage},
     id::{ClaimId, LeaseId, MemberId, RequestId},
-    member::{Evicted, Freed, MemberInfo},
+    member::{Evicted, Freed, HolderInfo, MemberInfo},
     name::Name,
     object::{ObjectDetail, ObjectInfo, OpenedTimeline},
+    place::{Kind, Place},
     refusal::Refusal,
     user::UserInfo,
     watch::{Happened, Named},
@@ -49,51 +50,6 @@ pub enum Event {
         /// The member's leases on them, each with the reason.
         leases: Vec<(LeaseId, Staleness)>,
     },
-}
-
-/// The kind of memory of a version.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[non_exhaustive]
-#[serde(rename_all = "snake_case")]
-pub enum Kind {
-    /// Sealed memfds.
-    Host,
-    /// GPU memory of the driver's virtual memory management, exported as file descriptors.
-    Vmm,
-    /// GPU memory that its publisher allocated by other means, opened by the driver's 64-byte handles. It ends with its
-    /// publisher.
-    Legacy,
-    /// Host memory that the driver has allocated on a NUMA node and pinned, exported as file descriptors.
-    Pinned,
-    /// GPU memory of an allocator that is still at work in its publisher, exported as file descriptors. It is not
-    /// frozen, and contains memory of the publisher besides the tensors.
-    Live,
-}
-
-names!(Kind {
-    Host => "host",
-    Vmm => "vmm",
-    Legacy => "legacy",
-    Pinned => "pinned",
-    Live => "live",
-});
-
-/// Where a version's memory is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Place {
-    /// Main memory.
-    Host,
-    /// The GPU with this UUID.
-    Gpu([u8; 16]),
-    /// Main memory of this NUMA node, which the driver has pinned.
-    Pinned(u32),
-}
-
-impl Place {
-    /// Returns whether only a process with the driver that allocated the memory can map it.
-    pub fn needs_driver(self) -> bool {
-        !matches!(self, Self::Host)
-    }
 }
 
 /// When a name ends.
@@ -454,25 +410,6 @@ pub struct SegmentInfo {
     pub builder: Option<u32>,
     /// How it is used, if it is a pool or topic.
     pub control: Option<ControlInfo>,
-}
-
-/// A member that holds leases.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HolderInfo {
-    /// Its pid, as in [`MemberInfo`].
-    pub pid: u32,
-    /// Its command line.
-    pub command: String,
-    /// Number of leases.
-    pub leases: u32,
-    /// Blocks that it holds, if a pool, topic or queue is inspected.
-    pub blocks: u32,
-    /// Tasks that it works on, if a queue is inspected.
-    pub tasks: u32,
-    /// Its threads that wait for a block or permit, if what has these is inspected.
-    pub waiting: u32,
-    /// True if it is dead, and its leases are in quarantine.
-    pub unproven: bool,
 }
 
 /// A queue that holds a segment.

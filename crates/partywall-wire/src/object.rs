@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{id::LeaseId, message::HolderInfo};
+use crate::{id::LeaseId, member::HolderInfo};
 
 /// The kinds of objects in control memory. Each kind has names of its own: a segment, a timeline and a semaphore may
 /// share a name.

@@ -2,13 +2,15 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::member::{MemberState, Whom};
-use crate::message::Place;
-use crate::name::Name;
-use crate::object::ObjectKind;
-use crate::user::OtherUsers;
-use crate::watch::Named;
-use crate::withdrawal::Notice;
+use crate::{
+    member::{MemberState, Whom},
+    name::Name,
+    object::ObjectKind,
+    place::Place,
+    user::OtherUsers,
+    watch::Named,
+    withdrawal::Notice,
+};
 
 /// Why a request was refused. The broker's state is as it was before the request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

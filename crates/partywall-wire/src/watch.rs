@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Control,
-    message::Place,
+    place::Place,
     withdrawal::{Notice, Then},
 };
 

@@ -23,7 +23,6 @@ const LARGE_CIRCLES: &[(&str, usize)] = &[
     ("crates/partywall-lab/src/bench/subjects/ordering", 5),
     ("crates/partywall-python/src", 15),
     ("crates/partywall-simcuda/src", 12),
-    ("crates/partywall-wire/src", 5),
 ];
 
 /// Returns what is wrong in the lists and in the code. A list names the modules in a folder from below, a stratum in each
