@@ -87,8 +87,8 @@ pub(crate) struct BatchMemOpNodeParams {
 
 impl BatchMemOpNodeParams {
     /// Returns the parameters of a node with one operation, which must outlive them.
-    pub(crate) fn of(context: &crate::Context, operation: &mut BatchMemOp) -> Self {
-        Self { context: context.as_raw(), count: 1, operations: operation, flags: 0 }
+    pub(crate) fn of(context: Handle, operation: &mut BatchMemOp) -> Self {
+        Self { context, count: 1, operations: operation, flags: 0 }
     }
 }
 

@@ -278,7 +278,7 @@ impl CurrentStream<'_> {
         let mut operation = kind.on(word, value)?;
         let CaptureInfo { id, graph, dependencies, count } = self.capture_info()?.ok_or(AccessError::NotCapturing)?;
         let mut node = 0;
-        let parameters = BatchMemOpNodeParams::of(self.context(), &mut operation);
+        let parameters = BatchMemOpNodeParams::of(self.context().as_raw(), &mut operation);
         // SAFETY:
         // - The graph is being captured, and the driver's array of nodes is valid until the next call for the stream.
         //   The proof is weak: it rests on the caller, whose other threads are not to use the stream meanwhile.
@@ -329,7 +329,7 @@ impl WordNode {
         self.require(graph)?;
         let mut operation = self.kind.on(word, value)?;
         let _guard = self.context.guard()?;
-        let parameters = BatchMemOpNodeParams::of(&self.context, &mut operation);
+        let parameters = BatchMemOpNodeParams::of(self.context.as_raw(), &mut operation);
         // SAFETY: graph and instantiation are live, used by this thread alone, and belong together and to this node, by
         // the promise of GraphRef; the parameters are live, and the driver copies them.
         unsafe {
