@@ -11,7 +11,7 @@ use clap::{Arg, ArgAction, ArgMatches};
 use partywall::{ErrorKind, doctor::TryVulkan};
 use partywall_os::environment;
 
-use crate::{Context, failure::Failure, simulation};
+use crate::{Context, bridge, failure::Failure, simulation};
 
 /// What `partywall-lab` contains beside `partywall`.
 #[derive(Debug)]
@@ -63,19 +63,25 @@ pub(crate) fn contained() -> Option<&'static Lab> {
     LAB.get().copied().flatten()
 }
 
-/// Completes the definition of the command line. Where the lab is missing, its commands take any arguments.
+/// Completes the definition of the command line. Commands that this program does not contain take any arguments.
 pub(crate) fn complete(program: clap::Command) -> clap::Command {
-    program.mut_subcommands(|command| match contained() {
-        Some(lab) => match lab.commands.iter().find(|extension| extension.name == command.get_name()) {
-            Some(extension) => {
-                let about = command.get_about().cloned();
-                (extension.augment)(command).about(about.unwrap_or_default())
-            }
-            None => command,
-        },
-        None if ["bench", "lab"].contains(&command.get_name()) => with_any_arguments(command),
+    program.mut_subcommands(|command| match extension(command.get_name()) {
+        Some(extension) => {
+            let about = command.get_about().cloned();
+            (extension.augment)(command).about(about.unwrap_or_default())
+        }
+        None if ["bench", "bridge", "hosts", "lab", "pull"].contains(&command.get_name()) => {
+            with_any_arguments(command)
+        }
         None => command,
     })
+}
+
+/// Returns the command of this name that this program contains beside those of `partywall`.
+fn extension(name: &str) -> Option<&'static Extension> {
+    let lab = contained().map_or(&[][..], |lab| &lab.commands);
+    let bridge = bridge::contained().map_or(&[][..], |bridge| &bridge.commands);
+    lab.iter().chain(bridge).find(|extension| extension.name == name)
 }
 
 /// Lets a command take any arguments, which the program that contains it reads.
@@ -85,14 +91,11 @@ pub fn with_any_arguments(command: clap::Command) -> clap::Command {
     command.disable_help_flag(true).arg(arguments.action(ArgAction::Append))
 }
 
-/// Runs a command of the lab, in the program that contains it.
-pub(crate) fn run(context: &Context, name: &str, matches: &ArgMatches) -> Result<(), Failure> {
-    let Some(lab) = contained() else { return Err(LAB_PROGRAM.enter(&format!("partywall {name}"))) };
-    let extension = lab.commands.iter().find(|extension| extension.name == name);
-    match (extension, matches.subcommand_matches(name)) {
-        (Some(extension), Some(matches)) => (extension.run)(context, matches),
-        _ => unreachable!("clap has found the command among those that `complete` knows"),
-    }
+/// Runs a command of the lab or of the bridge, in the program that contains it.
+pub(crate) fn run(context: &Context, name: &str, matches: &ArgMatches, program: &Program) -> Result<(), Failure> {
+    let Some(extension) = extension(name) else { return Err(program.enter(&format!("partywall {name}"))) };
+    let matches = matches.subcommand_matches(name).expect("the caller has found the command by this name");
+    (extension.run)(context, matches)
 }
 
 /// Becomes `partywall-lab` if the environment chooses the simulated driver. Without that program, what needs no driver

@@ -3,10 +3,12 @@
 //!
 //! A program calls [`main`]. `partywall` has nothing to add; `partywall-lab` is the same program with a [`Lab`], which
 //! holds what nobody needs who only shares memory. `partywall` starts it for that, as [`lab`] describes. In the same way
-//! `partywall-fetch` is the program that puts what a URL names: [`fetch`].
+//! `partywall-fetch` is the program that puts what a URL names: [`fetch`]; and `partywall-bridge` the one that knows
+//! other hosts: [`bridge`].
 //!
 //! This is no library for others: nothing here is stable.
 
+pub mod bridge;
 mod columns;
 mod commands;
 mod describe;
@@ -31,7 +33,7 @@ use clap::{
 };
 use partywall::{Domain, DomainOptions, WhenSome};
 
-pub use crate::{failure::Failure, lab::Lab, output::Output};
+pub use crate::{commands::put::committed, failure::Failure, lab::Lab, output::Output, signals::cancel_flag};
 
 /// Share GPU memory between processes by name, across each other's deaths.
 #[derive(Debug, Parser)]
@@ -65,7 +67,7 @@ const GLOBAL: &str = "Global options";
 
 impl Context {
     /// Returns the connection options. Only commands that create something start a broker.
-    pub(crate) fn options(&self) -> DomainOptions {
+    pub fn options(&self) -> DomainOptions {
         let options = Domain::options().when_some(self.domain.as_ref(), DomainOptions::domain);
         options.when_some(self.socket.as_ref(), DomainOptions::socket)
     }
@@ -146,6 +148,12 @@ enum Command {
     Bench,
     /// Run experiments that show how the driver shares memory and how it fails
     Lab,
+    /// Share names with the bridges of other hosts
+    Bridge,
+    /// List the hosts that this host's bridge knows
+    Hosts,
+    /// Copy a segment of another host, under a name here
+    Pull,
     /// Print a script that completes commands and options in a shell
     Completions(commands::completions::Arguments),
     /// Print the manual page, or write the pages of all commands
@@ -156,8 +164,8 @@ enum Command {
 #[must_use]
 pub fn main(lab: Option<&'static Lab>) -> ExitCode {
     lab::set(lab);
-    // `partywall-lab` has no TLS, and would start `partywall-fetch` again.
-    if fetch::contained().is_none() {
+    // `partywall-lab` has no network, and would start these programs again.
+    if fetch::contained().is_none() && bridge::contained().is_none() {
         lab::take_over_simulation();
     }
     let (Cli { context, command }, matches) = match parse() {
@@ -194,8 +202,11 @@ pub fn main(lab: Option<&'static Lab>) -> ExitCode {
         Command::Trace(arguments) => commands::trace::run(&context, &arguments),
         Command::Explain(arguments) => commands::explain::run(&context, &arguments),
         Command::Doctor(arguments) => commands::doctor::run(&context, &arguments),
-        Command::Bench => lab::run(&context, "bench", &matches),
-        Command::Lab => lab::run(&context, "lab", &matches),
+        Command::Bench => lab::run(&context, "bench", &matches, &lab::LAB_PROGRAM),
+        Command::Lab => lab::run(&context, "lab", &matches, &lab::LAB_PROGRAM),
+        Command::Bridge => lab::run(&context, "bridge", &matches, &bridge::BRIDGE_PROGRAM),
+        Command::Hosts => lab::run(&context, "hosts", &matches, &bridge::BRIDGE_PROGRAM),
+        Command::Pull => lab::run(&context, "pull", &matches, &bridge::BRIDGE_PROGRAM),
         Command::Mps(arguments) => commands::mps::run(&context, &arguments),
         Command::Run(arguments) => commands::run::run(&context, &arguments),
         Command::Logs(arguments) => commands::logs::run(&context, &arguments),

@@ -60,7 +60,7 @@ impl Output {
 
     /// Prints a message of a process that continues: a sentence for people, a value for programs. The process continues
     /// even if its output is closed.
-    pub(crate) fn announce(self, text: impl AsRef<str>, value: &Value) {
+    pub fn announce(self, text: impl AsRef<str>, value: &Value) {
         let _ = write!(std::io::stdout(), "{}", self.announcement(text, value));
     }
 

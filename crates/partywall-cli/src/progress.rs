@@ -5,7 +5,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 use crate::output::{Output, is_screen};
 
 /// Returns a bar of `total` bytes.
-pub(crate) fn of_bytes(output: Output, what: &str, total: u64) -> ProgressBar {
+pub fn of_bytes(output: Output, what: &str, total: u64) -> ProgressBar {
     let template = "{msg} {wide_bar} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}";
     bar(output, total, template).with_message(what.to_owned())
 }

@@ -20,7 +20,7 @@ use crate::failure::Failure;
 ///
 /// # Errors
 /// If the kernel refuses the handler.
-pub(crate) fn cancel_flag() -> Result<Arc<AtomicBool>, Failure> {
+pub fn cancel_flag() -> Result<Arc<AtomicBool>, Failure> {
     let refused = |error| Failure::system("handling signals", error);
     let stop = Arc::new(AtomicBool::new(false));
     // `nohup` starts programs that outlive their terminal.

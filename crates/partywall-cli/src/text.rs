@@ -135,7 +135,7 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
 }
 
 /// Parses a number of seconds that is not negative, and at most a year, so that a clock can add it: `3`, `0.5`.
-pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
+pub fn parse_seconds(text: &str) -> Result<Duration, String> {
     let bad = || format!("{text:?} is not a number of seconds: give 0 or more, as in 2.5");
     let seconds: f64 = text.parse().map_err(|_| bad())?;
     if seconds > YEAR.as_secs_f64() {

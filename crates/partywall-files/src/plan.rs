@@ -1,6 +1,7 @@
 //! Plans of reading tensors from files, made from the headers alone, before memory is allocated.
 
 use std::{
+    cmp::Ordering,
     collections::{HashMap, HashSet, hash_map::Entry},
     fmt,
     fs::File,
@@ -10,7 +11,7 @@ use std::{
     sync::Arc,
 };
 
-use partywall_shm::{DType, TableBuilder};
+use partywall_shm::{DType, Table, TableBuilder};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::{
@@ -34,6 +35,8 @@ pub struct Plan {
     /// The offset of each tensor in its file. Starts and ends ascend within a file.
     pub(crate) starts: Vec<u64>,
     metadata: Vec<(String, String)>,
+    /// The tensors that show memory of another one, by index: the index of that, and the offset in it.
+    views: HashMap<usize, (usize, u64)>,
 }
 
 /// A file, and a range of its tensors that follow each other without gaps.
@@ -118,6 +121,42 @@ impl Plan {
         Ok(Self::single(path, Arc::new(Spool::new(spool, length)), raw(path, length)?, 0))
     }
 
+    /// Makes a plan of a table and the *content* of its version: a file of the bytes of its tensors, one tensor after
+    /// the other in the order of the table. Tensors that show memory of another one have no bytes of their own there.
+    /// `path` names the file in errors. The table's metadata is replaced by `metadata`.
+    ///
+    /// # Errors
+    /// [`FileProblem::Truncated`] or [`FileProblem::TrailingBytes`] if the file has another length.
+    pub fn from_content<B: AsRef<[u8]>>(
+        path: &Path,
+        file: Arc<dyn StoredFile>,
+        table: &Table<B>,
+        metadata: Vec<(String, String)>,
+    ) -> Result<Self, FileError> {
+        let mut plan =
+            Self { sources: Vec::new(), tensors: Vec::new(), starts: Vec::new(), metadata, views: HashMap::new() };
+        let mut end = 0_u64;
+        for (index, (entry, view)) in
+            table.in_given_order().into_iter().zip(TableBuilder::from_table(table).views()).enumerate()
+        {
+            let bytes = if view.is_some() { 0 } else { entry.bytes() };
+            let (shape, strides) = (entry.shape().collect(), entry.strides().collect());
+            let name = entry.name().to_owned();
+            plan.tensors.push(TensorInfo { name, dtype: entry.dtype(), shape, strides, bytes });
+            plan.starts.push(end);
+            plan.views.extend(view.map(|view| (index, view)));
+            end = end.checked_add(bytes).ok_or_else(|| FileProblem::malformed("it is too large").of(path))?;
+        }
+        let found = file.length();
+        match found.cmp(&end) {
+            Ordering::Less => return Err(FileProblem::Truncated { expected: end, found }.of(path)),
+            Ordering::Greater => return Err(FileProblem::TrailingBytes { expected: end, found }.of(path)),
+            Ordering::Equal => {}
+        }
+        plan.sources.push(Source { path: path.to_owned(), file, tensors: 0..plan.tensors.len() });
+        Ok(plan)
+    }
+
     /// Returns the tensors, in the order of their bytes: shard after shard.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.tensors
@@ -140,8 +179,15 @@ impl Plan {
     pub fn add_to(&self, table: &mut TableBuilder) -> Result<(), FileError> {
         for source in &self.sources {
             let failed = |error| FileProblem::Table(error).of(&source.path);
-            for tensor in &self.tensors[source.tensors.clone()] {
-                table.add_strided(&tensor.name, tensor.dtype, &tensor.shape, &tensor.strides).map_err(failed)?;
+            for index in source.tensors.clone() {
+                let TensorInfo { name, dtype, shape, strides, .. } = &self.tensors[index];
+                let added = match self.views.get(&index) {
+                    None => table.add_strided(name, *dtype, shape, strides),
+                    Some((of, offset)) => {
+                        table.add_view(name, *dtype, shape, strides, &self.tensors[*of].name, *offset)
+                    }
+                };
+                added.map_err(failed)?;
             }
         }
         for (key, value) in &self.metadata {
@@ -218,7 +264,7 @@ impl Plan {
             metadata.extend(header.metadata.into_iter().filter(|(key, _)| keys.insert(key.clone())));
             sources.push(source(first..tensors.len()));
         }
-        let plan = Self { sources, tensors, starts, metadata };
+        let plan = Self { sources, tensors, starts, metadata, views: HashMap::new() };
         plan.check_names()?;
         if let Some(index) = index {
             let names = plan.tensors.iter().map(|tensor| tensor.name.as_str());
@@ -229,7 +275,13 @@ impl Plan {
 
     fn single(path: &Path, file: Arc<dyn StoredFile>, tensor: TensorInfo, start: u64) -> Self {
         let source = Source { path: path.to_owned(), file, tensors: 0..1 };
-        Self { sources: vec![source], tensors: vec![tensor], starts: vec![start], metadata: Vec::new() }
+        Self {
+            sources: vec![source],
+            tensors: vec![tensor],
+            starts: vec![start],
+            metadata: Vec::new(),
+            views: HashMap::new(),
+        }
     }
 
     /// Refuses a tensor that is in two shards. Within one shard, names differ.

@@ -14,7 +14,7 @@ pub(super) struct Guard {
 }
 
 /// The guards. Every other step of `test` guards everything.
-pub(super) const GUARDS: [Guard; 5] = [
+pub(super) const GUARDS: [Guard; 6] = [
     Guard {
         step: "sweeps",
         paths: &[
@@ -26,6 +26,11 @@ pub(super) const GUARDS: [Guard; 5] = [
             "crates/partywall-wire",
             "testing/harness",
         ],
+        contained_in: None,
+    },
+    Guard {
+        step: "bridge",
+        paths: &["crates/partywall-bridge", "crates/partywall-cli/src/bridge.rs", "crates/partywall-files/src/plan.rs"],
         contained_in: None,
     },
     Guard {

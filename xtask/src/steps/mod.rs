@@ -199,6 +199,7 @@ const TEST: &[Step] = &[
         lane: Lane::Waiting,
         run: python::on_simulated_gpu,
     },
+    Step { name: "bridge", about: "the bridge between hosts, linted and tested", lane: Lane::Main, run: rust::bridge },
     Step { name: "doc-tests", about: "the examples in rustdoc", lane: Lane::Main, run: rust::doc_tests },
     Step {
         name: "packages",

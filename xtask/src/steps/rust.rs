@@ -14,8 +14,11 @@ use crate::tools::{self, Package, Workspace};
 pub(super) const LIBCUDA: &str = "PARTYWALL_LIBCUDA";
 
 /// The packages of every command: all, because others would select other features of their dependencies, and cargo
-/// would compile most of them again.
-pub(super) const PACKAGES: &str = "--workspace";
+/// would compile most of them again. Only `partywall-bridge` has 250 crates of its own, and a step for itself.
+pub(super) const PACKAGES: [&str; 3] = ["--workspace", "--exclude", BRIDGE];
+
+/// The crate that no other step compiles.
+const BRIDGE: &str = "partywall-bridge";
 
 /// The examples that tests start as processes.
 const EXAMPLES: [&str; 13] = [
@@ -111,13 +114,16 @@ pub(super) fn sweeps(workspace: &Workspace) -> Outcome {
 }
 
 pub(super) fn in_namespaces(workspace: &Workspace) -> Outcome {
-    let probe = "unshare --user --map-root-user --pid --mount --fork --kill-child true";
-    if !succeeds(probe.split(' ')) {
+    if !has_namespaces() {
         return Outcome::Skipped("this machine refuses namespaces".to_owned());
     }
     // Those of several hosts take devices that only root may use.
     let without: &[_] = if is_root() { &[] } else { &["needs_namespaces_hosts"] };
     run(workspace, &Selection { with: &["needs_namespaces"], without, ..Selection::default() }, &[]).into()
+}
+
+fn has_namespaces() -> bool {
+    succeeds("unshare --user --map-root-user --pid --mount --fork --kill-child true".split(' '))
 }
 
 /// Tests that start processes of other users.
@@ -200,6 +206,24 @@ pub(super) fn in_minutes(workspace: &Workspace) -> Outcome {
     run_those_that("needs_minutes", workspace)
 }
 
+/// Lints and tests the bridge, which other steps leave out.
+pub(super) fn bridge(workspace: &Workspace) -> Outcome {
+    let run = || {
+        build_what_tests_run(workspace)?;
+        let lint = ["clippy", "--all-targets", "--package", BRIDGE, "--", "-D", "warnings"];
+        workspace.run(&mut workspace.cargo(lint))?;
+        let mut command = workspace.cargo(["test", "--no-fail-fast", "--package", BRIDGE, "--"]);
+        // Each host of a test is a broker and a bridge.
+        command.arg("--test-threads").arg(processors().to_string());
+        if !has_namespaces() {
+            workspace.say("this machine refuses namespaces: tests of the bridge that need them are skipped");
+            command.args(["--skip", "needs_namespaces"]);
+        }
+        workspace.run(in_test_environment(workspace, &mut command))
+    };
+    run().into()
+}
+
 fn run_those_that(part: &str, workspace: &Workspace) -> Outcome {
     run(workspace, &Selection { with: &[part], ..Selection::default() }, &[]).into()
 }
@@ -233,7 +257,7 @@ pub(super) fn doc_tests(workspace: &Workspace) -> Outcome {
     let run = || {
         build_what_tests_run(workspace)?;
         let mut command = workspace.cargo(["test", "--doc", "--no-fail-fast"]);
-        command.arg(PACKAGES);
+        command.args(PACKAGES);
         workspace.run(in_test_environment(workspace, &mut command))
     };
     run().into()
@@ -258,8 +282,8 @@ pub(super) fn unit_tests_of_changes(workspace: &Workspace) -> Outcome {
             workspace.packages.iter().filter(|package| package.name == *name).collect::<Vec<_>>()
         }
         _ => {
-            words.push(PACKAGES);
-            workspace.packages.iter().collect()
+            words.extend(PACKAGES);
+            workspace.packages.iter().filter(|package| package.name != BRIDGE).collect()
         }
     };
     let mut targets: Vec<_> = built.iter().flat_map(|package| unit_tests(package)).collect();
@@ -352,7 +376,7 @@ fn run(workspace: &Workspace, selection: &Selection<'_>, variables: &[(&str, Pat
         command
     } else {
         workspace.say("cargo-nextest is not installed; cargo test runs the tests, which takes longer");
-        workspace.cargo(["test", "--no-fail-fast"].into_iter().chain([PACKAGES]).chain(selection.arguments()))
+        workspace.cargo(["test", "--no-fail-fast"].into_iter().chain(PACKAGES).chain(selection.arguments()))
     };
     command.envs(variables.iter().map(|(name, value)| (name, value)));
     workspace.run(in_test_environment(workspace, &mut command))
@@ -376,7 +400,7 @@ pub(crate) fn build_what_tests_run(workspace: &Workspace) -> Result<(), String> 
             // Not `--lib`, which would compile tests of libraries that have none.
             let words = "nextest list --list-type binaries-only --message-format json --tests";
             let mut list = workspace.cargo(words.split(' '));
-            workspace.run_into(create(test_programs(workspace))?, list.arg(PACKAGES))?;
+            workspace.run_into(create(test_programs(workspace))?, list.args(PACKAGES))?;
         }
         Ok(())
     };
@@ -386,7 +410,7 @@ pub(crate) fn build_what_tests_run(workspace: &Workspace) -> Result<(), String> 
 /// Returns the arguments of cargo for [`build_what_tests_run`].
 pub(super) fn build_of_what_tests_run() -> impl Iterator<Item = &'static str> {
     let examples = EXAMPLES.iter().flat_map(|example| ["--example", example]);
-    ["build", "--lib", "--bins", "--tests"].into_iter().chain(examples).chain([PACKAGES])
+    ["build", "--lib", "--bins", "--tests"].into_iter().chain(examples).chain(PACKAGES)
 }
 
 /// The file with nextest's list of the programs that contain tests.

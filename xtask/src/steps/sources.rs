@@ -25,7 +25,7 @@ pub(super) fn format(workspace: &Workspace) -> Outcome {
 }
 
 pub(super) fn clippy(workspace: &Workspace) -> Outcome {
-    workspace.run(workspace.cargo(["clippy", "--all-targets", PACKAGES]).args(["--", "-D", "warnings"])).into()
+    workspace.run(workspace.cargo(["clippy", "--all-targets"]).args(PACKAGES).args(["--", "-D", "warnings"])).into()
 }
 
 /// The program and the library have the same name, so both write their pages to the same place. They are built one
@@ -35,8 +35,8 @@ pub(super) fn clippy(workspace: &Workspace) -> Outcome {
 /// `syn`, all macros and what uses them again.
 pub(super) fn rustdoc(workspace: &Workspace) -> Outcome {
     let build = |targets| {
-        let mut command = workspace.cargo(["doc", targets, "--no-deps", "--document-private-items", PACKAGES]);
-        command.args(["--example", "producer"]);
+        let mut command = workspace.cargo(["doc", targets, "--no-deps", "--document-private-items"]);
+        command.args(PACKAGES).args(["--example", "producer"]);
         workspace.run(command.env("RUSTDOCFLAGS", "-D warnings"))
     };
     build("--bins").and_then(|()| build("--lib")).into()

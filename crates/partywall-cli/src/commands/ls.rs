@@ -16,7 +16,7 @@ use partywall::{
 use serde_json::json;
 
 use crate::{
-    Context,
+    Context, bridge,
     columns::{name, object},
     describe,
     failure::Failure,
@@ -28,7 +28,8 @@ use crate::{
 /// The arguments of the command.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// List only names that match; `*` stands for any characters, also `/`, and `?` for one
+    /// List only names that match; `*` stands for any characters, also `/`, and `?` for one. `//HOST` lists the names
+    /// that another host exports
     #[arg(value_parser = Pattern::new)]
     pattern: Option<Pattern>,
     /// Repeat the output every SECONDS until Ctrl-C: in place on a terminal, else block after block [default: 2]
@@ -39,9 +40,13 @@ pub(crate) struct Arguments {
 
 /// Runs the command.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
+    let pattern = arguments.pattern.as_ref();
+    if let Some(host) = pattern.map(Pattern::as_str).filter(|text| bridge::is_remote(text)) {
+        return bridge::remote(context, "ls", |bridge| bridge.ls, host);
+    }
     let domain = context.options().start(false).operator(true).connect()?;
     let output = context.output();
-    repeat(output, arguments.watch, || show(output, &domain, arguments.pattern.as_ref()))
+    repeat(output, arguments.watch, || show(output, &domain, pattern))
 }
 
 fn show(output: Output, domain: &Domain, pattern: Option<&Pattern>) -> Result<(), Failure> {

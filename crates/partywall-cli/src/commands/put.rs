@@ -180,7 +180,7 @@ fn announce_existing(context: &Context, name: &str, version: u64) -> Result<(), 
 }
 
 /// Returns the text and the JSON for a version that this command has committed.
-pub(super) fn committed(segment: &Segment, took: Duration) -> (String, Value) {
+pub fn committed(segment: &Segment, took: Duration) -> (String, Value) {
     let total = segment.tensor_bytes();
     let rate = total as f64 / took.as_secs_f64().max(1e-9);
     let text = format!(

@@ -31,7 +31,7 @@ use partywall::{
 use serde_json::{Value, json};
 
 use crate::{
-    Context,
+    Context, bridge,
     columns::topic_user::{self, Role, TopicUser},
     describe,
     failure::Failure,
@@ -44,7 +44,7 @@ use crate::{
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// The name of a segment, pool, topic, queue, timeline or semaphore; `NAME@V` is version V of a segment [default:
-    /// the latest]
+    /// the latest]. `//HOST/NAME[@V]` is a segment of another host
     #[arg(value_name = "NAME[@V]")]
     name: String,
     /// List all tensors, not only the first 20
@@ -64,6 +64,9 @@ const SOME: usize = 20;
 
 /// Runs the command.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
+    if bridge::is_remote(&arguments.name) {
+        return bridge::remote(context, "show", |bridge| bridge.show, &arguments.name);
+    }
     let domain = context.options().start(false).operator(true).connect()?;
     let mut objects = [None, None];
     let mut missing = Vec::new();

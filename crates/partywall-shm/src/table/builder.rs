@@ -212,6 +212,12 @@ impl TableBuilder {
         Ok(())
     }
 
+    /// Returns for each tensor, in the order in which they were added, whose memory it shows and from which byte on;
+    /// none for one that has memory of its own. Tensors that show memory of another come after that.
+    pub fn views(&self) -> impl Iterator<Item = Option<(usize, u64)>> {
+        self.tensors.iter().map(|tensor| tensor.within)
+    }
+
     /// Returns the number of tensors.
     pub fn len(&self) -> usize {
         self.tensors.len()

@@ -1,0 +1,338 @@
+//! The commands `bridge`, `hosts` and `pull`.
+//!
+//! With `--json`, `bridge` prints one object once it runs: `host`, `instance`, `realm`, `pid`, `endpoints`, `connect`,
+//! `exports`, `imports`. `hosts` prints `hosts`, a list of `host`, `instance`, `state` (`alive` or `unreachable`),
+//! `unreachable_seconds`, `release`, `endpoints`, `protocol` (of a host that speaks another one, else null).
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use clap::{ArgMatches, Args, FromArgMatches};
+use partywall::{
+    Domain, Error, ErrorKind, OpenOrBuild, Pattern, Place, Segment, Wait,
+    error::{NotFound, Unreachable},
+    info::SegmentInfo,
+};
+use partywall_cli::{Context, Failure, Output, cancel_flag, lab::Extension};
+use partywall_os::thread::spawn;
+use serde_json::json;
+
+use crate::{
+    BRIDGES, Bridge,
+    hosts::{ANSWER, HostEvent, HostView, Hosts, announce, host_taken, yields_to},
+    link::{Endpoints, Link, decode},
+    name::{RemotePattern, check_host},
+    remote::{PullArguments, pull},
+    serve::Exports,
+};
+
+/// The commands that this program adds.
+pub(crate) const COMMANDS: [Extension; 3] = [
+    Extension {
+        name: "bridge",
+        augment: BridgeArguments::augment_args,
+        run: |context, matches| bridge(context, read(matches)?),
+    },
+    Extension {
+        name: "hosts",
+        augment: HostsArguments::augment_args,
+        run: |context, matches| hosts(context, &read(matches)?),
+    },
+    Extension {
+        name: "pull",
+        augment: PullArguments::augment_args,
+        run: |context, matches| pull(context, &read(matches)?),
+    },
+];
+
+/// How a command reaches other hosts.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Network {
+    /// The realm: bridges of different realms do not see each other
+    #[arg(long, value_name = "REALM", default_value = "default", value_parser = check_host)]
+    pub(crate) realm: String,
+    /// Connect to the bridge at this address; may be repeated
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) connect: Vec<String>,
+    /// Allow addresses of other machines. Nothing is encrypted: for private networks and WireGuard only
+    #[arg(long)]
+    pub(crate) insecure_network: bool,
+}
+
+impl Default for Network {
+    fn default() -> Self {
+        Self { realm: "default".into(), connect: Vec::new(), insecure_network: false }
+    }
+}
+
+#[derive(Debug, Args)]
+struct BridgeArguments {
+    /// The name of this host: letters, digits, `-` and `.` [default: the machine's]
+    #[arg(long, value_name = "NAME", value_parser = check_host)]
+    host: Option<String>,
+    /// Listen at this address; may be repeated
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7447")]
+    listen: Vec<String>,
+    /// Let other hosts read names that match: segments by `pull`, topics by --import; may be repeated
+    #[arg(long, value_name = "PATTERN", value_parser = Pattern::new)]
+    export: Vec<Pattern>,
+    /// Publish here what these topics of another host publish; may be repeated
+    #[arg(long, value_name = "//HOST/PATTERN")]
+    import: Vec<RemotePattern>,
+    #[command(flatten)]
+    network: Network,
+}
+
+#[derive(Debug, Args)]
+struct HostsArguments {
+    #[command(flatten)]
+    network: Network,
+}
+
+/// The bridge of this domain, as its name says.
+#[derive(Debug)]
+pub(crate) struct LocalBridge {
+    pub(crate) pid: u32,
+    pub(crate) host: String,
+    instance: String,
+    endpoints: Vec<String>,
+    pub(crate) insecure: bool,
+}
+
+/// Reads the arguments of a command.
+fn read<T: FromArgMatches>(matches: &ArgMatches) -> Result<T, Failure> {
+    T::from_arg_matches(matches).map_err(|error| Failure::new(ErrorKind::Usage, error.to_string(), ""))
+}
+
+/// Runs the bridge until a signal, the end of its name or that of the broker.
+fn bridge(context: &Context, arguments: BridgeArguments) -> Result<(), Failure> {
+    let BridgeArguments { host, listen, export, import, network } = arguments;
+    let output = context.output();
+    let start = Instant::now();
+    let host = host.map_or_else(machine_name, Ok)?;
+    let connect = network.connect;
+    let endpoints = Endpoints { listen, connect, insecure: network.insecure_network }.check()?;
+    let domain = context.options().connect()?;
+    let name = format!("{BRIDGES}{}", network.realm);
+    // Claimed before anything listens, so that a second bridge is refused by the name and not by its port.
+    let claim = match domain.open_or_build(&name, CLAIM)? {
+        OpenOrBuild::Build(claim) => claim,
+        OpenOrBuild::Opened(_) => return Err(second_bridge(&domain, &network.realm)),
+    };
+    let stop = cancel_flag()?;
+    let link = Link::open(&network.realm, &endpoints)?;
+    let hosts = Hosts::watch(&link, Some(&host))?;
+    // The peers' tokens are there once they are connected, or never.
+    let expected = endpoints.connect.len();
+    hosts.wait_until(Instant::now() + CONNECT, |hosts| hosts.len() >= expected);
+    let events = hosts.events();
+    let bridge = Arc::new(Bridge {
+        domain,
+        link: link.clone(),
+        hosts: hosts.clone(),
+        host: host.clone(),
+        exports: export,
+        imports: import,
+    });
+    answer_views(&bridge)?;
+    let _exports = Exports::start(&bridge)?;
+    let token = announce(&link, &host, &endpoints.listen, start)?;
+    let instance = link.instance();
+    let build = claim.create(Place::Host).tensor("bridge", partywall::DType::U8, &[1]);
+    let build = build.metadata("host", &host).metadata("instance", &instance);
+    let build = build.metadata("endpoints", &endpoints.listen.join(" "));
+    let build = build.metadata("insecure", if endpoints.insecure { "true" } else { "false" });
+    let named = build.allocate()?.commit()?;
+    let has_twin = Arc::new(AtomicBool::new(false));
+    let twin = has_twin.clone();
+    let (watched, stopped, own) = (link.clone(), stop.clone(), host.clone());
+    let watching = spawn("partywall-twin", move || {
+        for event in events {
+            report(output, &event);
+            if let HostEvent::Twin { instance } = event
+                && yields_to(&watched, &own, &instance, start)
+            {
+                twin.store(true, Ordering::Relaxed);
+                stopped.store(true, Ordering::Relaxed);
+            }
+        }
+    });
+    watching.map_err(|error| Failure::system("starting a thread", error))?;
+    let patterns = |patterns: &[Pattern]| patterns.iter().map(|p| p.as_str().to_owned()).collect::<Vec<_>>();
+    let exports = patterns(&bridge.exports);
+    let imports: Vec<_> = bridge.imports.iter().map(ToString::to_string).collect();
+    let readable = match exports.is_empty() {
+        true => "other hosts can read nothing here: no --export".to_owned(),
+        false if endpoints.insecure => {
+            format!("every machine that reaches it can read {}, unencrypted", exports.join(", "))
+        }
+        false => format!("every process of this machine can read {}", exports.join(", ")),
+    };
+    let text = format!("//{host} at {}; {readable}", endpoints.listen.join(", "));
+    let value = json!({
+        "host": host, "instance": instance, "realm": network.realm, "pid": std::process::id(), "endpoints": endpoints.listen,
+        "connect": endpoints.connect, "exports": exports, "imports": imports,
+    });
+    output.announce(text, &value);
+    let ended = hold(&named, &stop);
+    // The others learn of the end now, not after the lease.
+    drop(token);
+    let _ = zenoh::Wait::wait(link.session().close());
+    if has_twin.load(Ordering::Relaxed) { Err(host_taken(&host)) } else { ended }
+}
+
+/// Waits until a signal arrives, the name is removed or the broker ends.
+fn hold(named: &Segment, stop: &AtomicBool) -> Result<(), Failure> {
+    match named.wait_withdrawn(Wait::from(Duration::MAX).cancelled_by(stop)) {
+        Ok(_) | Err(Error::Cancelled { .. }) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Prints changes of the hosts for people.
+fn report(output: Output, event: &HostEvent) {
+    match event {
+        HostEvent::Found { host, returned: true, .. } => output.note(format!("//{host} is reachable again")),
+        HostEvent::Found { host, .. } => output.note(format!("//{host} is there")),
+        HostEvent::Lost { host, .. } => output.note(format!("//{host} is unreachable")),
+        HostEvent::Twin { .. } => {}
+    }
+}
+
+/// Answers the question which hosts this one knows.
+fn answer_views(bridge: &Arc<Bridge>) -> Result<(), Failure> {
+    let key = bridge.own_key("view", "");
+    let hosts = bridge.hosts.clone();
+    let queryable = bridge.link.session().declare_queryable(key);
+    let queryable = queryable.callback(move |query| drop(crate::link::answer(&query, &hosts.views())));
+    zenoh::Wait::wait(queryable.background()).map_err(|error| Failure::system("answering other hosts", error))
+}
+
+fn second_bridge(domain: &Domain, realm: &str) -> Failure {
+    let of = if realm == "default" { String::new() } else { format!(" in realm {realm}") };
+    let who = match local_bridge(domain, realm) {
+        Ok(Some(bridge)) => format!("process {}, as //{}", bridge.pid, bridge.host),
+        _ => "another process".to_owned(),
+    };
+    let message = format!("this domain has a bridge{of}: {who}");
+    Failure::new(ErrorKind::Refused, message, "end that process first, or choose another --realm or --domain")
+}
+
+/// Finds the bridge of a domain.
+pub(crate) fn local_bridge(domain: &Domain, realm: &str) -> Result<Option<LocalBridge>, Failure> {
+    let info = match domain.inspect(&format!("{BRIDGES}{realm}")) {
+        Ok(info) if info.is_latest => info,
+        Ok(_) | Err(Error::NotFound(NotFound::Name { .. })) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    let get = |key| metadata(&info, key).unwrap_or_default();
+    Ok(Some(LocalBridge {
+        pid: info.version.committer,
+        host: get("host"),
+        instance: get("instance"),
+        endpoints: get("endpoints").split(' ').map(str::to_owned).collect(),
+        insecure: get("insecure") == "true",
+    }))
+}
+
+/// Returns a value of a version's metadata.
+pub(crate) fn metadata(info: &SegmentInfo, key: &str) -> Option<String> {
+    info.table.metadata().find(|(found, _)| *found == key).map(|(_, value)| value.to_owned())
+}
+
+/// Returns the hosts: those that this domain's bridge knows, or with `--connect` those at these addresses.
+fn known_hosts(context: &Context, network: &Network) -> Result<Vec<HostView>, Failure> {
+    let Network { realm, connect, insecure_network } = network;
+    if connect.is_empty() {
+        return Ok(view(context, realm)?.1);
+    }
+    let endpoints = Endpoints { listen: Vec::new(), connect: connect.clone(), insecure: *insecure_network }.check()?;
+    let link = Link::open(realm, &endpoints)?;
+    let hosts = Hosts::watch(&link, None)?;
+    let is_met = |hosts: &[HostView]| hosts.len() >= connect.len() && hosts.iter().all(|host| host.info.is_some());
+    Ok(hosts.wait_until(Instant::now() + ANSWER, is_met))
+}
+
+/// Returns the bridge of the domain, and the hosts that it knows.
+pub(crate) fn view(context: &Context, realm: &str) -> Result<(LocalBridge, Vec<HostView>), Failure> {
+    let bridge = match context.options().start(false).connect() {
+        Ok(domain) => local_bridge(&domain, realm)?,
+        Err(Error::Unreachable(Unreachable::NoAnswer { .. })) => None,
+        Err(error) => return Err(error.into()),
+    };
+    let Some(bridge) = bridge else {
+        let message = "this domain has no bridge that would know other hosts";
+        let advice = "start one with `partywall bridge`, or name a bridge of another host with --connect HOST:PORT";
+        return Err(Failure::new(ErrorKind::NotFound, message, advice));
+    };
+    let connect = bridge.endpoints.clone();
+    let link = Link::open(realm, &Endpoints { listen: Vec::new(), connect, insecure: bridge.insecure }.check()?)?;
+    let there = Hosts::watch(&link, None)?;
+    there.wait_until(Instant::now() + ANSWER, |hosts| hosts.iter().any(|host| host.host == bridge.host));
+    let key = link.key(format_args!("view/{}/{}", bridge.host, bridge.instance));
+    let views = link.ask(&key, ANSWER, MAX_VIEW).and_then(|bytes| decode(&bytes));
+    let views = views.map_err(|error| {
+        let message = format!("the bridge of this domain, process {}, {error}", bridge.pid);
+        Failure::new(ErrorKind::Unreachable, message, "see whether it is stopped, and start it again")
+    })?;
+    Ok((bridge, views))
+}
+
+fn hosts(context: &Context, arguments: &HostsArguments) -> Result<(), Failure> {
+    let output = context.output();
+    let hosts = known_hosts(context, &arguments.network)?;
+    let value = |host: &HostView| {
+        json!({
+            "host": host.host,
+            "instance": host.instance,
+            "state": if host.unreachable_ms.is_some() { "unreachable" } else { "alive" },
+            "unreachable_seconds": host.unreachable_ms.map(|ms| ms as f64 / 1e3),
+            "release": host.info.as_ref().map(|info| &info.release),
+            "endpoints": host.info.as_ref().map(|info| &info.endpoints),
+            "protocol": host.foreign,
+        })
+    };
+    output.value(&json!({ "hosts": hosts.iter().map(value).collect::<Vec<_>>() }));
+    if hosts.is_empty() {
+        output.note("no other host is there");
+        return Ok(());
+    }
+    let rows: Vec<_> = hosts.iter().map(row).collect();
+    output.table(&["HOST", "STATE", "RELEASE", "ENDPOINTS"], &rows, &["RELEASE"]);
+    Ok(())
+}
+
+fn row(host: &HostView) -> Vec<String> {
+    let state = match (host.foreign, host.unreachable_ms) {
+        (_, Some(ms)) => format!("unreachable for {:.1} s", ms as f64 / 1e3),
+        (Some(wire), None) => format!("speaks protocol {wire}"),
+        (None, None) => "alive".to_owned(),
+    };
+    let info = host.info.as_ref();
+    let endpoints = info.map(|info| info.endpoints.join(" ")).unwrap_or_default();
+    vec![format!("//{}", host.host), state, info.map(|info| info.release.clone()).unwrap_or_default(), endpoints]
+}
+
+/// Returns the name of this machine.
+fn machine_name() -> Result<String, Failure> {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname");
+    let name = name.map_err(|error| Failure::system("reading the name of this machine", error))?;
+    check_host(name.trim()).map_err(|why| {
+        let message = format!("the machine's name cannot be that of a host: {why}");
+        Failure::new(ErrorKind::Usage, message, "choose one with --host")
+    })
+}
+
+/// How long a bridge waits for another one that is just starting.
+const CLAIM: Duration = Duration::from_secs(10);
+
+/// How long a starting bridge waits for the hosts that it connects to. Afterwards it goes on trying.
+const CONNECT: Duration = Duration::from_secs(2);
+
+/// The most that a bridge may say about its hosts.
+const MAX_VIEW: usize = 1 << 22;

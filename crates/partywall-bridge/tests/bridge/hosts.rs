@@ -1,0 +1,59 @@
+//! Which hosts are there: names, deaths, returns, refusals.
+
+use partywall_harness::{Running, Signal};
+
+use crate::{Host, command};
+
+// Holds 441.
+#[test]
+fn hosts_know_each_other_and_a_lost_one_is_unreachable() {
+    let a = Host::start("a", &[], &["--export", "llm"]);
+    let mut b = Host::start("b", &[&a], &[]);
+    let first = a.await_state("b", "alive");
+    assert_eq!(b.await_state("a", "alive")["endpoints"][0], a.endpoint);
+    assert_eq!(b.view("b"), serde_json::Value::Null);
+    b.bridge.take().unwrap().kill();
+    assert!(a.await_state("b", "unreachable")["unreachable_seconds"].is_number());
+    // It returns as another instance.
+    b.bridge(&[&a.endpoint.clone()], &[]);
+    let second = a.await_state("b", "alive");
+    assert_ne!(first["instance"], second["instance"]);
+    // A bridge that ends by itself says so at once.
+    let ended = b.bridge.take().unwrap();
+    ended.signal(Signal::TERM);
+    ended.wait().expect(0);
+    a.await_state("b", "unreachable");
+    // Without a bridge the addresses are given, and without those the error says how.
+    let missing = b.run(&["hosts"]).expect(3);
+    assert!(missing.stderr.contains("--connect HOST:PORT"), "{missing:?}");
+    let seen = b.run(&["--json", "hosts", "--connect", &a.endpoint]).expect(0).json();
+    assert_eq!(seen["hosts"][0]["host"], "a");
+}
+
+// Holds 442.
+#[test]
+fn second_bridge_and_second_host_of_a_name_are_refused() {
+    let a = Host::start("a", &[], &[]);
+    let pid = a.bridge.as_ref().unwrap().pid().to_string();
+    let second = a.run(&["bridge", "--host", "c", "--listen", "127.0.0.1:0"]).expect(5);
+    assert!(second.stderr.contains(&format!("this domain has a bridge: process {pid}, as //a")), "{second:?}");
+    // Another realm is another network.
+    let arguments = ["bridge", "--host", "a", "--listen", "127.0.0.1:0", "--realm", "r2"];
+    let mut other = Running::spawn(&mut command(&a.sandbox, &arguments));
+    assert!(other.line().contains("//a at tcp/127.0.0.1:"));
+    other.kill();
+    let twin = partywall_harness::Sandbox::new();
+    let arguments = ["bridge", "--host", "a", "--listen", "127.0.0.1:0", "--connect", &a.endpoint];
+    let twin = Running::spawn(&mut command(&twin, &arguments)).wait().expect(5);
+    assert!(twin.stderr.contains("another host is called //a"), "{twin:?}");
+    for (arguments, part) in [
+        (&["bridge", "--listen", "0.0.0.0:7447"][..], "could read what is exported"),
+        (&["bridge", "--connect", "tls/127.0.0.1:7447"], "#2557"),
+        (&["hosts", "--connect", "10.1.2.3:7447"], "--insecure-network"),
+        (&["bridge", "--host", "a b"], "letters, digits"),
+        (&["bridge", "--import", "frames"], "//HOST/"),
+    ] {
+        let refused = a.run(arguments).expect(2);
+        assert!(refused.stderr.contains(part), "{refused:?}");
+    }
+}

@@ -1,0 +1,76 @@
+//! Bridges of several hosts on one machine: each host is a sandbox with a broker of its own, and all listen on the
+//! loopback.
+#![allow(clippy::unwrap_used, reason = "helpers of tests are outside #[test]")]
+
+mod hosts;
+mod programs;
+mod pull;
+
+use std::process::Command;
+
+use partywall_harness::{Output, Running, Sandbox, eventually};
+use serde_json::Value;
+
+/// A host with a running bridge.
+struct Host {
+    sandbox: Sandbox,
+    name: String,
+    bridge: Option<Running>,
+    /// Where the bridge listens.
+    endpoint: String,
+}
+
+impl Host {
+    /// Starts a broker and a bridge that connects to the bridges of these hosts.
+    fn start(name: &str, others: &[&Self], options: &[&str]) -> Self {
+        let mut host =
+            Self { sandbox: Sandbox::new(), name: name.into(), bridge: None, endpoint: "127.0.0.1:0".into() };
+        let connect = others.iter().map(|other| &other.endpoint[..]).collect::<Vec<_>>();
+        host.bridge(&connect, options);
+        host
+    }
+
+    /// Starts the bridge, at the address at which it listened before.
+    fn bridge(&mut self, connect: &[&str], options: &[&str]) {
+        let mut arguments = vec!["--json", "bridge", "--host", &self.name, "--listen", &self.endpoint];
+        arguments.extend(connect.iter().flat_map(|endpoint| ["--connect", endpoint]));
+        arguments.extend(options);
+        let mut bridge = Running::spawn(&mut command(&self.sandbox, &arguments));
+        let said: Value = serde_json::from_str(&bridge.line()).unwrap();
+        assert_eq!(said["host"], self.name);
+        self.endpoint = said["endpoints"][0].as_str().unwrap().to_owned();
+        self.bridge = Some(bridge);
+    }
+
+    /// Runs a command on this host.
+    fn run(&self, arguments: &[&str]) -> Output {
+        Running::spawn(&mut command(&self.sandbox, arguments)).wait()
+    }
+
+    /// Returns what this host knows about another one.
+    fn view(&self, host: &str) -> Value {
+        let hosts = self.run(&["--json", "hosts"]).expect(0).json();
+        let found = hosts["hosts"].as_array().unwrap().iter().find(|view| view["host"] == host).cloned();
+        found.unwrap_or_default()
+    }
+
+    /// Waits until this host knows another one in this state.
+    fn await_state(&self, host: &str, state: &str) -> Value {
+        eventually(&format!("//{host} is {state}"), || self.view(host)["state"] == state);
+        self.view(host)
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        // Before the sandbox looks for what is left.
+        if let Some(bridge) = self.bridge.take() {
+            bridge.kill();
+        }
+    }
+}
+
+/// Returns a command of `partywall` in a sandbox. Programs are found beside it.
+fn command(sandbox: &Sandbox, arguments: &[&str]) -> Command {
+    sandbox.command(arguments)
+}

@@ -1,0 +1,39 @@
+//! The programs: what each contains, and that one starts the other.
+
+use std::{fs, path::Path, process::Command};
+
+use partywall_harness::{Running, Sandbox, binary, copy_program};
+
+// Holds 451.
+#[test]
+fn program_of_the_broker_contains_no_network() {
+    let has_zenoh = |program: &Path| {
+        let output = Command::new("nm").arg("--debug-syms").arg(program).output().unwrap();
+        String::from_utf8(output.stdout).unwrap().contains("zenoh")
+    };
+    assert!(!has_zenoh(&binary()));
+    assert!(has_zenoh(Path::new(env!("CARGO_BIN_EXE_partywall-bridge"))));
+}
+
+// Holds 451.
+#[test]
+fn missing_program_is_named() {
+    let sandbox = Sandbox::new();
+    let folder = sandbox.path().join("alone");
+    fs::create_dir(&folder).unwrap();
+    let alone = folder.join("partywall");
+    copy_program(&binary(), &alone);
+    for arguments in [&["bridge"][..], &["hosts"], &["pull", "//a/llm"], &["ls", "//a"], &["show", "//a/llm"]] {
+        let run = |path: &Path| {
+            let mut command = sandbox.program(&alone);
+            Running::spawn(command.args(arguments).env("PATH", path).env_remove("PARTYWALL_BIN")).wait()
+        };
+        let missing = run(Path::new("/nowhere")).expect(3);
+        assert!(missing.stderr.contains("needs the program partywall-bridge"), "{missing:?}");
+        assert!(missing.stderr.contains("cargo install --locked --path crates/partywall-bridge"), "{missing:?}");
+    }
+    let programs = Path::new(env!("CARGO_BIN_EXE_partywall-bridge")).parent().unwrap();
+    let mut command = sandbox.program(&alone);
+    let help = Running::spawn(command.args(["help", "pull"]).env("PATH", programs)).wait().expect(0);
+    assert!(help.text().contains("--follow"), "{help:?}");
+}

@@ -1,0 +1,248 @@
+//! Segments that are pulled: equal to their origins, once a host, despite hosts that end, lie or withdraw.
+
+use std::{fs, path::PathBuf, time::Duration};
+
+use partywall::{DType, Place};
+use partywall_harness::{Output, Running, eventually, noise};
+
+use crate::{Host, command};
+
+/// Starts hosts `a`, which exports everything, and `b`, which is connected to it and exports everything, too.
+fn pair() -> (Host, Host) {
+    let a = Host::start("a", &[], &["--export", "*"]);
+    let b = Host::start("b", &[&a], &["--export", "*"]);
+    b.await_state("a", "alive");
+    (a, b)
+}
+
+/// Puts bytes under a name of a host.
+fn put(host: &Host, name: &str, bytes: &[u8]) {
+    let file = host.sandbox.file("put", bytes);
+    host.run(&["put", file.to_str().unwrap(), name, "--device", "host"]).expect(0);
+}
+
+/// Pulls into host memory.
+fn pull(host: &Host, arguments: &[&str]) -> Output {
+    host.run(&[&["--json", "pull"], arguments, &["--device", "host"]].concat())
+}
+
+/// Returns everything that a command has printed.
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &output.stderr
+}
+
+/// Returns the bytes of a name of a host.
+fn get(host: &Host, name: &str) -> Vec<u8> {
+    let file: PathBuf = host.sandbox.path().join("got");
+    let _ = fs::remove_file(&file);
+    host.run(&["get", name, file.to_str().unwrap()]).expect(0);
+    fs::read(file).unwrap()
+}
+
+// Holds 444.
+#[test]
+fn pulled_version_is_its_origin_byte_for_byte() {
+    let (a, b) = pair();
+    let bytes = noise((5 << 20) + 17, 1);
+    put(&a, "llm", &bytes);
+    let pulled = pull(&b, &["//a/llm"]).expect(0).json();
+    assert_eq!(
+        (&pulled["origin"], &pulled["version"], &pulled["lifetime"]),
+        (&"//a/llm@1".into(), &1.into(), &"kept".into())
+    );
+    assert_eq!(pulled["root"], blake3::hash(&bytes).to_hex().as_str());
+    assert!(get(&b, "llm") == bytes);
+    // The same content again is nothing to do.
+    assert_eq!(pull(&b, &["//a/llm@1"]).expect(0).json()["existed"], true);
+    // Another content is the next version, and another name another name.
+    put(&a, "llm", b"second");
+    assert_eq!(pull(&b, &["//a/llm"]).expect(0).json()["version"], 2);
+    assert!(get(&b, "llm") == b"second");
+    pull(&b, &["//a/llm@2", "copy"]).expect(0);
+    assert!(get(&b, "copy") == b"second");
+    // What it is shows what it was.
+    let shown = b.run(&["--json", "show", "//a/llm"]).expect(0).json();
+    assert_eq!((&shown["version"], &shown["bytes"]), (&2.into(), &6.into()));
+    let listed = b.run(&["--json", "ls", "//a"]).expect(0).json();
+    assert_eq!((listed["names"].as_array().unwrap().len(), &listed["names"][0]["name"]), (1, &"llm".into()));
+}
+
+#[test]
+fn tensors_views_strides_and_metadata_cross() {
+    let (a, b) = pair();
+    let domain = a.sandbox.domain_of_running();
+    let mut build = domain
+        .create("m", Place::Host)
+        .tensor("w", DType::F32, &[512, 1024])
+        .tensor_strided("t", DType::U8, &[2, 3], &[8, 1])
+        .view("tied", DType::F32, &[1024, 512], &[1, 1024], ("w", 0))
+        .tensor("empty", DType::F16, &[0, 4])
+        .metadata("format", "pt")
+        .allocate()
+        .unwrap();
+    build.as_mut_bytes("w").unwrap().copy_from_slice(&noise(2 << 20, 3));
+    build.as_mut_bytes("t").unwrap().copy_from_slice(&noise(11, 4));
+    let origin = build.commit().unwrap();
+    pull(&b, &["//a/m"]).expect(0);
+    let replica = b.sandbox.domain_of_running().open("m", Duration::ZERO).unwrap();
+    for (ours, theirs) in replica.tensors().iter().zip(origin.tensors()) {
+        assert_eq!((ours.name(), ours.dtype(), ours.shape()), (theirs.name(), theirs.dtype(), theirs.shape()));
+        assert_eq!(ours.strides(), theirs.strides());
+        assert!(ours.to_vec().unwrap() == theirs.to_vec().unwrap(), "{}", ours.name());
+    }
+    assert_eq!(replica.tensor_bytes(), origin.tensor_bytes());
+    let metadata: Vec<_> = replica.metadata().map(|(key, _)| key.to_owned()).collect();
+    assert_eq!(metadata, ["format", "origin", "root"]);
+}
+
+// Holds 445.
+#[test]
+fn of_several_pullers_one_pulls() {
+    let (a, b) = pair();
+    put(&a, "llm", &noise(3 << 20, 1));
+    for version in [1, 2] {
+        let spawn = |_| Running::spawn(&mut command(&b.sandbox, &["--json", "pull", "//a/llm", "--device", "host"]));
+        let pulls: Vec<_> = (0..3).map(spawn).collect();
+        let said: Vec<_> = pulls.into_iter().map(|pull| pull.wait().expect(0).json()).collect();
+        assert_eq!(said.iter().filter(|said| said["existed"] == false).count(), 1, "{said:?}");
+        assert!(said.iter().all(|said| said["version"] == version), "{said:?}");
+        put(&a, "llm", &noise(2 << 20, 2));
+    }
+}
+
+// Holds 446.
+#[test]
+fn what_cannot_cross_is_refused_by_name() {
+    let (a, b) = pair();
+    put(&a, "llm", b"bytes");
+    let domain = a.sandbox.domain_of_running();
+    let mutable = domain.create("weights", Place::Host).tensor("w", DType::U8, &[4]).mutable(true);
+    let _mutable = mutable.allocate().unwrap().commit().unwrap();
+    let _pool = domain.pool("kv").blocks(2).block_bytes(4096).create().unwrap();
+    let _semaphore = domain.semaphore("gate", 1).unwrap();
+    for (from, code, part) in [
+        ("//c/llm", 3, "no host is called //c: there are //a"),
+        ("//b/llm", 2, "//b is this host"),
+        ("//a/other", 3, "exports no such name"),
+        ("//a/llm@7", 3, "has no such version; the latest is 1"),
+        ("//a/weights", 5, "is mutable"),
+        ("//a/kv", 5, "has a pool of this name"),
+        ("//a/gate", 5, "has a semaphore of this name"),
+        ("//a/.bridge/default", 3, "exports no such name"),
+        ("//a/llm@x", 2, "not a version"),
+        ("llm", 2, "does not begin with //HOST/"),
+    ] {
+        let refused = pull(&b, &[from]);
+        assert_eq!(refused.code, Some(code), "{from}: {refused:?}");
+        assert!(said(&refused).contains(part), "{from}: {}", said(&refused));
+    }
+    drop(domain);
+}
+
+/// Returns the kilobytes of shared memory that a process has touched.
+fn written(pid: u32) -> usize {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let value = status.lines().find_map(|line| line.strip_prefix("RssShmem:")?.strip_suffix(" kB"));
+    value.and_then(|value| value.trim().parse().ok()).unwrap_or(0)
+}
+
+// Holds 447.
+#[test]
+fn pull_goes_on_after_its_source_was_started_anew() {
+    let (mut a, b) = pair();
+    let bytes = noise(64 << 20, 5);
+    put(&a, "llm", &bytes);
+    // Asked once, so that the version is hashed.
+    b.run(&["show", "//a/llm"]).expect(0);
+    let puller = Running::spawn(&mut command(&b.sandbox, &["pull", "//a/llm", "--device", "host"]));
+    eventually("the pull is under way", || written(puller.pid()) > 8 << 10 || puller.has_ended());
+    a.bridge.take().unwrap().kill();
+    a.bridge(&[], &["--export", "*"]);
+    puller.wait().expect(0);
+    assert!(get(&b, "llm") == bytes);
+}
+
+// Holds 447.
+#[test]
+fn source_that_stays_away_ends_the_pull_and_leaves_nothing() {
+    let (mut a, b) = pair();
+    put(&a, "llm", &noise(1 << 20, 5));
+    a.bridge.take().unwrap().kill();
+    let lost = pull(&b, &["//a/llm", "--timeout", "1"]).expect(7);
+    assert!(said(&lost).contains("//a is unreachable"), "{}", said(&lost));
+    assert!(b.run(&["show", "llm"]).expect(3).stderr.contains("llm"));
+}
+
+// Holds 448.
+#[test]
+fn another_host_with_the_content_takes_over() {
+    let (mut a, b) = pair();
+    let bytes = noise(8 << 20, 6);
+    put(&a, "llm", &bytes);
+    pull(&b, &["//a/llm", "copy"]).expect(0);
+    let c = Host::start("c", &[&a, &b], &[]);
+    c.await_state("a", "alive");
+    c.await_state("b", "alive");
+    // The version goes at its origin once the manifest was read: only `b` has it then.
+    let root = c.run(&["--json", "show", "//a/llm"]).expect(0).json()["root"].clone();
+    let pulled = pull(&c, &["//a/llm", "--also", "b"]).expect(0).json();
+    assert_eq!(pulled["root"], root);
+    assert!(get(&c, "llm") == bytes);
+    a.bridge.take().unwrap().kill();
+    c.run(&["rm", "llm"]).expect(0);
+    // By the name that `b` gave it.
+    pull(&c, &["//b/copy", "llm"]).expect(0);
+    assert!(get(&c, "llm") == bytes);
+}
+
+// Holds 449.
+#[test]
+fn too_little_memory_is_said_before_the_first_byte() {
+    let a = Host::start("a", &[], &["--export", "*"]);
+    put(&a, "llm", &noise(8 << 20, 1));
+    let sandbox = partywall_harness::Sandbox::new();
+    sandbox.run(["serve", "--background", "--max-bytes", "4MiB"]).expect(0);
+    let arguments = ["pull", "//a/llm", "--device", "host", "--connect", &a.endpoint];
+    let refused = Running::spawn(&mut command(&sandbox, &arguments)).wait().expect(5);
+    assert!(refused.stderr.contains("limit"), "{refused:?}");
+}
+
+// Holds 450.
+#[test]
+fn follower_takes_the_newest_version() {
+    let (a, b) = pair();
+    put(&a, "llm", b"1");
+    let mut follower =
+        Running::spawn(&mut command(&b.sandbox, &["--json", "pull", "//a/llm", "--follow", "--device", "host"]));
+    assert!(follower.line().contains("//a/llm@1"));
+    put(&a, "llm", b"two");
+    assert!(follower.line().contains("//a/llm@2"));
+    assert!(get(&b, "llm") == b"two");
+    follower.signal(partywall_harness::Signal::TERM);
+    follower.wait().expect(0);
+}
+
+#[test]
+fn segment_crosses_from_gpu_to_gpu_of_the_simulated_driver() {
+    let mut a = Host {
+        sandbox: partywall_harness::Sandbox::simulated(1),
+        name: "a".into(),
+        bridge: None,
+        endpoint: "127.0.0.1:0".into(),
+    };
+    a.bridge(&[], &["--export", "*"]);
+    let mut b = Host {
+        sandbox: partywall_harness::Sandbox::simulated(1),
+        name: "b".into(),
+        bridge: None,
+        endpoint: "127.0.0.1:0".into(),
+    };
+    b.bridge(&[&a.endpoint], &[]);
+    b.await_state("a", "alive");
+    let bytes = noise((3 << 20) + 5, 9);
+    let file = a.sandbox.file("put", &bytes);
+    a.run(&["put", file.to_str().unwrap(), "llm", "--device", "cuda:0"]).expect(0);
+    let pulled = b.run(&["--json", "pull", "//a/llm", "--device", "cuda:0"]).expect(0).json();
+    assert_eq!(pulled["kind"], "vmm");
+    assert!(get(&b, "llm") == bytes);
+}
