@@ -1,0 +1,51 @@
+//! One topic from its origin to one receiving host.
+//!
+//! [`Sender`](sender::Sender) is the origin's side, [`Receiver`](receiver::Receiver) the other one. Both are pure state
+//! machines: events in, effects out, time as a parameter, no I/O. [`wire`] has the messages between them.
+//!
+//! # The protocol
+//!
+//! The receiver begins a *stream* ([`Join`](wire::Join)), under a [number](wire::StreamId) that it has not used before.
+//! The sender joins the topic's ring with the receiver's policy, and numbers the samples that it takes from there 0, 1,
+//! 2, …. A sample is sent in pieces of [`PIECE_BYTES`], and the receiver accepts pieces in order only: its state is one
+//! [cursor](wire::Cursor). An [acknowledgement](wire::Acknowledgement) says the whole state, so it may be lost, doubled
+//! or late. It is the credit as well: the sender may have as many samples unpublished and as many bytes unwritten as the
+//! [window](wire::Window) says, and takes nothing more from the ring before. What is dropped is therefore dropped in the
+//! ring, by the topic's policy, and counted there.
+//!
+//! The transport is expected to keep the order, but nothing depends on it. A piece that comes too early makes the
+//! receiver ask for those before it. If an acknowledgement does not come, the sender [probes](wire::FromOrigin::Probe)
+//! once a [`RETRY`], and a silent receiver of samples [asks](wire::Acknowledgement::asks) once a [`KEEPALIVE`].
+//!
+//! # Ends
+//!
+//! A stream belongs to two instances of bridges. If one of them is replaced, the stream is over; its messages are
+//! dropped by their [`StreamId`](wire::StreamId). If the hosts only lose sight of each other, the sender keeps what is
+//! not acknowledged for the *patience*, then parts: nobody waits for a cable for ever. A new stream
+//! [resumes](wire::Resume) at a position of the ring, so the samples between are counted as missed, exactly if the ring
+//! is the same one. Exception: samples that the origin's own bridge has published, and that the ring no longer keeps.
+
+pub(crate) mod receiver;
+pub(crate) mod sender;
+#[cfg(test)]
+mod tests;
+pub(crate) mod wire;
+
+use std::time::Duration;
+
+/// The time since some moment before the first event. It only grows.
+pub(crate) type Time = Duration;
+
+/// The bytes of each piece of a sample but the last.
+pub(crate) const PIECE_BYTES: u64 = 1 << 20;
+
+/// How long a side waits for an answer before it asks again.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// How long a receiver hears nothing before it asks whether its stream still exists.
+const KEEPALIVE: Duration = Duration::from_secs(5);
+
+/// The earliest of some deadlines.
+fn earliest(deadlines: impl IntoIterator<Item = Option<Time>>) -> Option<Time> {
+    deadlines.into_iter().flatten().min()
+}

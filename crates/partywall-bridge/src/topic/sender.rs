@@ -1,0 +1,488 @@
+//! The origin's side of a stream.
+
+use std::{collections::VecDeque, time::Duration};
+
+use super::{
+    RETRY, Time, earliest,
+    wire::{
+        Acknowledgement, Cursor, EndReason, FromOrigin, FromReceiver, Instance, Join, Resume, RingId, SampleHead,
+        StreamId, ToOrigin, ToReceiver, Window,
+    },
+};
+
+/// Sends the samples of one topic to one host. It has at most one stream at a time.
+#[derive(Debug)]
+pub(crate) struct Sender {
+    us: Instance,
+    /// What this side allows a receiver, whatever that asks for.
+    most: Window,
+    patience: Duration,
+    host: Option<ReceivingHost>,
+    stream: Option<OutStream>,
+    /// The end of the latest stream, which its receiver may have to be told again.
+    ended: Option<(StreamId, FromOrigin)>,
+}
+
+/// The current instance of the receiving host.
+#[derive(Debug)]
+struct ReceivingHost {
+    instance: Instance,
+    lost_at: Option<Time>,
+}
+
+#[derive(Debug)]
+struct OutStream {
+    id: StreamId,
+    window: Window,
+    /// The ring, once the executor has joined it, and where the stream begins there.
+    ring: Option<Resume>,
+    /// Where the receiver goes on, until the first sample is taken. Then it is the ring that counts what is missed.
+    resume: Option<Resume>,
+    /// Samples that were missed before the next one.
+    missed: u64,
+    /// Samples that are not published at the receiver, in order.
+    held: VecDeque<SampleHead>,
+    /// The number of the first one.
+    first: u64,
+    /// Of the latest acknowledgement.
+    serial: u64,
+    written: Cursor,
+    /// The next piece to send. Never before `first`.
+    sent: Cursor,
+    /// The first piece that was never sent: no acknowledgement goes beyond.
+    frontier: Cursor,
+    /// Bytes between `written` and `sent`.
+    in_flight: u64,
+    /// Bytes of all held samples from `written` on.
+    unwritten: u64,
+    /// When something was heard of the receiver, or the first held sample was taken.
+    heard: Time,
+    probe_at: Time,
+    /// Samples that were missed at the end of a topic that is over: what is held is sent, and nothing more taken.
+    over: Option<u64>,
+}
+
+/// The input of a [`Sender`].
+#[derive(Debug, Clone)]
+pub(crate) enum SenderEvent {
+    /// The receiving host is there, for the first time or again.
+    HostUp(Instance),
+    /// It is unreachable.
+    HostLost(Instance),
+    /// The receiver sent a message.
+    Message(ToOrigin),
+    /// The executor has joined the topic's ring for a stream, which gives it this sample first.
+    Subscribed { stream: StreamId, ring: RingId, position: u64 },
+    /// It could not.
+    Refused { stream: StreamId, reason: EndReason },
+    /// A sample was taken from the ring, which happens only while there is [credit](Sender::has_credit). Its `missed`
+    /// is what the ring counts.
+    Taken(SampleHead),
+    /// A sample was taken that does not cross, because this bridge has published it.
+    Skipped { position: u64, missed: u64 },
+    /// The topic is over. As many samples were missed since the last one that was taken.
+    TopicOver { missed: u64 },
+    /// The bridge stops, or no longer exports the topic.
+    Stop(EndReason),
+    /// Time has passed: at the latest at the [deadline](Sender::deadline).
+    Tick,
+}
+
+/// The output of a [`Sender`], to be carried out in order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum SenderEffect {
+    /// Join the topic's ring, then report [`SenderEvent::Subscribed`] or [`SenderEvent::Refused`]. With
+    /// [`Resume`], begin as early as the ring allows.
+    Subscribe {
+        stream: StreamId,
+        join: Join,
+    },
+    /// Leave the ring.
+    Unsubscribe {
+        stream: StreamId,
+    },
+    /// Keep the sample that was just taken, under this number. Without this effect it is not needed.
+    Keep {
+        number: u64,
+    },
+    /// Let go of a sample.
+    Release {
+        number: u64,
+    },
+    Send(ToReceiver),
+    /// Send a part of a kept sample.
+    SendPiece {
+        number: u64,
+        offset: u64,
+        bytes: u64,
+        message: ToReceiver,
+    },
+}
+
+type Effects = Vec<SenderEffect>;
+
+impl Sender {
+    /// Creates the sender of the bridge `us`. `most` bounds what it holds, apart from the size of one sample. After
+    /// `patience` without a word of a receiver it parts from it.
+    pub(crate) fn new(us: Instance, most: Window, patience: Duration) -> Self {
+        Self { us, most, patience, host: None, stream: None, ended: None }
+    }
+
+    /// Applies an event, and appends its effects to `out`.
+    pub(crate) fn apply(&mut self, event: SenderEvent, now: Time, out: &mut Effects) {
+        match event {
+            SenderEvent::HostUp(instance) => self.host_up(instance, now, out),
+            SenderEvent::HostLost(instance) => {
+                if let Some(host) = self.host.as_mut().filter(|host| host.instance == instance) {
+                    host.lost_at.get_or_insert(now);
+                }
+            }
+            SenderEvent::Message(message) => self.message(message, now, out),
+            SenderEvent::Subscribed { stream, ring, position } => {
+                self.subscribed(stream, Resume { ring, position }, now, out);
+            }
+            SenderEvent::Refused { stream, reason } => {
+                if self.is_current(stream) {
+                    self.end(reason, 0, out);
+                }
+            }
+            SenderEvent::Taken(sample) => self.taken(sample, now, out),
+            SenderEvent::Skipped { position, missed } => {
+                if let Some(stream) = &mut self.stream
+                    && let Some(missed) = stream.missed_before(position, missed)
+                {
+                    stream.missed = missed;
+                }
+            }
+            SenderEvent::TopicOver { missed } => {
+                if let Some(stream) = &mut self.stream {
+                    stream.over = Some(stream.missed.saturating_add(missed));
+                    self.end_if_over(out);
+                }
+            }
+            SenderEvent::Stop(reason) => self.end(reason, 0, out),
+            SenderEvent::Tick => self.tick(now, out),
+        }
+    }
+
+    /// Returns whether the next sample may be taken from the ring.
+    pub(crate) fn has_credit(&self) -> bool {
+        let is_reachable = self.host.as_ref().is_some_and(|host| host.lost_at.is_none());
+        is_reachable
+            && self.stream.as_ref().is_some_and(|stream| {
+                stream.ring.is_some()
+                    && stream.over.is_none()
+                    && stream.held.len() < stream.window.samples as usize
+                    && stream.unwritten < stream.window.bytes
+            })
+    }
+
+    /// Returns when [`SenderEvent::Tick`] is due.
+    pub(crate) fn deadline(&self) -> Option<Time> {
+        let stream = self.stream.as_ref()?;
+        if let Some(lost_at) = self.host.as_ref().and_then(|host| host.lost_at) {
+            return Some(lost_at + self.patience);
+        }
+        let waits = !stream.held.is_empty();
+        earliest([waits.then_some(stream.probe_at), waits.then(|| stream.heard + self.patience)])
+    }
+
+    /// Returns the stream that exists.
+    pub(crate) fn stream(&self) -> Option<StreamId> {
+        self.stream.as_ref().map(|stream| stream.id)
+    }
+
+    fn host_up(&mut self, instance: Instance, now: Time, out: &mut Effects) {
+        let is_same = self.host.as_ref().is_some_and(|host| host.instance == instance);
+        self.host = Some(ReceivingHost { instance, lost_at: None });
+        if !is_same {
+            // Nobody is there any more who could be told.
+            self.close(out);
+            self.ended = None;
+        } else if let Some(stream) = &mut self.stream {
+            stream.heard = now;
+            stream.probe(now, out);
+        }
+    }
+
+    fn message(&mut self, message: ToOrigin, now: Time, out: &mut Effects) {
+        let ToOrigin { stream: id, body } = message;
+        let host = self.host.as_ref().map(|host| host.instance);
+        // Of another instance than the current one: late, or of an impostor.
+        if id.origin != self.us || Some(id.receiver) != host {
+            return;
+        }
+        if !self.is_current(id) {
+            match body {
+                FromReceiver::Join(join) if self.is_new(id) => self.join(id, join, now, out),
+                // Late, unless it has not heard how its stream ended.
+                FromReceiver::Join(_) if !self.has_ended(id) => {}
+                FromReceiver::Leave => {}
+                _ => self.deny(id, out),
+            }
+            return;
+        }
+        let Some(stream) = &mut self.stream else { return };
+        stream.heard = now;
+        match body {
+            FromReceiver::Join(_) => stream.confirm(out),
+            FromReceiver::Acknowledge(acknowledgement) => match stream.acknowledge(acknowledgement, now, out) {
+                Ok(()) => self.end_if_over(out),
+                Err(OutOfRange) => self.end(EndReason::Violation, 0, out),
+            },
+            FromReceiver::Leave => {
+                self.close(out);
+                self.ended = Some((id, FromOrigin::End { reason: EndReason::Unknown, missed: 0 }));
+            }
+        }
+    }
+
+    /// Returns whether a stream is newer than all that were here.
+    fn is_new(&self, id: StreamId) -> bool {
+        let latest = self.stream().or(self.ended.as_ref().map(|(ended, _)| *ended));
+        latest.is_none_or(|latest| latest.number < id.number)
+    }
+
+    fn join(&mut self, id: StreamId, join: Join, now: Time, out: &mut Effects) {
+        self.close(out);
+        let window = join.window.within(self.most);
+        self.stream = Some(OutStream::new(id, window, join.resume, now));
+        out.push(SenderEffect::Subscribe { stream: id, join });
+    }
+
+    /// Answers a message of a stream that does not exist.
+    fn deny(&self, id: StreamId, out: &mut Effects) {
+        let unknown = FromOrigin::End { reason: EndReason::Unknown, missed: 0 };
+        let end = self.ended.as_ref().filter(|_| self.has_ended(id)).map_or(unknown, |(_, end)| end.clone());
+        out.push(SenderEffect::Send(ToReceiver { stream: id, body: end }));
+    }
+
+    fn subscribed(&mut self, id: StreamId, at: Resume, now: Time, out: &mut Effects) {
+        let Some(stream) = self.stream.as_mut().filter(|stream| stream.id == id) else {
+            // Its `Unsubscribe` came while it was under way, and was for nothing then.
+            out.push(SenderEffect::Unsubscribe { stream: id });
+            return;
+        };
+        stream.ring = Some(at);
+        stream.resume = stream.resume.filter(|resume| resume.ring == at.ring);
+        stream.heard = now;
+        stream.confirm(out);
+    }
+
+    fn taken(&mut self, mut sample: SampleHead, now: Time, out: &mut Effects) {
+        let Some(stream) = &mut self.stream else { return };
+        // The receiver has it, from an earlier stream.
+        let Some(missed) = stream.missed_before(sample.position, sample.missed) else { return };
+        stream.missed = 0;
+        stream.resume = None;
+        sample.missed = missed;
+        if sample.failed {
+            sample.bytes = 0;
+        }
+        if stream.held.is_empty() {
+            stream.heard = now;
+            stream.probe_at = now + RETRY;
+        }
+        stream.unwritten = stream.unwritten.saturating_add(sample.bytes);
+        out.push(SenderEffect::Keep { number: stream.end() });
+        stream.held.push_back(sample);
+        stream.send(out);
+    }
+
+    fn tick(&mut self, now: Time, out: &mut Effects) {
+        if self.deadline().is_none_or(|deadline| now < deadline) {
+            return;
+        }
+        let lost_at = self.host.as_ref().and_then(|host| host.lost_at);
+        let Some(stream) = &mut self.stream else { return };
+        // A silent receiver is as good as an unreachable one.
+        let since = lost_at.unwrap_or(stream.heard);
+        if now >= since + self.patience {
+            self.end(EndReason::Parted, 0, out);
+        } else {
+            stream.probe(now, out);
+        }
+    }
+
+    fn end_if_over(&mut self, out: &mut Effects) {
+        if let Some(stream) = &self.stream
+            && stream.held.is_empty()
+            && let Some(missed) = stream.over
+        {
+            self.end(EndReason::TopicOver, missed, out);
+        }
+    }
+
+    /// Ends the stream, and tells its receiver.
+    fn end(&mut self, reason: EndReason, missed: u64, out: &mut Effects) {
+        if let Some(id) = self.close(out) {
+            let end = FromOrigin::End { reason, missed };
+            out.push(SenderEffect::Send(ToReceiver { stream: id, body: end.clone() }));
+            self.ended = Some((id, end));
+        }
+    }
+
+    /// Lets go of everything of the stream.
+    fn close(&mut self, out: &mut Effects) -> Option<StreamId> {
+        let stream = self.stream.take()?;
+        out.extend((stream.first..stream.end()).map(|number| SenderEffect::Release { number }));
+        out.push(SenderEffect::Unsubscribe { stream: stream.id });
+        Some(stream.id)
+    }
+
+    fn has_ended(&self, id: StreamId) -> bool {
+        self.ended.as_ref().is_some_and(|(ended, _)| *ended == id)
+    }
+
+    fn is_current(&self, id: StreamId) -> bool {
+        self.stream() == Some(id)
+    }
+}
+
+/// An acknowledgement of something that was never sent, or that contradicts an earlier one.
+struct OutOfRange;
+
+impl OutStream {
+    fn new(id: StreamId, window: Window, resume: Option<Resume>, now: Time) -> Self {
+        Self {
+            id,
+            window,
+            ring: None,
+            resume,
+            missed: 0,
+            held: VecDeque::new(),
+            first: 0,
+            serial: 0,
+            written: Cursor::default(),
+            sent: Cursor::default(),
+            frontier: Cursor::default(),
+            in_flight: 0,
+            unwritten: 0,
+            heard: now,
+            probe_at: now + RETRY,
+            over: None,
+        }
+    }
+
+    /// Answers the join, once the ring is known.
+    fn confirm(&self, out: &mut Effects) {
+        if let Some(Resume { ring, position }) = self.ring {
+            self.say(FromOrigin::Joined { ring, position }, out);
+        }
+    }
+
+    /// Returns how many samples are missed before the one at a position, before which the ring counts `missed`. `None`
+    /// for a position that the receiver knows.
+    fn missed_before(&mut self, position: u64, missed: u64) -> Option<u64> {
+        let missed = match &mut self.resume {
+            Some(resume) => {
+                let missed = position.checked_sub(resume.position)?;
+                resume.position = position + 1;
+                missed
+            }
+            None => missed,
+        };
+        Some(self.missed.saturating_add(missed))
+    }
+
+    fn acknowledge(
+        &mut self,
+        acknowledgement: Acknowledgement,
+        now: Time,
+        out: &mut Effects,
+    ) -> Result<(), OutOfRange> {
+        let Acknowledgement { serial, written, arrived, resend, asks } = acknowledgement;
+        // Doubled, or overtaken by a later one.
+        if serial <= self.serial {
+            return Ok(());
+        }
+        let arrived = self.normal(arrived)?;
+        let in_order = self.first <= written.number && written <= arrived && arrived <= self.frontier;
+        if !in_order || !self.normal(written).is_ok_and(|written| written <= arrived) {
+            return Err(OutOfRange);
+        }
+        self.serial = serial;
+        while self.first < written.number {
+            self.held.pop_front();
+            out.push(SenderEffect::Release { number: self.first });
+            self.first += 1;
+        }
+        self.written = written;
+        // What has arrived need not be sent again, even if that was asked for before.
+        if resend || self.sent < arrived {
+            self.sent = arrived;
+        }
+        self.in_flight = self.bytes_between(written, self.sent);
+        self.unwritten = self.bytes_between(written, Cursor { number: self.end(), piece: 0 });
+        self.probe_at = now + RETRY;
+        self.send(out);
+        if asks {
+            self.probe(now, out);
+        }
+        Ok(())
+    }
+
+    /// Returns a place in the form in which the end of a sample is the beginning of the next one.
+    fn normal(&self, at: Cursor) -> Result<Cursor, OutOfRange> {
+        let Cursor { number, piece } = at;
+        let pieces = match number.checked_sub(self.first) {
+            Some(index) if number < self.end() => self.held[index as usize].pieces(),
+            Some(_) if number == self.end() && piece == 0 => return Ok(at),
+            _ => return Err(OutOfRange),
+        };
+        match piece {
+            _ if piece < pieces => Ok(at),
+            _ if piece == pieces => Ok(Cursor { number: number + 1, piece: 0 }),
+            _ => Err(OutOfRange),
+        }
+    }
+
+    /// Sends as many pieces as the window allows.
+    fn send(&mut self, out: &mut Effects) {
+        while self.sent.number < self.end() && self.in_flight < self.window.bytes {
+            let Cursor { number, piece } = self.sent;
+            let sample = &self.held[(number - self.first) as usize];
+            let bytes = sample.piece_bytes(piece);
+            let body = match piece {
+                0 => FromOrigin::First { number, sample: sample.clone() },
+                _ => FromOrigin::Next(self.sent),
+            };
+            let message = ToReceiver { stream: self.id, body };
+            let offset = piece * super::PIECE_BYTES;
+            out.push(SenderEffect::SendPiece { number, offset, bytes, message });
+            self.in_flight += bytes;
+            self.sent = match piece + 1 {
+                next if next == sample.pieces() => Cursor { number: number + 1, piece: 0 },
+                next => Cursor { number, piece: next },
+            };
+            self.frontier = self.frontier.max(self.sent);
+        }
+    }
+
+    fn probe(&mut self, now: Time, out: &mut Effects) {
+        self.probe_at = now + RETRY;
+        if self.ring.is_some() {
+            self.say(FromOrigin::Probe { sent: self.sent }, out);
+        }
+    }
+
+    fn say(&self, body: FromOrigin, out: &mut Effects) {
+        out.push(SenderEffect::Send(ToReceiver { stream: self.id, body }));
+    }
+
+    /// Returns the number of the next sample.
+    fn end(&self) -> u64 {
+        self.first + self.held.len() as u64
+    }
+
+    /// Returns the bytes between two places, of which the first one is among the held samples.
+    fn bytes_between(&self, from: Cursor, to: Cursor) -> u64 {
+        let before = |at: Cursor| {
+            let whole = (at.number - self.first) as usize;
+            let bytes = self.held.iter().take(whole).map(|sample| sample.bytes);
+            let part = self.held.get(whole).map_or(0, |sample| sample.bytes.min(at.piece * super::PIECE_BYTES));
+            bytes.fold(part, u64::saturating_add)
+        };
+        before(to).saturating_sub(before(from))
+    }
+}

@@ -1,0 +1,191 @@
+use std::time::Duration;
+
+use super::world::{RingEntry, World, WorldOptions};
+use crate::topic::{
+    PIECE_BYTES,
+    receiver::StreamEnd,
+    wire::{EndReason, FromOrigin, FromReceiver, StreamPolicy, Window},
+};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+fn world(policy: StreamPolicy, window: Window) -> World {
+    let mut world = World::new(WorldOptions { policy, window, patience: PATIENCE, hostile: false });
+    world.settle();
+    world
+}
+
+fn blocking() -> World {
+    world(StreamPolicy::Block, Window { samples: 2, bytes: 4 * PIECE_BYTES })
+}
+
+fn sample(bytes: u64) -> RingEntry {
+    RingEntry { bytes, failed: false, own: false }
+}
+
+/// Returns how many samples there are between the first one and those that cannot be published any more.
+fn publish_until_full(world: &mut World) -> usize {
+    let before = world.ring.len();
+    loop {
+        let published = world.ring.len();
+        world.publish(sample(1));
+        while world.take() {}
+        if world.ring.len() == published {
+            return published - before;
+        }
+    }
+}
+
+#[test]
+fn sample_that_exceeds_the_window_crosses() {
+    let mut world = world(StreamPolicy::Block, Window { samples: 4, bytes: 32 * PIECE_BYTES });
+    world.publish(sample(100_000_000));
+    world.take();
+    // A window of it is on its way, and nothing is taken behind it.
+    assert_eq!(world.down.len(), 32);
+    world.publish(sample(1));
+    assert!(!world.take());
+    world.settle();
+    assert_eq!(world.local.len(), 2);
+}
+
+#[test]
+fn samples_without_credit_stay_in_the_ring_and_are_dropped_there() {
+    let mut world = world(StreamPolicy::Latest, Window { samples: 1, bytes: PIECE_BYTES });
+    for _ in 0..10 {
+        world.publish(sample(1));
+        world.take();
+    }
+    world.settle();
+    let positions: Vec<u64> = world.local.iter().map(|sample| sample.position).collect();
+    assert_eq!(positions, [0, 9]);
+    assert_eq!(world.local[1].sequence, 9);
+    assert_eq!(world.counts().missed, 8);
+}
+
+#[test]
+fn publishers_are_free_once_the_patience_is_over() {
+    let mut world = blocking();
+    world.disconnect();
+    assert_eq!(publish_until_full(&mut world), 4);
+    world.pass(PATIENCE - Duration::from_millis(1));
+    assert_eq!(publish_until_full(&mut world), 0);
+    world.pass(Duration::from_millis(1));
+    assert!(world.sender.stream().is_none());
+    for _ in 0..10 {
+        world.publish(sample(1));
+    }
+    assert_eq!(world.ring.len(), 14);
+    world.settle();
+    // What the ring still keeps crosses; the rest is counted.
+    assert_eq!((world.counts().published, world.counts().missed), (3, 11));
+    assert_eq!(world.local[0].sequence, 11);
+}
+
+#[test]
+fn receiver_that_says_nothing_is_parted_from_as_well() {
+    let mut world = blocking();
+    world.open = (false, true);
+    assert_eq!(publish_until_full(&mut world), 6);
+    for _ in 0..10 {
+        world.pass(Duration::from_secs(1));
+    }
+    assert!(world.sender.stream().is_none());
+    world.settle();
+    assert_eq!(world.counts().published + world.counts().missed, 6);
+}
+
+#[test]
+fn slow_receiver_is_waited_for() {
+    let mut world = blocking();
+    assert_eq!(publish_until_full(&mut world), 6);
+    // It answers, and its topic has no loan.
+    for _ in 0..100 {
+        while world.deliver_down(0, false) || world.deliver_up(0, false) {}
+        world.pass(Duration::from_secs(1));
+    }
+    assert!(world.sender.stream().is_some());
+    world.settle();
+    assert_eq!(world.counts().published, 6);
+}
+
+#[test]
+fn half_a_sample_gives_its_loan_back_and_is_sent_again() {
+    let mut world = blocking();
+    world.publish(sample(3 * PIECE_BYTES));
+    world.take();
+    world.deliver_down(0, false);
+    world.lend(true);
+    world.deliver_down(0, false);
+    assert_eq!(world.loans(), 1);
+    world.down.clear();
+    world.disconnect();
+    assert_eq!(world.loans(), 0);
+    assert!(!world.publisher_is_open());
+    world.settle();
+    assert_eq!((world.local.len(), world.counts().missed), (1, 0));
+}
+
+#[test]
+fn sample_that_is_being_published_is_not_sent_again() {
+    let mut world = blocking();
+    world.publish(sample(1));
+    world.take();
+    world.deliver_down(0, false);
+    world.lend(true);
+    world.disconnect();
+    assert!(world.publisher_is_open());
+    world.finish(true);
+    assert!(!world.publisher_is_open());
+    world.settle();
+    assert_eq!(world.local.len(), 1);
+}
+
+#[test]
+fn messages_of_an_old_instance_are_dropped() {
+    let mut world = blocking();
+    world.publish(sample(1));
+    world.take();
+    while world.deliver_down(0, false) || world.lend(true) || world.finish(true) {}
+    let late = std::mem::take(&mut world.up);
+    assert!(matches!(late[0].body, FromReceiver::Acknowledge(_)));
+    world.kill_receiver();
+    world.publish(sample(1));
+    while world.deliver_up(0, false) || world.deliver_down(0, false) || world.take() {}
+    let stream = world.sender.stream();
+    let held = world.kept();
+    world.up = late;
+    while world.deliver_up(0, false) {}
+    assert_eq!((world.sender.stream(), world.kept()), (stream, held));
+    assert!(world.down.is_empty());
+}
+
+#[test]
+fn failed_sample_is_told_and_not_sent() {
+    let mut world = blocking();
+    world.publish(RingEntry { bytes: 5 * PIECE_BYTES, failed: true, own: false });
+    world.publish(sample(1));
+    world.take();
+    let (message, payload) = &world.down[0];
+    assert!(matches!(&message.body, FromOrigin::First { sample, .. } if sample.failed));
+    assert_eq!(payload.map(|payload| payload.bytes), Some(0));
+    world.settle();
+    assert_eq!((world.counts().failed, world.counts().missed), (1, 0));
+    assert_eq!(world.local[0].sequence, 1);
+}
+
+#[test]
+fn refused_stream_is_not_asked_for_again() {
+    let mut world = blocking();
+    world.stop_export();
+    world.settle();
+    assert_eq!(world.end, Some(StreamEnd::Origin(EndReason::NotExported)));
+    for _ in 0..10 {
+        world.pass(Duration::from_secs(10));
+        assert!(world.up.is_empty() && world.down.is_empty());
+    }
+    world.offer();
+    world.publish(sample(1));
+    world.settle();
+    assert_eq!(world.local.len(), 1);
+}

@@ -1,0 +1,489 @@
+//! The world of a stream: a ring at the origin, a topic at the receiving host, two bridges, and a network that loses,
+//! doubles, reorders and delays. All invariants are checked after each step.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use crate::topic::{
+    PIECE_BYTES, Time,
+    receiver::{LoanId, Payload, Receiver, ReceiverCounts, ReceiverEffect, ReceiverEvent, ReceiverOptions, StreamEnd},
+    sender::{Sender, SenderEffect, SenderEvent},
+    wire::{
+        Bounded, EndReason, Instance, Message, RingId, SampleHead, StreamId, StreamPolicy, Text, ToOrigin, ToReceiver,
+        Window,
+    },
+};
+
+pub(super) const DEPTH: u64 = 4;
+
+/// What was published at the origin, at each position.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RingEntry {
+    pub(super) bytes: u64,
+    pub(super) failed: bool,
+    /// Of the origin's bridge, so it does not cross.
+    pub(super) own: bool,
+}
+
+impl RingEntry {
+    /// A failed sample has no bytes to send.
+    fn crossing_bytes(self) -> u64 {
+        if self.failed { 0 } else { self.bytes }
+    }
+}
+
+/// Stands for the bytes of a piece.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Tag {
+    pub(super) position: u64,
+    pub(super) offset: u64,
+    pub(super) bytes: u64,
+}
+
+impl Payload for Tag {
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+#[derive(Debug)]
+struct RingCursor {
+    stream: StreamId,
+    policy: StreamPolicy,
+    next: u64,
+    missed: u64,
+}
+
+#[derive(Debug)]
+struct ModelLoan {
+    sample: SampleHead,
+    state: ModelLoanState,
+    written: u64,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum ModelLoanState {
+    Asked,
+    Lent,
+    Publishing,
+}
+
+/// A sample in the topic of the receiving host.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LocalSample {
+    pub(super) position: u64,
+    pub(super) sequence: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct WorldOptions {
+    pub(super) policy: StreamPolicy,
+    pub(super) window: Window,
+    pub(super) patience: Duration,
+    /// Whether a peer may send anything. Then only bounds and ends are checked.
+    pub(super) hostile: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct World {
+    pub(super) options: WorldOptions,
+    pub(super) now: Time,
+    pub(super) ring: Vec<RingEntry>,
+    cursor: Option<RingCursor>,
+    pub(super) sender: Sender,
+    /// The positions of the samples that the origin's bridge holds, by number.
+    kept: BTreeMap<u64, u64>,
+    origin: Instance,
+    pub(super) receiver: Receiver<Tag>,
+    receiving: Instance,
+    loans: BTreeMap<LoanId, ModelLoan>,
+    pub(super) local: Vec<LocalSample>,
+    sequence: u64,
+    publisher_is_open: bool,
+    pub(super) end: Option<StreamEnd>,
+    /// The position at which the present receiver began.
+    pub(super) start: Option<u64>,
+    pub(super) up: Vec<ToOrigin>,
+    pub(super) down: Vec<(ToReceiver, Option<Tag>)>,
+    /// Whether messages get through, up and down.
+    pub(super) open: (bool, bool),
+    pub(super) is_connected: bool,
+    /// How often a stream has been resumed, or begun anew.
+    pub(super) joins: u32,
+    /// Loans and publishings that the topic refused.
+    pub(super) refused: u64,
+    instances: u128,
+}
+
+impl World {
+    pub(super) fn new(options: WorldOptions) -> Self {
+        let origin = Instance(1);
+        let receiving = Instance(2);
+        let mut world = Self {
+            options,
+            now: Time::ZERO,
+            ring: Vec::new(),
+            cursor: None,
+            sender: new_sender(origin, options),
+            kept: BTreeMap::new(),
+            origin,
+            receiver: new_receiver(receiving, options),
+            receiving,
+            loans: BTreeMap::new(),
+            local: Vec::new(),
+            sequence: 0,
+            publisher_is_open: false,
+            end: None,
+            start: None,
+            up: Vec::new(),
+            down: Vec::new(),
+            open: (true, true),
+            is_connected: false,
+            joins: 0,
+            refused: 0,
+            instances: 2,
+        };
+        world.connect();
+        world
+    }
+
+    /// Publishes at the origin. Does nothing if the publisher has to wait for the export.
+    pub(super) fn publish(&mut self, entry: RingEntry) {
+        let head = self.ring.len() as u64;
+        let waits = |cursor: &RingCursor| cursor.policy == StreamPolicy::Block && head - cursor.next >= DEPTH;
+        if self.cursor.as_ref().is_some_and(waits) {
+            return;
+        }
+        self.ring.push(entry);
+        let head = head + 1;
+        if let Some(cursor) = &mut self.cursor {
+            let most = if cursor.policy == StreamPolicy::Latest { 1 } else { DEPTH };
+            let least = head.saturating_sub(most).max(cursor.next);
+            cursor.missed += least - cursor.next;
+            cursor.next = least;
+        }
+    }
+
+    /// Takes the next sample from the ring, if there is credit. Returns whether it did.
+    pub(super) fn take(&mut self) -> bool {
+        if !self.sender.has_credit() {
+            return false;
+        }
+        let cursor = self.cursor.as_mut().expect("there is credit only for a stream");
+        let Some(&entry) = self.ring.get(cursor.next as usize) else { return false };
+        let position = cursor.next;
+        cursor.next += 1;
+        let missed = std::mem::take(&mut cursor.missed);
+        if entry.own {
+            self.sender_event(SenderEvent::Skipped { position, missed }, None);
+        } else {
+            self.sender_event(SenderEvent::Taken(head(position, entry, missed)), Some(position));
+        }
+        true
+    }
+
+    pub(super) fn sender_event(&mut self, event: SenderEvent, mut taken: Option<u64>) {
+        let mut effects = Vec::new();
+        self.sender.apply(event, self.now, &mut effects);
+        for effect in effects {
+            match effect {
+                SenderEffect::Subscribe { stream, join } => {
+                    assert!(self.cursor.is_none(), "the ring is joined twice");
+                    self.joins += 1;
+                    let head = self.ring.len() as u64;
+                    let history = if join.resume.is_some() { DEPTH - 1 } else { join.history.unwrap_or(0).into() };
+                    let next = head.saturating_sub(history);
+                    self.cursor = Some(RingCursor { stream, policy: join.policy, next, missed: 0 });
+                    self.sender_event(SenderEvent::Subscribed { stream, ring: RingId(7), position: next }, None);
+                }
+                SenderEffect::Unsubscribe { stream } => {
+                    if self.cursor.as_ref().is_some_and(|cursor| cursor.stream == stream) {
+                        self.cursor = None;
+                    }
+                    assert!(self.kept.is_empty(), "a sample is held without a stream");
+                }
+                SenderEffect::Keep { number } => {
+                    let position = taken.take().expect("only what was taken is kept, once");
+                    assert_eq!(self.kept.insert(number, position), None);
+                }
+                SenderEffect::Release { number } => assert!(self.kept.remove(&number).is_some(), "released twice"),
+                SenderEffect::Send(message) => self.send_down(message, None),
+                SenderEffect::SendPiece { number, offset, bytes, message } => {
+                    let position = self.kept[&number];
+                    assert!(offset + bytes <= self.ring[position as usize].bytes);
+                    self.send_down(message, Some(Tag { position, offset, bytes }));
+                }
+            }
+        }
+        self.check();
+    }
+
+    pub(super) fn receiver_event(&mut self, event: ReceiverEvent<Tag>) {
+        let mut effects = Vec::new();
+        self.receiver.apply(event, self.now, &mut effects);
+        for effect in effects {
+            match effect {
+                ReceiverEffect::Send(message) => self.send_up(message),
+                ReceiverEffect::Borrow { loan, sample } => {
+                    self.publisher_is_open = true;
+                    let asked = ModelLoan { sample, state: ModelLoanState::Asked, written: 0 };
+                    assert!(self.loans.insert(loan, asked).is_none(), "a loan is asked for twice");
+                }
+                ReceiverEffect::Write { loan, offset, payload } => {
+                    let loan = self.loans.get_mut(&loan).expect("only what is lent is written");
+                    assert_eq!(loan.state, ModelLoanState::Lent);
+                    assert_eq!(offset, loan.written * PIECE_BYTES);
+                    assert!(offset + payload.bytes <= loan.sample.bytes);
+                    loan.written += 1;
+                    if !self.options.hostile {
+                        assert_eq!((payload.position, payload.offset), (loan.sample.position, offset));
+                    }
+                }
+                ReceiverEffect::Publish { loan, skip } => {
+                    let loan = self.loans.get_mut(&loan).expect("only what is lent is published");
+                    assert_eq!(loan.state, ModelLoanState::Lent);
+                    assert_eq!(loan.written, loan.sample.pieces(), "half a sample is published");
+                    loan.state = ModelLoanState::Publishing;
+                    self.sequence = self.sequence.saturating_add(skip);
+                }
+                ReceiverEffect::GiveBack { loan } => {
+                    let loan = self.loans.remove(&loan).expect("only what is lent is given back");
+                    assert_eq!(loan.state, ModelLoanState::Lent);
+                }
+                ReceiverEffect::ClosePublisher => {
+                    assert!(self.loans.is_empty(), "the publisher is closed while it has loans");
+                    self.publisher_is_open = false;
+                }
+                ReceiverEffect::Ended(end) => self.end = Some(end),
+            }
+        }
+        if self.start.is_none() {
+            self.start = self.receiver.ring_position();
+        }
+        self.check();
+    }
+
+    /// Answers the oldest request for a loan.
+    pub(super) fn lend(&mut self, grants: bool) -> bool {
+        let asked = |(loan, state): (&LoanId, &ModelLoan)| (state.state == ModelLoanState::Asked).then_some(*loan);
+        let Some(loan) = self.loans.iter().find_map(asked) else { return false };
+        if grants {
+            self.loans.get_mut(&loan).expect("it was found").state = ModelLoanState::Lent;
+            self.receiver_event(ReceiverEvent::Borrowed(loan));
+        } else {
+            self.refused += 1;
+            self.loans.remove(&loan);
+            self.receiver_event(ReceiverEvent::NotBorrowed(loan));
+        }
+        true
+    }
+
+    /// Ends a publishing.
+    pub(super) fn finish(&mut self, succeeds: bool) -> bool {
+        let ready = |(loan, state): (&LoanId, &ModelLoan)| (state.state == ModelLoanState::Publishing).then_some(*loan);
+        let Some(loan) = self.loans.iter().find_map(ready) else { return false };
+        let ModelLoan { sample, .. } = self.loans.remove(&loan).expect("it was found");
+        if succeeds {
+            self.local.push(LocalSample { position: sample.position, sequence: self.sequence });
+            self.sequence = self.sequence.saturating_add(1);
+            self.receiver_event(ReceiverEvent::Published(loan));
+        } else {
+            self.refused += 1;
+            self.receiver_event(ReceiverEvent::NotPublished(loan));
+        }
+        true
+    }
+
+    pub(super) fn pass(&mut self, time: Duration) {
+        self.now += time;
+        self.sender_event(SenderEvent::Tick, None);
+        self.receiver_event(ReceiverEvent::Tick);
+    }
+
+    /// Both hosts lose sight of each other.
+    pub(super) fn disconnect(&mut self) {
+        self.is_connected = false;
+        self.sender_event(SenderEvent::HostLost(self.receiving), None);
+        self.receiver_event(ReceiverEvent::HostLost(self.origin));
+    }
+
+    pub(super) fn connect(&mut self) {
+        self.is_connected = true;
+        self.sender_event(SenderEvent::HostUp(self.receiving), None);
+        self.receiver_event(ReceiverEvent::HostUp(self.origin));
+    }
+
+    /// The origin's bridge is killed and started again.
+    pub(super) fn kill_origin(&mut self) {
+        self.origin = self.new_instance();
+        self.cursor = None;
+        self.kept.clear();
+        self.sender = new_sender(self.origin, self.options);
+        self.connect();
+    }
+
+    /// The receiving bridge is killed and started again. Its loans come back by the proof of its death.
+    pub(super) fn kill_receiver(&mut self) {
+        self.receiving = self.new_instance();
+        self.loans.clear();
+        self.local.clear();
+        self.sequence = 0;
+        self.start = None;
+        self.end = None;
+        self.receiver = new_receiver(self.receiving, self.options);
+        self.connect();
+    }
+
+    pub(super) fn deliver_up(&mut self, index: usize, doubles: bool) -> bool {
+        if self.up.is_empty() || !self.is_connected {
+            return false;
+        }
+        let index = index % self.up.len();
+        let message = if doubles { self.up[index].clone() } else { self.up.remove(index) };
+        self.sender_event(SenderEvent::Message(message), None);
+        true
+    }
+
+    pub(super) fn deliver_down(&mut self, index: usize, doubles: bool) -> bool {
+        if self.down.is_empty() || !self.is_connected {
+            return false;
+        }
+        let index = index % self.down.len();
+        let (message, payload) = if doubles { self.down[index].clone() } else { self.down.remove(index) };
+        self.receiver_event(ReceiverEvent::Message(message, payload));
+        true
+    }
+
+    /// Everything works from now on, until nothing changes any more.
+    ///
+    /// # Panics
+    /// If something waits for ever.
+    pub(super) fn settle(&mut self) {
+        self.open = (true, true);
+        self.connect();
+        for _ in 0..10_000 {
+            let mut changed = false;
+            while self.deliver_up(0, false)
+                || self.deliver_down(0, false)
+                || self.lend(true)
+                || self.finish(true)
+                || self.take()
+            {
+                changed = true;
+            }
+            if !changed && self.is_quiet() {
+                return;
+            }
+            self.pass(Duration::from_millis(500));
+        }
+        panic!("something waits for ever: {self:#?}");
+    }
+
+    /// Returns whether everything published has been taken and is published or missed, or the stream has ended.
+    fn is_quiet(&self) -> bool {
+        let is_idle = self.kept.is_empty() && self.loans.is_empty() && self.receiver.pending_bytes() == 0;
+        let is_joined = self.receiver.stream().is_some() && self.receiver.stream() == self.sender.stream();
+        let is_through = self.cursor.as_ref().is_some_and(|cursor| cursor.next == self.ring.len() as u64);
+        let is_over = self.receiver.stream().is_none() && self.sender.stream().is_none() && self.end.is_some();
+        is_idle && (is_joined && is_through || is_over)
+    }
+
+    pub(super) fn counts(&self) -> ReceiverCounts {
+        self.receiver.counts()
+    }
+
+    /// Returns the entries from a position on that are to cross.
+    pub(super) fn crossing(&self, from: u64) -> impl Iterator<Item = (u64, RingEntry)> + '_ {
+        let entries = self.ring.iter().enumerate().skip(from as usize);
+        entries.map(|(position, entry)| (position as u64, *entry)).filter(|(_, entry)| !entry.own)
+    }
+
+    /// Returns how many loans there are.
+    pub(super) fn loans(&self) -> usize {
+        self.loans.len()
+    }
+
+    /// Returns how many samples the origin's bridge holds.
+    pub(super) fn kept(&self) -> usize {
+        self.kept.len()
+    }
+
+    pub(super) fn publisher_is_open(&self) -> bool {
+        self.publisher_is_open
+    }
+
+    fn check(&self) {
+        let Window { samples, bytes } = self.options.window;
+        assert!(self.kept.len() <= samples as usize, "more samples are held than there is credit");
+        let sizes: Vec<u64> =
+            self.kept.values().map(|position| self.ring[*position as usize].crossing_bytes()).collect();
+        let largest = sizes.iter().max().copied().unwrap_or(0);
+        // The first one may be written as good as whole.
+        assert!(sizes.iter().sum::<u64>() < bytes + 2 * largest.max(1), "more bytes are held than there is credit");
+        assert!(self.receiver.pending_bytes() < bytes + PIECE_BYTES, "more waits than there is credit");
+        assert!(self.local.is_sorted_by(|one, next| one.position < next.position), "samples doubled, or out of order");
+        assert!(self.loans.len() <= 1 + self.unwanted(), "more than one loan");
+    }
+
+    fn unwanted(&self) -> usize {
+        self.loans.values().filter(|loan| loan.state == ModelLoanState::Asked).count()
+    }
+
+    fn send_up(&mut self, message: ToOrigin) {
+        assert_eq!(ToOrigin::decode(&message.encode()).as_ref(), Ok(&message));
+        if self.open.0 && self.is_connected {
+            self.up.push(message);
+        }
+    }
+
+    fn send_down(&mut self, message: ToReceiver, payload: Option<Tag>) {
+        assert_eq!(ToReceiver::decode(&message.encode()).as_ref(), Ok(&message));
+        if self.open.1 && self.is_connected {
+            self.down.push((message, payload));
+        }
+    }
+
+    fn new_instance(&mut self) -> Instance {
+        self.instances += 1;
+        Instance(self.instances)
+    }
+
+    /// Ends the topic after what has been taken from it.
+    pub(super) fn end_topic(&mut self) {
+        let head = self.ring.len() as u64;
+        let missed = self.cursor.as_ref().map_or(0, |cursor| head - cursor.next + cursor.missed);
+        self.sender_event(SenderEvent::TopicOver { missed }, None);
+    }
+
+    /// The topic is exported again.
+    pub(super) fn offer(&mut self) {
+        self.end = None;
+        self.receiver_event(ReceiverEvent::Offered);
+    }
+
+    pub(super) fn stop_export(&mut self) {
+        self.sender_event(SenderEvent::Stop(EndReason::NotExported), None);
+    }
+}
+
+fn new_sender(us: Instance, options: WorldOptions) -> Sender {
+    Sender::new(us, options.window, options.patience)
+}
+
+fn new_receiver(us: Instance, options: WorldOptions) -> Receiver<Tag> {
+    let WorldOptions { policy, window, patience, .. } = options;
+    Receiver::new(us, 0, ReceiverOptions { policy, history: Some(2), window, patience })
+}
+
+fn head(position: u64, entry: RingEntry, missed: u64) -> SampleHead {
+    SampleHead {
+        position,
+        publisher: 5,
+        sequence: position,
+        missed,
+        dtype: Text::new("u8").expect("it is short"),
+        shape: Bounded::new(vec![entry.bytes]).expect("it is short"),
+        bytes: entry.bytes,
+        header: Bounded::default(),
+        failed: entry.failed,
+    }
+}
