@@ -1,4 +1,9 @@
-//! One topic from its origin to one receiving host.
+//! Topics from host to host.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`receiver`], [`sender`] | the two sides of a stream, as state machines |
+//! | [`wire`] | their messages |
 //!
 //! [`Sender`](sender::Sender) is the origin's side, [`Receiver`](receiver::Receiver) the other one. Both are pure state
 //! machines: events in, effects out, time as a parameter, no I/O. [`wire`] has the messages between them.
@@ -25,11 +30,11 @@
 //! [resumes](wire::Resume) at a position of the ring, so the samples between are counted as missed, exactly if the ring
 //! is the same one. Exception: samples that the origin's own bridge has published, and that the ring no longer keeps.
 
-pub(crate) mod receiver;
-pub(crate) mod sender;
+mod receiver;
+mod sender;
 #[cfg(test)]
 mod tests;
-pub(crate) mod wire;
+mod wire;
 
 use std::time::Duration;
 

@@ -9,7 +9,7 @@ use super::{
     KEEPALIVE, PIECE_BYTES, RETRY, Time, earliest,
     wire::{
         Acknowledgement, Cursor, EndReason, FromOrigin, FromReceiver, Instance, Join, Resume, SampleHead, StreamId,
-        StreamPolicy, ToOrigin, ToReceiver, Window,
+        StreamPolicy, ToOrigin, ToReceiver, TopicInfo, Window,
     },
 };
 
@@ -183,6 +183,8 @@ pub(crate) enum ReceiverEvent<P> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ReceiverEffect<P> {
     Send(ToOrigin),
+    /// The stream exists. Open the topic here for the loans to come, or create it like this one.
+    Open(TopicInfo),
     /// Get a loan for a sample, then report [`ReceiverEvent::Borrowed`] or [`ReceiverEvent::NotBorrowed`]. Opens the
     /// publisher if it is closed. A stream that blocks may wait for the loan as long as the topic here has none.
     Borrow {
@@ -285,6 +287,7 @@ impl<P: Payload> Receiver<P> {
     }
 
     /// Returns the bytes that wait to be written.
+    #[cfg(test)]
     pub(crate) fn pending_bytes(&self) -> u64 {
         self.pending_bytes
     }
@@ -354,7 +357,8 @@ impl<P: Payload> Receiver<P> {
         }
         let Phase::Streaming(stream) = &mut self.phase else {
             // What comes before the answer is asked for again.
-            if let FromOrigin::Joined { ring, position } = body {
+            if let FromOrigin::Joined { ring, position, topic } = body {
+                out.push(ReceiverEffect::Open(topic));
                 self.joined(Resume { ring, position }, now, out);
             }
             return;

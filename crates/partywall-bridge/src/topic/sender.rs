@@ -6,7 +6,7 @@ use super::{
     RETRY, Time, earliest,
     wire::{
         Acknowledgement, Cursor, EndReason, FromOrigin, FromReceiver, Instance, Join, Resume, RingId, SampleHead,
-        StreamId, ToOrigin, ToReceiver, Window,
+        StreamId, ToOrigin, ToReceiver, TopicInfo, Window,
     },
 };
 
@@ -35,7 +35,7 @@ struct OutStream {
     id: StreamId,
     window: Window,
     /// The ring, once the executor has joined it, and where the stream begins there.
-    ring: Option<Resume>,
+    ring: Option<(Resume, TopicInfo)>,
     /// Where the receiver goes on, until the first sample is taken. Then it is the ring that counts what is missed.
     resume: Option<Resume>,
     /// Samples that were missed before the next one.
@@ -72,7 +72,7 @@ pub(crate) enum SenderEvent {
     /// The receiver sent a message.
     Message(ToOrigin),
     /// The executor has joined the topic's ring for a stream, which gives it this sample first.
-    Subscribed { stream: StreamId, ring: RingId, position: u64 },
+    Subscribed { stream: StreamId, ring: RingId, position: u64, topic: TopicInfo },
     /// It could not.
     Refused { stream: StreamId, reason: EndReason },
     /// A sample was taken from the ring, which happens only while there is [credit](Sender::has_credit). Its `missed`
@@ -138,8 +138,8 @@ impl Sender {
                 }
             }
             SenderEvent::Message(message) => self.message(message, now, out),
-            SenderEvent::Subscribed { stream, ring, position } => {
-                self.subscribed(stream, Resume { ring, position }, now, out);
+            SenderEvent::Subscribed { stream, ring, position, topic } => {
+                self.subscribed(stream, (Resume { ring, position }, topic), now, out);
             }
             SenderEvent::Refused { stream, reason } => {
                 if self.is_current(stream) {
@@ -257,14 +257,14 @@ impl Sender {
         out.push(SenderEffect::Send(ToReceiver { stream: id, body: end }));
     }
 
-    fn subscribed(&mut self, id: StreamId, at: Resume, now: Time, out: &mut Effects) {
+    fn subscribed(&mut self, id: StreamId, ring: (Resume, TopicInfo), now: Time, out: &mut Effects) {
         let Some(stream) = self.stream.as_mut().filter(|stream| stream.id == id) else {
             // Its `Unsubscribe` came while it was under way, and was for nothing then.
             out.push(SenderEffect::Unsubscribe { stream: id });
             return;
         };
-        stream.ring = Some(at);
-        stream.resume = stream.resume.filter(|resume| resume.ring == at.ring);
+        stream.resume = stream.resume.filter(|resume| resume.ring == ring.0.ring);
+        stream.ring = Some(ring);
         stream.heard = now;
         stream.confirm(out);
     }
@@ -366,8 +366,8 @@ impl OutStream {
 
     /// Answers the join, once the ring is known.
     fn confirm(&self, out: &mut Effects) {
-        if let Some(Resume { ring, position }) = self.ring {
-            self.say(FromOrigin::Joined { ring, position }, out);
+        if let Some((Resume { ring, position }, topic)) = &self.ring {
+            self.say(FromOrigin::Joined { ring: *ring, position: *position, topic: topic.clone() }, out);
         }
     }
 

@@ -118,7 +118,7 @@ pub(crate) struct ToReceiver {
 #[expect(clippy::large_enum_variant, reason = "one message exists at a time")]
 pub(crate) enum FromOrigin {
     /// Answers a join. The position is that of the first sample which the ring gives to a stream that does not resume.
-    Joined { ring: RingId, position: u64 },
+    Joined { ring: RingId, position: u64, topic: TopicInfo },
     /// The first piece of a sample.
     First { number: u64, sample: SampleHead },
     /// A later piece of the sample that is arriving.
@@ -127,6 +127,15 @@ pub(crate) enum FromOrigin {
     Probe { sent: Cursor },
     /// The stream is over. As many samples were missed after its last one.
     End { reason: EndReason, missed: u64 },
+}
+
+/// What a topic is at its origin, so that one like it can be created.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct TopicInfo {
+    pub(crate) max_bytes: u64,
+    pub(crate) depth: u32,
+    pub(crate) dtype: Option<Text<MAX_DTYPE>>,
+    pub(crate) shape: Option<Bounded<Option<u64>, MAX_RANK>>,
 }
 
 /// Why an origin has ended a stream.

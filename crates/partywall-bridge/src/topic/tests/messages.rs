@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use crate::topic::wire::{
     Acknowledgement, Bounded, Cursor, EndReason, FromOrigin, FromReceiver, Instance, Join, MAX_DTYPE, MAX_HEADER,
     MAX_MESSAGE, MAX_RANK, Malformed, Message, Resume, RingId, SampleHead, StreamId, StreamPolicy, Text, ToOrigin,
-    ToReceiver, Window,
+    ToReceiver, TopicInfo, Window,
 };
 
 fn stream() -> impl Strategy<Value = StreamId> {
@@ -55,9 +55,24 @@ fn sample() -> impl Strategy<Value = SampleHead> {
     })
 }
 
+fn topic() -> impl Strategy<Value = TopicInfo> {
+    let shape = prop::option::of(prop::collection::vec(any::<Option<u64>>(), 0..=MAX_RANK));
+    let numbers = (any::<u64>(), any::<u32>());
+    (numbers, prop::option::of("[a-z0-9]{0,64}"), shape).prop_map(|((max_bytes, depth), dtype, shape)| TopicInfo {
+        max_bytes,
+        depth,
+        dtype: dtype.map(|dtype| Text::new(&dtype).unwrap()),
+        shape: shape.map(|shape| Bounded::new(shape).unwrap()),
+    })
+}
+
 fn to_receiver() -> impl Strategy<Value = ToReceiver> {
     let body = prop_oneof![
-        (any::<u128>(), any::<u64>()).prop_map(|(ring, position)| FromOrigin::Joined { ring: RingId(ring), position }),
+        (any::<u128>(), any::<u64>(), topic()).prop_map(|(ring, position, topic)| FromOrigin::Joined {
+            ring: RingId(ring),
+            position,
+            topic
+        }),
         (any::<u64>(), sample()).prop_map(|(number, sample)| FromOrigin::First { number, sample }),
         cursor().prop_map(FromOrigin::Next),
         cursor().prop_map(|sent| FromOrigin::Probe { sent }),
