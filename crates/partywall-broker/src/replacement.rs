@@ -9,7 +9,7 @@
 //! | 1 | the worker starts the child with a copy of its state | nothing has happened: the next worker closes the copy, and the request is repeated |
 //! | 2 | the child answers and ends | as above |
 //! | 3 | the worker begins its journal anew with a snapshot | as above |
-//! | 4 | the worker answers the request | the next worker goes on as the former program, and whoever asked can see that |
+//! | 4 | the worker answers the request | the next worker goes on as the former program, and the process that asked can see that |
 //! | 5 | the worker notes the program in the supervisor's page | as above: a worker that dies is no worker that hands over |
 //! | 6 | the worker exits | the supervisor is alone; if it is killed too, the broker is gone, as when both die at any other time |
 //! | 7 | the supervisor describes what is open (`Handover`), clears close-on-exec and executes the program | as above; if the program cannot be executed, the next worker is one of the former program |

@@ -18,7 +18,7 @@ use crate::{
     error::{Failure, call, pw_status},
     handle,
     publication::{Publishing, foreign, pw_publication},
-    publisher::{Lent, pw_loan},
+    publisher::{Stage, pw_loan},
     segment::{OpenSegment, pw_segment},
     subscriber::{pw_sample, sample},
 };
@@ -188,7 +188,8 @@ impl Given {
         let refused =
             |why: &str| Failure::argument(format!("cannot take the DLPack tensor: {why}"), "convert it first");
         // SAFETY: the caller's promise. The version is first, whatever it is.
-        let version = unsafe { managed.cast::<dlpack::Version>().as_ref() }.ok_or_else(|| Failure::null("managed"))?;
+        let version =
+            unsafe { managed.cast::<dlpack::DLPackVersion>().as_ref() }.ok_or_else(|| Failure::null("managed"))?;
         if version.major != 1 {
             return Err(refused("its version is not 1.x"));
         }
@@ -259,7 +260,7 @@ pub unsafe extern "C" fn pw_loan_copy_dlpack(
 ) -> pw_status {
     // SAFETY: the caller's promise.
     call(|| unsafe {
-        let loan = handle::get_mut::<Lent>(loan)?.writing()?;
+        let loan = handle::get_mut::<Stage>(loan)?.writing()?;
         let given = Given::read(managed)?;
         let refused =
             |why: String| Failure::argument(format!("cannot copy the DLPack tensor: {why}"), "convert it first");

@@ -22,17 +22,17 @@ pub struct pw_loan {
     _opaque: (),
 }
 
-/// The states of a loan.
-pub(crate) enum Lent {
+/// How far a loan is.
+pub(crate) enum Stage {
     Writing(Loan),
     /// It could not be published, and may be published again.
     Filled(Filled),
 }
 
 object!(Publisher, pw_publisher, 3, "publisher");
-object!(Lent, pw_loan, 4, "loan");
+object!(Stage, pw_loan, 4, "loan");
 
-impl Lent {
+impl Stage {
     pub(crate) fn writing(&mut self) -> Result<&mut Loan, Failure> {
         match self {
             Self::Writing(loan) => Ok(loan),
@@ -121,7 +121,7 @@ pub unsafe extern "C" fn pw_publisher_loan(
     call(|| unsafe {
         handle::give(loan, || {
             let (publisher, shape) = (handle::get::<Publisher>(publisher)?, array(shape, rank, "shape")?);
-            Ok(Lent::Writing(publisher.loan(dtype(element)?, shape, timeout(timeout_ns))?))
+            Ok(Stage::Writing(publisher.loan(dtype(element)?, shape, timeout(timeout_ns))?))
         })
     })
 }
@@ -171,7 +171,7 @@ pub unsafe extern "C" fn pw_publisher_check(publisher: *const pw_publisher) -> p
 pub unsafe extern "C" fn pw_loan_data(loan: *mut pw_loan, data: *mut *mut c_void, length: *mut usize) -> pw_status {
     // SAFETY: the caller's promise.
     call(|| unsafe {
-        let bytes = handle::get_mut::<Lent>(loan)?.writing()?.bytes_mut()?;
+        let bytes = handle::get_mut::<Stage>(loan)?.writing()?.bytes_mut()?;
         store_bytes(data, bytes.as_mut_ptr().cast(), length, bytes.len() as u64)
     })
 }
@@ -189,7 +189,7 @@ pub unsafe extern "C" fn pw_loan_device(
 ) -> pw_status {
     // SAFETY: the caller's promise.
     call(|| unsafe {
-        let range = handle::get_mut::<Lent>(loan)?.writing()?.device()?;
+        let range = handle::get_mut::<Stage>(loan)?.writing()?.device()?;
         store_bytes(address, argument::address(range.device_ptr()), length, range.bytes())
     })
 }
@@ -202,8 +202,8 @@ pub unsafe extern "C" fn pw_loan_device(
 pub unsafe extern "C" fn pw_loan_write(loan: *mut pw_loan, bytes: *const c_void, length: usize) -> pw_status {
     call(|| {
         // SAFETY: the caller's promise.
-        let (lent, bytes) = unsafe { (handle::get_mut::<Lent>(loan)?, array(bytes.cast::<u8>(), length, "bytes")?) };
-        Ok(lent.writing()?.write(bytes)?)
+        let (stage, bytes) = unsafe { (handle::get_mut::<Stage>(loan)?, array(bytes.cast::<u8>(), length, "bytes")?) };
+        Ok(stage.writing()?.write(bytes)?)
     })
 }
 
@@ -215,8 +215,9 @@ pub unsafe extern "C" fn pw_loan_write(loan: *mut pw_loan, bytes: *const c_void,
 pub unsafe extern "C" fn pw_loan_set_header(loan: *mut pw_loan, header: *const c_void, length: usize) -> pw_status {
     call(|| {
         // SAFETY: the caller's promise.
-        let (lent, header) = unsafe { (handle::get_mut::<Lent>(loan)?, array(header.cast::<u8>(), length, "header")?) };
-        Ok(lent.writing()?.header(header)?)
+        let (stage, header) =
+            unsafe { (handle::get_mut::<Stage>(loan)?, array(header.cast::<u8>(), length, "header")?) };
+        Ok(stage.writing()?.header(header)?)
     })
 }
 
@@ -228,8 +229,8 @@ pub unsafe extern "C" fn pw_loan_set_header(loan: *mut pw_loan, header: *const c
 pub unsafe extern "C" fn pw_loan_rests_on(loan: *mut pw_loan, input: *const pw_sample) -> pw_status {
     call(|| {
         // SAFETY: the caller's promise.
-        let (lent, input) = unsafe { (handle::get_mut::<Lent>(loan)?, sample(input)?) };
-        Ok(lent.writing()?.rests_on(input)?)
+        let (stage, input) = unsafe { (handle::get_mut::<Stage>(loan)?, sample(input)?) };
+        Ok(stage.writing()?.rests_on(input)?)
     })
 }
 
@@ -244,7 +245,7 @@ pub unsafe extern "C" fn pw_loan_rests_on(loan: *mut pw_loan, input: *const pw_s
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_loan_publish(loan: *mut pw_loan, timeout_ns: i64, sequence: *mut u64) -> pw_status {
     call(|| {
-        let published = handle::consume(loan, |lent: Lent| given_back(lent.filled().publish(timeout(timeout_ns))))?;
+        let published = handle::consume(loan, |stage: Stage| given_back(stage.filled().publish(timeout(timeout_ns))))?;
         // SAFETY: the caller's promise.
         unsafe { store_optional(sequence, published.sequence) };
         Ok(())
@@ -264,11 +265,11 @@ pub unsafe extern "C" fn pw_loan_publish_on(
     sequence: *mut u64,
 ) -> pw_status {
     call(|| {
-        let published = handle::consume(loan, |lent: Lent| {
-            let filled = lent.filled();
+        let published = handle::consume(loan, |stage: Stage| {
+            let filled = stage.filled();
             let gpu = match stream_gpu(filled.domain(), filled.gpu()) {
                 Ok(gpu) => gpu,
-                Err(error) => return Err((error.into(), Lent::Filled(filled))),
+                Err(error) => return Err((error.into(), Stage::Filled(filled))),
             };
             // SAFETY: the caller's promise.
             let stream = unsafe { argument::stream(&gpu, stream) };
@@ -280,8 +281,8 @@ pub unsafe extern "C" fn pw_loan_publish_on(
     })
 }
 
-fn given_back(published: Result<Published, Failed<Filled>>) -> Result<Published, (Failure, Lent)> {
-    published.map_err(|failed| (failed.error.into(), Lent::Filled(*failed.value)))
+fn given_back(published: Result<Published, Failed<Filled>>) -> Result<Published, (Failure, Stage)> {
+    published.map_err(|failed| (failed.error.into(), Stage::Filled(*failed.value)))
 }
 
 /// Gives the block of a loan back that is not to be published. Null is ignored.
@@ -290,5 +291,5 @@ fn given_back(published: Result<Published, Failed<Filled>>) -> Result<Published,
 /// No other thread uses the handle; enqueued work that writes the block is done.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_loan_close(loan: *mut pw_loan) -> pw_status {
-    call(|| handle::close::<Lent>(loan))
+    call(|| handle::close::<Stage>(loan))
 }

@@ -492,7 +492,7 @@ pub unsafe extern "C" fn pw_ticket_cancel(ticket: *const pw_ticket) -> pw_status
     call(|| Ok(unsafe { handle::get::<Ticket>(ticket) }?.cancel()?))
 }
 
-/// Drops a ticket. The task goes on, and its result waits for whoever takes it. Null is ignored.
+/// Drops a ticket. The task goes on, and its result waits until a process takes it. Null is ignored.
 ///
 /// # Safety
 /// No other thread uses the handle.

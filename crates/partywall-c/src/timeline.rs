@@ -197,7 +197,7 @@ pub unsafe extern "C" fn pw_timeline_check(timeline: *const pw_timeline) -> pw_s
     call(|| Ok(unsafe { handle::get::<OnGpu<Timeline>>(timeline) }?.0.check()?))
 }
 
-/// Ends a timeline, whoever writes it: all waits for it end with `PW_GONE`. Blocks for a round trip to the broker.
+/// Ends a timeline of any process: all waits for it end with `PW_GONE`. Blocks for a round trip to the broker.
 ///
 /// # Safety
 /// No other thread closes the handle.

@@ -197,7 +197,7 @@ impl Chart {
             chart.draw_series(ranges.map(|range| PathElement::new(range, colour.mix(0.4).stroke_width(6))))?;
             let medians = line.points.iter().map(|point| (point.x, point.p50));
             let style = colour.stroke_width(2);
-            // Lines that agree lie on each other: the gaps of the later ones show the first.
+            // Lines that agree cover each other: the gaps of the later ones show the first.
             match dash(index) {
                 None => chart.draw_series(LineSeries::new(medians, style))?,
                 Some(dash) => chart.draw_series(DashedLineSeries::new(medians, dash, dash, style))?,

@@ -25,7 +25,7 @@ pub struct BlockBorrows {
     /// Unique in this process.
     id: u64,
     /// The bytes of the map from the first block to the last.
-    lent: Range<usize>,
+    reserved: Range<usize>,
     /// Byte offset of the first block.
     offset: usize,
     /// Distance between the starts of two blocks, in bytes.
@@ -71,7 +71,7 @@ impl BlockBorrows {
         }
         let id = IDS.fetch_add(1, Ordering::Relaxed);
         let borrows = (0..count).map(|_| AtomicU32::new(0)).collect();
-        Some(Self { map, id, lent: offset..end, offset, stride, bytes, borrows })
+        Some(Self { map, id, reserved: offset..end, offset, stride, bytes, borrows })
     }
 
     /// Borrows a block for reading. By the processes' agreement no process writes the block before it is given back.
@@ -193,7 +193,7 @@ impl BlockBorrows {
 impl Drop for BlockBorrows {
     fn drop(&mut self) {
         // The bytes of a block that is still borrowed can no longer be reached: every other `BlockBorrows` refuses it.
-        self.map.take_back(&self.lent);
+        self.map.take_back(&self.reserved);
     }
 }
 

@@ -244,7 +244,7 @@ pub struct SharedMap {
     extending: Mutex<()>,
     writable: bool,
     /// The bytes that belong to [`BlockBorrows`](crate::borrow::BlockBorrows).
-    lent: Mutex<Vec<Range<usize>>>,
+    reserved: Mutex<Vec<Range<usize>>>,
 }
 
 impl SharedMap {
@@ -271,7 +271,7 @@ impl SharedMap {
         }
         let region = Region::new(file, protection(writable))?;
         let len = AtomicUsize::new(region.len);
-        Ok(Self { region, len, extending: Mutex::new(()), writable, lent: Mutex::default() })
+        Ok(Self { region, len, extending: Mutex::new(()), writable, reserved: Mutex::default() })
     }
 
     /// Maps `files` one after the other, at the beginning of a range of `reserved` bytes. The range is only as long as
@@ -285,7 +285,7 @@ impl SharedMap {
         let bytes = lengths.iter().try_fold(0_usize, |sum, bytes| sum.checked_add(*bytes)).ok_or(Errno::OVERFLOW)?;
         let region = Region::reserve(reserved.max(bytes)).or_else(|_| Region::reserve(bytes))?;
         let len = AtomicUsize::new(0);
-        let map = Self { region, len, extending: Mutex::new(()), writable, lent: Mutex::default() };
+        let map = Self { region, len, extending: Mutex::new(()), writable, reserved: Mutex::default() };
         map.extend_by(files, &lengths)?.publish();
         Ok(map)
     }
@@ -303,7 +303,7 @@ impl SharedMap {
         writable: bool,
     ) -> Self {
         let region = Region { start, len: reserved, owner: Some(AssertUnwindSafe(owner)) };
-        Self { region, len: len.into(), extending: Mutex::default(), writable, lent: Mutex::default() }
+        Self { region, len: len.into(), extending: Mutex::default(), writable, reserved: Mutex::default() }
     }
 
     /// Makes further memory that the owner has mapped visible: the map has `len` bytes now.
@@ -364,17 +364,17 @@ impl SharedMap {
     /// Reserves bytes for a `BlockBorrows` until [`take_back`](Self::take_back). Returns false if another
     /// `BlockBorrows` has some of them.
     pub(crate) fn lend(&self, bytes: Range<usize>) -> bool {
-        let mut lent = self.lent.lock().ignore_poison();
-        let is_free = lent.iter().all(|other| bytes.end <= other.start || other.end <= bytes.start);
+        let mut reserved = self.reserved.lock().ignore_poison();
+        let is_free = reserved.iter().all(|other| bytes.end <= other.start || other.end <= bytes.start);
         if is_free {
-            lent.push(bytes);
+            reserved.push(bytes);
         }
         is_free
     }
 
     /// Ends a reservation made by [`lend`](Self::lend).
     pub(crate) fn take_back(&self, bytes: &Range<usize>) {
-        self.lent.lock().ignore_poison().retain(|other| other != bytes);
+        self.reserved.lock().ignore_poison().retain(|other| other != bytes);
     }
 
     /// Returns the current length in bytes.

@@ -185,8 +185,8 @@ impl LeftOpen {
 
     /// Returns the descriptor with this number; `None` if it is not among those, or was taken before.
     pub fn take(&mut self, number: RawFd) -> Option<OwnedFd> {
-        // SAFETY: open, and owned by nothing else: the promise of whoever made this set. It leaves the set, so it has
-        // one owner.
+        // SAFETY: open, and owned by nothing else: the caller's promise when it made this set. It leaves the set, so
+        // it has one owner.
         self.0.remove(&number).then(|| unsafe { OwnedFd::from_raw_fd(number) })
     }
 

@@ -5,8 +5,8 @@ use std::{ptr::NonNull, sync::Arc};
 
 use partywall::dlpack::{self, Kept};
 pub(crate) use partywall::dlpack::{
-    CPU, CUDA, CUDA_HOST, DLDataType, DLDevice, DLTensor, Exchanged, Managed, ManagedVersioned, Version, contiguous,
-    data_type, dtype,
+    CPU, CUDA, CUDA_HOST, DLDataType, DLDevice, DLPackVersion, DLTensor, Exchanged, Managed, ManagedVersioned,
+    contiguous, data_type, dtype,
 };
 use pyo3::{ffi, prelude::*, types::PyCapsule};
 

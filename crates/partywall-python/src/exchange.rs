@@ -18,7 +18,7 @@ use pyo3::{
 };
 
 use crate::{
-    dlpack::{CUDA, ManagedVersioned, Taken, Version},
+    dlpack::{CUDA, DLPackVersion, ManagedVersioned, Taken},
     stream,
 };
 
@@ -27,7 +27,7 @@ const NAME: &CStr = c"dlpack_exchange_api";
 /// The needed fields of the table of `dlpack.h` 1.3. Later 1.x versions only append fields.
 #[repr(C)]
 struct Table {
-    version: Version,
+    version: DLPackVersion,
     _older: *const c_void,
     _allocate: *const c_void,
     from_object: Option<unsafe extern "C" fn(*mut c_void, *mut *mut ManagedVersioned) -> c_int>,
@@ -55,7 +55,7 @@ impl<'py> Library<'py> {
         let table = capsule.pointer_checked(Some(NAME)).ok()?.cast::<Table>();
         // SAFETY: a capsule of this name has a table, which begins with its version whatever that is, and stays for as
         // long as the process (DLPack's rule).
-        let version = unsafe { table.cast::<Version>().as_ref() };
+        let version = unsafe { table.cast::<DLPackVersion>().as_ref() };
         if version.major != 1 {
             return None;
         }

@@ -3,7 +3,7 @@
 //! Without the feature `crash-points` they are empty functions. With it, they do nothing before `arm` is called.
 
 #[cfg(feature = "crash-points")]
-pub use armed::{Action, arm, disarm, point};
+pub use armed::{Callback, arm, disarm, point};
 
 /// Passes the point `name`.
 #[cfg(not(feature = "crash-points"))]
@@ -15,14 +15,14 @@ mod armed {
     use std::cell::Cell;
 
     /// The function to call at a point, with the name of the point.
-    pub type Action = fn(name: &'static str);
+    pub type Callback = fn(name: &'static str);
 
     thread_local! {
-        static ARMED: Cell<Option<(u64, Action)>> = const { Cell::new(None) };
+        static ARMED: Cell<Option<(u64, Callback)>> = const { Cell::new(None) };
     }
 
     /// Makes this thread pass `before` points and then call `action` at the next one, once.
-    pub fn arm(before: u64, action: Action) {
+    pub fn arm(before: u64, action: Callback) {
         ARMED.set(Some((before, action)));
     }
 

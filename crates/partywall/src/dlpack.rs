@@ -21,7 +21,7 @@ pub const CUDA_HOST: i32 = 3;
 
 /// Says that the consumer must not write.
 const FLAG_READ_ONLY: u64 = 1;
-const VERSION: Version = Version { major: 1, minor: 1 };
+const VERSION: DLPackVersion = DLPackVersion { major: 1, minor: 1 };
 
 /// Where a tensor's memory is.
 #[repr(C)]
@@ -82,7 +82,7 @@ pub struct Managed {
 /// The version of the structs.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub struct Version {
+pub struct DLPackVersion {
     /// Structs of another major version have another layout.
     pub major: u32,
     minor: u32,
@@ -93,7 +93,7 @@ pub struct Version {
 #[derive(Debug)]
 pub struct ManagedVersioned {
     /// The version, to be read before anything else.
-    pub version: Version,
+    pub version: DLPackVersion,
     context: *mut c_void,
     deleter: Option<unsafe extern "C" fn(*mut Self)>,
     flags: u64,

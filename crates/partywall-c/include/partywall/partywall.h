@@ -1770,7 +1770,7 @@ pw_status pw_ticket_status(const pw_ticket *ticket, uint32_t *status);
 // No other thread closes the handle.
 pw_status pw_ticket_cancel(const pw_ticket *ticket);
 
-// Drops a ticket. The task goes on, and its result waits for whoever takes it. Null is ignored.
+// Drops a ticket. The task goes on, and its result waits until a process takes it. Null is ignored.
 //
 // # Safety
 // No other thread uses the handle.
@@ -2110,7 +2110,7 @@ pw_status pw_timeline_wait_on(const pw_timeline *timeline,
 // No other thread closes the handle.
 pw_status pw_timeline_check(const pw_timeline *timeline);
 
-// Ends a timeline, whoever writes it: all waits for it end with `PW_GONE`. Blocks for a round trip to the broker.
+// Ends a timeline of any process: all waits for it end with `PW_GONE`. Blocks for a round trip to the broker.
 //
 // # Safety
 // No other thread closes the handle.

@@ -1230,7 +1230,7 @@ class timeline : public detail::owner<pw_timeline, pw_timeline_close> {
     /* Fails if a value that a stream waited for did not come, or rests on what has failed. */
     returned<void> check() const { return detail::done(pw_timeline_check(get())); }
 
-    /* Ends the timeline, whoever writes it. */
+    /* Ends the timeline, of whichever process. */
     returned<void> abandon() const { return detail::done(pw_timeline_abandon(get())); }
 
     returned<timeline_event> event(std::uint64_t value) const {

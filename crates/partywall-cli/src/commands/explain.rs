@@ -16,7 +16,7 @@ pub(crate) struct Arguments {
 
 /// An entry of the page.
 #[derive(Debug, Clone, Copy)]
-struct Entry {
+struct PageEntry {
     name: &'static str,
     /// The section that it is in.
     about: &'static str,
@@ -27,7 +27,7 @@ struct Entry {
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     let output = context.output();
     let Some(wanted) = &arguments.entry else {
-        let message = |entry: &Entry| entry.text.lines().find(|line| !line.is_empty()).unwrap_or_default().trim();
+        let message = |entry: &PageEntry| entry.text.lines().find(|line| !line.is_empty()).unwrap_or_default().trim();
         output.value(&json!({
             "entries": entries().map(|entry| json!({
                 "entry": entry.name,
@@ -50,12 +50,12 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     Ok(())
 }
 
-fn entries() -> impl Iterator<Item = Entry> {
+fn entries() -> impl Iterator<Item = PageEntry> {
     PAGE.split("\n## ").skip(1).flat_map(|section| {
         let (about, _) = section.split_once('\n').unwrap_or((section, ""));
         section.split("\n### ").skip(1).map(move |entry| {
             let (name, text) = entry.split_once('\n').unwrap_or((entry, ""));
-            Entry { name, about, text: text.trim_matches('\n') }
+            PageEntry { name, about, text: text.trim_matches('\n') }
         })
     })
 }

@@ -42,14 +42,14 @@ use crate::{
 ///
 /// If [`device`](Self::device) was called, work that this process has enqueued may still use the block. Dropping the
 /// loan then frees the block once all work is done that the process has on that GPU at that moment.
-#[must_use = "what is not published comes back"]
+#[must_use = "a loan that is dropped gives its block back"]
 pub struct Loan {
-    lent: Box<Lent>,
+    inner: Box<LoanInner>,
 }
 
 /// What a loan consists of. It is moved as one address, and the publisher's [reserve](PublisherShared::reserve) uses the same
 /// allocation for the next loan: moving 224 bytes from call to call took a fifth of the time of a sample.
-pub(super) struct Lent {
+pub(super) struct LoanInner {
     publisher: Arc<PublisherShared>,
     /// The borrowed bytes, after the first call that uses them. Given back before the block.
     borrowed: Option<BorrowedBlockMut>,
@@ -74,7 +74,7 @@ struct Blocked<'a> {
 }
 
 /// A sample that is filled, or that enqueued work of a stream will fill. Its bytes can no longer be written.
-#[must_use = "what is not published comes back"]
+#[must_use = "a filled sample that is dropped is not published"]
 pub struct Filled(Loan);
 
 /// The numbers of a published sample.
@@ -89,7 +89,7 @@ pub struct Published {
 
 impl Loan {
     pub(super) fn new(publisher: Arc<PublisherShared>, held: HeldSlot) -> Self {
-        let lent = Lent {
+        let inner = LoanInner {
             publisher,
             borrowed: None,
             held: Some(held),
@@ -103,40 +103,40 @@ impl Loan {
             used: UserValues::default(),
             views: LoanViews::default(),
         };
-        Self { lent: Box::new(lent) }
+        Self { inner: Box::new(inner) }
     }
 
     /// Makes this a loan for a tensor.
     pub(super) fn of(mut self, dtype: DType, extents: &[u64], bytes: u64) -> Self {
-        self.lent.dtype = dtype;
-        self.lent.rank = extents.len();
-        self.lent.shape[..extents.len()].copy_from_slice(extents);
-        self.lent.bytes = bytes;
+        self.inner.dtype = dtype;
+        self.inner.rank = extents.len();
+        self.inner.shape[..extents.len()].copy_from_slice(extents);
+        self.inner.bytes = bytes;
         self
     }
 
     /// Returns the loan that was in reserve, if this process still holds its block.
-    pub(super) fn of_reserve(mut lent: Box<Lent>, pool: &shm_pool::Pool) -> Option<Self> {
-        let is_held = lent.held.as_ref().is_some_and(|held| pool.is_current(held.index(), held.generation()));
+    pub(super) fn of_reserve(mut inner: Box<LoanInner>, pool: &shm_pool::Pool) -> Option<Self> {
+        let is_held = inner.held.as_ref().is_some_and(|held| pool.is_current(held.index(), held.generation()));
         if is_held {
-            return Some(Self { lent });
+            return Some(Self { inner });
         }
-        lent.held = None;
+        inner.held = None;
         None
     }
 
     /// Turns the loan into its publisher's reserve, with another block; its former block is published.
     fn refill(self) {
-        let mut lent = self.lent;
-        let Some(held) = lent.publisher.take_ahead() else { return };
-        lent.borrowed = lent.publisher.open.blocks.borrow_mut(held.index());
-        lent.held = Some(held);
-        *lent.exposed.get_mut() = false;
-        lent.header.clear();
-        lent.inputs.clear();
-        lent.views = LoanViews::default();
+        let mut inner = self.inner;
+        let Some(held) = inner.publisher.take_ahead() else { return };
+        inner.borrowed = inner.publisher.open.blocks.borrow_mut(held.index());
+        inner.held = Some(held);
+        *inner.exposed.get_mut() = false;
+        inner.header.clear();
+        inner.inputs.clear();
+        inner.views = LoanViews::default();
         // Refused if there is a loan already, or the publisher is gone.
-        drop(Spare::put(lent, |lent| &lent.publisher.reserve));
+        drop(Spare::put(inner, |inner| &inner.publisher.reserve));
     }
 
     /// Returns the bytes for writing by the CPU. Host and pinned memory only. If [`device`](Self::device) was called,
@@ -148,11 +148,11 @@ impl Loan {
     /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda).
     pub fn bytes_mut(&mut self) -> Result<&mut [u8]> {
         borrow(
-            &mut self.lent.borrowed,
-            &self.lent.publisher,
-            &self.lent.held,
-            *self.lent.exposed.get_mut(),
-            self.lent.bytes,
+            &mut self.inner.borrowed,
+            &self.inner.publisher,
+            &self.inner.held,
+            *self.inner.exposed.get_mut(),
+            self.inner.bytes,
         )
     }
 
@@ -164,7 +164,7 @@ impl Loan {
     /// [`InvalidArgument::Range`] unless the sample has as many bytes; otherwise as [`bytes_mut`](Self::bytes_mut) in
     /// main memory, and [`DeviceFault`](crate::error::DeviceFault) on a GPU.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        let Lent { publisher, bytes: has, exposed, .. } = &*self.lent;
+        let LoanInner { publisher, bytes: has, exposed, .. } = &*self.inner;
         if bytes.len() as u64 != *has {
             let why = format!("it has {has} bytes, and {} were given", bytes.len());
             return Err(InvalidArgument::range(format!("a sample of {:?}", publisher.open.name()), why));
@@ -186,10 +186,11 @@ impl Loan {
     /// # Errors
     /// As [`bytes_mut`](Self::bytes_mut); [`Mismatch::DType`](crate::error::Mismatch::DType).
     pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
-        let topic = || self.lent.publisher.open.name();
-        check_dtype::<T>(topic, self.lent.dtype)?;
-        let exposed = *self.lent.exposed.get_mut();
-        let bytes = borrow(&mut self.lent.borrowed, &self.lent.publisher, &self.lent.held, exposed, self.lent.bytes)?;
+        let topic = || self.inner.publisher.open.name();
+        check_dtype::<T>(topic, self.inner.dtype)?;
+        let exposed = *self.inner.exposed.get_mut();
+        let bytes =
+            borrow(&mut self.inner.borrowed, &self.inner.publisher, &self.inner.held, exposed, self.inner.bytes)?;
         elements_mut(bytes).map_err(|error| not_elements(topic(), error))
     }
 
@@ -199,9 +200,9 @@ impl Loan {
     /// # Errors
     /// [`Mismatch::Kind`](crate::error::Mismatch::Kind) for host memory.
     pub fn device(&self) -> Result<DeviceRange<'_>> {
-        let range = self.lent.publisher.open.blocks.device(self.held().index())?;
-        self.lent.exposed.store(true, Ordering::Relaxed);
-        range.slice(0, self.lent.bytes)
+        let range = self.inner.publisher.open.blocks.device(self.held().index())?;
+        self.inner.exposed.store(true, Ordering::Relaxed);
+        range.slice(0, self.inner.bytes)
     }
 
     /// Adds a header of up to [`MAX_HEADER`] bytes to the sample.
@@ -210,10 +211,10 @@ impl Loan {
     /// [`InvalidArgument::Header`] for a longer header.
     pub fn header(&mut self, header: &[u8]) -> Result<()> {
         if header.len() > MAX_HEADER {
-            let topic = self.lent.publisher.open.name().to_owned();
+            let topic = self.inner.publisher.open.name().to_owned();
             return Err(InvalidArgument::Header { topic, bytes: header.len() }.into());
         }
-        self.lent.header = header.to_vec();
+        self.inner.header = header.to_vec();
         Ok(())
     }
 
@@ -225,7 +226,7 @@ impl Loan {
     /// # Errors
     /// As [`Domain::timeline`](crate::Domain::timeline), because this opens the timeline of the other sample.
     pub fn rests_on(&mut self, input: &Sample) -> Result<()> {
-        self.lent.inputs.push(input.input()?);
+        self.inner.inputs.push(input.input()?);
         Ok(())
     }
 
@@ -235,12 +236,12 @@ impl Loan {
     /// A dedicated thread of the connection then drops the value. Dropping it may block, and the value may be the last
     /// owner of the connection; values that are dropped later wait for it.
     pub fn keep(&mut self, thing: impl Any + Send + Sync) {
-        self.lent.used.0.push(Box::new(thing));
+        self.inner.used.0.push(Box::new(thing));
     }
 
     /// Returns a guard that keeps the block for views that outlive the loan, such as arrays of another language.
     pub fn keep_memory(&mut self) -> LoanMemory {
-        self.lent.views.view()
+        self.inner.views.view()
     }
 
     /// Declares that the sample is filled. If a stream fills it, all work for that must already be enqueued.
@@ -251,36 +252,36 @@ impl Loan {
 
     /// Returns the type of the elements.
     pub fn dtype(&self) -> DType {
-        self.lent.dtype
+        self.inner.dtype
     }
 
     /// Returns the shape.
     pub fn shape(&self) -> &[u64] {
-        &self.lent.shape[..self.lent.rank]
+        &self.inner.shape[..self.inner.rank]
     }
 
     /// Returns the length in bytes.
     pub fn len(&self) -> u64 {
-        self.lent.bytes
+        self.inner.bytes
     }
 
     /// Returns whether the sample has no bytes.
     pub fn is_empty(&self) -> bool {
-        self.lent.bytes == 0
+        self.inner.bytes == 0
     }
 
     /// Returns the GPU on which this process uses the sample; `None` for host memory.
     pub fn gpu(&self) -> Option<&Gpu> {
-        self.lent.publisher.open.blocks.gpu()
+        self.inner.publisher.open.blocks.gpu()
     }
 
     /// Returns the domain.
     pub fn domain(&self) -> &Domain {
-        self.lent.publisher.open.domain()
+        self.inner.publisher.open.domain()
     }
 
     pub(crate) fn memory(&self) -> &Arc<Blocks> {
-        &self.lent.publisher.open.blocks
+        &self.inner.publisher.open.blocks
     }
 
     pub(crate) fn index(&self) -> u32 {
@@ -289,11 +290,11 @@ impl Loan {
 
     fn held(&self) -> &HeldSlot {
         // Only publishing and giving back take it, and nothing can be called afterwards.
-        self.lent.held.as_ref().expect("a loan is held until it is published")
+        self.inner.held.as_ref().expect("a loan is held until it is published")
     }
 }
 
-impl Lent {
+impl LoanInner {
     fn take_used(&mut self) -> UserValues {
         std::mem::take(&mut self.used)
     }
@@ -330,7 +331,7 @@ impl Lent {
     }
 }
 
-impl Drop for Lent {
+impl Drop for LoanInner {
     fn drop(&mut self) {
         drop(self.take_back());
         let used = self.take_used();
@@ -372,7 +373,7 @@ impl Filled {
     /// # Errors
     /// As [`Block::release`].
     pub fn release(mut self) -> Result<()> {
-        self.0.lent.take_back().map_or(Ok(()), Block::release)
+        self.0.inner.take_back().map_or(Ok(()), Block::release)
     }
 
     /// Publishes the sample, and waits for blocking subscribers. The contents must be complete: written by the CPU, or
@@ -401,7 +402,7 @@ impl Filled {
     /// - [`Gone::HeldBlock`] if the broker took this process for dead and freed the block;
     /// - [`Gone::Evicted`], [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost), [`Gone::Detached`].
     pub fn publish<'w>(self, wait: impl Into<Wait<'w>>) -> Result<Published, Failed<Self>> {
-        let _span = tracing::trace_span!("publish", topic = self.0.lent.publisher.open.name()).entered();
+        let _span = tracing::trace_span!("publish", topic = self.0.inner.publisher.open.name()).entered();
         self.publish_within(wait.into())
     }
 
@@ -415,10 +416,10 @@ impl Filled {
             Ok(given) => given,
             Err(error) => return Err(Failed::new(error, self)),
         };
-        drop(self.0.lent.take_used());
+        drop(self.0.inner.take_used());
         if status == Status::Unverified {
-            let inputs = std::mem::take(&mut self.0.lent.inputs);
-            let PublisherShared { open, port, .. } = &*self.0.lent.publisher;
+            let inputs = std::mem::take(&mut self.0.inner.inputs);
+            let PublisherShared { open, port, .. } = &*self.0.inner.publisher;
             if !is_viewed {
                 port.retire(&held);
             }
@@ -453,12 +454,12 @@ impl Filled {
     /// contains the sample.
     pub fn publish_on<'w>(self, stream: StreamRef<'_>, wait: impl Into<Wait<'w>>) -> Result<Published, Failed<Self>> {
         let _span =
-            tracing::trace_span!("publish", topic = self.0.lent.publisher.open.name(), on_stream = true).entered();
+            tracing::trace_span!("publish", topic = self.0.inner.publisher.open.name(), on_stream = true).entered();
         self.publish_on_within(stream, wait.into())
     }
 
     fn publish_on_within(mut self, stream: StreamRef<'_>, wait: Wait<'_>) -> Result<Published, Failed<Self>> {
-        let signal = match self.0.lent.publisher.signal_on(stream) {
+        let signal = match self.0.inner.publisher.signal_on(stream) {
             Ok(signal) => signal,
             Err(error) => return Err(Failed::new(error, self)),
         };
@@ -468,18 +469,18 @@ impl Filled {
             Ok(given) => given,
             Err(error) => return Err(Failed::new(error, self)),
         };
-        let inputs = std::mem::take(&mut self.0.lent.inputs);
-        let used = self.0.lent.take_used();
-        let PublisherShared { open, port, .. } = &*self.0.lent.publisher;
+        let inputs = std::mem::take(&mut self.0.inner.inputs);
+        let used = self.0.inner.take_used();
+        let PublisherShared { open, port, .. } = &*self.0.inner.publisher;
         let sample = InFlight::new(port.clone(), &held, inputs);
         let (held, viewed) = if is_viewed { (None, Some(held)) } else { (Some(held), None) };
         sample.settle_after(Written { held, signal, used }, open.domain());
         if let Some(held) = viewed {
             // Then the block also waits for the stream.
-            *self.0.lent.exposed.get_mut() = true;
+            *self.0.inner.exposed.get_mut() = true;
             self.leave_published(held);
         }
-        self.0.lent.publisher.prefetch_next();
+        self.0.inner.publisher.prefetch_next();
         Ok(published)
     }
 
@@ -491,18 +492,18 @@ impl Filled {
         signal: Option<&StreamSignal>,
         wait: Wait<'_>,
     ) -> Result<(Published, HeldSlot, bool)> {
-        self.0.lent.end_writing();
-        let is_viewed = self.0.lent.views.exist();
+        self.0.inner.end_writing();
+        let is_viewed = self.0.inner.views.exist();
         // The sample keeps its block until it is published: if the caller's cancel function panics, the block is freed.
         let published = self.put(self.0.held(), is_viewed, status, signal, wait)?;
-        let held = self.0.lent.held.take().expect("a loan is held until it is published");
+        let held = self.0.inner.held.take().expect("a loan is held until it is published");
         Ok((published, held, is_viewed))
     }
 
     /// Leaves the block of the published sample to its views.
     fn leave_published(&mut self, held: HeldSlot) {
-        let port = self.0.lent.publisher.port.clone();
-        self.0.lent.leave_to_views(held, move |held| {
+        let port = self.0.inner.publisher.port.clone();
+        self.0.inner.leave_to_views(held, move |held| {
             port.retire(held);
             Ok(())
         });
@@ -517,7 +518,7 @@ impl Filled {
         signal: Option<&StreamSignal>,
         wait: Wait<'_>,
     ) -> Result<Published> {
-        let Lent { publisher, dtype, bytes, header, .. } = &*self.0.lent;
+        let LoanInner { publisher, dtype, bytes, header, .. } = &*self.0.inner;
         let control = &*publisher.open.control;
         let TopicControl { topic, pool, .. } = control;
         publisher.open.require_ours()?;
@@ -577,14 +578,14 @@ impl Filled {
 
     /// Returns what is known about the inputs.
     fn validity(&self) -> Validity {
-        Validity::of(&self.0.lent.inputs)
+        Validity::of(&self.0.inner.inputs)
     }
 }
 
 impl fmt::Debug for Loan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let topic = self.lent.publisher.open.name();
-        write!(f, "Loan({topic}: {} {:?}, publisher {})", self.lent.dtype, self.shape(), self.lent.publisher.id())
+        let topic = self.inner.publisher.open.name();
+        write!(f, "Loan({topic}: {} {:?}, publisher {})", self.inner.dtype, self.shape(), self.inner.publisher.id())
     }
 }
 

@@ -15,7 +15,7 @@ use partywall_shm::{
 };
 use partywall_wire::{Named, Participant};
 
-use super::{Loan, OpenTopic, TopicControl, in_flight::PublisherPort, loan::Lent, timelines, turns::SendTurns};
+use super::{Loan, OpenTopic, TopicControl, in_flight::PublisherPort, loan::LoanInner, timelines, turns::SendTurns};
 use crate::{
     adaptive_spin::AdaptiveSpin,
     backoff::Backoff,
@@ -50,7 +50,7 @@ pub(super) struct PublisherShared {
     /// takes the place of the published loan and counts among the publisher's loans, so the topic still has enough
     /// blocks for everything that it promises. The loan has a reference to this, so the publisher closes the reserve when
     /// it is dropped.
-    pub(super) reserve: Spare<Lent>,
+    pub(super) reserve: Spare<LoanInner>,
     /// Last: the connection may end with it.
     pub(super) open: Arc<OpenTopic>,
 }

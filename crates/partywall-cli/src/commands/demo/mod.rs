@@ -60,7 +60,7 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     options: Options,
     #[command(subcommand)]
-    role: Option<Role>,
+    role: Option<DemoRole>,
 }
 
 #[derive(Debug, Clone, Args)]
@@ -86,7 +86,7 @@ struct Options {
 }
 
 #[derive(Debug, Clone, Copy, Subcommand)]
-enum Role {
+enum DemoRole {
     /// Allocate, write and commit the array; then check the consumer's changes
     Producer,
     /// Open the array by name and check it; then double it in place
@@ -118,15 +118,15 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     }
     match role {
         None => both(context, options),
-        Some(Role::Producer) => {
+        Some(DemoRole::Producer) => {
             let session = Session::start(context, options, "producer", place(context, options.device)?)?;
             producer::run(&session, options.corrupt, options.crash_at)
         }
-        Some(Role::Consumer) => {
+        Some(DemoRole::Consumer) => {
             let session = Session::start(context, options, "consumer", place(context, options.device)?)?;
             consumer::run(&session, options.device)
         }
-        Some(Role::Observer) => {
+        Some(DemoRole::Observer) => {
             let session = Session::start(context, options, "observer", place(context, options.device)?)?;
             observer::run(&session, options.device)
         }

@@ -1,4 +1,4 @@
-//! Which memory is the fastest for whom: kernels and the CPU read pinned memory, a memfd, and memory of the GPU, in
+//! What is read fastest: kernels and the CPU read pinned memory, a memfd, and memory of the GPU, in
 //! place and by a copy.
 
 use std::{cell::Cell, hint::black_box, time::Instant};
