@@ -377,7 +377,7 @@ fn traces(input: &mut Unstructured<'_>) -> Result<()> {
             1 => drop(members.heartbeat(input.arbitrary()?)),
             2 => traces.renew(input.arbitrary()?),
             3 => {
-                let event = trace::Event {
+                let event = trace::TraceEvent {
                     since: 1,
                     at: 2,
                     pid: 3,

@@ -6,7 +6,7 @@ pub(crate) use partywall_shm::trace::Action;
 use partywall_shm::{
     members::now_ns,
     queue::TaskId,
-    trace::{Event, Traces, object},
+    trace::{TraceEvent, Traces, object},
 };
 
 /// Records what this process does while a tracer reads the domain.
@@ -64,7 +64,7 @@ impl Recorder {
             }
             thread.get()
         });
-        let event = Event { since, at, pid: self.pid, tid: tid.unwrap_or(0), action, object, value, attempt };
+        let event = TraceEvent { since, at, pid: self.pid, tid: tid.unwrap_or(0), action, object, value, attempt };
         self.traces.record(self.row, &event);
     }
 }

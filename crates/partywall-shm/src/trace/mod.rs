@@ -44,11 +44,10 @@ mod models;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-#[cfg(doc)]
-use crate::task::TaskId;
 use crate::{
     crash::point,
     sync::{AtomicU64, Ordering, SharedArray, fence},
+    task::TaskId,
 };
 
 /// Number of rings.
@@ -100,12 +99,12 @@ pub enum Action {
     Take,
 }
 
-/// An event.
+/// What a process did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Event {
-    /// When it began ([`now_ns`](crate::members::now_ns)).
+pub struct TraceEvent {
+    /// When it began: `CLOCK_MONOTONIC` in nanoseconds, as the host has it.
     pub since: u64,
-    /// When it was over.
+    /// When it was over. The same as `since` for an event of one moment.
     pub at: u64,
     /// The process.
     pub pid: u32,
@@ -113,12 +112,22 @@ pub struct Event {
     pub tid: u32,
     /// What the process did.
     pub action: Action,
-    /// The [number](object) of the topic, queue or timeline.
+    /// The number of the topic, queue or timeline, by which a tracer knows its name.
     pub object: u64,
-    /// The sample's position, the task's [number](TaskId::number) or the timeline's value.
+    /// The position of the sample, the value of the timeline, or the number of the task.
     pub value: u64,
-    /// The number of a task's attempt; 0 for anything else, and for a task that was not attempted.
+    /// The number of the attempt of a task, from 1; 0 for a task that was submitted, and for anything else.
     pub attempt: u8,
+}
+
+impl TraceEvent {
+    /// Returns the task's place in its queue and its generation, as in its text. Returns `None` for a sample and for a
+    /// value of a timeline.
+    pub fn task(&self) -> Option<(u32, u64)> {
+        use Action::{Claim, Complete, CompleteOn, Fail, Submit, Take};
+        let TaskId { index, generation } = TaskId::of_number(self.value);
+        matches!(self.action, Submit | Claim | Complete | CompleteOn | Fail | Take).then_some((index, generation))
+    }
 }
 
 /// The position of a tracer in all rings.
@@ -198,7 +207,7 @@ impl Traces {
     }
 
     /// Records an event of the member of `row`, if a tracer still asks for events at that time.
-    pub fn record(&self, row: u16, event: &Event) {
+    pub fn record(&self, row: u16, event: &TraceEvent) {
         let until = &self.header[0].until;
         let seen = until.load(Ordering::Relaxed);
         // A tracer asks for no longer than its lease.
@@ -237,7 +246,7 @@ impl Traces {
 
 impl Reader {
     /// Passes all new events to `take`: those of one ring in the order of their numbers.
-    pub fn read(&mut self, traces: &Traces, mut take: impl FnMut(Event)) {
+    pub fn read(&mut self, traces: &Traces, mut take: impl FnMut(TraceEvent)) {
         for (position, ring) in self.positions.iter_mut().zip(traces.rings.iter()) {
             self.lost = self.lost.saturating_add(position.read(ring, &mut take));
         }
@@ -251,7 +260,7 @@ impl Reader {
 
 impl RingCursor {
     /// Returns the number of events that were lost.
-    fn read(&mut self, ring: &Ring, take: &mut impl FnMut(Event)) -> u64 {
+    fn read(&mut self, ring: &Ring, take: &mut impl FnMut(TraceEvent)) -> u64 {
         let next = ring.next.load(Ordering::Acquire);
         let Some(new) = next.checked_sub(self.read) else {
             // Only a process that breaks the rules counts down.
@@ -280,7 +289,7 @@ impl RingCursor {
 /// What an entry holds of an event.
 #[derive(Debug, PartialEq, Eq)]
 enum Content {
-    Event(Event),
+    Event(TraceEvent),
     /// Not yet, or never.
     Unwritten,
     /// A later event, or none that is known.
@@ -288,7 +297,7 @@ enum Content {
 }
 
 impl TraceEntry {
-    fn write(&self, number: u64, event: &Event) {
+    fn write(&self, number: u64, event: &TraceEvent) {
         let written = state_of(number);
         let seen = self.state.load(Ordering::Relaxed);
         let is_free = seen & WRITING == 0 && seen < written;
@@ -326,7 +335,7 @@ impl TraceEntry {
         let what = get(&self.what);
         let action = Action::of(what & 0xFF).filter(|_| what >> 16 == 0);
         let at = get(&self.at);
-        let event = |action| Event {
+        let event = |action| TraceEvent {
             at,
             since: get(&self.since).min(at),
             pid: (who >> PID) as u32,

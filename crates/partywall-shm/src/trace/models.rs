@@ -21,8 +21,8 @@ fn ring() -> Ring {
     Ring { next: zero(), zero: std::array::from_fn(|_| zero()), entries: std::array::from_fn(|_| entry()) }
 }
 
-fn event(n: u64) -> Event {
-    Event {
+fn event(n: u64) -> TraceEvent {
+    TraceEvent {
         since: n,
         at: n,
         pid: n as u32,

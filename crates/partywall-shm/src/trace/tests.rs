@@ -16,9 +16,9 @@ fn traces() -> Traces {
 }
 
 /// An event whose words depend on one number, so that a torn one is noticed.
-fn event(n: u64) -> Event {
+fn event(n: u64) -> TraceEvent {
     let action = Action::ALL[n as usize % Action::ALL.len()];
-    Event {
+    TraceEvent {
         since: n,
         at: n + 1,
         pid: n as u32,
@@ -30,7 +30,7 @@ fn event(n: u64) -> Event {
     }
 }
 
-fn events(reader: &mut Reader, traces: &Traces) -> Vec<Event> {
+fn events(reader: &mut Reader, traces: &Traces) -> Vec<TraceEvent> {
     let mut events = Vec::new();
     reader.read(traces, |event| events.push(event));
     events
@@ -64,7 +64,7 @@ fn events_are_read_once_and_in_order() {
 fn recording_ends_with_the_lease_of_a_killed_tracer() {
     let traces = traces();
     let mut reader = traces.reader();
-    let recorded = |at| traces.record(0, &Event { at, ..event(0) });
+    let recorded = |at| traces.record(0, &TraceEvent { at, ..event(0) });
     traces.renew(1_000);
     recorded(1_000 + LEASE);
     assert_eq!((events(&mut reader, &traces).len(), traces.are_on()), (1, true));

@@ -304,12 +304,19 @@ pub fn kind_name(kind: WireKind) -> &'static str {
     kind.name()
 }
 
-/// Rounds the sizes of chunks up to whole allocation units. Returns them and their sum; `None` if they overflow, before
-/// the first chunk is allocated.
-fn whole_units(used: &[u64], granularity: u64) -> Option<(Vec<u64>, u64)> {
+/// Makes a chunk of whole allocation units for each of `used`: all or none. `chunk` gets its bytes, those of all chunks,
+/// and those of the addresses to reserve, which are returned, too. Returns `None` if the bytes overflow.
+fn chunks<C>(
+    used: &[u64],
+    reserve: Option<u64>,
+    granularity: u64,
+    chunk: impl Fn(u64, u64, u64) -> Result<C>,
+) -> Option<Result<(Vec<C>, u64)>> {
     let sizes = used.iter().map(|bytes| round_up(*bytes, granularity)).collect::<Option<Vec<_>>>()?;
     let total = sizes.iter().try_fold(0_u64, |sum, bytes| sum.checked_add(*bytes))?;
-    Some((sizes, total))
+    let reserved = reserve.map_or(0, |reserve| reservation(reserve, total, granularity));
+    let made = sizes.into_iter().map(|bytes| chunk(bytes, total, reserved)).collect::<Result<_>>();
+    Some(made.map(|chunks| (chunks, reserved)))
 }
 
 /// Rounds a reservation up to whole allocation units, and to at least `used`.

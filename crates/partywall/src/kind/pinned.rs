@@ -28,8 +28,8 @@ use partywall_os::{borrow::BlockBorrows, map::SharedMap};
 use partywall_wire::Kind as WireKind;
 
 use super::{
-    Attach, Draft, Extension, HostUpload, Kind, Memory, Upload, Uploads, outside, refill, reservation, vacate,
-    whole_units, wrong_kind,
+    Attach, Draft, Extension, HostUpload, Kind, Memory, Upload, Uploads, chunks, outside, refill, reservation, vacate,
+    wrong_kind,
 };
 use crate::{
     error::{Error, InvalidData, LimitReached, Result, Unreachable},
@@ -58,15 +58,11 @@ impl Kind for PinnedKind {
         gpus: &Arc<Gpus>,
     ) -> Result<Box<dyn Draft>> {
         let node = NodeRequest::new(name, place)?;
-        // All chunks or none.
-        let sizes = whole_units(used, node.granularity);
-        let (sizes, total) = sizes.ok_or_else(|| node.out_of_memory(u64::MAX, None))?;
-        let reserved = reserve.map_or(0, |reserve| reservation(reserve, total, node.granularity));
-        let chunk = |bytes: u64| {
+        let chunks = chunks(used, reserve, node.granularity, |bytes, total, reserved| {
             let memory = node.create(bytes, total)?;
             NodeMapping::with_reservation(memory, NodeUse::Draft, reserved).map_err(node.failed(bytes, total))
-        };
-        let chunks = sizes.into_iter().map(chunk).collect::<Result<_>>()?;
+        });
+        let (chunks, reserved) = chunks.ok_or_else(|| node.out_of_memory(u64::MAX, None))??;
         Ok(Box::new(PinnedChunks::new(chunks, &node, reserved, gpus)))
     }
 

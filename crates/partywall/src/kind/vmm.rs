@@ -16,7 +16,7 @@ use partywall_cuda::{
 use partywall_wire::Kind as WireKind;
 
 use super::{
-    Attach, Copy, Draft, Extension, Kind, Memory, Upload, Uploads, refill, reservation, vacate, whole_units, wrong_kind,
+    Attach, Copy, Draft, Extension, Kind, Memory, Upload, Uploads, chunks, refill, reservation, vacate, wrong_kind,
 };
 use crate::{
     error::{DeviceFault, Error, LimitReached, Result, Unreachable},
@@ -48,15 +48,11 @@ impl Kind for VmmKind {
         gpus: &Arc<Gpus>,
     ) -> Result<Box<dyn Draft>> {
         let asked = MemoryRequest::new(name, place, gpus)?;
-        // All chunks or none.
-        let sizes = whole_units(used, asked.granularity);
-        let (sizes, total) = sizes.ok_or_else(|| asked.out_of_memory(u64::MAX, None))?;
-        let reserved = reserve.map_or(0, |reserve| reservation(reserve, total, asked.granularity));
-        let chunk = |bytes: u64| {
+        let chunks = chunks(used, reserve, asked.granularity, |bytes, total, reserved| {
             let memory = asked.create(bytes, total)?;
             Mapping::with_reservation(memory, CudaAccess::ReadWrite, reserved).map_err(asked.failed(bytes, total))
-        };
-        let chunks = sizes.into_iter().map(chunk).collect::<Result<_>>()?;
+        });
+        let (chunks, reserved) = chunks.ok_or_else(|| asked.out_of_memory(u64::MAX, None))??;
         Ok(Box::new(VmmChunks::new(chunks, reserved, asked.gpu)))
     }
 

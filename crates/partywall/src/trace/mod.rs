@@ -11,12 +11,11 @@ use std::{
 
 use partywall_shm::{
     members::now_ns,
-    queue::TaskId,
-    trace::{Event, Reader, Traces},
+    trace::{Reader, Traces},
 };
 
 pub use self::{chrome::ChromeTrace, recording::Recording};
-pub use partywall_shm::trace::Action;
+pub use partywall_shm::trace::{Action, TraceEvent};
 
 use crate::{
     domain::Domain,
@@ -42,37 +41,6 @@ pub struct Tracer {
     reader: Reader,
     names: BTreeMap<u64, (Named, String)>,
     asked: Option<Instant>,
-}
-
-/// What a process did.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TraceEvent {
-    /// When it began: `CLOCK_MONOTONIC` in nanoseconds, as the host has it.
-    pub since: u64,
-    /// When it was over. The same as `since` for an event of one moment.
-    pub at: u64,
-    /// The process.
-    pub pid: u32,
-    /// The thread.
-    pub tid: u32,
-    /// What the process did.
-    pub action: Action,
-    /// The number of the topic, queue or timeline; see [`Tracer::name`].
-    pub object: u64,
-    /// The position of the sample, the value of the timeline, or the number of the task.
-    pub value: u64,
-    /// The number of the attempt of a task, from 1; 0 for a task that was submitted, and for anything else.
-    pub attempt: u8,
-}
-
-impl TraceEvent {
-    /// Returns the task's place in its queue and its generation, as in the text of a [`TaskRef`](crate::TaskRef).
-    /// Returns `None` for a sample and for a value of a timeline.
-    pub fn task(&self) -> Option<(u32, u64)> {
-        use Action::{Claim, Complete, CompleteOn, Fail, Submit, Take};
-        let TaskId { index, generation } = TaskId::of_number(self.value);
-        matches!(self.action, Submit | Claim | Complete | CompleteOn | Fail | Take).then_some((index, generation))
-    }
 }
 
 impl Domain {
@@ -111,10 +79,7 @@ impl Tracer {
     pub fn read(&mut self) -> Vec<TraceEvent> {
         self.traces.renew(now_ns());
         let mut events = Vec::new();
-        self.reader.read(&self.traces, |event| {
-            let Event { since, at, pid, tid, action, object, value, attempt } = event;
-            events.push(TraceEvent { since, at, pid, tid, action, object, value, attempt });
-        });
+        self.reader.read(&self.traces, |event| events.push(event));
         let is_due = self.asked.is_none_or(|asked| asked.elapsed() >= PAUSE);
         if is_due && events.iter().any(|event| !self.names.contains_key(&event.object)) {
             self.asked = Some(Instant::now());

@@ -7,7 +7,7 @@ use std::fs::File;
 use partywall_harness::crash::{self, at_each_point};
 use partywall_shm::{
     members::Members,
-    trace::{Action, EVENTS, Event, Reader, Traces},
+    trace::{Action, EVENTS, Reader, TraceEvent, Traces},
 };
 
 use super::points::{RECORDING, assert_passed};
@@ -17,8 +17,8 @@ const ROW: u16 = 3;
 /// The events of the process that crashes.
 const THEIRS: u64 = 3;
 
-fn event(n: u64) -> Event {
-    Event {
+fn event(n: u64) -> TraceEvent {
+    TraceEvent {
         since: n,
         at: n + 1,
         pid: n as u32,
