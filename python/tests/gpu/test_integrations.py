@@ -182,6 +182,7 @@ def test_vllm_engine_on_another_gpu_is_refused_and_ranks_have_their_own(domain, 
         small_vllm.load(loaders, small_vllm.config(device="cuda"))
 
 
+# Holds 424.
 def test_vllm_update_is_shown_by_captured_graphs(domain, monkeypatch):
     monkeypatch.setenv("PARTYWALL_SOCKET", domain.socket)
     loaders = small_vllm.install(monkeypatch)

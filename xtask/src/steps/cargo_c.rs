@@ -15,6 +15,12 @@ pub(super) fn compare(workspace: &Workspace) -> Outcome {
     if !version.is_ok_and(|output| output.status.success()) {
         return Outcome::Skipped("there is no cargo-c here: cargo install --locked cargo-c".to_owned());
     }
+    // Our own cargo has read the manifest, so one that cannot is too old, as in Debian's cargo-c 0.9.14.
+    let probe = workspace.cargo(["cinstall", "--locked", "-p", "no-such-package"]).stdin(Stdio::null()).output();
+    if probe.is_ok_and(|output| String::from_utf8_lossy(&output.stderr).contains("failed to parse manifest")) {
+        let why = "the cargo in the cargo-c here is older than edition 2024: cargo install --locked cargo-c";
+        return Outcome::Skipped(why.to_owned());
+    }
     both(workspace).into()
 }
 
