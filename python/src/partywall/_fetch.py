@@ -16,6 +16,8 @@ def put(socket: str, url: str, name: str, options: Sequence[str]) -> tuple[int, 
         # Other users can read command lines, and a URL may contain a password or a signature.
         environment[_VARIABLE] = url
         url = f"env://{_VARIABLE}"
+    # If this process is killed, nobody is left for the download.
+    options = [*options, "--with-parent", str(os.getpid())]
     command = [str(PROGRAM), "--socket", socket, "--json", "put", *options, "--", url, name]
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment, text=True
@@ -31,7 +33,8 @@ def put(socket: str, url: str, name: str, options: Sequence[str]) -> tuple[int, 
     except (IndexError, ValueError):
         raise _errors.Error(f"{PROGRAM} ended with {program.returncode} and said {output!r}") from None
     if error := answer.get("error"):
-        kind: type[_errors.Error] = getattr(_errors, error["class"] or "Error")
+        named = error["class"] or ("BadValue" if error["kind"] == "usage" else "Error")
+        kind: type[_errors.Error] = getattr(_errors, named)
         raise kind(error["message"], error["advice"], error["entry"] or "")
     return int(answer["version"]), bool(answer["existed"])
 

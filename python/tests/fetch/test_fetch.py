@@ -6,12 +6,13 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 import partywall as pw
 
-from ..conftest import WATCHDOG
+from ..conftest import WATCHDOG, Child
 
 FILE = bytes(range(256)) * 5000
 
@@ -26,7 +27,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.path == "/gone":
             self.send_error(404)
             return
-        if self.path == "/stalled":
+        if self.path.startswith("/stalled"):
             self.stalled.set()
             self.go_on.wait(WATCHDOG)
         self.send_response(200)
@@ -77,8 +78,10 @@ def test_failures_are_the_usual_exceptions(domain, url):
         domain.put_url(f"{url}/x.bin", "x", "host", owner="123456")
     with pytest.raises(pw.BadValue, match="one end"):
         domain.put_url(f"{url}/x.bin", "x", "host", owner="123456", kept=True)
-    with pytest.raises(pw.Error, match="no scheme"):
+    with pytest.raises(pw.BadValue, match="no scheme"):
         domain.put_url("ftp://127.0.0.1/x", "x", "host")
+    with pytest.raises(pw.BadValue, match="is not set, or is empty"):
+        domain.put_url("env://PARTYWALL_NO_SUCH_VARIABLE", "x", "host")
     with pytest.raises(TypeError, match="unexpected keyword"):
         domain.put_url(f"{url}/x.bin", "x", "host", nonsense=1)
     assert not domain.exists("x")
@@ -97,3 +100,38 @@ def test_interrupt_ends_the_download(domain, url):
     # The program ends, and leaves this connection as the only one.
     while len(domain.ps()) > 1:
         time.sleep(0.01)
+
+
+# Holds 432.
+@pytest.mark.parametrize("given", ["URL", "env://MODEL_URL"])
+def test_url_is_in_no_command_line(domain, url, monkeypatch, given):
+    secret = f"{url}/stalled?sig=SECRET".replace("://", "://user:SECRET@")
+    monkeypatch.setenv("MODEL_URL", secret)
+    shown = []
+
+    def look() -> None:
+        Handler.stalled.wait(WATCHDOG)
+        for member in domain.ps():
+            shown.extend([member.command, Path(f"/proc/{member.pid}/cmdline").read_text()])
+        Handler.go_on.set()
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    domain.put_url(secret if given == "URL" else given, "x", "host").close()
+    looking.join()
+    assert any("env://" in text for text in shown)
+    assert "SECRET" not in "".join(shown)
+
+
+# Holds 408.
+def test_download_ends_with_its_process(socket, domain, url):
+    child = Child(
+        f"import partywall as pw\npw.connect(socket={socket!r}).put_url({url + '/stalled'!r}, 'x', 'host', kept=True)"
+    )
+    Handler.stalled.wait(WATCHDOG)
+    child.kill()
+    # The server does not answer, so the program would wait on.
+    while len(domain.ps()) > 1:
+        time.sleep(0.01)
+    Handler.go_on.set()
+    assert not domain.exists("x")

@@ -14,6 +14,7 @@ use partywall::{
     error::Denied,
     files::{Plan, Storage, default_threads},
 };
+use rustix::process::{Pid, RawPid, Signal, getppid, set_parent_process_death_signal};
 use serde_json::{Value, json};
 
 use crate::{
@@ -60,15 +61,18 @@ pub(crate) struct Arguments {
     /// URL 8]
     #[arg(long, value_name = "N", value_parser = parse_threads)]
     threads: Option<u16>,
-    /// How often a request is made again that has brought nothing; the waits between double from 0.5 s to 16 s
+    /// How often a request is made again without 16 KiB between; the waits between double from 0.5 s to 16 s
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u32).range(..=100), help_heading = FOR_URLS)]
     retries: u32,
-    /// Give a connection up that has brought nothing for so long
+    /// Give a connection up that has brought less than 16 KiB in so long
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_seconds, help_heading = FOR_URLS)]
     timeout: Duration,
     /// Allow http://, which is not encrypted, to other machines than this one
     #[arg(long, help_heading = FOR_URLS)]
     allow_http: bool,
+    /// End with the process of this id, which has started this one
+    #[arg(long, value_name = "PID", hide = true)]
+    with_parent: Option<RawPid>,
 }
 
 /// The heading of the options that concern URLs alone.
@@ -87,6 +91,7 @@ enum Origin {
 /// Runs the command.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     let output = context.output();
+    arguments.with_parent.map_or(Ok(()), end_with)?;
     // Checked first, so that an invalid name or an unusable file starts no broker.
     partywall::check_name(&arguments.name).map_err(|error| bad_name("put FILE", &arguments.name, error))?;
     let origin = origin(context, arguments)?;
@@ -138,6 +143,18 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     output.announce(format!("{text}{hold_text}"), &value);
     drop(plan);
     if arguments.hold { hold(context, &segment, &cancel) } else { Ok(segment.release()?) }
+}
+
+/// Has the kernel kill this process when the parent's thread that has started it ends. A killed `put` leaves nothing.
+fn end_with(parent: RawPid) -> Result<(), Failure> {
+    let refused = |errno| Failure::system("asking for a signal", errno);
+    set_parent_process_death_signal(Some(Signal::KILL)).map_err(refused)?;
+    // A parent that ended before the request sends no signal.
+    if Pid::as_raw(getppid()) == parent {
+        return Ok(());
+    }
+    let message = format!("process {parent}, with which this one is to end, is not its parent, or has ended");
+    Err(Failure::new(ErrorKind::Usage, message, "leave --with-parent to programs that start this one"))
 }
 
 /// Finds the bytes. Becomes the program that puts URLs, if this one does not.
