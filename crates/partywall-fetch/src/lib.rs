@@ -10,7 +10,8 @@
 //!
 //! Each thread that copies has a connection of its own, and reads the bytes of an answer into the memory that becomes
 //! the segment. A range that is cut off continues at the byte that was reached. Each answer's ETag and length are
-//! compared with those of the first, so what is committed is one version of the file.
+//! compared with those of the first, so what is committed is one version of the file if its ETags or dates tell versions
+//! apart.
 #![forbid(unsafe_code)]
 
 mod bucket;

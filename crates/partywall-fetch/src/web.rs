@@ -265,11 +265,9 @@ impl Web {
     /// Returns a URL with the user and the query of the first one.
     fn url(&self, text: &str) -> Result<Url, FileProblem> {
         let mut url = Url::parse(text).map_err(|_| missing())?;
-        if self.hub.is_none() {
-            url.set_query(self.base.query());
-            let _ = url.set_username(self.base.username());
-            let _ = url.set_password(self.base.password());
-        }
+        url.set_query(self.base.query());
+        let _ = url.set_username(self.base.username());
+        let _ = url.set_password(self.base.password());
         Ok(url)
     }
 

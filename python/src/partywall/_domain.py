@@ -274,8 +274,9 @@ class Domain(Handle[_native.Domain]):
 
         Returns once the version is complete. The name ends with this connection unless it is `kept` or has another
         `owner`. With `if_absent` an existing version is returned; if several processes put the name so at the same
-        time, one downloads and all get its version. An interrupt ends the download. Needs the program
-        `partywall-fetch` (`pip install ./python/fetch`).
+        time, one downloads and all get its version. The download ends with an interrupt and with this process. The URL
+        is in no command line; `env://VARIABLE` stands for that in a variable. Needs the program `partywall-fetch`
+        (`pip install ./python/fetch`).
         """
         taken = converted(options, UrlOptions)
         access = taken.pop("access")

@@ -67,9 +67,9 @@ class UrlOptions(_Allocation, total=False):
     threads: int | None
     """The number of connections, by default 8."""
     retries: int | None
-    """How often in a row a request that brought nothing is made again, by default 7."""
+    """How often in a row a request is made again without 16 KiB between, by default 7."""
     timeout: float | None
-    """The seconds without a byte after which a connection is given up, by default 30."""
+    """The seconds in which a connection has to bring 16 KiB, by default 30."""
 
 
 F = TypeVar("F", bound=Callable[..., Any])
