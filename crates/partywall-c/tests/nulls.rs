@@ -1,6 +1,7 @@
 // Holds 368.
 //! Each exported function is called without arguments that mean anything: all null and zero, then with numbers in place
-//! of handles, and those with names also with bad texts and sizes. None crashes, and each says what is wrong.
+//! of handles, and those with texts also with bad ones and with bad sizes. Each handle is closed twice. None crashes, and
+//! each says what is wrong.
 #![allow(clippy::unwrap_used)] // tests
 
 mod header_functions;
@@ -8,7 +9,7 @@ mod header_functions;
 use std::{env, fmt::Write as _, fs, os::unix::fs::symlink, process::Command};
 
 use header_functions::{Function, functions};
-use partywall_harness::World;
+use partywall_harness::{World, binary};
 
 /// Functions to which null is no mistake, and what they return.
 fn answer(function: &Function) -> &'static str {
@@ -59,43 +60,70 @@ fn each_function_refuses_null_and_numbers_in_place_of_handles() {
     compile_and_run(&program, &World::new());
 }
 
-/// The value of a parameter of a function of a domain, with the text and the options that are tried.
-fn filled(parameter: &str, text: &str, options: &str) -> String {
-    let value = match parameter {
-        _ if parameter.contains("pw_domain *") => "domain",
-        _ if parameter.contains("char *") => text,
-        _ if parameter.contains("_options *") => options,
+#[test]
+fn each_handle_is_closed_once() {
+    let mut program = String::from("#include \"every.h\"\nint main(void) {\n    open_every();\n");
+    let functions = functions();
+    let closing: Vec<_> =
+        functions.iter().filter_map(|one| one.name.strip_prefix("pw_")?.strip_suffix("_close")).collect();
+    assert!(closing.len() > 20, "the header is read in another way than it is laid out: {closing:?}");
+    for of in closing {
+        writeln!(program, "    OK(pw_{of}_close({of}));\n    FAILS(PW_INVALID_ARGUMENT, pw_{of}_close({of}));")
+            .unwrap();
+    }
+    program.push_str("    return 0;\n}\n");
+    compile_and_run(&program, &World::new());
+}
+
+/// The value of a parameter: a handle of `every.h`, the options that are tried, or something valid.
+fn filled(parameter: &str, options: &str) -> String {
+    let (of, name) = parameter.rsplit_once([' ', '*']).unwrap();
+    let of = of.trim_start_matches("const ").trim_end_matches([' ', '*']);
+    let value = match of.strip_prefix("pw_") {
+        _ if parameter.contains("(*") => "NULL",
+        _ if is_text(parameter) => "\"name\"",
+        Some(_) if name == "options" => options,
+        Some(of) if parameter.matches('*').count() == 1 && !of.ends_with("_info") && of != "ipc_handle" => of,
         _ if parameter.contains('*') => "(void *)room",
         _ => "1",
     };
     value.to_owned()
 }
 
+fn is_text(parameter: &str) -> bool {
+    parameter.starts_with("const char *") && !parameter.contains("**")
+}
+
 #[test]
-fn each_function_with_a_name_refuses_bad_texts_and_sizes() {
-    let of_domains = |function: &Function| {
-        function.parameters.first().is_some_and(|first| first.contains("const pw_domain *"))
-            && function.parameters.iter().any(|one| one.contains("char *"))
-    };
+fn each_function_with_a_text_refuses_bad_texts_and_sizes() {
     let mut program = String::from(
-        "#include \"check.h\"\nint main(void) {\n    static char endless[8192];\n    memset(endless, 'n', sizeof \
+        "#include \"every.h\"\nint main(void) {\n    static char endless[2 << 20];\n    memset(endless, 'n', sizeof \
          endless);\n    static uint64_t room[64];\n    static size_t small[64] = {3};\n    static size_t huge[64] = \
-         {SIZE_MAX};\n    pw_domain *domain = NULL;\n    OK(pw_domain_connect(NULL, &domain));\n",
+         {SIZE_MAX};\n    open_every();\n",
     );
     let mut tried = 0;
-    for function in functions().iter().filter(|function| of_domains(function)) {
-        let mut cases = vec![("\"\\xff\"", "NULL"), ("endless", "NULL"), ("NULL", "NULL")];
-        if function.parameters.iter().any(|one| one.contains("_options *")) {
-            cases.extend([("\"name\"", "(void *)small"), ("\"name\"", "(void *)huge")]);
+    for function in functions().iter().filter(|function| function.returns == "pw_status") {
+        let texts = function.parameters.iter().enumerate().filter(|(_, one)| is_text(one)).map(|(at, _)| at);
+        let mut cases: Vec<_> =
+            texts.flat_map(|at| ["\"\\xff\"", "endless", "NULL"].map(|text| (Some((at, text)), "NULL"))).collect();
+        if !cases.is_empty() && function.parameters.iter().any(|one| one.contains("_options *")) {
+            cases.extend([(None, "(void *)small"), (None, "(void *)huge")]);
         }
         for (text, options) in cases {
-            let arguments: Vec<_> = function.parameters.iter().map(|one| filled(one, text, options)).collect();
+            // Null asks for the first device.
+            if text.is_some_and(|(at, text)| text == "NULL" && function.parameters[at].ends_with("*device")) {
+                continue;
+            }
+            let mut arguments: Vec<_> = function.parameters.iter().map(|one| filled(one, options)).collect();
+            if let Some((at, text)) = text {
+                arguments[at] = text.to_owned();
+            }
             writeln!(program, "    FAILS(PW_INVALID_ARGUMENT, {}({}));", function.name, arguments.join(", ")).unwrap();
             tried += 1;
         }
     }
-    assert!(tried > 60, "the header is read in another way than it is laid out: {tried}");
-    program.push_str("    OK(pw_domain_close(domain));\n    return 0;\n}\n");
+    assert!(tried > 140, "the header is read in another way than it is laid out: {tried}");
+    program.push_str("    return 0;\n}\n");
     compile_and_run(&program, &World::new());
 }
 
@@ -119,6 +147,8 @@ fn compile_and_run(program: &str, world: &World) {
     let ran = Command::new(scratch.path().join("nulls"))
         .env("LD_LIBRARY_PATH", scratch.path())
         .env("PARTYWALL_SOCKET", world.socket())
+        // The doctor starts a broker of its own.
+        .env("PARTYWALL_BIN", binary())
         .output()
         .unwrap();
     assert!(ran.status.success(), "{}: {}", ran.status, String::from_utf8_lossy(&ran.stderr));

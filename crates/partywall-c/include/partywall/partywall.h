@@ -2,6 +2,10 @@
    deaths. Generated from the Rust sources of crates/partywall-c; `PARTYWALL_BLESS=1 cargo test -p partywall-c` writes
    it anew. docs/c.md is the guide.
 
+   Unless a function says that it blocks or waits, it does neither, but a close may take a round trip to the broker. Any
+   thread may call any function. The comment of a type says whether several threads may use one handle at a time; none
+   may while it is closed.
+
    A call that takes a handle over closes it on success; on failure the handle is still the caller's. Only
    `pw_block_offer`, `pw_claim_complete` and `pw_claim_fail` end their object in either case, and say so. */
 
