@@ -105,6 +105,13 @@ pub(crate) fn still_used(py: Python<'_>, pool: &str) -> PyErr {
     raise(py, "StillUsed", &message, "drop them (`del`) before the block is offered", "still-used", None)
 }
 
+/// Returns the exception for a part of a block at which no element of its type can begin.
+pub(crate) fn misaligned(py: Python<'_>, dtype: DType, offset: u64, pool: &str) -> PyErr {
+    let message = format!("no {dtype} can begin at byte {offset} of a block of '{pool}'");
+    let advice = format!("give an offset that is a multiple of {}", dtype.alignment());
+    raise(py, "BadTensor", &message, &advice, "bad-range", None)
+}
+
 /// Returns the exception for a block that is to be two inputs.
 pub(crate) fn input_twice(py: Python<'_>, queue: &str) -> PyErr {
     let message = format!("a task for queue {queue:?}: a block can be one input only, and this one is another already");

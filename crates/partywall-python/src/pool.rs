@@ -6,19 +6,21 @@ use partywall::{
     DType, Error, Gpu, Place, PoolOptions, WhenSome,
     error::{Denied, Gone, Unreachable},
 };
-use pyo3::prelude::*;
+use partywall_os::process::fork_generation;
+use pyo3::{exceptions::PyTypeError, inspect::PyStaticExpr, prelude::*, type_hint_identifier, type_hint_union};
 
 use crate::{
-    arguments::{Blocks, Connection, Count, ElementType, Name, Needs, Optional, Shape},
+    arguments::{Blocks, Connection, Count, DeviceName, ElementType, Name, Needs, Optional, Shape},
     build::{named_place, pinning},
-    errors::{Raise, still_used},
+    errors::{Never, Raise, misaligned, still_used, unclosed},
+    exported::{Export, Exported},
     handle::Handle,
     members::Withdrawal,
     owner::Owner,
     queue::Queue,
     stream::Stream,
     tensor::Tensor,
-    value::value,
+    value::{Tuple, value},
     wait,
 };
 
@@ -75,6 +77,27 @@ value! {
     /// A reference to an offered block.
     BlockRef, "partywall._pool", "BlockRef", {
         pool: String, version: u64, index: u32, generation: u64,
+    }
+}
+
+value! {
+    /// A tensor in a block.
+    BlockPart, "partywall._pool", "BlockPart", {
+        block: Py<Block>, shape: Tuple<u64>, dtype: &'static str, offset: u64,
+    }
+}
+
+/// A `BlockRef`, or its text.
+struct Reference(String);
+
+impl<'py> FromPyObject<'_, 'py> for Reference {
+    type Error = PyErr;
+
+    const INPUT_TYPE: PyStaticExpr =
+        type_hint_union!(type_hint_identifier!("partywall._pool", "BlockRef"), <&str>::INPUT_TYPE);
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        object.str()?.extract().map(Self)
     }
 }
 
@@ -137,38 +160,43 @@ impl Pool {
         Ok(OpenPool::Pool(Arc::new(pool)).into())
     }
 
-    /// Allocates a block, and waits for a free one.
-    #[pyo3(name = "_alloc")]
-    fn alloc(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Block> {
+    /// Takes a block. Waits for one up to `timeout` seconds, or for ever. A block of a zeroed pool is all zero.
+    #[pyo3(signature = (timeout = None))]
+    fn alloc<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, Block>> {
         let pool = self.inner.get(py)?;
         let timeout = wait::timeout(timeout)?;
         let block = self.inner.for_turn(py, timeout, |wait| pool.alloc(wait))?;
-        Ok(Block::new(&pool, block))
+        Block::new(&pool, block).into_object(py)
     }
 
-    /// Allocates a block if one is free and no thread waits for one.
-    #[pyo3(name = "_try_alloc")]
-    fn try_alloc(&self, py: Python<'_>) -> PyResult<Option<Block>> {
+    /// Takes a block if one is free and no thread waits for it; else returns `None`.
+    fn try_alloc<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, Block>>> {
         let pool = self.inner.get(py)?;
         // Zeroing a block takes time, so other threads may run. Otherwise the call ends sooner than the GIL could
         // change hands.
         let block = if self.zeroed { py.detach(|| pool.try_alloc()) } else { pool.try_alloc() };
-        let block = block.or_raise(py)?;
-        Ok(block.map(|block| Block::new(&pool, block)))
+        block.or_raise(py)?.map(|block| Block::new(&pool, block).into_object(py)).transpose()
     }
 
-    /// Accepts the block that a reference names.
-    #[pyo3(name = "_accept")]
-    fn accept(&self, py: Python<'_>, reference: &str) -> PyResult<Block> {
+    /// Accepts a block that its holder has offered, with its content. Raises `StaleBlock` if it is no longer offered.
+    ///
+    /// The caller is not ordered after work that the former holder's GPU still does on the block: use a `Timeline` for
+    /// that.
+    fn accept<'py>(&self, py: Python<'py>, block: Reference) -> PyResult<Bound<'py, Block>> {
         let pool = self.inner.get(py)?;
-        let block = reference.parse().and_then(|reference| pool.accept(&reference)).or_raise(py)?;
-        Ok(Block::new(&pool, block))
+        let block = block.0.parse().and_then(|reference| pool.accept(&reference)).or_raise(py)?;
+        Block::new(&pool, block).into_object(py)
     }
 
-    /// Registers host memory with CUDA in this process, for asynchronous copies of GPUs.
-    #[pyo3(name = "_pin")]
-    fn pin(&self, py: Python<'_>, device: &str) -> PyResult<()> {
-        let uuid = pinning(py, device)?;
+    /// Page-locks the blocks of a pool in host memory and registers them with CUDA, for as long as this process has the
+    /// pool open.
+    ///
+    /// GPUs of this process then copy from and to arrays of blocks asynchronously. Such a block returns to the pool
+    /// once all work of this process on its GPUs is done. Other processes need no driver to use the pool. It takes 0.4
+    /// ms per MiB; calling it again does nothing.
+    #[pyo3(signature = (device = DeviceName("cuda".to_owned())), text_signature = "($self, device='cuda')")]
+    fn pin(&self, py: Python<'_>, device: DeviceName) -> PyResult<()> {
+        let uuid = pinning(py, &device.0)?;
         let pool = self.inner.get(py)?;
         py.detach(|| pool.pin(&*pool.domain().gpu(uuid)?)).or_raise(py)
     }
@@ -208,26 +236,31 @@ impl Pool {
     }
 }
 
-/// A block of a pool.
-#[pyclass(frozen, module = "partywall._native")]
+/// A block of a pool. Give it back with `release`, `release_on` or the end of its `with`, or `offer` it.
+///
+/// `from_dlpack`, `np.asarray` and similar functions take its bytes; `tensor` gives them another shape and type. Arrays
+/// of a block hold it: the block returns to the pool when the last of them is dropped. On a GPU it returns once all
+/// work of this process on that GPU is done.
+#[pyclass(frozen, extends = Exported, module = "partywall", weakref)]
 pub(crate) struct Block {
     /// `None` once the block was released, handed over or given to a stream.
     held: Handle<HeldBlock>,
+    /// The pool's name.
     #[pyo3(get)]
     pool: String,
+    /// Which block of the pool it is.
     #[pyo3(get)]
     index: u32,
+    /// A number that changes each time a block of the pool is taken.
     #[pyo3(get)]
     generation: u64,
+    /// Its size in bytes.
     #[pyo3(get)]
     nbytes: u64,
     /// The type and shape of a task's result; all bytes of other blocks.
     described: (DType, Vec<u64>),
-    #[pyo3(get)]
-    on_host: bool,
-    /// Whether streams can use it: true of memory of a GPU and of pinned memory.
-    #[pyo3(get)]
-    has_streams: bool,
+    /// The fork generation in which the block was taken: in a forked child it belongs to the parent.
+    taken_in: u64,
 }
 
 #[derive(Clone)]
@@ -260,9 +293,7 @@ impl Block {
         let nbytes = block.len();
         let described = (block.dtype(), block.shape().to_vec());
         let held = Handle::new("block", HeldBlock { owner: keep(block), domain, place });
-        let on_host = place.is_cpu_reachable();
-        let has_streams = place != Place::Host;
-        Self { held, pool, index, generation, nbytes, described, on_host, has_streams }
+        Self { held, pool, index, generation, nbytes, described, taken_in: fork_generation() }
     }
 
     /// Takes the block for another owner. Fails if arrays use it.
@@ -339,10 +370,16 @@ fn owner(pool: &partywall::Pool, block: partywall::Block) -> Arc<Owner> {
     Owner::of_block(block, pool.place(), pool.gpu().map(|gpu: &Gpu| gpu.context().clone()))
 }
 
+impl Export for Block {
+    fn exported(&self, py: Python<'_>) -> PyResult<Tensor> {
+        self.tensor(py, None, None)
+    }
+}
+
 #[pymethods]
 impl Block {
-    /// Returns the beginning of the block as a tensor: with the type and shape of a result, unless others are given.
-    /// With another type and no shape, of as many elements as fit.
+    /// Returns the beginning of the block as a tensor, of bytes unless a dtype is given. Without a shape, the tensor
+    /// has as many elements as fit. The block of a task's result has the type and shape of the result by default.
     #[pyo3(signature = (shape = None, dtype = None))]
     pub(crate) fn tensor(&self, py: Python<'_>, shape: Option<Shape>, dtype: Option<ElementType>) -> PyResult<Tensor> {
         let HeldBlock { owner, .. } = self.get(py)?;
@@ -350,28 +387,40 @@ impl Block {
         py.detach(|| self.with(&owner, |block| Tensor::of_block(&owner, block, dtype.0, &shape))).or_raise(py)
     }
 
-    /// Returns the number of bytes at whose multiples elements of a type begin.
-    #[staticmethod]
-    fn alignment(dtype: ElementType) -> u64 {
-        dtype.0.alignment()
+    /// Names a tensor in the block, `offset` bytes from its beginning, as the input of a task: `Queue.submit` takes it.
+    /// The worker gets exactly that, with this type and shape. The offset is a multiple of an element's bytes.
+    #[pyo3(
+        signature = (shape, dtype = ElementType(DType::U8), *, offset = Count(0)),
+        text_signature = "($self, shape, dtype='uint8', *, offset=0)",
+    )]
+    fn part(slf: Bound<'_, Self>, shape: Shape, dtype: ElementType, offset: Count) -> PyResult<BlockPart> {
+        let ElementType(dtype) = dtype;
+        let Count(offset) = offset;
+        if !offset.is_multiple_of(dtype.alignment()) {
+            return Err(misaligned(slf.py(), dtype, offset, &slf.get().pool));
+        }
+        Ok(BlockPart { block: slf.unbind(), shape: Tuple(shape.0), dtype: dtype.name(), offset })
     }
 
-    /// Sets all bytes to zero, in host memory.
-    fn zero(&self, py: Python<'_>) -> PyResult<()> {
-        let HeldBlock { owner, .. } = self.get(py)?;
-        py.detach(|| self.with(&owner, partywall::Block::zero)).or_raise(py)
-    }
-
-    /// Enqueues setting all bytes to zero.
-    fn zero_on(&self, py: Python<'_>, device: &str, stream: Option<u64>) -> PyResult<()> {
-        let HeldBlock { owner, domain, .. } = self.get(py)?;
-        let stream = Stream::find(py, &domain, device, stream)?;
+    /// Sets all bytes to zero: immediately in host memory, on a GPU after the work on `stream`.
+    ///
+    /// In pinned memory the CPU does it if no `stream` is given.
+    #[pyo3(signature = (stream = None))]
+    fn zero(&self, py: Python<'_>, stream: Optional<'_, '_>) -> PyResult<()> {
+        let HeldBlock { owner, domain, place } = self.get(py)?;
+        if place == Place::Host || stream.is_none() && place.is_cpu_reachable() {
+            return py.detach(|| self.with(&owner, partywall::Block::zero)).or_raise(py);
+        }
+        let stream = Stream::at(py, &domain, stream, None)?;
         // From now on work of this process may use the block.
         owner.expose();
         py.detach(|| self.with(&owner, |block| block.zero_on(stream.borrow()))).or_raise(py)
     }
 
-    /// Offers the block to any process, and returns its reference.
+    /// Offers the block. It stays with this process until another one accepts it with the returned reference.
+    ///
+    /// Drop all arrays of the block first; otherwise raises `StillUsed`. The block of a task's result cannot be offered
+    /// (`WrongKind`): send the task, or a copy.
     fn offer(&self, py: Python<'_>) -> PyResult<BlockRef> {
         let HeldBlock { owner, .. } = self.get(py)?;
         let offered = |block: &mut partywall::Block| match block.is_output() {
@@ -390,20 +439,31 @@ impl Block {
         })
     }
 
-    /// Releases the block. If arrays of it are in use, the last of them releases it.
+    /// Whether the block must still be given back.
+    #[getter]
+    fn held(&self) -> bool {
+        !self.closed()
+    }
+
+    /// Gives the block back; on a GPU, once all work of this process on it is done. Raises `NotHeld` if it is not held.
+    ///
+    /// If arrays of the block are still in use, the last of them gives it back.
     fn release(&self, py: Python<'_>) -> PyResult<()> {
         let held = self.take(py)?;
         Self::give_back(py, held, Err)
     }
 
-    /// Releases the block, unless it was released before. Does nothing in a forked child.
-    fn close(&self, py: Python<'_>) -> PyResult<()> {
+    /// As `release`, but does nothing if the block was already given back, offered or left to a stream.
+    pub(crate) fn close(&self, py: Python<'_>) -> PyResult<()> {
         let held = self.held.lock().take();
         held.map_or(Ok(()), |held| Self::give_back(py, held, |_| Ok(())))
     }
 
-    /// Releases the block when all work that is on a stream now is done. If arrays of it are in use, the last of them
-    /// releases it.
+    /// Gives the block back once all work that is now on the stream is done. Returns immediately.
+    ///
+    /// `stream` and `device` are as for a `Timeline`. If arrays of the block are still in use, the last of them gives
+    /// it back, as with `release`.
+    #[pyo3(signature = (stream = None, *, device = None))]
     fn release_on(&self, py: Python<'_>, stream: Optional<'_, '_>, device: Optional<'_, '_>) -> PyResult<()> {
         let domain = self.get(py)?.domain;
         let stream = Stream::or_host(py, &domain, stream, device, || "release()".to_owned())?;
@@ -419,9 +479,40 @@ impl Block {
         }
     }
 
-    /// Whether the block was released, handed over or given to a stream.
+    /// Whether the block was given back, accepted by another process, or left to a stream.
     #[getter]
     fn closed(&self) -> bool {
         self.held.is_closed()
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        _kind: Optional<'_, '_>,
+        _raised: Optional<'_, '_>,
+        _traceback: Optional<'_, '_>,
+    ) -> PyResult<()> {
+        if self.taken_in == fork_generation() { self.close(py) } else { Ok(()) }
+    }
+
+    fn __reduce__(&self) -> PyResult<Never> {
+        Err(PyTypeError::new_err("a block is this process's own: offer it, and send the returned reference"))
+    }
+
+    fn __repr__(&self) -> String {
+        let state = if self.closed() { "given back" } else { "held" };
+        format!("<partywall.Block {} of {}: {} bytes, {state}>", self.index, self.pool, self.nbytes)
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        if !self.closed() && self.taken_in == fork_generation() {
+            unclosed(&self.__repr__());
+        }
     }
 }

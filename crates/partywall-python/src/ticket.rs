@@ -217,8 +217,8 @@ impl QueueEvent {
 pub(crate) struct TaskResult {
     /// The output, until it is released or becomes a Python object.
     taken: Mutex<Option<partywall::Block>>,
-    /// The output as Python's `partywall.Block`, once it is needed in that form.
-    block: PyOnceLock<Py<PyAny>>,
+    /// The output as a Python object, once it is needed in that form.
+    block: PyOnceLock<Py<Block>>,
     queue: Late<Queue>,
     has_output: bool,
     /// The type of the elements, and how many along each dimension.
@@ -261,19 +261,19 @@ impl TaskResult {
         let this = Self::new(queue, result);
         let taken = this.taken.lock().ignore_poison().take();
         if let Some(taken) = taken {
-            let block = python_block(py, Block::of_taken(py, this.queue.inputs(), owner, taken))?;
+            let block = Block::of_taken(py, this.queue.inputs(), owner, taken).into_object(py)?;
             // This cannot fail: no other thread knows this result yet.
-            _ = this.block.set(py, block);
+            _ = this.block.set(py, block.unbind());
         }
         Ok(this)
     }
 
     /// Returns the output as a Python object.
-    fn block<'py>(&self, py: Python<'py>) -> PyResult<&Bound<'py, PyAny>> {
+    fn block<'py>(&self, py: Python<'py>) -> PyResult<&Bound<'py, Block>> {
         let block = self.block.get_or_try_init(py, || {
             let taken = self.taken.lock().ignore_poison().take();
             let taken = taken.ok_or_else(|| closed(py, "result"))?;
-            python_block(py, Block::new(self.queue.inputs(), taken))
+            Block::new(self.queue.inputs(), taken).into_object(py).map(Bound::unbind)
         });
         block.map(|block| block.bind(py))
     }
@@ -289,8 +289,8 @@ impl Export for TaskResult {
 impl TaskResult {
     /// The block that the worker has written; `None` for a task without output.
     #[getter]
-    fn output<'py>(&self, py: Python<'py>) -> PyResult<Option<Hinted<'py, OutputBlock>>> {
-        self.has_output.then(|| Ok(Hinted::new(self.block(py)?.clone()))).transpose()
+    fn output<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, Block>>> {
+        self.has_output.then(|| self.block(py).cloned()).transpose()
     }
 
     /// The type of the elements: `uint8` unless the submitter or the worker gave another one.
@@ -312,8 +312,7 @@ impl TaskResult {
         if !self.has_output {
             return Err(without_output());
         }
-        let block = self.block(py)?.getattr(intern!(py, "_native"))?.cast_into::<Block>()?;
-        block.get().tensor(py, shape, dtype)
+        self.block(py)?.get().tensor(py, shape, dtype)
     }
 
     /// Returns a copy of the bytes, as `Tensor.tobytes`.
@@ -333,7 +332,7 @@ impl TaskResult {
     /// Gives the output block back. Calling it again does nothing.
     fn release(&self, py: Python<'_>) -> PyResult<()> {
         if let Some(block) = self.block.get(py) {
-            return block.bind(py).call_method0(intern!(py, "close")).map(drop);
+            return block.get().close(py);
         }
         let taken = self.taken.lock().ignore_poison().take();
         // No address was handed out, so there is nothing to wait for.
@@ -369,22 +368,9 @@ impl Drop for TaskResult {
     }
 }
 
-/// Wraps a block in Python's class.
-fn python_block(py: Python<'_>, block: Block) -> PyResult<Py<PyAny>> {
-    let class = py.import(intern!(py, "partywall._pool"))?.getattr(intern!(py, "Block"))?;
-    class.call1((block,)).map(Bound::unbind)
-}
-
 /// Returns the exception for reading the output of a task without one.
 pub(crate) fn without_output() -> PyErr {
     PyTypeError::new_err("the task was submitted without room for an output")
-}
-
-/// The block with the output of a result.
-pub(crate) enum OutputBlock {}
-
-impl Hint for OutputBlock {
-    const TYPE: PyStaticExpr = type_hint_identifier!("partywall._pool", "Block");
 }
 
 /// The exception of a task that has failed.

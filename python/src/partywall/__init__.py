@@ -26,6 +26,7 @@ from partywall._graph import launch
 from partywall._members import EvictedMember, Member, MemberWait, Withdrawal
 from partywall._native import (
     Attachment,
+    Block,
     ClaimedTask,
     EnqueuedResult,
     GraphNode,
@@ -38,7 +39,7 @@ from partywall._native import (
     Tensor,
     Ticket,
 )
-from partywall._pool import Block, BlockPart, BlockRef, Pool, PoolStats
+from partywall._pool import BlockPart, BlockRef, Pool, PoolStats
 from partywall._queue import Queue, QueueStats, Task, TaskInfo
 from partywall._segment import IpcHandle, Pinned, Segment
 from partywall._semaphore import Semaphore

@@ -13,8 +13,8 @@ from partywall import _arrays, _native, _streams
 from partywall._arrays import Shape
 from partywall._errors import BadTask, Error, TimeoutError
 from partywall._handle import Named
-from partywall._native import Attachment, ClaimedTask, SegmentPart, TaskResult, Ticket
-from partywall._pool import Block, BlockPart, Pool
+from partywall._native import Attachment, Block, ClaimedTask, SegmentPart, TaskResult, Ticket
+from partywall._pool import BlockPart, Pool
 from partywall._segment import Segment
 
 if TYPE_CHECKING:
@@ -344,14 +344,14 @@ class _Inputs:
         if isinstance(item, SegmentPart):
             return item
         if isinstance(item, Block):
-            return item._native
+            return item
         if isinstance(item, BlockPart):
-            return item.block._native, item.offset, item.dtype, item.shape
+            return item.block, item.offset, item.dtype, item.shape
         source = _arrays.dense(item, stream)
         block = alloc()
         self._copies.append(block)
         block.tensor(source.shape, source.dtype).write(source, stream)
-        return block._native, 0, source.dtype, source.shape
+        return block, 0, source.dtype, source.shape
 
     def release(self) -> None:
         """Gives back the blocks that were not submitted."""

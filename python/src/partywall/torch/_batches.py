@@ -67,7 +67,8 @@ class Batches:
                 except Error as error:
                     self.pins = False
                     _log.warning("batches are not pinned: %s", error)
-        return packed.read(memoryview(pool._accept(packed.reference).tensor()))
+        with pool.accept(packed.reference) as block:
+            return packed.read(memoryview(block.tensor()))
 
     def begin(self) -> "Source":
         """Returns where the workers of a new pass put their batches: into the largest blocks that there were."""
@@ -151,10 +152,10 @@ class Source:
             return None
         try:
             pool = self._pool_of(size)
-            block = pool._try_alloc()
+            block = pool.try_alloc()
             if block is None and self._waits:
                 # Blocks come back when a GPU has copied them.
-                block = pool._alloc(_LONGEST_WAIT)
+                block = pool.alloc(_LONGEST_WAIT)
         except TimeoutError:
             block = None
         except Error as error:
@@ -196,6 +197,7 @@ class _Room:
 
     def __init__(self, block: _native.Block, generation: int) -> None:
         self._block = block
+        weakref.finalize(self, block.close)
         self.generation = generation
         tensor = block.tensor()
         self.memory = memoryview(tensor)
