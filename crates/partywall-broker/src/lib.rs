@@ -53,11 +53,12 @@ use partywall_os::supervision::LeftOpen;
 
 pub use bind::StartError;
 pub use config::{Admission, Config, Limits, UserLimits};
+pub use page::{Exit, RunError};
 
 /// A listening broker. Dropping it without [`Broker::run`] leaves the socket's file behind, as a crash would.
 #[derive(Debug)]
 pub struct Broker {
-    server: server::event_loop::Server,
+    server: server::Server,
 }
 
 impl Broker {
@@ -69,7 +70,7 @@ impl Broker {
     pub fn bind(config: Config) -> Result<Self, StartError> {
         let limits = config.limits.resolve(partywall_os::process::raise_fd_limit())?;
         let bound = bind::BoundSocket::for_broker(&config, None)?;
-        Ok(Self { server: server::event_loop::Server::new(config, limits, bound, None)? })
+        Ok(Self { server: server::Server::new(config, limits, bound, None)? })
     }
 
     /// Serves what a supervisor has bound.
@@ -80,7 +81,7 @@ impl Broker {
         supervised: server::Supervised,
         left: LeftOpen,
     ) -> Result<Self, StartError> {
-        let server = server::event_loop::Server::new(config, limits, bound, Some((supervised, left)))?;
+        let server = server::Server::new(config, limits, bound, Some((supervised, left)))?;
         Ok(Self { server })
     }
 
@@ -140,22 +141,3 @@ impl From<StopHandle> for OwnedFd {
         handle.0
     }
 }
-
-/// Why a broker ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Exit {
-    /// A member asked for it.
-    Stopped,
-    /// A [`StopHandle`] was used.
-    Signalled,
-    /// It had neither members nor names for [`Config::idle_exit`].
-    Idle,
-    /// Another program continues for it. Everything is still open, and the socket's file exists.
-    HandedOver,
-}
-
-/// Waiting for events failed, so the broker cannot continue.
-#[derive(Debug, thiserror::Error)]
-#[error("waiting for events: {0}")]
-pub struct RunError(#[source] io::Error);

@@ -2,6 +2,7 @@
 //! handled, and why a worker cannot serve, which the supervisor reports where it was started.
 
 use std::{
+    fmt, io,
     os::fd::{OwnedFd, RawFd},
     sync::{
         Arc,
@@ -15,7 +16,7 @@ use partywall_os::{
     memfd::Draft,
 };
 
-use crate::supervisor::Death;
+use crate::StartError;
 
 /// A page that the supervisor shares with its workers. Each word has one writer at a time, and none guards other
 /// memory, so all accesses are relaxed: the next process sees them because fork(2) and waitpid(2) order them. Another
@@ -254,6 +255,53 @@ const PAGE_BYTES: usize = 4096;
 /// The word of the page at which the reason begins, and its longest text.
 const REASON: usize = 64;
 const REASON_BYTES: usize = PAGE_BYTES - REASON * size_of::<u64>();
+
+/// Why a broker ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Exit {
+    /// A member asked for it.
+    Stopped,
+    /// A [`StopHandle`](crate::StopHandle) was used.
+    Signalled,
+    /// It had neither members nor names for [`Config::idle_exit`](crate::Config::idle_exit).
+    Idle,
+    /// Another program continues for it. Everything is still open, and the socket's file exists.
+    HandedOver,
+}
+
+/// Waiting for events failed, so the broker cannot continue.
+#[derive(Debug, thiserror::Error)]
+#[error("waiting for events: {0}")]
+pub struct RunError(#[source] pub(crate) io::Error);
+
+/// How a worker ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Death {
+    /// By a signal.
+    Signal(i32),
+    /// By itself, with an exit code that stands for nothing.
+    Code(i32),
+}
+
+impl fmt::Display for Death {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Signal(signal) => write!(f, "was killed by signal {signal}"),
+            Self::Code(code) => write!(f, "exited with code {code}"),
+        }
+    }
+}
+
+/// Ends a worker that lacks something to continue with, so that its supervisor starts another one. It drops nothing:
+/// that would close what the next worker continues with.
+pub(crate) fn lack(error: &StartError) -> ! {
+    tracing::error!(%error, "cannot continue yet; the supervisor tries again");
+    std::process::exit(LACKS)
+}
+
+/// The exit code of a worker that could not continue because the kernel lacked something, such as memory or a thread.
+pub(crate) const LACKS: i32 = 5;
 
 #[cfg(test)]
 mod tests {

@@ -54,10 +54,12 @@ use crate::{
     config::Resolved,
     journal::Journal,
     log::RotatingLog,
-    page::Page,
+    page::{LACKS, Page},
     replacement::{self, Continuation, Handover},
     server::Supervised,
 };
+
+pub use crate::page::Death;
 
 /// A domain whose broker is restarted when it dies.
 #[derive(Debug)]
@@ -159,24 +161,6 @@ impl Signals {
             stray: block(&strays)?,
             strays,
         })
-    }
-}
-
-/// How a worker ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Death {
-    /// By a signal.
-    Signal(i32),
-    /// By itself, with an exit code that stands for nothing.
-    Code(i32),
-}
-
-impl std::fmt::Display for Death {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Signal(signal) => write!(f, "was killed by signal {signal}"),
-            Self::Code(code) => write!(f, "exited with code {code}"),
-        }
     }
 }
 
@@ -628,9 +612,6 @@ const CANNOT_CONTINUE: u8 = 3;
 
 /// The exit code of a worker that has handed over to another program.
 const HANDED_OVER: u8 = 4;
-
-/// The exit code of a worker that could not continue because the kernel lacked something, such as memory or a thread.
-pub(crate) const LACKS: i32 = 5;
 
 /// How long workers that lack something are started again.
 const LACKING: Duration = Duration::from_secs(60);

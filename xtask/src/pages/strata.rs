@@ -17,7 +17,6 @@ const MAX_CIRCLE: usize = 4;
 /// Folders with a larger circle, each with its size. They are not to grow.
 const LARGE_CIRCLES: &[(&str, usize)] = &[
     ("crates/partywall/src/topic", 7),
-    ("crates/partywall-broker/src/server", 11),
     ("crates/partywall-lab/src", 5),
     ("crates/partywall-lab/src/bench/subjects/ordering", 5),
     ("crates/partywall-python/src", 15),

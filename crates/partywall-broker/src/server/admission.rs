@@ -1,4 +1,4 @@
-//! Handshakes: members and operators that join, and members that resume.
+//! New connections and their handshakes: members and operators that join, and members that resume.
 //!
 //! The broker admits a limited number of members, and at most a quarter of them from one process. Processes are told
 //! apart by pid, or by the inode of their pidfd if the kernel shows no pid (Linux 6.9; before that each connection
@@ -11,8 +11,8 @@
 //! now.
 
 use std::{
-    os::fd::{AsRawFd, OwnedFd},
-    time::Duration,
+    os::fd::{AsFd, AsRawFd, OwnedFd},
+    time::{Duration, Instant},
 };
 
 use partywall_os::{process, socket};
@@ -28,17 +28,108 @@ use crate::{
     config::{OPERATORS, OPERATORS_OF_GUESTS},
     registry::{Event, MemberId, event::Identity},
     server::{
-        acceptor::{no_fds, spare},
+        Server,
+        acceptor::{Of, spare},
         connection::{Channel, Connection, ConnectionId, Message},
-        event_loop::{Server, random},
+        fds::no_fds,
         in_flight::{Process, Room},
-        membership::{Identified, identify, presentable},
+        membership::{Identified, identify, presentable, random},
+        peers::RETRY,
         reactor::EventSource,
+        reclaimer::ClientSocket,
         supervised::{Record, Supervised},
+        timers::Timer,
     },
 };
 
 impl Server {
+    /// Accepts pending connections, at most as many as one turn allows.
+    pub(super) fn accept(&mut self) {
+        for _ in 0..ACCEPTS_IN_TURN {
+            if self.acceptor.count(Of::All) >= MAX_HANDSHAKES && !self.drop_silent(Of::All) {
+                // Pending connections wait until one of these completes its handshake or times out.
+                return self.acceptor.pause(&mut self.reactor, HANDSHAKE_RETRY);
+            }
+            match socket::accept(&self.acceptor.bound.listener) {
+                Ok(None) => return,
+                Ok(Some(call)) => self.greet(self.store.reclaimer().keep_socket(call)),
+                Err(errno) => {
+                    tracing::warn!(%errno, "a connection could not be accepted");
+                    if !self.acceptor.turn_away_one(self.store.reclaimer()) {
+                        return self.acceptor.pause(&mut self.reactor, RETRY);
+                    }
+                }
+            }
+        }
+    }
+
+    fn greet(&mut self, call: ClientSocket) {
+        let ours = own_user();
+        let peer = match socket::peer(&call) {
+            Ok(peer) if !self.acceptor.admission.admits(ours, peer, &call) => {
+                // A process that may not connect must not be able to fill the log.
+                let refusal = Refusal::WrongUser { broker: ours, peer: peer.uid };
+                self.audit.not_admitted(peer);
+                return self.acceptor.send_refusal(&call, refusal);
+            }
+            Ok(peer) => peer,
+            Err(errno) => return tracing::warn!(%errno, "dropped a connection whose peer is unknown"),
+        };
+        let id = self.acceptor.next_id();
+        let process = Process::of(call.as_fd(), peer, id);
+        let of_process = Of::Process(process.key);
+        while self.acceptor.count(of_process) >= MAX_HANDSHAKES_OF_PROCESS && self.drop_silent(of_process) {}
+        if process.is_guest {
+            // Processes of other users must not keep those of the broker's from connecting.
+            let shares = [(Of::User(process.uid), MAX_HANDSHAKES / 4), (Of::Guests, MAX_HANDSHAKES / 2)];
+            for (of, allowed) in shares {
+                if self.acceptor.count(of) >= allowed && !self.drop_silent(of) {
+                    let needed = allowed as u64 + 1;
+                    let holders = self.acceptor.introducing(process.uid);
+                    let refusal = Refusal::Limit { limit: Limit::Handshakes, allowed: allowed as u64, needed, holders };
+                    return self.acceptor.refuse(&call, refusal);
+                }
+            }
+        }
+        if let Err(errno) = self.reactor.watch(&call, EventSource::Socket(Channel::Call, id), EventFlags::IN) {
+            return tracing::warn!(%errno, "dropped a connection that cannot be watched");
+        }
+        self.reactor.set_timer(self.acceptor.timeout, Timer::Handshake(id));
+        self.acceptor.remember(id, process);
+        self.peers.connections.insert(id, Connection::new(id, call, process));
+    }
+
+    /// Drops the connection that has been silent for longest, of those that are meant. Returns false if none has been
+    /// silent for long: a first message may be on its way.
+    fn drop_silent(&mut self, of: Of) -> bool {
+        let Some((id, since)) = self.oldest_silent(of) else { return false };
+        if since.elapsed() < SILENT {
+            return false;
+        }
+        // Its first message may have arrived without having been read.
+        self.hear(id);
+        if self.oldest_silent(of).is_some_and(|(oldest, _)| oldest == id) {
+            tracing::warn!(connection = id.0, "dropped: too many unauthenticated connections");
+            self.drop_connection(id);
+        }
+        true
+    }
+
+    /// Returns the unauthenticated connection that has been silent for longest, of those that are meant, and since
+    /// when.
+    fn oldest_silent(&self, of: Of) -> Option<(ConnectionId, Instant)> {
+        let is_silent = |id: &_| self.peers.connections.get(id).is_some_and(|connection| !connection.is_parked);
+        self.acceptor.oldest(of, is_silent)
+    }
+
+    /// Refuses a connection and drops it.
+    pub(super) fn send_away(&mut self, id: ConnectionId, refusal: Refusal) {
+        if let Some(connection) = self.peers.connections.get(&id) {
+            self.acceptor.refuse(connection.call(), refusal);
+        }
+        self.drop_connection(id);
+    }
+
     /// Refuses another member if the process has its share of members already, or if the maximum number is connected.
     fn check_room(&self, process: Process) -> Result<(), Refusal> {
         let share = self.peers.members.share_of(process.key);
@@ -187,7 +278,7 @@ impl Server {
             return Err(Refusal::OtherDriver { simulated: !hello.simulated });
         }
         let uid = client.uid;
-        if let Some(number) = self.runner.control.provide_rows(uid, &self.runner.store).map_err(|_| no_fds())? {
+        if let Some(number) = self.control.provide_rows(uid, &self.store).map_err(|_| no_fds())? {
             self.record(&Record::Rows { uid, number });
         }
         let mut token = Token([0; 16]);
@@ -217,7 +308,7 @@ impl Server {
         let identity = Identity { pid, uid, command: command.into(), simulated, operator, has_pidfd };
         self.apply(Event::Joined { member, identity });
         if let Some((uid, row)) = self.registry.people().row_of(member) {
-            self.runner.control.begin_row(uid, row);
+            self.control.begin_row(uid, row);
         }
         self.welcome(id, member, ours, theirs, false);
         Ok(())
@@ -234,7 +325,7 @@ impl Server {
         }
         tracing::info!(%member, "resumed");
         if let Some((uid, row)) = self.registry.people().row_of(member) {
-            self.runner.control.begin_row(uid, row);
+            self.control.begin_row(uid, row);
         }
         self.welcome(id, member, ours, theirs, true);
         // After the welcome, because there is no events socket before it, and the member may be reminded of stale
@@ -257,9 +348,9 @@ impl Server {
     fn welcome(&mut self, id: ConnectionId, member: MemberId, ours: OwnedFd, theirs: OwnedFd, resumed: bool) {
         let Some(token) = self.peers.members.token(member) else { return };
         let Some((uid, row)) = self.registry.people().row_of(member) else { return };
-        let Some(rows) = self.runner.control.rows_fd(uid) else { return };
+        let Some(rows) = self.control.rows_fd(uid) else { return };
         let Some(connection) = self.peers.connections.get_mut(&id) else { return };
-        let ours = self.runner.store.reclaimer().keep_socket(ours);
+        let ours = self.store.reclaimer().keep_socket(ours);
         connection.admit(member, ours, self.limits.given.message);
         if let Some(supervised) = &self.supervised {
             supervised.page.forget_deaths();
@@ -267,9 +358,9 @@ impl Server {
         self.acceptor.forget(id);
         let welcome = Welcome { member, row, token, uid, resumed, max_message: self.limits.given.message as u32 };
         let hello = BrokerHello { instance: self.about.instance, outcome: Ok(welcome) };
-        let mut fds = vec![self.runner.store.adopt(theirs).into(), rows];
+        let mut fds = vec![self.store.adopt(theirs).into(), rows];
         if self.peers.members.is_operator(member) {
-            fds.extend(self.processes().into_iter().map(|pidfd| self.runner.store.adopt(pidfd).into()));
+            fds.extend(self.processes().into_iter().map(|pidfd| self.store.adopt(pidfd).into()));
         }
         let sent = match handshake::encode(&Speaker::new(&self.about.version), &hello, fds.len()) {
             Ok(bytes) => self.peers.send_bytes(&mut self.reactor, id, Channel::Call, bytes, fds),
@@ -301,3 +392,18 @@ const MAX_HUNG_UP: u64 = 16;
 
 /// An operator that has been idle for this long may be dismissed to admit another one.
 const OPERATOR_IDLE: Duration = Duration::from_secs(1);
+
+/// Connections accepted in one turn of the loop.
+const ACCEPTS_IN_TURN: usize = 64;
+
+/// Unauthenticated connections at once. Clients send their handshake as soon as they are connected.
+const MAX_HANDSHAKES: usize = 64;
+
+/// A connection that has been silent for this long may be dropped to make room.
+const SILENT: Duration = Duration::from_millis(100);
+
+/// How long to pause before accepting again.
+const HANDSHAKE_RETRY: Duration = Duration::from_millis(5);
+
+/// Unauthenticated connections of one process.
+const MAX_HANDSHAKES_OF_PROCESS: usize = MAX_HANDSHAKES / 4;

@@ -17,11 +17,10 @@ use crate::{
         types::{Kind, Lifetime, Place},
     },
     server::{
-        control::{queue_shape, topic_shape},
-        fds::Expected,
+        control::{Control, not_created, queue_shape, topic_shape},
+        fds::{Expected, FdStore},
         membership::presentable,
         reclaimer::Donated,
-        runner::Runner,
     },
 };
 
@@ -33,7 +32,8 @@ use crate::{
 pub(super) fn check(
     call: &mut Call,
     fds: Vec<Donated>,
-    runner: &mut Runner,
+    control: &mut Control,
+    store: &mut FdStore,
     simulated: bool,
     highest: u32,
 ) -> Result<Received, Refusal> {
@@ -43,11 +43,11 @@ pub(super) fn check(
     match call {
         Call::Commit(commit) => {
             check_place(commit.facts.place, simulated, highest)?;
-            return check_commit(commit, fds, runner, simulated);
+            return check_commit(commit, fds, control, store, simulated);
         }
         Call::Grow(grow) => {
             let expected = Expected { kind: grow.kind, mutable: true, simulated };
-            let fds = runner.store.take(&grow.chunks, &grow.table, fds, expected)?;
+            let fds = store.take(&grow.chunks, &grow.table, fds, expected)?;
             return Ok(Received { fds, ..Received::default() });
         }
         Call::Open(wire::Open { version: Some(0), .. }) | Call::Inspect { version: Some(0), .. } => {
@@ -82,7 +82,8 @@ fn check_place(place: Place, simulated: bool, highest: u32) -> Result<(), Refusa
 fn check_commit(
     commit: &wire::Commit,
     fds: Vec<Donated>,
-    runner: &mut Runner,
+    control: &mut Control,
+    store: &mut FdStore,
     simulated: bool,
 ) -> Result<Received, Refusal> {
     let facts = commit.facts;
@@ -126,9 +127,12 @@ fn check_commit(
         return Err(Refusal::invalid(format!("{handles} handles are needed, {} arrived", commit.handles.len())));
     }
     let expected = Expected { kind, mutable: facts.mutable, simulated };
-    let fds = runner.store.take(&commit.chunks, &commit.table, fds, expected)?;
-    let blocks = facts.control.map(|shape| runner.provide_blocks(shape)).transpose();
-    let blocks = blocks.inspect_err(|_| runner.close(&fds))?;
+    let fds = store.take(&commit.chunks, &commit.table, fds, expected)?;
+    let blocks = facts.control.map(|shape| control.provide_blocks(shape, store)).transpose();
+    let blocks = blocks.map_err(|error| {
+        store.close(&fds);
+        not_created(error)
+    })?;
     Ok(Received { fds, blocks, ..Received::default() })
 }
 

@@ -36,11 +36,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     StartError,
+    page::lack,
     registry::{
         ControlNeeded, FdId, Registry,
         types::{BlockControl, CellAt, ControlMemory},
     },
-    server::{fds::FdStore, ids::IdMap, reclaimer::Donated, supervised::lack},
+    server::{
+        fds::{FdStore, no_fds},
+        ids::IdMap,
+        reclaimer::Donated,
+    },
 };
 
 /// All mapped control memory.
@@ -538,6 +543,18 @@ fn map<T>(fd: FdId, store: &FdStore, map: impl FnOnce(BorrowedFd<'_>) -> io::Res
 }
 
 /// Returns the error of the kernel for memory that this broker has created: nothing else can go wrong with it.
+/// Returns the refusal of a request whose control memory could not be created.
+pub(super) fn not_created(error: io::Error) -> wire::Refusal {
+    tracing::warn!(%error, "control memory could not be created");
+    match error.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(Errno::MFILE | Errno::NFILE) => no_fds(),
+        errno => wire::Refusal::System {
+            what: "creating control memory".into(),
+            errno: errno.unwrap_or(Errno::INVAL).raw_os_error(),
+        },
+    }
+}
+
 fn errno(error: io::Error) -> Errno {
     Errno::from_io_error(&error).unwrap_or(Errno::INVAL)
 }

@@ -7,8 +7,8 @@ use rustix::event::epoll::EventFlags;
 use crate::{
     registry::{Effect, Event, MemberId},
     server::{
+        Server,
         connection::{Channel, ConnectionId, Phase},
-        event_loop::Server,
         membership::Proof,
         reactor::EventSource,
         supervised::Record,
@@ -93,7 +93,7 @@ impl Server {
             return Vec::new();
         };
         tracing::warn!(%member, why, "disconnected");
-        self.runner.store.discard(connection.take_received());
+        self.store.discard(connection.take_received());
         if let Some(events) = connection.socket(Channel::Events) {
             self.reactor.unwatch(events);
         }
@@ -118,6 +118,6 @@ impl Server {
             let call = connection.call().as_raw_fd();
             self.record(&Record::Disconnected { member, call });
         }
-        self.peers.drop_connection(&self.reactor, &self.runner.store, id);
+        self.peers.drop_connection(&self.reactor, &self.store, id);
     }
 }

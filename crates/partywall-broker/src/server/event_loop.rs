@@ -1,8 +1,9 @@
 //! The event loop: waits for the kernel, serves clients in turns, and carries out the registry's effects.
 
 use std::{
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
-    time::{Duration, Instant, SystemTime},
+    os::fd::{AsFd, BorrowedFd},
+    path::Path,
+    time::Duration,
 };
 
 use partywall_os::{Errno, numa::highest_node, supervision::LeftOpen};
@@ -20,66 +21,27 @@ use crate::{
     Config, Exit, RunError, StartError,
     bind::{BoundSocket, own_user},
     config::Resolved,
+    page::lack,
     registry::{Bounds, Event, Registry},
     server::{
+        Server,
         acceptor::{Acceptor, spare},
         answers::About,
         audit::Audit,
         connection::{Channel, ConnectionId, Phase},
         control::Control,
         fds::FdStore,
-        membership::Membership,
-        memory_checks::MemoryChecks,
-        peers::Peers,
+        membership::{Membership, random},
+        memory_checks::{Memory, MemoryChecks},
+        peers::{Peers, UNPARK},
         reactor::{EventSource, Reactor},
         reclaimer::Reclaimer,
         replacement::Replacement,
-        requests::UNPARK,
         restart::Past,
-        runner::Runner,
-        supervised::{State, Supervised, lack},
-        timers::Timer,
+        supervised::{State, Supervised},
+        timers::{Timer, now},
     },
 };
-
-/// A listening broker.
-#[derive(Debug)]
-pub(crate) struct Server {
-    /// Wakes the loop.
-    pub(super) reactor: Reactor,
-    /// The read end of a pipe through which any byte ends the broker. It must stay open because it is watched.
-    _stop: OwnedFd,
-    stopper: OwnedFd,
-    /// Makes all decisions. Its effects are carried out in order: those of an event before the next event is applied,
-    /// or queued behind the effects of the previous event.
-    pub(super) registry: Registry,
-    pub(super) acceptor: Acceptor,
-    pub(super) audit: Audit,
-    pub(super) peers: Peers,
-    pub(super) runner: Runner,
-    pub(super) limits: Resolved,
-    /// What the broker reports about itself.
-    pub(super) about: About,
-    /// Present if a supervisor restarts the broker when it dies.
-    pub(super) supervised: Option<Supervised>,
-    /// A request that another program continues.
-    pub(super) replacement: Option<Replacement>,
-    pub(super) memory_checks: MemoryChecks,
-    /// Whether the program of this process can check memory.
-    pub(super) checks_memory: bool,
-    /// Whether effects are being carried out.
-    pub(super) is_carrying_out: bool,
-    /// The settle time: how long a process and its connections must have been gone before that counts as proof.
-    pub(super) settle: Duration,
-    /// How long the broker must have been idle before it ends; absent if it never ends by itself.
-    pub(super) idle_exit: Option<Duration>,
-    /// When the broker became idle. Set only together with a timer.
-    pub(super) idle_since: Option<Instant>,
-    /// Why the loop ends. Once set, no further message is read.
-    pub(super) exit: Option<Exit>,
-    /// Reused by every read.
-    pub(super) buffer: Vec<u8>,
-}
 
 impl Server {
     /// Returns a server that listens on a bound socket: for a new domain, or for the one that a former process has served.
@@ -155,11 +117,10 @@ impl Server {
         let Beginning { started_at, registry, store, control, members } = beginning;
         let instance = registry.instance();
         let acceptor = Acceptor::new(&config, bound, spare, instance, former_workers << WORKER_SHIFT);
-        let runner = Runner::new(store, control, config.unproven_after);
         reactor
             .watch(&acceptor.bound.listener, EventSource::Listener, EventFlags::IN)
             .and_then(|()| reactor.watch(&stop, EventSource::Stop, EventFlags::IN))
-            .and_then(|()| reactor.watch(runner.store.reclaimer().reports(), EventSource::Closed, EventFlags::IN))
+            .and_then(|()| reactor.watch(store.reclaimer().reports(), EventSource::Closed, EventFlags::IN))
             .and_then(|()| match &supervised {
                 Some(supervised) => {
                     reactor.watch(supervised.poke(), EventSource::Poke, EventFlags::IN | EventFlags::ET)
@@ -205,13 +166,15 @@ impl Server {
             acceptor,
             audit: Audit::default(),
             peers: Peers::new(members, limits.unclaimed),
-            runner,
+            store,
+            control,
+            guarding: false,
+            unproven_after: config.unproven_after,
             limits,
             about,
             supervised,
             replacement: None,
-            memory_checks: MemoryChecks::default(),
-            checks_memory: config.checks_memory,
+            memory_checks: MemoryChecks::new(config.checks_memory),
             is_carrying_out: false,
             settle: config.settle,
             idle_exit: config.idle_exit,
@@ -247,9 +210,11 @@ impl Server {
                 return Ok(Exit::HandedOver);
             }
             self.discard_timers();
-            self.shorten_journal();
-            self.runner.control.begin_turn();
-            let limit = if self.runner.control.is_clearing() || !self.peers.unfinished.is_empty() {
+            if self.supervised.as_ref().is_some_and(Supervised::wants_snapshot) {
+                self.write_snapshot();
+            }
+            self.control.begin_turn();
+            let limit = if self.control.is_clearing() || !self.peers.unfinished.is_empty() {
                 Some(Duration::ZERO)
             } else {
                 (!self.peers.parked.is_empty()).then_some(UNPARK)
@@ -295,11 +260,11 @@ impl Server {
             }
             // The turn of the loop is the sign of life that the supervisor wants.
             EventSource::Poke => self.on_poke(),
-            EventSource::Answer => self.on_answer(),
-            EventSource::MemoryCheck => self.on_memory_answer(),
+            EventSource::Answer => self.check_program(Replacement::on_answer),
+            EventSource::MemoryCheck => self.check_memory(MemoryChecks::on_answer),
             EventSource::Exit(member) => self.on_exit(member),
             EventSource::Closed => {
-                for id in self.runner.store.reclaimer().closed() {
+                for id in self.store.reclaimer().closed() {
                     self.apply(Event::Closed { id });
                 }
             }
@@ -368,9 +333,29 @@ impl Server {
                 self.carry_out(effects);
             }
             Timer::Idle => self.leave_if_idle(),
-            Timer::Answer => self.end_late_check(),
-            Timer::MemoryCheck => self.on_memory_timer(),
+            Timer::Answer => self.check_program(Replacement::end_if_late),
+            Timer::MemoryCheck => self.check_memory(MemoryChecks::on_timer),
         }
+    }
+
+    /// Looks after what other processes may have changed, because the supervisor has asked for a sign of life.
+    fn on_poke(&mut self) {
+        let is_new = self.acceptor.follow_listener(&self.reactor);
+        let Some(supervised) = &mut self.supervised else { return };
+        supervised.on_poke(is_new, self.acceptor.lost());
+        if self.about.log.as_ref().is_some_and(|log| !Path::new(log).exists()) {
+            // This line is the first one of the next file.
+            tracing::info!("the former log was renamed or removed");
+        }
+    }
+
+    /// Goes on with the checks of memory, and ends what is lost.
+    fn check_memory(&mut self, step: fn(&mut MemoryChecks, &mut Reactor) -> Option<Event>) {
+        if let Some(lost) = step(&mut self.memory_checks, &mut self.reactor) {
+            self.apply(lost);
+        }
+        let memory = Memory { reactor: &mut self.reactor, registry: &self.registry, store: &self.store };
+        self.memory_checks.go_on(memory);
     }
 
     /// Sends pending output of a client.
@@ -415,18 +400,6 @@ fn bounds(limits: &Resolved) -> Bounds {
         semaphores: limits.given.semaphores,
         attachments: MAX_ATTACHMENTS,
     }
-}
-
-/// Fills `bytes` with random bytes.
-pub(super) fn random(bytes: &mut [u8]) -> Result<(), Errno> {
-    // A request for up to 256 bytes is never cut short, once the kernel has gathered entropy at boot (getrandom(2)).
-    rustix::rand::getrandom(bytes, rustix::rand::GetRandomFlags::empty()).map(drop)
-}
-
-/// Returns the time in milliseconds since 1970.
-pub(super) fn now() -> u64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Numbers of connections are never used twice, not even by different workers: each has 2^32 of them.

@@ -9,7 +9,7 @@ use std::{
 
 use partywall_os::fd::{FdKind, classify};
 use partywall_wire::{
-    self as wire, FdFault, Refusal,
+    self as wire, FdFault, Limit, Refusal,
     limits::{MAX_CHUNKS, MAX_INLINE_TABLE, MAX_TABLE},
 };
 
@@ -207,6 +207,12 @@ fn check_table(index: usize, fd: BorrowedFd<'_>, bytes: u64) -> Result<(), Refus
 /// Returns the refusal of a message whose file descriptors from `index` on did not arrive.
 pub(super) fn missing(index: usize) -> Refusal {
     bad(index, FdFault::Missing)
+}
+
+/// Returns the refusal of a request because no file descriptor is free.
+pub(super) fn no_fds() -> Refusal {
+    let open_files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+    Refusal::Limit { limit: Limit::Fds, allowed: open_files, needed: open_files.saturating_add(1), holders: Vec::new() }
 }
 
 fn bad(index: usize, fault: FdFault) -> Refusal {

@@ -415,6 +415,12 @@ pub(super) const TO_RESUME: Duration = Duration::from_secs(10);
 /// Former connections of one member that are watched, because a child may hold them.
 const MAX_LINGERING: usize = 4;
 
+/// Fills `bytes` with random bytes.
+pub(super) fn random(bytes: &mut [u8]) -> Result<(), Errno> {
+    // A request for up to 256 bytes is never cut short, once the kernel has gathered entropy at boot (getrandom(2)).
+    rustix::rand::getrandom(bytes, rustix::rand::GetRandomFlags::empty()).map(drop)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,4 +1,4 @@
-//! Has a child process check whether the memory at a place is lost, and ends what is lost.
+//! Has a child process check whether the memory at a place is lost.
 //!
 //! See [`crate::memory_check`]. Nothing waits for the child: it may be blocked in the driver, where even SIGKILL does
 //! not end it at once. The next child is therefore started only when the former one has ended.
@@ -19,14 +19,20 @@ use rustix::{
 
 use crate::{
     memory_check::Found,
-    registry::{Event, FdId, types::Place},
+    registry::{Event, FdId, Registry, types::Place},
     replacement::{Purpose, VARIABLE, this_program},
-    server::{event_loop::Server, reactor::EventSource, timers::Timer},
+    server::{
+        fds::FdStore,
+        reactor::{EventSource, Reactor},
+        timers::Timer,
+    },
 };
 
 /// The checks of places. There is one at a time.
 #[derive(Debug, Default)]
 pub(super) struct MemoryChecks {
+    /// Whether the program of this process can check memory.
+    is_possible: bool,
     running: Option<RunningCheck>,
     /// The child of the last check, until it has ended. A timer is set meanwhile.
     ending: Option<Child>,
@@ -53,162 +59,169 @@ struct RunningCheck {
     until: Instant,
 }
 
+impl RunningCheck {
+    /// Starts a child that checks as many chunks as it can get.
+    fn start(place: Place, mut chunks: Vec<FdId>, memory: &Memory<'_>) -> std::io::Result<Self> {
+        let rest = chunks.split_off(chunks.len().min(MAX_CHUNKS));
+        // Some may have been closed since.
+        chunks.retain(|chunk| !memory.store.share(&[*chunk]).is_empty());
+        let shared = memory.store.share(&chunks);
+        let (answer, theirs) = pipe_with(PipeFlags::CLOEXEC)?;
+        rustix::io::ioctl_fionbio(&answer, true)?;
+        memory.reactor.watch(&answer, EventSource::MemoryCheck, EventFlags::IN)?;
+        let fds: Vec<_> = std::iter::once(theirs.as_fd()).chain(shared.iter().filter_map(|fd| fd.fd())).collect();
+        let child = start_program(this_program()?, &fds, VARIABLE, |numbers| Purpose::check_memory(place, numbers))?;
+        Ok(Self { place, child, answer, said: Vec::new(), chunks, rest, until: Instant::now() + MAX_CHECK })
+    }
+}
+
+/// What a check needs of the server.
+pub(super) struct Memory<'a> {
+    pub(super) reactor: &'a mut Reactor,
+    pub(super) registry: &'a Registry,
+    pub(super) store: &'a FdStore,
+}
+
 impl MemoryChecks {
+    /// `is_possible` says whether the program of this process can check memory.
+    pub(super) fn new(is_possible: bool) -> Self {
+        Self { is_possible, ..Self::default() }
+    }
+
     fn includes(&self, place: Place) -> bool {
         self.running.as_ref().is_some_and(|check| check.place == place)
             || self.waiting.iter().any(|(of, _)| *of == place)
     }
-}
 
-impl Server {
     /// Has a place checked that a member suspects, unless it was checked a moment ago. Returns whether a check runs.
-    pub(super) fn suspect_memory(&mut self, place: Place) -> bool {
-        if self.memory_checks.includes(place) {
+    pub(super) fn suspect(&mut self, place: Place, memory: Memory<'_>) -> bool {
+        if self.includes(place) {
             return true;
         }
         let now = Instant::now();
-        self.memory_checks.checked.retain(|_, at| now.saturating_duration_since(*at) < PAUSE);
-        if !self.checks_memory || self.memory_checks.checked.contains_key(&place) {
+        self.checked.retain(|_, at| now.saturating_duration_since(*at) < PAUSE);
+        if !self.is_possible || self.checked.contains_key(&place) {
             return false;
         }
-        let chunks = self.registry.chunks_at(place);
+        let chunks = memory.registry.chunks_at(place);
         if chunks.is_empty() {
             return false;
         }
-        self.memory_checks.checked.insert(place, now);
-        self.memory_checks.waiting.push_back((place, chunks));
-        self.next_memory_check();
-        self.memory_checks.includes(place)
+        self.checked.insert(place, now);
+        self.waiting.push_back((place, chunks));
+        self.go_on(memory);
+        self.includes(place)
     }
 
     /// Starts the next check, if none runs and the child of the last one has ended.
-    fn next_memory_check(&mut self) {
-        if self.memory_checks.running.is_some() {
+    pub(super) fn go_on(&mut self, memory: Memory<'_>) {
+        if self.running.is_some() {
             return;
         }
-        self.memory_checks.ending.take_if(|child| !matches!(child.try_wait(), Ok(None)));
-        if self.memory_checks.ending.is_some() {
-            return self.reactor.set_timer(REAP, Timer::MemoryCheck);
+        self.ending.take_if(|child| !matches!(child.try_wait(), Ok(None)));
+        if self.ending.is_some() {
+            return memory.reactor.set_timer(REAP, Timer::MemoryCheck);
         }
-        let Some((place, chunks)) = self.memory_checks.waiting.pop_front().or_else(|| self.due_memory_check()) else {
+        let Some((place, chunks)) = self.waiting.pop_front().or_else(|| self.due(memory.registry)) else {
             return;
         };
-        match self.start_memory_check(place, chunks) {
+        match RunningCheck::start(place, chunks, &memory) {
             Ok(check) => {
                 tracing::info!(place = %text(place), chunks = check.chunks.len(), "checking whether memory is lost");
-                self.reactor.set_timer(MAX_CHECK, Timer::MemoryCheck);
-                self.memory_checks.running = Some(check);
+                memory.reactor.set_timer(MAX_CHECK, Timer::MemoryCheck);
+                self.running = Some(check);
             }
             Err(error) => {
                 tracing::warn!(place = %text(place), %error, "memory could not be checked");
-                self.check_memory_again(place);
+                self.check_again(place, memory.reactor);
                 // Others may wait.
-                self.reactor.set_timer(REAP, Timer::MemoryCheck);
+                memory.reactor.set_timer(REAP, Timer::MemoryCheck);
             }
         }
     }
 
     /// Returns a place that is to be checked again by now.
-    fn due_memory_check(&mut self) -> Option<(Place, Vec<FdId>)> {
+    fn due(&mut self, registry: &Registry) -> Option<(Place, Vec<FdId>)> {
         let now = Instant::now();
-        let place = self.memory_checks.again.iter().find(|(_, (at, _))| *at <= now).map(|(place, _)| *place)?;
-        let chunks = self.registry.chunks_at(place);
+        let place = self.again.iter().find(|(_, (at, _))| *at <= now).map(|(place, _)| *place)?;
+        let chunks = registry.chunks_at(place);
         if chunks.is_empty() {
-            self.memory_checks.again.remove(&place);
+            self.again.remove(&place);
             return None;
         }
-        self.memory_checks.checked.insert(place, now);
+        self.checked.insert(place, now);
         Some((place, chunks))
     }
 
     /// Has a place checked again of which nothing was found out, a few times.
-    fn check_memory_again(&mut self, place: Place) {
-        let left = self.memory_checks.again.remove(&place).map_or(MAX_AGAIN, |(_, left)| left);
+    fn check_again(&mut self, place: Place, reactor: &mut Reactor) {
+        let left = self.again.remove(&place).map_or(MAX_AGAIN, |(_, left)| left);
         if let Some(left) = left.checked_sub(1) {
-            self.memory_checks.again.insert(place, (Instant::now() + PAUSE, left));
-            self.reactor.set_timer(PAUSE, Timer::MemoryCheck);
+            self.again.insert(place, (Instant::now() + PAUSE, left));
+            reactor.set_timer(PAUSE, Timer::MemoryCheck);
         }
     }
 
-    fn start_memory_check(&self, place: Place, mut chunks: Vec<FdId>) -> std::io::Result<RunningCheck> {
-        let rest = chunks.split_off(chunks.len().min(MAX_CHUNKS));
-        // Some may have been closed since.
-        chunks.retain(|chunk| !self.runner.store.share(&[*chunk]).is_empty());
-        let shared = self.runner.store.share(&chunks);
-        let (answer, theirs) = pipe_with(PipeFlags::CLOEXEC)?;
-        rustix::io::ioctl_fionbio(&answer, true)?;
-        self.reactor.watch(&answer, EventSource::MemoryCheck, EventFlags::IN)?;
-        let fds: Vec<_> = std::iter::once(theirs.as_fd()).chain(shared.iter().filter_map(|fd| fd.fd())).collect();
-        let child = start_program(this_program()?, &fds, VARIABLE, |numbers| Purpose::check_memory(place, numbers))?;
-        Ok(RunningCheck { place, child, answer, said: Vec::new(), chunks, rest, until: Instant::now() + MAX_CHECK })
-    }
-
-    /// Reads what the child has said so far.
-    pub(super) fn on_memory_answer(&mut self) {
-        let Some(check) = &mut self.memory_checks.running else { return };
+    /// Reads what the child has said so far. Returns the event of memory that is lost.
+    pub(super) fn on_answer(&mut self, reactor: &mut Reactor) -> Option<Event> {
+        let check = self.running.as_mut()?;
         let mut bytes = [0; 4096];
         match retry_on_intr(|| read(&check.answer, &mut bytes)) {
-            Ok(0) => self.end_memory_check(None),
+            Ok(0) => self.end(reactor, None),
             Ok(count) => {
                 check.said.extend_from_slice(&bytes[..count]);
                 // The child may take long to end, because the driver does.
                 if Found::decode(&check.said).is_some() {
-                    self.end_memory_check(None);
+                    self.end(reactor, None)
                 } else if check.said.len() > MAX_ANSWER {
-                    self.end_memory_check(Some("the child writes without end"));
+                    self.end(reactor, Some("the child writes without end"))
+                } else {
+                    None
                 }
             }
-            Err(Errno::AGAIN) => {}
-            Err(_) => self.end_memory_check(Some("its answer cannot be read")),
+            Err(Errno::AGAIN) => None,
+            Err(_) => self.end(reactor, Some("its answer cannot be read")),
         }
     }
 
-    /// Ends a check that has taken too long, or starts the next one if the last child has ended.
-    pub(super) fn on_memory_timer(&mut self) {
-        match &self.memory_checks.running {
-            Some(check) if check.until <= Instant::now() => {
-                self.end_memory_check(Some("the child did not answer in time"))
-            }
-            Some(_) => {}
-            None => self.next_memory_check(),
-        }
+    /// Ends a check that has taken too long. Returns the event of memory that is lost.
+    pub(super) fn on_timer(&mut self, reactor: &mut Reactor) -> Option<Event> {
+        self.running.as_ref().filter(|check| check.until <= Instant::now())?;
+        self.end(reactor, Some("the child did not answer in time"))
     }
 
-    /// Ends the child, and what it has found lost. `failed` says why it has found nothing.
-    fn end_memory_check(&mut self, failed: Option<&str>) {
-        let Some(RunningCheck { place, mut child, answer, said, chunks, rest, .. }) = self.memory_checks.running.take()
-        else {
-            return;
-        };
-        self.reactor.unwatch(&answer);
+    /// Ends the child. Returns the event of what it has found lost; `failed` says why it has found nothing.
+    fn end(&mut self, reactor: &mut Reactor, failed: Option<&str>) -> Option<Event> {
+        let RunningCheck { place, mut child, answer, said, chunks, rest, .. } = self.running.take()?;
+        reactor.unwatch(&answer);
         let _ = child.kill();
-        self.memory_checks.ending = Some(child);
+        self.ending = Some(child);
         let found = match failed {
             Some(why) => Err(why.to_owned()),
             None => Found::decode(&said).map_or_else(|| Err("the child has crashed".into()), |Found(found)| found),
         };
         match found {
             Ok(found) => {
-                self.memory_checks.again.remove(&place);
+                self.again.remove(&place);
                 let is_lost = |(chunk, lost): (&FdId, bool)| lost.then_some(*chunk);
                 let lost: Vec<_> = chunks.iter().zip(found).filter_map(is_lost).collect();
-                if lost.is_empty() {
-                    tracing::info!(place = %text(place), "no memory is lost there");
-                } else {
-                    tracing::error!(place = %text(place), lost = lost.len(), "memory is lost: its names have ended");
-                    self.apply(Event::DeviceLost { place, chunks: lost });
-                }
                 // Chunks that were committed since then are not lost, and say nothing about the others.
                 if !rest.is_empty() {
-                    self.memory_checks.waiting.push_front((place, rest));
+                    self.waiting.push_front((place, rest));
                 }
+                if lost.is_empty() {
+                    tracing::info!(place = %text(place), "no memory is lost there");
+                    return None;
+                }
+                tracing::error!(place = %text(place), lost = lost.len(), "memory is lost: its names have ended");
+                Some(Event::DeviceLost { place, chunks: lost })
             }
             Err(why) => {
                 tracing::warn!(place = %text(place), why, "whether memory is lost cannot be found out: no name has ended");
-                self.check_memory_again(place);
+                self.check_again(place, reactor);
+                None
             }
         }
-        self.next_memory_check();
     }
 }
 

@@ -207,6 +207,9 @@ impl Peers {
 /// How long a message waits for descriptors of other processes to be read.
 const PARKED: Duration = Duration::from_secs(1);
 
+/// How often to check whether parked messages can be answered.
+pub(super) const UNPARK: Duration = Duration::from_millis(5);
+
 /// How often to check which descriptors have been read while nothing waits for that.
 const SETTLE_UNREAD: Duration = Duration::from_secs(1);
 

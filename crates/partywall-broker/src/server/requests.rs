@@ -1,6 +1,6 @@
 //! Requests of members: decodes and checks them, and passes them to the registry.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use partywall_shm::crash::point;
 use partywall_wire::{self as wire, BadRequest, Refusal, Reply, Request};
@@ -8,11 +8,12 @@ use partywall_wire::{self as wire, BadRequest, Refusal, Reply, Request};
 use crate::{
     registry::{Event, MemberId, RequestId},
     server::{
+        Server,
         check::check,
         connection::{Channel, Connection, ConnectionId, Message, Phase},
-        event_loop::Server,
         fds::missing,
         in_flight::Room,
+        memory_checks::Memory,
         peers::Parked,
     },
 };
@@ -23,7 +24,7 @@ impl Server {
         let request = match Request::decode(&message.frame.body) {
             Ok(request) => request,
             Err(BadRequest::Refused(request, refusal)) => {
-                self.runner.store.discard(message.fds);
+                self.store.discard(message.fds);
                 return self.refuse_request(id, member, request, refusal);
             }
             Err(BadRequest::Malformed(error)) => return self.hang_up(id, &error.to_string()),
@@ -33,7 +34,9 @@ impl Server {
             // The client would not read the answer, and computing it costs time.
             return;
         }
-        match self.begin_request(member, request.id, request.call.takes()) {
+        let begun = self.supervised.as_ref().map_or(Ok(()), |supervised| supervised.begin_request(member, request.id));
+        // A request that gives something back is recorded in the memory that is kept for it.
+        match begun.and_then(|()| if request.call.takes() { self.make_room() } else { Ok(()) }) {
             Ok(()) => self.handle_request(id, member, request, message),
             Err(refusal) => self.refuse_request(id, member, request.id, refusal),
         }
@@ -59,7 +62,7 @@ impl Server {
         tracing::trace!(%member, request = %request.id, call = ?request.call, "request");
         let arrived = fds.len();
         // If the request is refused, the reclaimer closes the descriptors, because closing GPU memory may stall.
-        let fds: Vec<_> = fds.into_iter().map(|fd| self.runner.store.adopt(fd)).collect();
+        let fds: Vec<_> = fds.into_iter().map(|fd| self.store.adopt(fd)).collect();
         if let wire::Call::Replace = request.call {
             if let Err(refusal) = self.begin_replacement(id, member, request.id, fds) {
                 self.refuse_request(id, member, request.id, refusal);
@@ -82,7 +85,7 @@ impl Server {
             Err(missing(arrived))
         } else {
             let simulated = self.registry.people().runs_simulated(member);
-            check(&mut call, fds, &mut self.runner, simulated, self.about.highest_node)
+            check(&mut call, fds, &mut self.control, &mut self.store, simulated, self.about.highest_node)
         };
         let received = received.and_then(|received| self.provide(member, &call, received));
         point("broker: control memory created, request not decided");
@@ -90,6 +93,11 @@ impl Server {
             Ok(received) => self.apply(Event::Request { member, request: number, call, received }),
             Err(refusal) => self.refuse_request(id, member, number, refusal),
         }
+    }
+
+    fn suspect_memory(&mut self, place: wire::Place) -> bool {
+        let memory = Memory { reactor: &mut self.reactor, registry: &self.registry, store: &self.store };
+        self.memory_checks.suspect(place, memory)
     }
 
     pub(super) fn refuse_request(&mut self, id: ConnectionId, member: MemberId, request: RequestId, refusal: Refusal) {
@@ -115,14 +123,14 @@ impl Server {
             }
             let Some(Parked { message, .. }) = self.peers.parked.pop_front() else { return };
             let Some(connection) = self.peers.connections.get_mut(&id).filter(|_| !gone) else {
-                self.runner.store.discard(message.fds);
+                self.store.discard(message.fds);
                 continue;
             };
             connection.is_parked = false;
             let phase = connection.phase();
             match (room, phase) {
                 (Some(Room::Later(refusal)), Phase::Member(member)) => {
-                    self.runner.store.discard(message.fds);
+                    self.store.discard(message.fds);
                     if let Ok(request) = Request::decode(&message.frame.body) {
                         self.refuse_request(id, member, request.id, refusal);
                     }
@@ -135,6 +143,3 @@ impl Server {
         }
     }
 }
-
-/// How often to check whether parked messages can be answered.
-pub(super) const UNPARK: Duration = Duration::from_millis(5);

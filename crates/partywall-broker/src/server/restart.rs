@@ -27,16 +27,17 @@ use rustix::event::epoll::EventFlags;
 use crate::{
     StartError,
     journal::Contents,
+    page::lack,
     registry::{CloseId, Effect, Event, FdId, MemberId, Registry},
     server::{
+        Server,
         connection::{Channel, Connection, ConnectionId},
         control::Clearing,
-        event_loop::{Server, now},
         in_flight::Process,
         membership::{MemberFiles, TO_RESUME},
         reactor::EventSource,
-        supervised::{Record, State, lack},
-        timers::Timer,
+        supervised::{Record, State},
+        timers::{Timer, now},
     },
 };
 
@@ -201,16 +202,16 @@ impl Server {
         let Unfinished { redo, clearing, members, rest } = unfinished;
         // Clients wait for the end of their sockets.
         let (memory, others): (Vec<_>, Vec<_>) = rest.into_iter().partition(is_memory);
-        self.runner.store.discard(others);
+        self.store.discard(others);
         point("broker: rest closed but memory, members not restored");
         let number = members.len();
         for (files, pidfd, calls) in members {
             self.restore_member(&files, pidfd, calls);
         }
-        self.runner.control.set_clearing(clearing);
+        self.control.set_clearing(clearing);
         for (queue, attachment) in self.registry.attachments() {
             // The former worker may have begun to detach it, for a request that its member repeats.
-            self.runner.control.attach(queue, attachment);
+            self.control.attach(queue, attachment);
         }
         point("broker: members restored, effects not repeated");
         self.carry_out(redo);
@@ -221,7 +222,7 @@ impl Server {
         for (id, until) in self.registry.deadlines() {
             self.reactor.set_timer(Duration::from_millis(until.saturating_sub(now())), Timer::Deadline(id));
         }
-        if !self.runner.guarding {
+        if !self.guarding {
             let effects = self.guard_cells();
             self.carry_out(effects);
         }
@@ -271,8 +272,8 @@ impl Server {
     /// Has the memory closed that a former worker had released.
     pub(super) fn close_left(&self, left: Left) {
         let Left { memory, unconfirmed } = left;
-        self.runner.store.discard(memory);
-        unconfirmed.into_iter().for_each(|id| self.runner.store.reclaimer().report(id));
+        self.store.discard(memory);
+        unconfirmed.into_iter().for_each(|id| self.store.reclaimer().report(id));
     }
 
     /// Restores a member. Its connections have ended for the library, which sees that and resumes; they stay open here,
@@ -300,7 +301,7 @@ impl Server {
     }
 
     fn lingering(&self, id: ConnectionId, call: OwnedFd, process: Process, member: MemberId) -> Connection {
-        let call = self.runner.store.reclaimer().keep_socket(call);
+        let call = self.store.reclaimer().keep_socket(call);
         let mut connection = Connection::new(id, call, process);
         connection.linger(member, &mut Default::default());
         connection

@@ -20,32 +20,24 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd},
-    path::Path,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use partywall_os::{Errno, process, supervision::WaitedSignals};
-use partywall_shm::crash::point;
 use partywall_wire::Refusal;
 use rustix::process::{Pid, Signal, getppid};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    StartError,
     journal::Journal,
     page::Page,
     registry::{
-        Effect, Event, FdId, MemberId, Registry, RequestId,
+        Event, FdId, MemberId, Registry, RequestId,
         types::{CellAt, Millis},
     },
     replacement::Format,
-    server::{
-        control::Clearing,
-        event_loop::{Server, now},
-        membership::MemberFiles,
-    },
-    supervisor::LACKS,
+    server::{control::Clearing, membership::MemberFiles},
 };
 
 /// The connection of a worker to its supervisor.
@@ -130,13 +122,6 @@ pub(crate) fn check_state(bytes: &[u8]) -> Result<(), String> {
     }
 }
 
-/// Ends a worker that lacks something to continue with, so that its supervisor starts another one. It drops nothing:
-/// that would close what the next worker continues with.
-pub(super) fn lack(error: &StartError) -> ! {
-    tracing::error!(%error, "cannot continue yet; the supervisor tries again");
-    std::process::exit(LACKS)
-}
-
 /// Encodes a state.
 pub(super) fn encode(state: &impl Serialize) -> Result<Vec<u8>, postcard::Error> {
     postcard::to_extend(state, Vec::new())
@@ -177,6 +162,87 @@ impl Supervised {
         self.supervisor().map(|_| pidfd)
     }
 
+    /// Looks after what other processes may have changed, because the supervisor has asked for a sign of life. `is_new`
+    /// says that the socket was bound again, `lost` why no process can connect.
+    pub(super) fn on_poke(&mut self, is_new: bool, lost: Option<String>) {
+        self.note_signals();
+        if is_new {
+            tracing::warn!("the socket's file was removed or replaced; the socket is bound again");
+        } else if let Some(why) = lost.as_ref().filter(|why| self.says_lost.as_ref() != Some(why)) {
+            tracing::warn!(
+                why,
+                "the socket's file was removed or replaced; no process can connect until the supervisor binds it again"
+            );
+        }
+        self.says_lost = lost.filter(|_| !is_new);
+    }
+
+    /// Prepares the record of an event, with the descriptors that came with it. Returns whether it can be committed.
+    pub(super) fn prepare(&mut self, record: &Record<&Event>) -> bool {
+        if self.is_behind() {
+            return false;
+        }
+        self.journal.prepare(record).map_err(|errno| self.fall_behind(errno)).is_ok()
+    }
+
+    /// Records what was prepared.
+    pub(super) fn commit(&mut self) {
+        if let Err(errno) = self.journal.commit() {
+            self.fall_behind(errno);
+        }
+    }
+
+    /// Records something that the registry does not know.
+    pub(super) fn record(&mut self, record: &Record<()>) {
+        if !self.is_behind()
+            && let Err(errno) = self.journal.append(record)
+        {
+            self.fall_behind(errno);
+        }
+    }
+
+    /// Prepares for a request. Refuses it if it was fatal twice.
+    pub(super) fn begin_request(&self, member: MemberId, request: RequestId) -> Result<(), Refusal> {
+        if self.fatal == Some((member, request)) {
+            let why = "the broker has died twice while it handled this request, and does not try a third time";
+            return Err(Refusal::Invalid { why: why.into() });
+        }
+        self.page.begin_request(member.0, request.0);
+        Ok(())
+    }
+
+    /// Makes room in the journal for `bytes` that a client asks for, beside what is kept for all that members may give
+    /// back.
+    pub(super) fn make_room(&mut self, bytes: u64, registry: &Registry) -> Result<(), Refusal> {
+        if self.is_behind() {
+            return Ok(());
+        }
+        self.journal.keep(to_give_back(registry));
+        self.journal.reserve(bytes).map_err(|errno| Refusal::System {
+            what: "making room in the broker's journal".into(),
+            errno: errno.raw_os_error(),
+        })
+    }
+
+    /// Returns whether the journal is to begin anew: its records take much memory, or one is missing.
+    pub(super) fn wants_snapshot(&self) -> bool {
+        match self.behind {
+            Some(retry_at) => Instant::now() >= retry_at,
+            None => self.journal.is_long(),
+        }
+    }
+
+    /// Begins the journal anew with a state. Returns whether it consists of that alone.
+    pub(super) fn begin_journal(&mut self, state: &State<&Registry>) -> bool {
+        let written = self.journal.begin(state);
+        match written {
+            Ok(()) => self.catch_up(),
+            Err(errno) if self.is_behind() || self.journal.is_empty() => self.fall_behind(errno),
+            Err(errno) => tracing::warn!(%errno, "no snapshot was written; the journal goes on"),
+        }
+        written.is_ok()
+    }
+
     /// Returns whether another program could continue.
     pub(super) fn can_be_replaced(&self) -> bool {
         self.supervisor().is_some() && !self.is_behind()
@@ -203,153 +269,8 @@ impl Supervised {
     }
 }
 
-impl Server {
-    /// Looks after what other processes may have changed, because the supervisor has asked for a sign of life.
-    pub(super) fn on_poke(&mut self) {
-        let is_new = self.acceptor.follow_listener(&self.reactor);
-        let lost = self.acceptor.lost();
-        let Some(supervised) = &mut self.supervised else { return };
-        supervised.note_signals();
-        if is_new {
-            tracing::warn!("the socket's file was removed or replaced; the socket is bound again");
-        } else if let Some(why) = lost.as_ref().filter(|why| supervised.says_lost.as_ref() != Some(why)) {
-            tracing::warn!(
-                why,
-                "the socket's file was removed or replaced; no process can connect until the supervisor binds it again"
-            );
-        }
-        supervised.says_lost = lost.filter(|_| !is_new);
-        if self.about.log.as_ref().is_some_and(|log| !Path::new(log).exists()) {
-            // This line is the first one of the next file.
-            tracing::info!("the former log was renamed or removed");
-        }
-    }
-
-    /// Applies an event to the registry and records it. Starts the cells that it needs; returns the other effects.
-    pub(super) fn decide(&mut self, event: Event) -> Vec<Effect> {
-        let at = now();
-        // Requests that only ask change nothing, nor do refused ones, except for descriptors that came with them.
-        let (only_asks, brings) = match &event {
-            Event::Request { call, received, .. } => (call.only_asks(), !received.all().is_empty()),
-            _ => (false, true),
-        };
-        let mut recording = self.supervised.as_mut().filter(|supervised| !only_asks && !supervised.is_behind());
-        if let Some(supervised) = &mut recording {
-            let fds = self.runner.store.unrecorded();
-            let record = Record::Event { at, begins: !self.is_carrying_out, fds, event: &event };
-            if let Err(errno) = supervised.journal.prepare(&record) {
-                supervised.fall_behind(errno);
-                recording = None;
-            }
-        }
-        let mut effects = self.registry.apply(event, at);
-        effects.retain(|effect| match effect {
-            Effect::StartCell { at, from, incarnation } => {
-                self.runner.control.start(*at, *from, *incarnation);
-                false
-            }
-            _ => true,
-        });
-        point("broker: decided, not recorded");
-        let is_refused = |effect: &Effect| matches!(effect, Effect::Reply { outcome: Err(_), .. });
-        if let Some(supervised) = recording
-            && (brings || !effects.iter().any(is_refused))
-        {
-            self.runner.store.set_recorded();
-            if let Err(errno) = supervised.journal.commit() {
-                supervised.fall_behind(errno);
-            }
-            point("broker: recorded, effects not carried out");
-        }
-        effects
-    }
-
-    /// Records something that the registry does not know.
-    pub(super) fn record(&mut self, record: &Record<()>) {
-        if let Some(supervised) = self.supervised.as_mut().filter(|supervised| !supervised.is_behind())
-            && let Err(errno) = supervised.journal.append(record)
-        {
-            supervised.fall_behind(errno);
-        }
-        point("broker: recorded beside the registry");
-    }
-
-    /// Prepares for a request: refuses it if it was fatal twice, or if it cannot be recorded and `takes` something. A
-    /// request that gives something back is recorded in the memory that is kept for it.
-    pub(super) fn begin_request(&mut self, member: MemberId, request: RequestId, takes: bool) -> Result<(), Refusal> {
-        let Some(supervised) = &mut self.supervised else { return Ok(()) };
-        if supervised.fatal == Some((member, request)) {
-            let why = "the broker has died twice while it handled this request, and does not try a third time";
-            return Err(Refusal::Invalid { why: why.into() });
-        }
-        supervised.page.begin_request(member.0, request.0);
-        if takes { self.make_room() } else { Ok(()) }
-    }
-
-    /// Makes room in the journal for what a client asks for, beside what is kept for all that members may give back.
-    pub(super) fn make_room(&mut self) -> Result<(), Refusal> {
-        let Some(supervised) = self.supervised.as_mut().filter(|supervised| !supervised.is_behind()) else {
-            return Ok(());
-        };
-        let bytes = self.limits.given.message as u64;
-        supervised.journal.keep(to_give_back(&self.registry));
-        supervised.journal.reserve(bytes).map_err(|errno| Refusal::System {
-            what: "making room in the broker's journal".into(),
-            errno: errno.raw_os_error(),
-        })
-    }
-
-    /// Begins the journal anew with a snapshot, if its records take much memory or one is missing.
-    pub(super) fn shorten_journal(&mut self) {
-        let is_wanted = |supervised: &Supervised| match supervised.behind {
-            Some(retry_at) => Instant::now() >= retry_at,
-            None => supervised.journal.is_long(),
-        };
-        if self.supervised.as_ref().is_some_and(is_wanted) {
-            self.write_snapshot();
-        }
-    }
-
-    /// Begins the journal anew with a snapshot. Returns whether it consists of that alone.
-    pub(super) fn write_snapshot(&mut self) -> bool {
-        // Taken out for as long as the state borrows the server.
-        let Some(mut supervised) = self.supervised.take() else { return false };
-        supervised.journal.keep(to_give_back(&self.registry));
-        let state = self.state(&supervised);
-        point("broker: state collected, no snapshot");
-        let written = supervised.journal.begin(&state);
-        match written {
-            Ok(()) => supervised.catch_up(),
-            Err(errno) if supervised.is_behind() || supervised.journal.is_empty() => supervised.fall_behind(errno),
-            Err(errno) => tracing::warn!(%errno, "no snapshot was written; the journal goes on"),
-        }
-        self.supervised = Some(supervised);
-        if written.is_ok() {
-            self.runner.store.set_recorded();
-        }
-        written.is_ok()
-    }
-
-    /// Collects everything that this worker knows.
-    pub(super) fn state(&self, supervised: &Supervised) -> State<&Registry> {
-        State {
-            format: Format::OURS,
-            started_at: self.about.started_at,
-            registry: &self.registry,
-            rows: self.runner.control.rows_numbers(),
-            fds: self.runner.store.numbers(),
-            last_fd: self.runner.store.last(),
-            members: self.peers.files(),
-            last_member: self.peers.members.last(),
-            clearing: self.runner.control.clearing().clone(),
-            undone: self.runner.control.undone().clone(),
-            fatal: supervised.fatal,
-        }
-    }
-}
-
 /// Returns the bytes of the records of everything that members may give back.
-fn to_give_back(registry: &Registry) -> u64 {
+pub(super) fn to_give_back(registry: &Registry) -> u64 {
     let (leases, members) = registry.given_out();
     leases * OF_LEASE + members * OF_MEMBER
 }

@@ -3,7 +3,7 @@
 use std::{
     cmp::Reverse,
     collections::BinaryHeap,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use crate::{
@@ -82,3 +82,9 @@ impl Timers {
 
 /// The least number of timers that are searched for pointless ones.
 const MIN_CROWDED: usize = 1024;
+
+/// Returns the time in milliseconds since 1970.
+pub(super) fn now() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}

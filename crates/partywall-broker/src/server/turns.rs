@@ -12,8 +12,8 @@ use std::{
 use crate::{
     config::FDS_PER_CLIENT,
     server::{
+        Server,
         connection::{Channel, ConnectionId, Phase, Read},
-        event_loop::Server,
     },
 };
 
@@ -77,7 +77,7 @@ impl Server {
         for _ in 0..READS_IN_TURN {
             let drained = self.read_once(id, thoroughness, buffer);
             // After each, because one read may have filled a quarter of the table of open files.
-            self.runner.store.reclaimer().catch_up(self.room_for_files());
+            self.store.reclaimer().catch_up(self.room_for_files());
             if let Some(drained) = drained {
                 return drained;
             }
@@ -115,7 +115,7 @@ impl Server {
 
     /// Returns how many open files memory and clients leave of their limits.
     fn room_for_files(&self) -> usize {
-        let memory = (self.limits.fds as usize).saturating_sub(self.runner.store.len());
+        let memory = (self.limits.fds as usize).saturating_sub(self.store.len());
         let clients = (self.limits.clients as usize).saturating_sub(self.peers.connections.len());
         memory + clients * FDS_PER_CLIENT as usize
     }
@@ -133,7 +133,7 @@ impl Server {
                 return true;
             }
             if matches!(phase, Phase::Lingering(_)) {
-                self.runner.store.discard(connection.take_received());
+                self.store.discard(connection.take_received());
                 return true;
             }
             // A correct client has sent one message alone, for which the clock is not read again.

@@ -19,7 +19,7 @@ use crate::{
         event::Identity,
         types::{BlockControl, Chunk, Kind, Lifetime, Memory, ObjectKind, Place, Quota, Table, VersionFacts},
     },
-    server::{fds::FdStore, reclaimer::Reclaimer, runner::Runner},
+    server::{fds::FdStore, reclaimer::Reclaimer},
 };
 
 fn about() -> About {
@@ -79,9 +79,8 @@ fn every_answer_fits_the_smallest_message() {
         log: u64::MAX,
     };
     let mut registry = Registry::new(bounds, u64::MAX);
-    let store = FdStore::new(Reclaimer::start().unwrap());
-    let control = Control::default();
-    let mut runner = Runner::new(store, control, None);
+    let mut store = FdStore::new(Reclaimer::start().unwrap());
+    let mut control = Control::default();
     let mut last = 0;
     let mut ask = |registry: &mut Registry, control: &Control, member: u64, asked: Asked| {
         let Asked { call, received } = asked;
@@ -142,15 +141,15 @@ fn every_answer_fits_the_smallest_message() {
         Commit { name, memory, if_absent: false, owner: None, claim: None, shared: false }
     };
     for i in (0..300).chain([0; 100]) {
-        ask(&mut registry, &runner.control, 1, commit(i).into()).unwrap();
+        ask(&mut registry, &control, 1, commit(i).into()).unwrap();
     }
-    runner.control.provide_rows(u32::MAX, &runner.store).unwrap();
-    let rows = Members::map(runner.control.rows_fd(u32::MAX).unwrap().fd().unwrap()).unwrap();
+    control.provide_rows(u32::MAX, &store).unwrap();
+    let rows = Members::map(control.rows_fd(u32::MAX).unwrap().fd().unwrap()).unwrap();
     for member in 2..=300 {
-        ask(&mut registry, &runner.control, member, open(0).into()).unwrap();
+        ask(&mut registry, &control, member, open(0).into()).unwrap();
         for i in 8000..8005 {
             let open = Open { name: name(i), version: Some(u64::MAX), access: wire::Access::Read, wait: true };
-            assert_eq!(ask(&mut registry, &runner.control, member, Call::Open(open).into()), Ok(Answer::Pending));
+            assert_eq!(ask(&mut registry, &control, member, Call::Open(open).into()), Ok(Answer::Pending));
         }
     }
     for (i, name) in (0..300).map(|i| (i, name(i))) {
@@ -161,14 +160,14 @@ fn every_answer_fits_the_smallest_message() {
             let slab = created(i).filter(|_| i == 0 && writer);
             let call = Call::OpenTimeline { name: name.clone(), writer, shared: false };
             let received = Received { created: slab, ..Received::default() };
-            let opened = ask(&mut registry, &runner.control, member, Asked { call, received }).unwrap();
+            let opened = ask(&mut registry, &control, member, Asked { call, received }).unwrap();
             if let Answer::Timeline(wire::OpenedTimeline { lease, .. }) = opened {
                 rows.set_wait(member as u16 - 1, Some(TimelineWait { lease: lease.0, value: u64::MAX, since: 0 }));
             }
             let memory = created(i + 1).filter(|_| writer);
             let call = Call::OpenSemaphore { name: name.clone(), maximum: u32::MAX, shared: false };
             let received = Received { created: memory, ..Received::default() };
-            ask(&mut registry, &runner.control, member, Asked { call, received }).unwrap();
+            ask(&mut registry, &control, member, Asked { call, received }).unwrap();
         }
     }
     // As many publish and subscribe as can, and very many have it open.
@@ -183,8 +182,8 @@ fn every_answer_fits_the_smallest_message() {
         shape: wire::SampleShape::new(&[Some(u64::MAX); wire::MAX_RANK]),
     };
     let shape = wire::Control { blocks: 1000, block_bytes: 1 << 40, zeroed: false, topic: Some(shape), queue: None };
-    let blocks = runner.provide_blocks(shape).unwrap();
-    let topic = Topic::map(runner.store.share(&[blocks.slot_table()])[0].fd().unwrap()).unwrap();
+    let blocks = control.provide_blocks(shape, &mut store).unwrap();
+    let topic = Topic::map(store.share(&[blocks.slot_table()])[0].fd().unwrap()).unwrap();
     let commit = commit(5000);
     let with_blocks = Arc::new(Memory {
         facts: VersionFacts { control: Some(shape), ..commit.memory.facts },
@@ -192,9 +191,9 @@ fn every_answer_fits_the_smallest_message() {
         ..(*commit.memory).clone()
     });
     let commit = Commit { memory: with_blocks, ..commit };
-    ask(&mut registry, &runner.control, 1, commit.into()).unwrap();
+    ask(&mut registry, &control, 1, commit.into()).unwrap();
     for row in 0..topic::MAX_SUBSCRIBERS as u16 {
-        ask(&mut registry, &runner.control, u64::from(row) + 1, open(5000).into()).unwrap();
+        ask(&mut registry, &control, u64::from(row) + 1, open(5000).into()).unwrap();
         assert!(topic.join_as_publisher(row).is_some());
         assert!(topic.join_as_subscriber(row, Some(u32::MAX), 0).is_some());
     }
@@ -216,20 +215,20 @@ fn every_answer_fits_the_smallest_message() {
     };
     let versions = 0..2 * MAX_ATTACHMENTS;
     let versions =
-        versions.map(|_| lease(ask(&mut registry, &runner.control, 1, held(6000, None).into()))).collect::<Vec<_>>();
+        versions.map(|_| lease(ask(&mut registry, &control, 1, held(6000, None).into()))).collect::<Vec<_>>();
     for i in 7000..7100 {
-        let blocks = runner.provide_blocks(shape).unwrap();
-        let queue = lease(ask(&mut registry, &runner.control, 1, held(i, Some(blocks)).into()));
+        let blocks = control.provide_blocks(shape, &mut store).unwrap();
+        let queue = lease(ask(&mut registry, &control, 1, held(i, Some(blocks)).into()));
         for segment in versions.iter().rev().take(MAX_ATTACHMENTS as usize) {
-            ask(&mut registry, &runner.control, 1, Call::Attach { queue, segment: *segment }.into()).unwrap();
+            ask(&mut registry, &control, 1, Call::Attach { queue, segment: *segment }.into()).unwrap();
         }
     }
     for member in 2..=300 {
-        ask(&mut registry, &runner.control, member, open(6000).into()).unwrap();
-        ask(&mut registry, &runner.control, member, open(7000).into()).unwrap();
+        ask(&mut registry, &control, member, open(6000).into()).unwrap();
+        ask(&mut registry, &control, member, open(7000).into()).unwrap();
     }
     let Ok(Answer::Members { members, .. }) =
-        ask(&mut registry, &runner.control, 1, Call::Members { after: Some(MemberId(1)) }.into())
+        ask(&mut registry, &control, 1, Call::Members { after: Some(MemberId(1)) }.into())
     else {
         panic!("no members")
     };
@@ -254,17 +253,16 @@ fn every_answer_fits_the_smallest_message() {
         Call::Remove { name: name(0), deadline: None },
         Call::Evict { whom: wire::Whom::Pid(u32::MAX), kill: false },
     ] {
-        ask(&mut registry, &runner.control, 1, call.into()).unwrap();
+        ask(&mut registry, &control, 1, call.into()).unwrap();
     }
     assert!(
-        matches!(ask(&mut registry, &runner.control, 1, open(9999).into()), Err(Refusal::NotFound { near, .. }) if !near.is_empty())
+        matches!(ask(&mut registry, &control, 1, open(9999).into()), Err(Refusal::NotFound { near, .. }) if !near.is_empty())
     );
     for member in 2..=300 {
-        ask(&mut registry, &runner.control, member, Call::UsesGpu { mps: Some("/tmp/nvidia-mps".into()) }.into())
-            .unwrap();
+        ask(&mut registry, &control, member, Call::UsesGpu { mps: Some("/tmp/nvidia-mps".into()) }.into()).unwrap();
         registry.apply(Event::Died { member: MemberId(member) }, u64::MAX);
     }
     for call in [Call::Members { after: None }, Call::FreeUnproven { pid: None }] {
-        ask(&mut registry, &runner.control, 1, call.into()).unwrap();
+        ask(&mut registry, &control, 1, call.into()).unwrap();
     }
 }
