@@ -360,3 +360,6 @@ impl TopicControl {
         self.generation == fork_generation()
     }
 }
+
+// They move from call to call, so what they consist of is behind an address.
+const _: () = assert!(size_of::<Loan>() <= 64 && size_of::<Filled>() <= 64 && size_of::<Sample>() <= 64);
