@@ -356,7 +356,7 @@ pub(crate) fn ls(context: &Context, text: &str) -> Result<(), Failure> {
     let usage = |why: String| Failure::new(ErrorKind::Usage, why, "give //HOST, or //HOST/PATTERN");
     let host = check_host(host).map_err(usage)?;
     let pattern = pattern.filter(|pattern| !pattern.is_empty()).map(Pattern::new).transpose().map_err(usage)?;
-    let (link, hosts) = reach(context, &Network::default(), &[host.clone()])?;
+    let (link, hosts) = reach(context, &Network::default(), std::slice::from_ref(&host))?;
     let instance = instance(&hosts, &host, Instant::now() + ANSWER, &NEVER)?;
     let asked = link.ask(&link.key(format_args!("names/{host}/{instance}")), ANSWER, MAX_MANIFEST);
     let names = asked.and_then(|bytes| decode::<Vec<ExportedName>>(&bytes));

@@ -16,10 +16,13 @@ pub struct Bridge {
     /// The commands `bridge`, `hosts` and `pull`.
     pub commands: [Extension; 3],
     /// Lists the names of a host, given as `//HOST`.
-    pub ls: fn(&Context, &str) -> Result<(), Failure>,
+    pub ls: AskHost,
     /// Shows a name of a host, given as `//HOST/NAME[@V]`.
-    pub show: fn(&Context, &str) -> Result<(), Failure>,
+    pub show: AskHost,
 }
+
+/// A command about what its argument names on another host.
+pub type AskHost = fn(&Context, &str) -> Result<(), Failure>;
 
 /// The program that knows other hosts.
 pub(crate) const BRIDGE_PROGRAM: Program = Program {
@@ -43,7 +46,7 @@ pub(crate) fn contained() -> Option<&'static Bridge> {
 pub(crate) fn remote(
     context: &Context,
     command: &str,
-    of: fn(&Bridge) -> fn(&Context, &str) -> Result<(), Failure>,
+    of: fn(&Bridge) -> AskHost,
     argument: &str,
 ) -> Result<(), Failure> {
     match contained() {
