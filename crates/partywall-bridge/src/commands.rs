@@ -5,6 +5,7 @@
 //! `unreachable_seconds`, `release`, `endpoints`, `protocol` (of a host that speaks another one, else null).
 
 use std::{
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -25,6 +26,7 @@ use serde_json::json;
 use crate::{
     BRIDGES, Bridge,
     hosts::{ANSWER, HostEvent, HostView, Hosts, announce, host_taken, yields_to},
+    identity::Identity,
     link::{Endpoints, Link, decode},
     name::{RemotePattern, check_host},
     remote::{PullArguments, pull},
@@ -54,19 +56,38 @@ pub(crate) const COMMANDS: [Extension; 3] = [
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Network {
     /// The realm: bridges of different realms do not see each other
-    #[arg(long, value_name = "REALM", default_value = "default", value_parser = check_host)]
+    #[arg(long, value_name = "REALM", default_value = DEFAULT_REALM, value_parser = check_host)]
     pub(crate) realm: String,
     /// Connect to the bridge at this address; may be repeated
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) connect: Vec<String>,
+    /// Encrypt everything, with ca.pem, cert.pem and key.pem of this directory. The common name of a certificate is the
+    /// name of its host
+    #[arg(long, value_name = "DIR")]
+    pub(crate) tls: Option<PathBuf>,
+    /// Let a host take part that has such a certificate; may be repeated. Hosts of --import may in any case
+    #[arg(long, value_name = "HOST", value_parser = check_host, requires = "tls")]
+    pub(crate) allow: Vec<String>,
     /// Allow addresses of other machines. Nothing is encrypted: for private networks and WireGuard only
-    #[arg(long)]
+    #[arg(long, conflicts_with = "tls")]
     pub(crate) insecure_network: bool,
 }
 
-impl Default for Network {
-    fn default() -> Self {
-        Self { realm: "default".into(), connect: Vec::new(), insecure_network: false }
+impl Network {
+    /// Returns how `ls` and `show`, which have no options for it, reach other hosts: by the bridge of their domain.
+    pub(crate) fn of_the_bridge() -> Self {
+        let (realm, connect, allow) = (DEFAULT_REALM.to_owned(), Vec::new(), Vec::new());
+        Self { realm, connect, tls: None, allow, insecure_network: false }
+    }
+
+    /// Returns where a session connects, without what it connects to and listens at.
+    ///
+    /// # Errors
+    /// If the certificate cannot be used.
+    pub(crate) fn endpoints(&self) -> Result<Endpoints, Failure> {
+        let identity = self.tls.as_deref().map(Identity::read).transpose()?;
+        let (insecure, allowed) = (self.insecure_network, self.allow.clone());
+        Ok(Endpoints { insecure, identity, allowed, ..Endpoints::default() })
     }
 }
 
@@ -101,7 +122,20 @@ pub(crate) struct LocalBridge {
     pub(crate) host: String,
     instance: String,
     endpoints: Vec<String>,
-    pub(crate) insecure: bool,
+    insecure: bool,
+    /// The directory of its certificate, if it has one.
+    tls: Option<PathBuf>,
+}
+
+impl LocalBridge {
+    /// Adds to endpoints what this bridge uses itself.
+    pub(crate) fn complete(&self, endpoints: &mut Endpoints) -> Result<(), Failure> {
+        endpoints.insecure |= self.insecure;
+        if endpoints.identity.is_none() {
+            endpoints.identity = self.tls.as_deref().map(Identity::read).transpose()?;
+        }
+        Ok(())
+    }
 }
 
 /// Reads the arguments of a command.
@@ -114,9 +148,22 @@ fn bridge(context: &Context, arguments: BridgeArguments) -> Result<(), Failure> 
     let BridgeArguments { host, listen, export, import, network } = arguments;
     let output = context.output();
     let start = Instant::now();
-    let host = host.map_or_else(machine_name, Ok)?;
-    let connect = network.connect;
-    let endpoints = Endpoints { listen, connect, insecure: network.insecure_network }.check()?;
+    let mut endpoints = Endpoints { listen, connect: network.connect.clone(), ..network.endpoints()? };
+    endpoints.allowed.extend(import.iter().map(|import| import.host.clone()));
+    let endpoints = endpoints.check()?;
+    let host = match (host, &endpoints.identity) {
+        (Some(host), Some(identity)) if identity.host != host => {
+            let message = format!("the certificate of --tls is of host {}, not of {host}", identity.host);
+            return Err(Failure::new(
+                ErrorKind::Usage,
+                message,
+                "leave out --host, or give the directory of this host",
+            ));
+        }
+        (Some(host), _) => host,
+        (None, Some(identity)) => identity.host.clone(),
+        (None, None) => machine_name()?,
+    };
     let domain = context.options().connect()?;
     let name = format!("{BRIDGES}{}", network.realm);
     // Claimed before anything listens, so that a second bridge is refused by the name and not by its port.
@@ -147,6 +194,8 @@ fn bridge(context: &Context, arguments: BridgeArguments) -> Result<(), Failure> 
     let build = build.metadata("host", &host).metadata("instance", &instance);
     let build = build.metadata("endpoints", &endpoints.listen.join(" "));
     let build = build.metadata("insecure", if endpoints.insecure { "true" } else { "false" });
+    let directory = endpoints.identity.as_ref().map(|identity| identity.directory().to_string_lossy());
+    let build = build.metadata("tls", &directory.unwrap_or_default());
     let named = build.allocate()?.commit()?;
     let has_twin = Arc::new(AtomicBool::new(false));
     let twin = has_twin.clone();
@@ -237,6 +286,7 @@ pub(crate) fn local_bridge(domain: &Domain, realm: &str) -> Result<Option<LocalB
         instance: get("instance"),
         endpoints: get("endpoints").split(' ').map(str::to_owned).collect(),
         insecure: get("insecure") == "true",
+        tls: Some(get("tls")).filter(|directory| !directory.is_empty()).map(PathBuf::from),
     }))
 }
 
@@ -247,11 +297,11 @@ pub(crate) fn metadata(info: &SegmentInfo, key: &str) -> Option<String> {
 
 /// Returns the hosts: those that this domain's bridge knows, or with `--connect` those at these addresses.
 fn known_hosts(context: &Context, network: &Network) -> Result<Vec<HostView>, Failure> {
-    let Network { realm, connect, insecure_network } = network;
+    let Network { realm, connect, .. } = network;
     if connect.is_empty() {
         return Ok(view(context, realm)?.1);
     }
-    let endpoints = Endpoints { listen: Vec::new(), connect: connect.clone(), insecure: *insecure_network }.check()?;
+    let endpoints = Endpoints { connect: connect.clone(), ..network.endpoints()? }.check()?;
     let link = Link::open(realm, &endpoints)?;
     let hosts = Hosts::watch(&link, None)?;
     let is_met = |hosts: &[HostView]| hosts.len() >= connect.len() && hosts.iter().all(|host| host.info.is_some());
@@ -270,8 +320,9 @@ pub(crate) fn view(context: &Context, realm: &str) -> Result<(LocalBridge, Vec<H
         let advice = "start one with `partywall bridge`, or name a bridge of another host with --connect HOST:PORT";
         return Err(Failure::new(ErrorKind::NotFound, message, advice));
     };
-    let connect = bridge.endpoints.clone();
-    let link = Link::open(realm, &Endpoints { listen: Vec::new(), connect, insecure: bridge.insecure }.check()?)?;
+    let mut endpoints = Endpoints { connect: bridge.endpoints.clone(), ..Endpoints::default() };
+    bridge.complete(&mut endpoints)?;
+    let link = Link::open(realm, &endpoints.check()?)?;
     let there = Hosts::watch(&link, None)?;
     there.wait_until(Instant::now() + ANSWER, |hosts| hosts.iter().any(|host| host.host == bridge.host));
     let key = link.key(format_args!("view/{}/{}", bridge.host, bridge.instance));
@@ -327,6 +378,9 @@ fn machine_name() -> Result<String, Failure> {
         Failure::new(ErrorKind::Usage, message, "choose one with --host")
     })
 }
+
+/// The realm of those that choose none.
+const DEFAULT_REALM: &str = "default";
 
 /// How long a bridge waits for another one that is just starting.
 const CLAIM: Duration = Duration::from_secs(10);

@@ -6,6 +6,7 @@
 //! | [`commands`] | `bridge`, `hosts`, `pull`, and `ls` and `show` of other hosts |
 //! | [`content`] | the bytes of a version, their root, and the proof of a piece |
 //! | [`hosts`] | which hosts are there |
+//! | [`identity`] | certificates, and what other hosts may do here |
 //! | [`link`] | the session with them: endpoints, questions and answers |
 //! | [`manifest`] | what a host says about a version |
 //! | [`name`] | `//HOST/NAME[@V]` |
@@ -21,6 +22,7 @@
 mod commands;
 mod content;
 mod hosts;
+mod identity;
 mod link;
 mod manifest;
 mod name;

@@ -20,7 +20,7 @@
 
 use std::{
     fmt,
-    net::{SocketAddr, TcpListener},
+    net::{SocketAddr, TcpListener, UdpSocket},
     sync::mpsc::{self, RecvTimeoutError},
     time::{Duration, Instant},
 };
@@ -36,6 +36,8 @@ use zenoh::{
     query::{ConsolidationMode, Query, QueryTarget},
 };
 
+use crate::identity::Identity;
+
 /// The number of the protocol. Bridges of other numbers are refused by name.
 pub(crate) const WIRE: u32 = 1;
 
@@ -49,6 +51,10 @@ pub(crate) struct Endpoints {
     pub(crate) connect: Vec<String>,
     /// Whether addresses that are not of this machine may be used without encryption.
     pub(crate) insecure: bool,
+    /// The certificate, if all links are encrypted.
+    pub(crate) identity: Option<Identity>,
+    /// The hosts that may take part, if they need certificates.
+    pub(crate) allowed: Vec<String>,
 }
 
 /// A session in a realm.
@@ -116,9 +122,13 @@ impl Endpoints {
     /// # Errors
     /// A usage error that names the endpoint.
     pub(crate) fn check(mut self) -> Result<Self, Failure> {
-        let insecure = self.insecure;
+        let security = match (&self.identity, self.insecure) {
+            (Some(_), _) => Security::Encrypted,
+            (None, true) => Security::Open,
+            (None, false) => Security::Loopback,
+        };
         for endpoint in self.listen.iter_mut().chain(&mut self.connect) {
-            *endpoint = check_endpoint(endpoint, insecure)?;
+            *endpoint = check_endpoint(endpoint, security)?;
         }
         for endpoint in &mut self.listen {
             *endpoint = with_port(endpoint)?;
@@ -128,8 +138,9 @@ impl Endpoints {
 
     /// Returns the settings of a session. Each is in a test, because an option that a release of zenoh no longer reads
     /// would be an error nowhere.
-    fn settings(&self) -> Vec<(&'static str, serde_json::Value)> {
-        vec![
+    fn settings(&self, realm: &str) -> Vec<(&'static str, serde_json::Value)> {
+        let encryption = self.identity.as_ref().map(|identity| identity.settings(realm, &self.allowed));
+        let mut settings = vec![
             ("mode", "peer".into()),
             ("listen/endpoints", self.listen.clone().into()),
             ("listen/exit_on_failure", true.into()),
@@ -149,7 +160,9 @@ impl Endpoints {
             ("transport/link/rx/buffer_size", (1 << 20).into()),
             // A hostile peer makes this process keep so much of a message that it never ends.
             ("transport/link/rx/max_message_size", (4 * PIECE_BYTES).into()),
-        ]
+        ];
+        settings.extend(encryption.into_iter().flatten());
+        settings
     }
 }
 
@@ -160,7 +173,7 @@ impl Link {
     /// If an endpoint cannot be listened at.
     pub(crate) fn open(realm: &str, endpoints: &Endpoints) -> Result<Self, Failure> {
         let mut config = Config::default();
-        for (key, value) in endpoints.settings() {
+        for (key, value) in endpoints.settings(realm) {
             config.insert_json5(key, &value.to_string()).map_err(|error| Failure::system("setting up zenoh", error))?;
         }
         let session = zenoh::open(config).wait().map_err(|error| {
@@ -384,17 +397,40 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// Returns an endpoint as zenoh reads it. `HOST:PORT` is short for `tcp/HOST:PORT`.
-fn check_endpoint(endpoint: &str, insecure: bool) -> Result<String, Failure> {
+/// Which addresses may be used, and how.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Security {
+    /// Those of this machine, without encryption.
+    Loopback,
+    /// All, without encryption.
+    Open,
+    /// All, with certificates.
+    Encrypted,
+}
+
+/// Returns an endpoint as zenoh reads it. `HOST:PORT` is short for `tcp/HOST:PORT`, or `quic/HOST:PORT` with
+/// certificates.
+fn check_endpoint(endpoint: &str, security: Security) -> Result<String, Failure> {
     let usage = |message, advice: &str| Failure::new(ErrorKind::Usage, message, advice);
-    let (protocol, address) = endpoint.split_once('/').unwrap_or(("tcp", endpoint));
+    let wanted = if security == Security::Encrypted { "quic" } else { "tcp" };
+    let (protocol, address) = endpoint.split_once('/').unwrap_or((wanted, endpoint));
     match protocol {
-        "tcp" => {}
+        _ if protocol == wanted => {}
+        "tcp" => {
+            return Err(usage(
+                format!("cannot use {endpoint} with --tls: it is not encrypted"),
+                "give it as HOST:PORT",
+            ));
+        }
+        "quic" => {
+            let advice = "add --tls DIR, with the certificate of this host";
+            return Err(usage(format!("cannot use {endpoint} without certificates"), advice));
+        }
         "tls" => {
             let message = format!("cannot use {endpoint}: the tls link of zenoh 1.10.2 is unsound (zenoh #2557)");
-            return Err(usage(message, "use tcp/ over WireGuard or another private interface"));
+            return Err(usage(message, "use --tls DIR, whose links are QUIC, or tcp/ over WireGuard"));
         }
-        _ => return Err(usage(format!("cannot use {endpoint}: not tcp/HOST:PORT"), "give it as HOST:PORT")),
+        _ => return Err(usage(format!("cannot use {endpoint}: not HOST:PORT"), "give it as HOST:PORT")),
     }
     // What follows `#` or `?` are options of the link, as the name of an interface.
     let bare = address.split(['#', '?']).next().unwrap_or_default();
@@ -402,20 +438,20 @@ fn check_endpoint(endpoint: &str, insecure: bool) -> Result<String, Failure> {
     if port.is_none() {
         return Err(usage(format!("cannot use {endpoint}: it has no port"), "give it as HOST:PORT"));
     }
-    if !insecure && !is_loopback(bare) {
+    if security == Security::Loopback && !is_loopback(bare) {
         let message = format!(
             "{endpoint} is not on this machine, and nothing that crosses would be encrypted: every machine that reaches \
              it could read what is exported, and every one on the way what crosses"
         );
-        return Err(usage(message, "add --insecure-network if that network is private"));
+        return Err(usage(message, "add --tls DIR, or --insecure-network if that network is private"));
     }
-    Ok(format!("tcp/{address}"))
+    Ok(format!("{wanted}/{address}"))
 }
 
 /// Returns an endpoint that listens with its port, and refuses one without an address: other hosts are told where this
 /// one listens.
 fn with_port(endpoint: &str) -> Result<String, Failure> {
-    let address = endpoint.trim_start_matches("tcp/");
+    let (protocol, address) = endpoint.split_once('/').unwrap_or(("tcp", endpoint));
     let bare = address.split(['#', '?']).next().unwrap_or_default();
     let found: Option<SocketAddr> = bare.parse().ok();
     if found.is_some_and(|address| address.ip().is_unspecified()) {
@@ -424,9 +460,12 @@ fn with_port(endpoint: &str) -> Result<String, Failure> {
         return Err(Failure::new(ErrorKind::Usage, message, advice));
     }
     let Some(address) = found.filter(|address| address.port() == 0) else { return Ok(endpoint.to_owned()) };
-    let chosen = TcpListener::bind(address).and_then(|listener| listener.local_addr());
+    let chosen = match protocol {
+        "quic" => UdpSocket::bind(address).and_then(|socket| socket.local_addr()),
+        _ => TcpListener::bind(address).and_then(|listener| listener.local_addr()),
+    };
     let chosen = chosen.map_err(|error| Failure::system(&format!("listening at {endpoint}"), error))?;
-    Ok(format!("tcp/{chosen}"))
+    Ok(format!("{protocol}/{chosen}"))
 }
 
 /// Returns whether `HOST:PORT` is on this machine for certain.
@@ -451,9 +490,9 @@ mod tests {
     fn each_setting_is_read() {
         let listen = vec!["tcp/127.0.0.1:0".to_owned()];
         let connect = vec!["tcp/127.0.0.1:9".to_owned()];
-        let endpoints = Endpoints { listen, connect, insecure: false };
+        let endpoints = Endpoints { listen, connect, ..Endpoints::default() };
         let mut config = Config::default();
-        for (key, value) in endpoints.settings() {
+        for (key, value) in endpoints.settings("r") {
             let before = config.get_json(key).unwrap();
             config.insert_json5(key, &value.to_string()).unwrap();
             let after: serde_json::Value = serde_json::from_str(&config.get_json(key).unwrap()).unwrap();
@@ -464,7 +503,9 @@ mod tests {
     // Holds 440.
     #[test]
     fn endpoints_of_other_machines_need_the_word_of_the_user() {
-        let check = |endpoint: &str, insecure| check_endpoint(endpoint, insecure);
+        let check = |endpoint: &str, insecure| {
+            check_endpoint(endpoint, if insecure { Security::Open } else { Security::Loopback })
+        };
         for here in ["127.0.0.1:7447", "tcp/127.0.0.1:0", "tcp/[::1]:7447", "localhost:1", "tcp/[::ffff:127.0.0.1]:1"] {
             assert!(check(here, false).unwrap().starts_with("tcp/"), "{here}");
         }
@@ -472,6 +513,9 @@ mod tests {
             assert!(check(there, false).unwrap_err().message.contains("could read what is exported"), "{there}");
             assert!(check(there, true).is_ok(), "{there}");
         }
+        assert_eq!(check_endpoint("10.0.0.1:1", Security::Encrypted).unwrap(), "quic/10.0.0.1:1");
+        assert!(check_endpoint("tcp/127.0.0.1:1", Security::Encrypted).unwrap_err().message.contains("not encrypted"));
+        assert!(check("quic/127.0.0.1:1", true).unwrap_err().message.contains("without certificates"));
         assert!(with_port("tcp/0.0.0.0:7447").unwrap_err().message.contains("other hosts are told"));
         assert!(!with_port("tcp/127.0.0.1:0").unwrap().ends_with(":0"));
         assert!(check("tls/127.0.0.1:1", true).unwrap_err().message.contains("#2557"));

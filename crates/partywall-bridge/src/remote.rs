@@ -276,11 +276,11 @@ fn is_of_source(failure: &Failure) -> bool {
 
 /// Opens a session with hosts.
 fn reach(context: &Context, network: &Network, wanted: &[String]) -> Result<(Link, Hosts), Failure> {
-    let mut endpoints =
-        Endpoints { listen: Vec::new(), connect: network.connect.clone(), insecure: network.insecure_network };
+    let mut endpoints = Endpoints { connect: network.connect.clone(), ..network.endpoints()? };
+    endpoints.allowed.extend(wanted.iter().cloned());
     if network.connect.is_empty() {
         let (bridge, known) = view(context, &network.realm)?;
-        endpoints.insecure |= bridge.insecure;
+        bridge.complete(&mut endpoints)?;
         for host in wanted {
             if *host == bridge.host {
                 let message = format!("//{host} is this host");
@@ -356,7 +356,7 @@ pub(crate) fn ls(context: &Context, text: &str) -> Result<(), Failure> {
     let usage = |why: String| Failure::new(ErrorKind::Usage, why, "give //HOST, or //HOST/PATTERN");
     let host = check_host(host).map_err(usage)?;
     let pattern = pattern.filter(|pattern| !pattern.is_empty()).map(Pattern::new).transpose().map_err(usage)?;
-    let (link, hosts) = reach(context, &Network::default(), std::slice::from_ref(&host))?;
+    let (link, hosts) = reach(context, &Network::of_the_bridge(), std::slice::from_ref(&host))?;
     let instance = instance(&hosts, &host, Instant::now() + ANSWER, &NEVER)?;
     let asked = link.ask(&link.key(format_args!("names/{host}/{instance}")), ANSWER, MAX_MANIFEST);
     let names = asked.and_then(|bytes| decode::<Vec<ExportedName>>(&bytes));
@@ -385,7 +385,7 @@ pub(crate) fn ls(context: &Context, text: &str) -> Result<(), Failure> {
 pub(crate) fn show(context: &Context, text: &str) -> Result<(), Failure> {
     let from: RemoteName =
         text.parse().map_err(|why: String| Failure::new(ErrorKind::Usage, why, "give //HOST/NAME[@V]"))?;
-    let (link, hosts) = reach(context, &Network::default(), std::slice::from_ref(&from.host))?;
+    let (link, hosts) = reach(context, &Network::of_the_bridge(), std::slice::from_ref(&from.host))?;
     // The host may have to hash the version first.
     let (manifest, table) = manifest(&link, &hosts, &from, Duration::from_secs(60), &NEVER)?;
     let root = Hash::from_bytes(manifest.root).to_hex();

@@ -5,6 +5,7 @@
 mod hosts;
 mod programs;
 mod pull;
+mod tls;
 
 use std::process::Command;
 
