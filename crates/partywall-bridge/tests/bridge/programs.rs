@@ -4,7 +4,7 @@ use std::{fs, path::Path, process::Command};
 
 use partywall_harness::{Running, Sandbox, binary, copy_program};
 
-// Holds 451.
+// Holds 406.
 #[test]
 fn program_of_the_broker_contains_no_network() {
     let has_zenoh = |program: &Path| {
@@ -15,7 +15,7 @@ fn program_of_the_broker_contains_no_network() {
     assert!(has_zenoh(Path::new(env!("CARGO_BIN_EXE_partywall-bridge"))));
 }
 
-// Holds 451.
+// Holds 406.
 #[test]
 fn missing_program_is_named() {
     let sandbox = Sandbox::new();
