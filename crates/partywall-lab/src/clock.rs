@@ -80,6 +80,12 @@ pub fn millis(time: Duration) -> String {
     format!("{:.1} ms", time.as_secs_f64() * 1000.0)
 }
 
+/// The limit of a wait that must succeed: far longer than it takes, even on a slow machine.
+pub const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// How long to wait for something that must not happen.
+pub const MOMENT: Duration = Duration::from_millis(100);
+
 #[cfg(test)]
 mod tests {
     use super::*;

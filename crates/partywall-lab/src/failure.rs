@@ -50,3 +50,8 @@ impl<T> Doing<T> for Result<T, Errno> {
         self.map_err(io::Error::from).doing(what)
     }
 }
+
+/// Returns the failure of a lab whose other role, or whose own files, are not as expected.
+pub fn unexpected(what: impl Into<String>) -> Failure {
+    Failure::new(ErrorKind::CheckFailed, what, "start the lab again; if it fails again, report it")
+}

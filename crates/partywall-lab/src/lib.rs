@@ -67,13 +67,12 @@ use serde_json::{Value, json};
 use crate::context::Context;
 pub use crate::{
     broker::Broker,
-    clock::{Moment, millis, short, spread},
+    clock::{MOMENT, Moment, TIMEOUT, millis, short, spread},
     device::{open as open_gpu, parse_gpu, under_mps},
     elsewhere::RENDER,
-    failure::{Doing, kind_of},
+    failure::{Doing, kind_of, unexpected},
     lab::{Lab, Play, Role, Session},
     peer::Peer,
-    prelude::{MOMENT, TIMEOUT, unexpected},
     step::{Belief, Step},
 };
 

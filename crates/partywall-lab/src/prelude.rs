@@ -25,21 +25,10 @@ pub(crate) use serde_json::{Value, json};
 
 pub(crate) use crate::{
     beliefs, broker,
-    clock::{Moment, millis, short, spread, until},
+    clock::{MOMENT, Moment, TIMEOUT, millis, short, spread, until},
     device::{self, first_byte},
-    failure::{Doing, Failure, kind_of},
+    failure::{Doing, Failure, kind_of, unexpected},
     lab::{Lab, Role, Session},
     peer::{Peer, has_ended},
     step::{Belief, Step, code},
 };
-
-/// Returns the failure of a lab whose other role, or whose own files, are not as expected.
-pub fn unexpected(what: impl Into<String>) -> Failure {
-    Failure::new(ErrorKind::CheckFailed, what, "start the lab again; if it fails again, report it")
-}
-
-/// The limit of a wait that must succeed: far longer than it takes, even on a slow machine.
-pub const TIMEOUT: Duration = Duration::from_secs(20);
-
-/// How long to wait for something that must not happen.
-pub const MOMENT: Duration = Duration::from_millis(100);

@@ -8,7 +8,7 @@ use partywall_measure::Failure as Sampled;
 use super::{
     clocked, failed, microseconds, ping_pong,
     subjects::{
-        ordering::{deaths, pair, semaphore},
+        ordering::{self, deaths, semaphore},
         peer_table, pools, queues,
         sharing::{across, attach, chain, fanout, group::Meeting, handoff},
     },
@@ -48,7 +48,7 @@ pub(crate) static LAB: Lab = Lab {
     broker: true,
     roles: &[
         Role::hidden(ROLE, play),
-        Role::hidden(PAIR, |session| pair::play(session).map_err(failed)),
+        Role::hidden(PAIR, |session| ordering::play(session).map_err(failed)),
         Role::hidden(WORKER, |session| semaphore::work(session).map_err(failed)),
         Role::hidden(ALLOCATOR, |session| pools::allocate(session).map_err(failed)),
         Role::hidden(TASK_WORKER, |session| queues::work(session).map_err(failed)),

@@ -15,7 +15,7 @@ use std::{
 use partywall::{DeviceUuid, Domain, Place, Timeline, TimelineWriter, mps::PIPES};
 use partywall_measure::{Failure, Plan, Sampler, Unit};
 
-use super::{messages, streams, streams::Device, tasks, wakes};
+use super::streams::{self, Device};
 use crate::{
     bench::{
         Bench,
@@ -26,7 +26,6 @@ use crate::{
         turns::{Queues, Topics},
     },
     broker::Broker,
-    lab::Session,
     peer::Peer,
     prelude::TIMEOUT,
 };
@@ -139,7 +138,12 @@ pub(super) struct Side {
 }
 
 impl Side {
-    fn new(domain: Domain, first: bool, board: Board, gpu: Option<(DeviceUuid, u64)>) -> Result<Self, Failure> {
+    pub(super) fn new(
+        domain: Domain,
+        first: bool,
+        board: Board,
+        gpu: Option<(DeviceUuid, u64)>,
+    ) -> Result<Self, Failure> {
         let (ours, theirs) = if first { ("first", "second") } else { ("second", "first") };
         let device = gpu.map(|(gpu, large)| Device::new(&domain, gpu, large, first, &board)).transpose()?;
         let ours = domain.timeline_writer(ours)?;
@@ -206,20 +210,4 @@ impl Side {
     pub(super) fn device(&self) -> Result<&Device, Failure> {
         self.device.as_ref().ok_or_else(|| "this pair was started without a GPU".into())
     }
-}
-
-/// The role of one side: follows orders until it has to end.
-pub(crate) fn play(session: &mut Session) -> Result<(), Failure> {
-    let (first, gpu): (bool, Option<(String, u64)>) = session.parent().hear()?;
-    let board = Board::open(&session.parent().take_fd()?)?;
-    let gpu = gpu.map(|(gpu, large)| Ok::<_, Failure>((gpu.parse()?, large))).transpose()?;
-    let side = Side::new(session.domain().clone(), first, board, gpu)?;
-    session.parent().say(side.device.as_ref().map(Device::is_under_mps).transpose()?.unwrap_or(false))?;
-    while let Some((name, count)) = session.parent().next::<(String, usize)>()? {
-        let mut ways = wakes::WAYS.iter().chain(streams::WAYS).chain(messages::WAYS).chain(tasks::WAYS);
-        let (_, run) = ways.find(|(known, _)| *known == name).ok_or_else(|| format!("no way {name:?}"))?;
-        side.meet()?;
-        session.parent().say(run(&side, count)?)?;
-    }
-    Ok(())
 }
