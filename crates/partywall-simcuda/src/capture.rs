@@ -5,26 +5,14 @@
 use std::cell::Cell;
 use std::ffi::c_void;
 use std::ptr;
-use std::sync::{Arc, MutexGuard};
-use std::thread::{self, ThreadId};
-
-use partywall_os::lock::IgnorePoison;
+use std::sync::Arc;
+use std::thread;
 
 use crate::abi::{Code, Handle};
 use crate::entry::{entry_points, store};
-use crate::graph::{self, NodeWork};
-use crate::ledger;
-use crate::stream::{self, Stream, StreamKind};
-
-/// The capture that a stream is in.
-pub(crate) struct Capture {
-    mode: u32,
-    thread: ThreadId,
-    invalidated: bool,
-    graph: Handle,
-    /// The nodes that the next one depends on. `cuStreamGetCaptureInfo` gives this array to the caller.
-    dependencies: Vec<Handle>,
-}
+use crate::queue::{Runner, SharedWork, Ticket};
+use crate::stream::{self, Capture, Stream, StreamKind};
+use crate::{graph, ledger};
 
 thread_local! {
     /// The mode of this thread, which `cuThreadExchangeStreamCaptureMode` exchanges.
@@ -41,7 +29,7 @@ pub(crate) fn unsafe_call() -> Result<(), Code> {
     let mode = MODE.get();
     let mut forbidden = false;
     for stream in stream::all() {
-        if let Some(capture) = lock(&stream).as_mut() {
+        if let Some(capture) = stream.capture().as_mut() {
             let own = capture.thread == thread::current().id();
             if mode != RELAXED && capture.mode != RELAXED && (own || mode == GLOBAL && capture.mode == GLOBAL) {
                 capture.invalidated = true;
@@ -52,14 +40,14 @@ pub(crate) fn unsafe_call() -> Result<(), Code> {
     if forbidden { Err(Code::STREAM_CAPTURE_UNSUPPORTED) } else { Ok(()) }
 }
 
-/// Checks a call that waits for the stream or queries its work.
-pub(crate) fn forbid_on(stream: &Stream) -> Result<(), Code> {
-    match lock(stream).as_mut() {
-        Some(capture) => {
-            capture.invalidated = true;
-            Err(Code::STREAM_CAPTURE_UNSUPPORTED)
-        }
-        None => Ok(()),
+impl Stream {
+    /// Enqueues work and returns its ticket. Work on a captured stream goes into the graph, and there is no ticket.
+    pub(crate) fn submit(
+        &self,
+        work: impl Fn(&mut Runner) -> Result<(), Code> + Send + Sync + 'static,
+    ) -> Result<Option<Ticket>, Code> {
+        let work: SharedWork = Arc::new(work);
+        Ok(if takes(self, &work)? { None } else { Some(self.enqueue(work)) })
     }
 }
 
@@ -68,17 +56,17 @@ pub(crate) fn forbid_on(stream: &Stream) -> Result<(), Code> {
 /// # Errors
 /// `STREAM_CAPTURE_INVALIDATED`; `STREAM_CAPTURE_IMPLICIT` for the legacy stream while one that it waits for is
 /// captured.
-pub(crate) fn takes(stream: &Stream, work: &NodeWork) -> Result<bool, Code> {
+fn takes(stream: &Stream, work: &SharedWork) -> Result<bool, Code> {
     if stream.kind() == StreamKind::Legacy {
         let captured = implicitly_captured(stream);
         for stream in &captured {
-            if let Some(capture) = lock(stream).as_mut() {
+            if let Some(capture) = stream.capture().as_mut() {
                 capture.invalidated = true;
             }
         }
         return if captured.is_empty() { Ok(false) } else { Err(Code::STREAM_CAPTURE_IMPLICIT) };
     }
-    match lock(stream).as_mut() {
+    match stream.capture().as_mut() {
         None => Ok(false),
         Some(capture) if capture.invalidated => Err(Code::STREAM_CAPTURE_INVALIDATED),
         Some(capture) => {
@@ -91,12 +79,8 @@ pub(crate) fn takes(stream: &Stream, work: &NodeWork) -> Result<bool, Code> {
 
 /// Returns the captured streams that the legacy stream is ordered after.
 fn implicitly_captured(legacy: &Stream) -> Vec<Arc<Stream>> {
-    let captured = |stream: &Arc<Stream>| stream.kind() == StreamKind::Blocking && lock(stream).is_some();
+    let captured = |stream: &Arc<Stream>| stream.kind() == StreamKind::Blocking && stream.capture().is_some();
     stream::all_of(legacy.context()).into_iter().filter(captured).collect()
-}
-
-fn lock(stream: &Stream) -> MutexGuard<'_, Option<Capture>> {
-    stream.capture.lock().ignore_poison()
 }
 
 entry_points! {
@@ -119,7 +103,7 @@ entry_points! {
         if stream.kind() == StreamKind::Legacy {
             return Err(Code::STREAM_CAPTURE_UNSUPPORTED);
         }
-        let mut capture = lock(&stream);
+        let mut capture = stream.capture();
         if capture.is_some() {
             return Err(Code::ILLEGAL_STATE);
         }
@@ -130,7 +114,7 @@ entry_points! {
     }
     fn cuStreamEndCapture(stream: Handle, graph: *mut Handle) {
         let stream = stream::find(stream)?;
-        let mut current = lock(&stream);
+        let mut current = stream.capture();
         let capture = current.as_ref().ok_or(Code::ILLEGAL_STATE)?;
         if capture.mode != RELAXED && capture.thread != thread::current().id() {
             return Err(Code::STREAM_CAPTURE_WRONG_THREAD);
@@ -151,7 +135,7 @@ entry_points! {
         edges: *mut *const c_void, count: *mut usize,
     ) {
         let stream = stream::find(stream)?;
-        let current = lock(&stream);
+        let current = stream.capture();
         let Some(capture) = current.as_ref() else { return store(status, 0) };
         store(status, if capture.invalidated { 2 } else { 1 })?;
         if !id.is_null() {
@@ -172,7 +156,7 @@ entry_points! {
         stream: Handle, dependencies: *const Handle, _edges: *const c_void, count: usize, flags: u32,
     ) {
         let stream = stream::find(stream)?;
-        let mut current = lock(&stream);
+        let mut current = stream.capture();
         let capture = current.as_mut().ok_or(Code::ILLEGAL_STATE)?;
         // SAFETY: the caller passes an array of this length.
         let nodes = unsafe { graph::handles(dependencies, count) }?;
@@ -193,7 +177,7 @@ entry_points! {
                 return Err(Code::STREAM_CAPTURE_IMPLICIT);
             }
         }
-        store(status, match lock(&stream).as_ref() {
+        store(status, match stream.capture().as_ref() {
             None => 0,
             Some(Capture { invalidated: false, .. }) => 1,
             Some(_) => 2,

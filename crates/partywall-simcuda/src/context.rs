@@ -2,16 +2,15 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
-use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 
 use partywall_os::lock::IgnorePoison;
 
 use crate::abi::{Code, Handle, RawDevice};
-use crate::device::losses;
+use crate::device::{self, losses};
 use crate::entry::{entry_points, store};
-use crate::{capture, ledger, memory, state, stream};
+use crate::ledger;
 
 /// A primary context.
 pub(crate) struct Ctx {
@@ -39,28 +38,21 @@ impl Ctx {
     /// # Errors
     /// The fault, if there is one.
     pub(crate) fn check(&self) -> Result<(), Code> {
-        if losses(state::devices()[self.device].physical) != self.losses {
+        if losses(device::all()[self.device].physical) != self.losses {
             self.fault(Code::ECC_UNCORRECTABLE);
         }
         Code(self.fault.load(Ordering::Acquire)).ok()
     }
 
-    /// Waits for all work that was enqueued in the context. Do not call it with the state locked.
-    ///
-    /// # Errors
-    /// The fault, if there is one.
-    pub(crate) fn synchronize(&self) -> Result<(), Code> {
-        stream::drain(self);
-        self.check()
+    /// Notes that a kernel needs this much local memory. Returns whether it is more than any before: that memory cannot
+    /// grow while work runs.
+    pub(crate) fn grows_local_memory(&self, bytes: u64) -> bool {
+        self.local_bytes.fetch_max(bytes, Ordering::AcqRel) < bytes
     }
 
-    /// Waits for the context if a kernel needs more local memory than any before it, because that memory cannot grow
-    /// while work runs. Do not call it with the state locked.
-    ///
-    /// # Errors
-    /// The fault, if there is one.
-    pub(crate) fn grow_local_memory(&self, bytes: u64) -> Result<(), Code> {
-        if self.local_bytes.fetch_max(bytes, Ordering::AcqRel) < bytes { self.synchronize() } else { Ok(()) }
+    /// Notes that its last reference was released.
+    pub(crate) fn destroy(&self) {
+        self.destroyed.store(true, Ordering::Release);
     }
 
     /// Returns whether work in this context may use memory that lives on the device and was not shared by other means.
@@ -74,8 +66,18 @@ impl Ctx {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().ignore_poison()
+}
+
+static CONTEXTS: LazyLock<Mutex<Contexts>> = LazyLock::new(|| {
+    let primary = device::all().iter().map(|_| Primary::default()).collect();
+    Mutex::new(Contexts { primary, made: 0 })
+});
+
+/// Locks the contexts. Do not hold the lock while waiting for a stream.
+pub(crate) fn all() -> MutexGuard<'static, Contexts> {
+    lock(&CONTEXTS)
 }
 
 /// The primary context of each device.
@@ -92,21 +94,22 @@ struct Primary {
 }
 
 impl Contexts {
-    pub(crate) fn new(devices: usize) -> Self {
-        Self { primary: std::iter::repeat_with(Primary::default).take(devices).collect(), made: 0 }
-    }
-
     /// Returns the context of a handle, if it lives.
     pub(crate) fn find(&self, handle: Handle) -> Option<&Arc<Ctx>> {
         self.primary.iter().filter_map(|primary| primary.context.as_ref()).find(|context| context.handle == handle)
     }
 
+    /// Returns whether a device has a primary context.
+    pub(crate) fn lives(&self, device: usize) -> bool {
+        self.primary[device].context.is_some()
+    }
+
     /// Returns whether a context of the process has a fault.
-    pub(crate) fn any_fault(&self) -> bool {
+    fn any_fault(&self) -> bool {
         self.primary.iter().any(|primary| primary.fault.load(Ordering::Acquire) != 0)
     }
 
-    fn retain(&mut self, device: usize) -> Handle {
+    pub(crate) fn retain(&mut self, device: usize) -> Handle {
         let primary = &mut self.primary[device];
         primary.retained += 1;
         let context = primary.context.get_or_insert_with(|| {
@@ -115,7 +118,7 @@ impl Contexts {
                 handle: FIRST_HANDLE + self.made * 0x100,
                 device,
                 fault: primary.fault.clone(),
-                losses: losses(state::devices()[device].physical),
+                losses: losses(device::all()[device].physical),
                 destroyed: AtomicBool::new(false),
                 local_bytes: AtomicU64::new(LOCAL_BYTES),
                 peers: Mutex::default(),
@@ -125,7 +128,7 @@ impl Contexts {
     }
 
     /// Returns the context that ends with this release, if it was the last.
-    fn release(&mut self, device: usize) -> Result<Option<Arc<Ctx>>, Code> {
+    pub(crate) fn release(&mut self, device: usize) -> Result<Option<Arc<Ctx>>, Code> {
         let primary = &mut self.primary[device];
         primary.retained = primary.retained.checked_sub(1).ok_or(Code::INVALID_CONTEXT)?;
         Ok(if primary.retained == 0 { primary.context.take() } else { None })
@@ -166,38 +169,10 @@ pub(crate) fn healthy() -> Result<(), Code> {
 
 /// Checks a handle that the caller gave.
 pub(crate) fn live(handle: Handle) -> Result<Arc<Ctx>, Code> {
-    state::lock().contexts.find(handle).cloned().ok_or(Code::INVALID_CONTEXT)
+    all().find(handle).cloned().ok_or(Code::INVALID_CONTEXT)
 }
 
-const CONTEXT: &str = "primary context";
-
 entry_points! {
-    fn cuDevicePrimaryCtxRetain(context: *mut Handle, device: RawDevice) {
-        let (device, _) = state::device(device)?;
-        if context.is_null() { return Err(Code::INVALID_VALUE); }
-        let handle = state::lock().contexts.retain(device);
-        ledger::record(CONTEXT, device as u64, 0);
-        store(context, handle)
-    }
-    fn cuDevicePrimaryCtxRelease_v2(device: RawDevice) {
-        let (device, _) = state::device(device)?;
-        let ended = state::lock().contexts.release(device)?;
-        ledger::remove(CONTEXT, device as u64);
-        if let Some(context) = ended {
-            // The memory is freed even after a fault.
-            let _ = context.synchronize();
-            context.destroyed.store(true, Ordering::Release);
-            stream::end_context(&context);
-            memory::end_of_context(context.handle);
-        }
-        Ok(())
-    }
-    fn cuDevicePrimaryCtxGetState(device: RawDevice, flags: *mut u32, active: *mut c_int) {
-        let (device, _) = state::device(device)?;
-        let lives = state::lock().contexts.primary[device].context.is_some();
-        store(flags, 0)?;
-        store(active, c_int::from(lives))
-    }
     fn cuCtxPushCurrent_v2(context: Handle) {
         let context = live(context)?;
         STACK.with_borrow_mut(|stack| stack.push(context));
@@ -222,11 +197,6 @@ entry_points! {
         let top = STACK.with_borrow(|stack| stack.last().map(|context| context.device));
         store(device, top.ok_or(Code::INVALID_CONTEXT)? as RawDevice)
     }
-    fn cuCtxSynchronize() {
-        let context = current()?;
-        capture::unsafe_call()?;
-        context.synchronize()
-    }
     fn cuCtxEnablePeerAccess(peer: Handle, flags: u32) {
         let context = current()?;
         let peer = live(peer)?;
@@ -240,3 +210,13 @@ entry_points! {
         if lock(&context.peers).remove(&peer.device) { Ok(()) } else { Err(Code::PEER_ACCESS_NOT_ENABLED) }
     }
 }
+
+/// Runs when the process ends by `exit` or by returning from `main`, but not when it is killed.
+extern "C" fn write_ledger() {
+    ledger::write(|| all().any_fault());
+}
+
+#[used]
+// SAFETY: the linker's list of functions without arguments that run at the end.
+#[unsafe(link_section = ".fini_array")]
+static AT_END: extern "C" fn() = write_ledger;

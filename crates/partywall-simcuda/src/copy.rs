@@ -12,7 +12,7 @@ use crate::context::{self, Ctx};
 use crate::entry::entry_points;
 use crate::memory::{self, HostRange, Want};
 use crate::queue::{Runner, Ticket};
-use crate::{state, stream};
+use crate::stream;
 
 /// One end of a copy.
 enum CopyEnd {
@@ -49,7 +49,7 @@ impl CopyEnd {
     fn any(context: &Arc<Ctx>, address: DevicePtr, bytes: usize) -> Result<Self, Code> {
         if address == 0 {
             Err(Code::INVALID_VALUE)
-        } else if state::lock().memory.region(address).is_some() {
+        } else if memory::is_known(address) {
             Self::device(context, address, bytes)
         } else {
             Ok(Self::Pageable(address as usize))

@@ -2,13 +2,12 @@
 
 use std::ffi::{CString, c_char, c_int};
 use std::path::PathBuf;
-use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{LazyLock, OnceLock};
 
 use crate::abi::{Code, RawDevice};
-use crate::entry::{entry_points, store};
-use crate::memory::budget::{Budget, NODES};
-use crate::state;
+use crate::budget::{Budget, NODES, bytes_of};
+use crate::entry::{self, entry_points, store};
 
 /// A device that this process sees.
 pub(crate) struct Device {
@@ -35,6 +34,22 @@ impl Device {
     fn pci_bus_id(&self) -> String {
         format!("0000:{:02X}:00.0", self.physical + 1)
     }
+}
+
+static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
+
+/// Returns the devices that this process sees, by ordinal.
+pub(crate) fn all() -> &'static [Device] {
+    DEVICES.get().expect("a call runs after cuInit")
+}
+
+/// Returns a device by the number that the caller gave.
+///
+/// # Errors
+/// `INVALID_DEVICE`.
+pub(crate) fn numbered(ordinal: i32) -> Result<(usize, &'static Device), Code> {
+    let ordinal = usize::try_from(ordinal).map_err(|_| Code::INVALID_DEVICE)?;
+    Ok((ordinal, all().get(ordinal).ok_or(Code::INVALID_DEVICE)?))
 }
 
 /// Returns how often a device of the simulated machine has lost its memory.
@@ -74,23 +89,6 @@ pub(crate) fn set_default_count(count: u8) {
 
 fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
-}
-
-/// Returns the number of bytes that a variable sets: 1 GiB if it is not set.
-pub(crate) fn bytes_of(name: &str) -> u64 {
-    variable(name).map_or(1 << 30, |text| {
-        parse_bytes(&text).unwrap_or_else(|| panic!("{name}={text}: a number of bytes, or with K, M or G"))
-    })
-}
-
-fn parse_bytes(text: &str) -> Option<u64> {
-    let (number, shift) = match text.as_bytes().last()? {
-        b'K' => (&text[..text.len() - 1], 10),
-        b'M' => (&text[..text.len() - 1], 20),
-        b'G' => (&text[..text.len() - 1], 30),
-        _ => (text, 0),
-    };
-    number.parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
 /// Returns the devices of a `CUDA_VISIBLE_DEVICES`: indices, or UUIDs that may be cut short where they stay unique. The
@@ -153,28 +151,30 @@ const LAST_ATTRIBUTE: u32 = 147;
 entry_points! {
     fn cuInit(flags: u32) {
         if flags != 0 { return Err(Code::INVALID_VALUE); }
-        state::initialize()
+        if DEVICES.get_or_init(Device::visible).is_empty() { return Err(Code::NO_DEVICE); }
+        entry::set_initialized();
+        Ok(())
     }
     fn cuDriverGetVersion(version: *mut c_int) { store(version, 13000) }
-    fn cuDeviceGetCount(count: *mut c_int) { store(count, state::devices().len() as c_int) }
+    fn cuDeviceGetCount(count: *mut c_int) { store(count, all().len() as c_int) }
     fn cuDeviceGet(device: *mut RawDevice, ordinal: c_int) {
-        state::device(ordinal)?;
+        numbered(ordinal)?;
         store(device, ordinal)
     }
     fn cuDeviceGetName(name: *mut c_char, length: c_int, device: RawDevice) {
-        state::device(device)?;
+        numbered(device)?;
         // SAFETY: the caller's buffer.
         unsafe { store_text(name, length, "Simulated GPU") }
     }
-    fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: RawDevice) { store(uuid, state::device(device)?.1.uuid()) }
+    fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: RawDevice) { store(uuid, numbered(device)?.1.uuid()) }
     fn cuDeviceTotalMem_v2(bytes: *mut usize, device: RawDevice) {
-        store(bytes, state::device(device)?.1.memory.total as usize)
+        store(bytes, numbered(device)?.1.memory.total as usize)
     }
     fn cuDeviceGetAttribute(value: *mut c_int, which: u32, device: RawDevice) {
-        store(value, attribute(state::device(device)?.1, which)?)
+        store(value, attribute(numbered(device)?.1, which)?)
     }
     fn cuDeviceGetPCIBusId(text: *mut c_char, length: c_int, device: RawDevice) {
-        let id = state::device(device)?.1.pci_bus_id();
+        let id = numbered(device)?.1.pci_bus_id();
         // SAFETY: the caller's buffer.
         unsafe { store_text(text, length, &id) }
     }
@@ -182,17 +182,17 @@ entry_points! {
         if text.is_null() { return Err(Code::INVALID_VALUE); }
         // SAFETY: a NUL-terminated string of the caller's.
         let text = unsafe { std::ffi::CStr::from_ptr(text) }.to_string_lossy().to_ascii_uppercase();
-        let ordinal = state::devices().iter().position(|device| device.pci_bus_id() == text);
+        let ordinal = all().iter().position(|device| device.pci_bus_id() == text);
         store(device, ordinal.ok_or(Code::INVALID_DEVICE)? as RawDevice)
     }
     fn cuDeviceCanAccessPeer(can: *mut c_int, device: RawDevice, peer: RawDevice) {
-        state::device(device)?;
-        state::device(peer)?;
+        numbered(device)?;
+        numbered(peer)?;
         store(can, c_int::from(device != peer))
     }
     fn cuDeviceGetP2PAttribute(value: *mut c_int, attribute: u32, from: RawDevice, to: RawDevice) {
-        state::device(from)?;
-        state::device(to)?;
+        numbered(from)?;
+        numbered(to)?;
         if from == to { return Err(Code::INVALID_DEVICE); }
         // Performance rank, access, native atomics, arrays.
         store(value, match attribute { 1 => 0, 2..=4 => 1, _ => return Err(Code::INVALID_VALUE) })
@@ -243,13 +243,5 @@ mod tests {
         assert_eq!(choose("GPU-5130", 2), [0_u8; 0], "cut short, two devices begin so");
         assert_eq!(choose("GPU-5130", 1), [0]);
         assert_eq!(uuid_text(3), "GPU-51301ca7-0000-0000-0000-000000000003");
-    }
-
-    #[test]
-    fn sizes_have_suffixes() {
-        assert_eq!(parse_bytes("4096"), Some(4096));
-        assert_eq!(parse_bytes("64M"), Some(64 << 20));
-        assert_eq!(parse_bytes("3G"), Some(3 << 30));
-        assert_eq!(parse_bytes("1T"), None);
     }
 }

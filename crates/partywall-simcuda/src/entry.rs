@@ -11,13 +11,13 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{LazyLock, Mutex};
 
 use partywall_os::lock::IgnorePoison;
 
-use crate::abi::Code;
+use crate::abi::{Code, Handle};
 use crate::faults::{self, Action};
-use crate::{queue, state};
 
 /// Defines functions of the driver, which [`crate::functions`] lists. The body is that of a closure that returns
 /// `Result<(), Code>`; the arguments are those of `cuda.h`. A name that `cuda.h` redirects to `_v2` or `_v3` has that
@@ -44,7 +44,11 @@ pub(crate) struct Call {
     pub(crate) index: u64,
 }
 
+/// The process that called `cuInit`; 0 before.
+static OWNER: AtomicU32 = AtomicU32::new(0);
+
 thread_local! {
+    static ON_STREAM: Cell<bool> = const { Cell::new(false) };
     /// Whether the calls of this thread are left out of the count.
     static APART: bool = {
         // The name comes from the kernel, because the program and the simulation have separate copies of Rust's
@@ -64,7 +68,7 @@ pub(crate) fn current() -> Call {
 pub(crate) fn enter(name: &'static str, body: impl FnOnce() -> Result<(), Code>) -> Code {
     let function = name.strip_suffix("_v2").or_else(|| name.strip_suffix("_v3")).unwrap_or(name);
     // In a forked child, locks may be held for ever by threads that exist only in the parent, so no lock is used.
-    if state::forked() {
+    if is_forked() {
         return Code::NOT_INITIALIZED;
     }
     // Such a thread calls periodically. If its calls were counted, the numbers of other calls would differ in each run.
@@ -83,8 +87,8 @@ pub(crate) fn enter(name: &'static str, body: impl FnOnce() -> Result<(), Code>)
             }
             code
         }
-        None if !state::initialized() && !BEFORE_INIT.contains(&function) => Code::NOT_INITIALIZED,
-        None if queue::on_stream() => Code::NOT_PERMITTED,
+        None if !is_initialized() && !BEFORE_INIT.contains(&function) => Code::NOT_INITIALIZED,
+        None if ON_STREAM.get() => Code::NOT_PERMITTED,
         None => catch_unwind(AssertUnwindSafe(body)).map_or_else(
             |_| {
                 eprintln!("the simulated CUDA driver panicked in {function}, call {index}");
@@ -97,6 +101,32 @@ pub(crate) fn enter(name: &'static str, body: impl FnOnce() -> Result<(), Code>)
         log(index, function, code.0);
     }
     code
+}
+
+pub(crate) fn is_initialized() -> bool {
+    OWNER.load(Ordering::Acquire) != 0
+}
+
+/// Returns whether this process is a child of the one that initialised CUDA: there is no CUDA in it.
+pub(crate) fn is_forked() -> bool {
+    let owner = OWNER.load(Ordering::Acquire);
+    owner != 0 && owner != std::process::id()
+}
+
+/// Notes that CUDA is initialised, in this process.
+pub(crate) fn set_initialized() {
+    OWNER.store(std::process::id(), Ordering::Release);
+}
+
+/// Makes this thread a stream's: host functions must not call the driver.
+pub(crate) fn forbid_calls() {
+    ON_STREAM.set(true);
+}
+
+/// Returns a handle that no stream, event, module or function had before.
+pub(crate) fn new_handle() -> Handle {
+    static LAST: AtomicUsize = AtomicUsize::new(0xC0DB_0000_0000);
+    LAST.fetch_add(0x10, Ordering::Relaxed)
 }
 
 /// Returns the version of the simulation. The vendor's driver has no such function, which distinguishes the two.

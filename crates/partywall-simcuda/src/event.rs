@@ -17,7 +17,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use crate::abi::{Code, Handle, IpcHandle};
 use crate::context::{self, Ctx};
 use crate::entry::{entry_points, store};
-use crate::{ipc, ledger, queue, state, stream};
+use crate::{device, entry, ipc, ledger, queue, stream};
 
 pub(crate) struct Event {
     context: Arc<Ctx>,
@@ -132,7 +132,7 @@ impl Event {
         }
         let mut payload = [0; 32];
         payload[8] = ipc::EVENT;
-        payload[9] = state::devices()[self.context.device].physical;
+        payload[9] = device::all()[self.context.device].physical;
         payload[16..24].copy_from_slice(&dev_shm());
         let handle = ipc::serve(file.try_clone().map_err(|_| Code::OPERATING_SYSTEM)?, payload)?;
         *exported = Some(handle);
@@ -148,7 +148,7 @@ impl Event {
             Code::INVALID_HANDLE => Code::INVALID_VALUE,
             other => other,
         })?;
-        if payload[8] != ipc::EVENT || payload[9] != state::devices()[context.device].physical {
+        if payload[8] != ipc::EVENT || payload[9] != device::all()[context.device].physical {
             return Err(Code::INVALID_VALUE);
         }
         // The driver's file is in `/dev/shm`, and its maker's alone (measured).
@@ -216,7 +216,7 @@ pub(crate) fn find(handle: Handle) -> Result<Arc<Event>, Code> {
 }
 
 fn add(event: Event) -> Handle {
-    let handle = state::new_handle();
+    let handle = entry::new_handle();
     lock(&EVENTS).insert(handle, Arc::new(event));
     ledger::record(LEDGER, handle as u64, 0);
     handle
@@ -227,6 +227,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 entry_points! {
+    fn cuStreamWaitEvent(stream: Handle, event: Handle, flags: u32) {
+        if flags & !EXTERNAL_EVENT != 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        let stream = stream::find(stream)?;
+        let record = find(event)?.last_record();
+        stream.submit(move |runner| runner.poll(|| Ok(record.is_reached())))?;
+        Ok(())
+    }
     fn cuEventCreate(event: *mut Handle, flags: u32) {
         let context = context::current()?;
         let known = flags & !(BLOCKING_SYNC | DISABLE_TIMING | INTERPROCESS) == 0;
@@ -285,3 +294,5 @@ const DISABLE_TIMING: u32 = 2;
 const INTERPROCESS: u32 = 4;
 
 const LEDGER: &str = "event";
+/// `CU_EVENT_WAIT_EXTERNAL`, which says something about graphs only.
+const EXTERNAL_EVENT: u32 = 1;

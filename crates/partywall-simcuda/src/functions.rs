@@ -7,7 +7,6 @@ use std::ptr;
 macro_rules! list {
     ($($($module:ident)::+ { $($function:ident)* })*) => {
         $(pub use crate::$($module)::+::{$($function),*};)*
-
         /// Returns the address of the function with this name, or null. Its signature is that of `cuda.h`.
         pub fn find(name: &CStr) -> *const c_void {
             match name.to_str() {
@@ -15,7 +14,6 @@ macro_rules! list {
                 _ => ptr::null(),
             }
         }
-
         /// Calls a macro with the names of all functions, separated by blanks.
         #[macro_export]
         macro_rules! for_each_function {
@@ -31,8 +29,7 @@ list! {
     }
     context {
         cuCtxDisablePeerAccess cuCtxEnablePeerAccess cuCtxGetCurrent cuCtxGetDevice cuCtxPopCurrent_v2
-        cuCtxPushCurrent_v2 cuCtxSetCurrent cuCtxSynchronize cuDevicePrimaryCtxGetState
-        cuDevicePrimaryCtxRelease_v2 cuDevicePrimaryCtxRetain
+        cuCtxPushCurrent_v2 cuCtxSetCurrent
     }
     copy {
         cuMemcpy cuMemcpyAsync cuMemcpyDtoDAsync_v2 cuMemcpyDtoD_v2 cuMemcpyDtoHAsync_v2 cuMemcpyDtoH_v2
@@ -49,7 +46,7 @@ list! {
     }
     event {
         cuEventCreate cuEventDestroy_v2 cuEventElapsedTime cuEventQuery cuEventRecord cuEventSynchronize
-        cuIpcGetEventHandle cuIpcOpenEventHandle
+        cuIpcGetEventHandle cuIpcOpenEventHandle cuStreamWaitEvent
     }
     graph {
         cuGraphAddBatchMemOpNode cuGraphDestroy cuGraphExecBatchMemOpNodeSetParams cuGraphExecDestroy
@@ -86,11 +83,13 @@ list! {
         cuMemPoolCreate cuMemPoolDestroy
     }
     module {
-        cuLaunchKernel cuModuleGetFunction cuModuleLoadData cuModuleLoadDataEx cuModuleUnload
+        cuLaunchHostFunc cuLaunchKernel cuModuleGetFunction cuModuleLoadData cuModuleLoadDataEx cuModuleUnload
+    }
+    primary {
+        cuCtxSynchronize cuDevicePrimaryCtxGetState cuDevicePrimaryCtxRelease_v2 cuDevicePrimaryCtxRetain
     }
     stream {
-        cuCtxGetStreamPriorityRange cuLaunchHostFunc cuStreamCreate cuStreamCreateWithPriority
-        cuStreamDestroy_v2 cuStreamGetCtx cuStreamGetFlags cuStreamGetId cuStreamGetPriority cuStreamQuery
-        cuStreamSynchronize cuStreamWaitEvent
+        cuCtxGetStreamPriorityRange cuStreamCreate cuStreamCreateWithPriority cuStreamDestroy_v2 cuStreamGetCtx
+        cuStreamGetFlags cuStreamGetId cuStreamGetPriority cuStreamQuery cuStreamSynchronize
     }
 }

@@ -13,11 +13,8 @@ use crate::abi::{Code, Handle};
 use crate::context::Ctx;
 use crate::entry::{entry_points, store};
 use crate::memop::{BatchOperation, Operation, decode};
-use crate::queue::{Runner, Ticket};
-use crate::{context, ledger, state, stream};
-
-/// Work of a stream, which a graph does at each launch.
-pub(crate) type NodeWork = Arc<dyn Fn(&mut Runner) -> Result<(), Code> + Send + Sync>;
+use crate::queue::{Runner, SharedWork, Ticket};
+use crate::{context, entry, ledger, stream};
 
 /// `CUDA_BATCH_MEM_OP_NODE_PARAMS`.
 #[repr(C)]
@@ -38,7 +35,7 @@ struct Node {
 
 #[derive(Clone)]
 enum NodeAction {
-    Work(NodeWork),
+    Work(SharedWork),
     Operations { context: Handle, operations: Vec<Operation> },
 }
 
@@ -81,7 +78,7 @@ impl NodeAction {
         }
         // SAFETY: not null, so it points to parameters, by the caller's promise.
         let BatchNode { context, count, operations, flags } = unsafe { node.read() };
-        let owner: Arc<Ctx> = state::lock().contexts.find(context).cloned().ok_or(Code::INVALID_CONTEXT)?;
+        let owner: Arc<Ctx> = context::live(context)?;
         // SAFETY: the parameters contain an array of this length, by the caller's promise.
         let operations = unsafe { decode(count, operations, flags) }?;
         operations.iter().try_for_each(|operation| operation.check(&owner))?;
@@ -106,13 +103,13 @@ impl NodeAction {
 
 /// Returns a new graph, for a capture.
 pub(crate) fn begin() -> Handle {
-    let handle = state::new_handle();
+    let handle = entry::new_handle();
     lock().graphs.insert(handle, Vec::new());
     handle
 }
 
 /// Adds work that was captured behind these nodes, and returns its node.
-pub(crate) fn record(graph: Handle, dependencies: Vec<Handle>, work: NodeWork) -> Result<Handle, Code> {
+pub(crate) fn record(graph: Handle, dependencies: Vec<Handle>, work: SharedWork) -> Result<Handle, Code> {
     add(graph, dependencies, NodeAction::Work(work))
 }
 
@@ -129,7 +126,7 @@ pub(crate) fn discard(graph: Handle) {
 }
 
 fn add(graph: Handle, dependencies: Vec<Handle>, action: NodeAction) -> Result<Handle, Code> {
-    let handle = state::new_handle();
+    let handle = entry::new_handle();
     lock().graphs.get_mut(&graph).ok_or(Code::INVALID_VALUE)?.push(Node { handle, dependencies, action });
     Ok(handle)
 }
@@ -194,7 +191,7 @@ entry_points! {
         context::current()?;
         let mut graphs = lock();
         let nodes = graphs.graphs.get(&graph).ok_or(Code::INVALID_VALUE)?.clone();
-        let handle = state::new_handle();
+        let handle = entry::new_handle();
         store(executable, handle)?;
         graphs.executable.insert(handle, Exec { graph, nodes, last: None });
         ledger::record(EXECUTABLE, handle as u64, 0);

@@ -14,7 +14,6 @@ use std::sync::Mutex;
 use partywall_os::lock::IgnorePoison;
 
 use crate::entry::{self, Call};
-use crate::state;
 
 /// The kind of an exported descriptor. The caller closes it, so only checking the descriptor shows whether it is left.
 pub(crate) const EXPORTED_FD: &str = "exported fd";
@@ -87,17 +86,17 @@ fn to_json(entries: &Entries, lost: bool) -> String {
     text
 }
 
-/// Runs when the process ends by `exit` or by returning from `main`, but not when it is killed. Writes nothing if CUDA
-/// was not initialised, because a program that contains this driver may have loaded it as a library.
-extern "C" fn write() {
+/// Writes the ledger. `is_lost` returns whether a context has a fault. Writes nothing if CUDA was not initialised, because
+/// a program that contains this driver may have loaded it as a library.
+pub(crate) fn write(is_lost: fn() -> bool) {
     // The objects in a forked child belong to its parent.
-    let Some(directory) = std::env::var_os("SIMCUDA_LEDGER").filter(|_| state::initialized() && !state::forked())
+    let Some(directory) = std::env::var_os("SIMCUDA_LEDGER").filter(|_| entry::is_initialized() && !entry::is_forked())
     else {
         return;
     };
     let path = std::path::Path::new(&directory).join(format!("{}.json", std::process::id()));
     // Read before the entries are locked, because calls lock the state first.
-    let lost = state::initialized() && state::lock().contexts.any_fault();
+    let lost = is_lost();
     // In one step: a process that is killed here leaves no ledger, as if it had been killed before.
     let unfinished = path.with_extension("unfinished");
     let written = std::fs::write(&unfinished, to_json(&entries(), lost));
@@ -105,8 +104,3 @@ extern "C" fn write() {
         eprintln!("SIMCUDA_LEDGER: {}: {error}", path.display());
     }
 }
-
-#[used]
-// SAFETY: the linker's list of functions without arguments that run at the end.
-#[unsafe(link_section = ".fini_array")]
-static WRITE: extern "C" fn() = write;

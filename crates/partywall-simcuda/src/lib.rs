@@ -36,9 +36,10 @@
 //! | [`functions`] | the list of all functions |
 //! | `faults` | what `SIMCUDA_FAULTS` asks for |
 //! | `ledger` | what exists and which call made it; written when the process ends |
-//! | `state` | what the process shares: initialisation, devices, the tables of the other modules |
 //! | `device` | the devices, and what they say of themselves |
-//! | `context` | primary contexts, the stack of each thread, faults that stay |
+//! | `budget` | the memory of a device or a NUMA node |
+//! | `context` | contexts, the stack of each thread, faults that stay |
+//! | `primary` | the first and the last reference to a context |
 //! | `stream` | streams: handles, default streams, what comes after what |
 //! | `queue` | the thread of a stream, its pauses, and points in its work |
 //! | `capture` | stream capture: what it forbids, and the graph that it records |
@@ -56,6 +57,7 @@
 #![allow(clippy::missing_safety_doc)] // the contract of each function is the vendor's
 
 mod abi;
+mod budget;
 mod capture;
 mod context;
 mod copy;
@@ -71,8 +73,8 @@ mod ledger;
 mod memop;
 mod memory;
 mod module;
+mod primary;
 mod queue;
-mod state;
 mod stream;
 #[cfg(test)]
 mod tests;

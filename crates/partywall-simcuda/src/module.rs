@@ -18,7 +18,7 @@ use crate::context::{self, Ctx};
 use crate::entry::{entry_points, store};
 use crate::kernel::{self, Kernel};
 use crate::queue::Ticket;
-use crate::{capture, ledger, state, stream};
+use crate::{capture, entry, ledger, stream};
 
 struct Module {
     /// The functions, by name; each has its handle from the beginning.
@@ -64,12 +64,12 @@ unsafe fn load(module: *mut Handle, image: *const c_void) -> Result<(), Code> {
     let text = unsafe { CStr::from_ptr(image.cast()) }.to_str().map_err(|_| Code::INVALID_PTX)?;
     let code = without_comments(text);
     let names = entries(&code)?;
-    context.synchronize()?;
-    let handle = state::new_handle();
+    stream::synchronize(&context)?;
+    let handle = entry::new_handle();
     let mut modules = lock();
     let mut functions = BTreeMap::new();
     for name in names {
-        let handle = state::new_handle();
+        let handle = entry::new_handle();
         let kernel = kernel::find(&name);
         let local_bytes = local_bytes(&code, &name);
         let loaded = OnceLock::new();
@@ -153,6 +153,16 @@ fn check_shape(grid: [u32; 3], block: [u32; 3], shared_bytes: u32) -> Result<(),
 }
 
 entry_points! {
+    fn cuLaunchHostFunc(stream: Handle, function: Option<unsafe extern "C" fn(*mut c_void)>, data: *mut c_void) {
+        let function = function.ok_or(Code::INVALID_VALUE)?;
+        let data = data as usize;
+        stream::find(stream)?.submit(move |_| {
+            // SAFETY: the caller of cuLaunchHostFunc passed a function for this argument, both valid until it ran.
+            unsafe { function(data as *mut c_void) };
+            Ok(())
+        })?;
+        Ok(())
+    }
     fn cuModuleLoadData(module: *mut Handle, image: *const c_void) {
         // SAFETY: the contract of the function.
         unsafe { load(module, image) }
@@ -216,7 +226,7 @@ entry_points! {
             }
         });
         let values: Vec<u64> = values.collect();
-        function.context.grow_local_memory(function.local_bytes)?;
+        if function.context.grows_local_memory(function.local_bytes) { stream::synchronize(&function.context)?; }
         stream.submit(move |runner| {
             function.loaded().iter().for_each(Ticket::wait);
             runner.context().check()?;

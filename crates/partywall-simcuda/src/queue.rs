@@ -6,7 +6,6 @@
 //! When the context is lost, the remaining work is removed without running: its waiters wake and see the
 //! context's error, and no work writes memory any more.
 
-use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard};
@@ -17,10 +16,13 @@ use partywall_os::lock::IgnorePoison;
 
 use crate::abi::Code;
 use crate::context::Ctx;
-use crate::threads;
+use crate::{entry, threads};
 
 /// One operation of a stream.
 pub(crate) type Work = Box<dyn FnOnce(&mut Runner) -> Result<(), Code> + Send>;
+
+/// Work that may be done several times: a graph does it at each launch.
+pub(crate) type SharedWork = Arc<dyn Fn(&mut Runner) -> Result<(), Code> + Send + Sync>;
 
 /// One stream's work. The thread ends when the queue is closed and empty.
 pub(crate) struct Queue {
@@ -52,15 +54,6 @@ pub struct Runner {
 
 /// A generator for each stream (xorshift64*), so that the pauses of one do not depend on the others.
 struct Random(u64);
-
-thread_local! {
-    static ON_STREAM: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Returns whether this thread is a stream's: host functions must not call the driver.
-pub(crate) fn on_stream() -> bool {
-    ON_STREAM.get()
-}
 
 impl Queue {
     /// Returns an empty queue with its thread.
@@ -154,7 +147,7 @@ impl Runner {
     }
 
     fn run(mut self) {
-        ON_STREAM.set(true);
+        entry::forbid_calls();
         while let Some(work) = self.queue.next() {
             if self.context().check().is_ok() {
                 self.pause();

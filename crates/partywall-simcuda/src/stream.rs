@@ -5,19 +5,29 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::ThreadId;
 
 use partywall_os::lock::IgnorePoison;
 
 use crate::abi::{Code, Handle};
-use crate::capture::{self, Capture};
 use crate::context::{self, Ctx};
 use crate::entry::{entry_points, store};
-use crate::queue::{Queue, Runner, Ticket, Work};
-use crate::{event, graph, ledger, state};
+use crate::queue::{Queue, SharedWork, Ticket, Work};
+use crate::{entry, ledger};
+
+/// The capture that a stream is in.
+pub(crate) struct Capture {
+    pub(crate) mode: u32,
+    pub(crate) thread: ThreadId,
+    pub(crate) invalidated: bool,
+    pub(crate) graph: Handle,
+    /// The nodes that the next one depends on. `cuStreamGetCaptureInfo` gives this array to the caller.
+    pub(crate) dependencies: Vec<Handle>,
+}
 
 pub(crate) struct Stream {
     /// A number that no other stream of the process has.
@@ -25,7 +35,7 @@ pub(crate) struct Stream {
     queue: Arc<Queue>,
     kind: StreamKind,
     priority: c_int,
-    pub(crate) capture: Mutex<Option<Capture>>,
+    capture: Mutex<Option<Capture>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -60,15 +70,8 @@ impl Stream {
         self.kind
     }
 
-    /// Enqueues work and returns its ticket. Work on a captured stream goes into the graph, and there is no ticket.
-    pub(crate) fn submit(
-        &self,
-        work: impl Fn(&mut Runner) -> Result<(), Code> + Send + Sync + 'static,
-    ) -> Result<Option<Ticket>, Code> {
-        let work: graph::NodeWork = Arc::new(work);
-        if capture::takes(self, &work)? {
-            return Ok(None);
-        }
+    /// Enqueues work behind the work that it is ordered after.
+    pub(crate) fn enqueue(&self, work: SharedWork) -> Ticket {
         // Locked until the work is in the queue, so that two streams cannot each be ordered after the other.
         let mut streams = lock();
         let before = streams.before(self);
@@ -77,7 +80,23 @@ impl Stream {
             runner.context().check()?;
             work(runner)
         });
-        Ok(Some(self.queue.enqueue(work)))
+        self.queue.enqueue(work)
+    }
+
+    /// Locks the capture that the stream is in.
+    pub(crate) fn capture(&self) -> MutexGuard<'_, Option<Capture>> {
+        self.capture.lock().ignore_poison()
+    }
+
+    /// Checks a call that waits for the stream or queries its work.
+    fn check_not_captured(&self) -> Result<(), Code> {
+        match self.capture().as_mut() {
+            Some(capture) => {
+                capture.invalidated = true;
+                Err(Code::STREAM_CAPTURE_UNSUPPORTED)
+            }
+            None => Ok(()),
+        }
     }
 
     /// Waits for all work on the stream, and for the work that it is ordered after.
@@ -170,9 +189,13 @@ pub(crate) fn pending(context: &Ctx) -> Vec<Ticket> {
     lock().of(context).map(|stream| stream.queue.tail()).filter(|point| !point.is_reached()).collect()
 }
 
-/// Waits until all pending work on the streams of the context is done, or dropped because the context has a fault.
-pub(crate) fn drain(context: &Ctx) {
+/// Waits for all work that was enqueued in the context. Do not call it with a table locked.
+///
+/// # Errors
+/// The fault, if there is one.
+pub(crate) fn synchronize(context: &Ctx) -> Result<(), Code> {
     pending(context).iter().for_each(Ticket::wait);
+    context.check()
 }
 
 /// Ends the streams of a context that is destroyed.
@@ -193,7 +216,7 @@ fn create(stream: *mut Handle, flags: u32, priority: c_int) -> Result<(), Code> 
         NON_BLOCKING => StreamKind::NonBlocking,
         _ => return Err(Code::INVALID_VALUE),
     };
-    let handle = state::new_handle();
+    let handle = entry::new_handle();
     store(stream, handle)?;
     let mut streams = lock();
     let made = streams.start(&context, kind, priority.clamp(GREATEST_PRIORITY, 0));
@@ -214,12 +237,12 @@ entry_points! {
     }
     fn cuStreamSynchronize(stream: Handle) {
         let stream = find(stream)?;
-        capture::forbid_on(&stream)?;
+        stream.check_not_captured()?;
         stream.synchronize()
     }
     fn cuStreamQuery(stream: Handle) {
         let stream = find(stream)?;
-        capture::forbid_on(&stream)?;
+        stream.check_not_captured()?;
         if stream.is_done()? { Ok(()) } else { Err(Code::NOT_READY) }
     }
     fn cuStreamGetFlags(stream: Handle, flags: *mut u32) {
@@ -235,25 +258,6 @@ entry_points! {
         }
         if greatest.is_null() { Ok(()) } else { store(greatest, GREATEST_PRIORITY) }
     }
-    fn cuLaunchHostFunc(stream: Handle, function: Option<unsafe extern "C" fn(*mut c_void)>, data: *mut c_void) {
-        let function = function.ok_or(Code::INVALID_VALUE)?;
-        let data = data as usize;
-        find(stream)?.submit(move |_| {
-            // SAFETY: the caller of cuLaunchHostFunc passed a function for this argument, both valid until it ran.
-            unsafe { function(data as *mut c_void) };
-            Ok(())
-        })?;
-        Ok(())
-    }
-    fn cuStreamWaitEvent(stream: Handle, event: Handle, flags: u32) {
-        if flags & !EXTERNAL_EVENT != 0 {
-            return Err(Code::INVALID_VALUE);
-        }
-        let stream = find(stream)?;
-        let record = event::find(event)?.last_record();
-        stream.submit(move |runner| runner.poll(|| Ok(record.is_reached())))?;
-        Ok(())
-    }
 }
 
 const NULL: Handle = 0;
@@ -261,8 +265,6 @@ const LEGACY: Handle = 1;
 const PER_THREAD: Handle = 2;
 
 const NON_BLOCKING: u32 = 1;
-/// `CU_EVENT_WAIT_EXTERNAL`, which says something about graphs only.
-const EXTERNAL_EVENT: u32 = 1;
 /// As on an H200: 0 is the least.
 const GREATEST_PRIORITY: c_int = -5;
 

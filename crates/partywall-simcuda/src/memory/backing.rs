@@ -8,8 +8,8 @@ use std::sync::Arc;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
-use super::budget::Budget;
 use crate::abi::Code;
+use crate::budget::Budget;
 
 /// Memory, and the mapping through which the simulation reads and writes it. A user of the mapping holds the `Arc`, so
 /// memory that is freed while a stream works on it stays until the stream is done.

@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use super::{Backing, Kind, Region, Tables};
 use crate::abi::{Code, DevicePtr};
 use crate::entry::{entry_points, store};
-use crate::{capture, context, ledger, state};
+use crate::{capture, context, ledger, stream};
 
 pub(super) const PINNED: &str = "pinned memory";
 pub(super) const MANAGED: &str = "managed memory";
@@ -22,7 +22,7 @@ fn allocate(bytes: usize, kind: Kind, name: &'static str) -> Result<DevicePtr, C
     // SAFETY: as many bytes, which no other code has yet.
     unsafe { backing.map().write_bytes(FRESH, bytes) };
     let address = backing.map() as u64;
-    let memory = &mut state::lock().memory;
+    let memory = &mut *super::lock();
     let id = memory.number();
     let device = Some(context.device);
     let region = Region { bytes: bytes as u64, backing, offset: 0, kind, device, context: context.handle, id };
@@ -46,7 +46,7 @@ fn register(pointer: *mut c_void, bytes: usize, flags: u32) -> Result<(), Code> 
     if !pages.readable || writable && !pages.writable {
         return Err(Code::INVALID_VALUE);
     }
-    let memory = &mut state::lock().memory;
+    let memory = &mut *super::lock();
     if memory.overlaps(start, end) {
         return Err(Code::HOST_MEMORY_ALREADY_REGISTERED);
     }
@@ -122,8 +122,8 @@ entry_points! {
     fn cuMemFreeHost(pointer: *mut c_void) {
         let context = context::current()?;
         capture::unsafe_call()?;
-        context.synchronize()?;
-        let memory = &mut state::lock().memory;
+        stream::synchronize(&context)?;
+        let memory = &mut *super::lock();
         let address = pointer as u64;
         let pinned = memory.regions.get(&address).is_some_and(|region| matches!(region.kind, Kind::Pinned { .. }));
         if !pinned { return Err(Code::INVALID_VALUE); }
@@ -135,8 +135,8 @@ entry_points! {
     fn cuMemHostUnregister(pointer: *mut c_void) {
         let context = context::current()?;
         capture::unsafe_call()?;
-        context.synchronize()?;
-        let memory = &mut state::lock().memory;
+        stream::synchronize(&context)?;
+        let memory = &mut *super::lock();
         let address = pointer as u64;
         match memory.region(address) {
             Some((start, Region { kind: Kind::Registered { .. }, .. })) if start == address => {}
@@ -149,16 +149,16 @@ entry_points! {
     }
     fn cuMemHostGetDevicePointer_v2(device: *mut DevicePtr, pointer: *mut c_void, flags: u32) {
         context::current()?;
-        let state = state::lock();
-        let region = state.memory.region(pointer as u64).map(|(_, region)| &region.kind);
+        let memory = super::lock();
+        let region = memory.region(pointer as u64).map(|(_, region)| &region.kind);
         let of_host = matches!(region, Some(Kind::Pinned { .. } | Kind::Registered { .. }));
         if flags != 0 || !of_host { return Err(Code::INVALID_VALUE); }
         store(device, pointer as DevicePtr)
     }
     fn cuMemHostGetFlags(flags: *mut u32, pointer: *mut c_void) {
         context::current()?;
-        let state = state::lock();
-        match state.memory.region(pointer as u64).map(|(_, region)| &region.kind) {
+        let memory = super::lock();
+        match memory.region(pointer as u64).map(|(_, region)| &region.kind) {
             Some(Kind::Pinned { flags: given }) => store(flags, *given),
             _ => Err(Code::INVALID_VALUE),
         }

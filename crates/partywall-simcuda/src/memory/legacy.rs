@@ -7,7 +7,7 @@ use crate::abi::{Code, DevicePtr, IpcHandle};
 use crate::context::Ctx;
 use crate::entry::{entry_points, store};
 use crate::ipc::{self, Payload};
-use crate::{capture, context, ledger, state};
+use crate::{capture, context, device, ledger, stream};
 
 /// A handle that this process has opened.
 pub(super) struct Opened {
@@ -32,7 +32,7 @@ fn payload(device: u8, offset: u64) -> Payload {
 /// Creates a handle of the allocation that contains the address.
 fn export(address: DevicePtr) -> Result<IpcHandle, Code> {
     context::current()?;
-    let memory = &mut state::lock().memory;
+    let memory = &mut *super::lock();
     let (base, region) = memory.region(address).ok_or(Code::INVALID_VALUE)?;
     let (Kind::Plain, Some(device)) = (&region.kind, region.device) else { return Err(Code::INVALID_VALUE) };
     if let Some(handle) = memory.exports.get(&base) {
@@ -40,7 +40,7 @@ fn export(address: DevicePtr) -> Result<IpcHandle, Code> {
     }
     let file = region.backing.file().expect("memory of a device is a file");
     let descriptor = file.try_clone_to_owned().map_err(|_| Code::OPERATING_SYSTEM)?;
-    let handle = ipc::serve(descriptor, payload(state::devices()[device].physical, region.offset))?;
+    let handle = ipc::serve(descriptor, payload(device::all()[device].physical, region.offset))?;
     memory.exports.insert(base, handle);
     Ok(handle)
 }
@@ -55,7 +55,7 @@ fn open(context: &Ctx, handle: IpcHandle) -> Result<DevicePtr, Code> {
         return Err(Code::INVALID_VALUE);
     }
     let inode = rustix::fs::fstat(&file).map_err(|_| Code::OPERATING_SYSTEM)?.st_ino;
-    let memory = &mut state::lock().memory;
+    let memory = &mut *super::lock();
     let mapped = memory.regions.iter().find(|(_, region)| match region.kind {
         Kind::Opened { inode: mapped, .. } => mapped == inode,
         _ => false,
@@ -68,7 +68,7 @@ fn open(context: &Ctx, handle: IpcHandle) -> Result<DevicePtr, Code> {
             if offset >= bytes {
                 return Err(Code::INVALID_VALUE);
             }
-            let device = state::devices().iter().position(|device| device.physical == payload[9]);
+            let device = device::all().iter().position(|device| device.physical == payload[9]);
             let address = memory.space.take(bytes, 0)?;
             let id = memory.number();
             let kind = Kind::Opened { by: context.device, inode };
@@ -113,8 +113,8 @@ entry_points! {
     fn cuIpcCloseMemHandle(pointer: DevicePtr) {
         let context = context::current()?;
         capture::unsafe_call()?;
-        context.synchronize()?;
-        state::lock().memory.close(pointer)
+        stream::synchronize(&context)?;
+        super::lock().close(pointer)
     }
 }
 

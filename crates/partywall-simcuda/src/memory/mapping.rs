@@ -8,7 +8,7 @@ use super::space::{self, GRANULE};
 use super::{Kind, Region, Tables};
 use crate::abi::{AllocationHandle, Code, DevicePtr, MemAccessDesc, MemLocation};
 use crate::entry::{entry_points, store};
-use crate::{capture, context, ledger, state};
+use crate::{capture, context, device, ledger};
 
 impl Tables {
     /// Returns the range of the reservation that contains the address.
@@ -80,7 +80,7 @@ impl Tables {
                 return Err(Code::INVALID_VALUE);
             }
             match location.kind {
-                ON_DEVICE => drop(state::device(location.id)?),
+                ON_DEVICE => drop(device::numbered(location.id)?),
                 // No CPU reaches memory of a device.
                 ON_HOST | ON_NODE if mappings.iter().any(|mapping| !self.on_node(*mapping)) => {
                     return Err(Code::NOT_SUPPORTED);
@@ -118,7 +118,7 @@ entry_points! {
         let bytes = bytes as u64;
         let aligned = bytes.is_multiple_of(GRANULE) && (alignment == 0 || alignment.is_power_of_two());
         if pointer.is_null() || bytes == 0 || !aligned || flags != 0 { return Err(Code::INVALID_VALUE); }
-        let memory = &mut state::lock().memory;
+        let memory = &mut *super::lock();
         let address = memory.space.take_at(hint, bytes, alignment as u64);
         let address = address.map_or_else(|| memory.space.take(bytes, alignment as u64), Ok)?;
         memory.reserved.insert(address, bytes);
@@ -127,7 +127,7 @@ entry_points! {
     }
     fn cuMemAddressFree(pointer: DevicePtr, bytes: usize) {
         context::healthy()?;
-        let memory = &mut state::lock().memory;
+        let memory = &mut *super::lock();
         let end = pointer.checked_add(bytes as u64).ok_or(Code::INVALID_VALUE)?;
         let whole = memory.reserved.get(&pointer).is_some_and(|reserved| *reserved == bytes as u64);
         if !whole || memory.regions.range(pointer..end).next().is_some() { return Err(Code::INVALID_VALUE); }
@@ -140,13 +140,13 @@ entry_points! {
         context::healthy()?;
         capture::unsafe_call()?;
         if flags != 0 { return Err(Code::INVALID_VALUE); }
-        state::lock().memory.map(pointer, bytes as u64, offset, handle)
+        super::lock().map(pointer, bytes as u64, offset, handle)
     }
     // Does not wait, so work that still uses the memory causes a fault; with a real driver it may or may not. Also
     // works after a fault (measured).
     fn cuMemUnmap(pointer: DevicePtr, bytes: usize) {
         capture::unsafe_call()?;
-        state::lock().memory.unmap(pointer, bytes as u64)
+        super::lock().unmap(pointer, bytes as u64)
     }
     fn cuMemSetAccess(pointer: DevicePtr, bytes: usize, access: *const MemAccessDesc, count: usize) {
         context::healthy()?;
@@ -154,16 +154,16 @@ entry_points! {
         if access.is_null() || count == 0 { return Err(Code::INVALID_VALUE); }
         // SAFETY: the caller's array by the C contract.
         let access = unsafe { std::slice::from_raw_parts(access, count) };
-        state::lock().memory.set_access(pointer, bytes as u64, access)
+        super::lock().set_access(pointer, bytes as u64, access)
     }
     fn cuMemGetAccess(flags: *mut u64, location: *const MemLocation, pointer: DevicePtr) {
         context::healthy()?;
         if location.is_null() { return Err(Code::INVALID_VALUE); }
         // SAFETY: the caller's struct by the C contract.
         let location = unsafe { location.read_unaligned() };
-        let device = if location.kind == ON_DEVICE { Some(state::device(location.id)?.0) } else { None };
-        let state = state::lock();
-        let Some(Kind::Mapped { access, cpu, .. }) = state.memory.region(pointer).map(|(_, region)| &region.kind) else {
+        let device = if location.kind == ON_DEVICE { Some(device::numbered(location.id)?.0) } else { None };
+        let memory = super::lock();
+        let Some(Kind::Mapped { access, cpu, .. }) = memory.region(pointer).map(|(_, region)| &region.kind) else {
             return Err(Code::INVALID_VALUE);
         };
         store(flags, device.map_or(*cpu, |device| access.get(&device).copied().unwrap_or(0)).into())

@@ -4,7 +4,6 @@
 //! devices and of NUMA nodes at addresses of [`Space`], other host memory at its own address.
 
 mod backing;
-pub(crate) mod budget;
 pub(crate) mod host;
 pub(crate) mod legacy;
 pub(crate) mod mapping;
@@ -16,19 +15,27 @@ mod space;
 
 use std::collections::BTreeMap;
 use std::slice;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 
 pub(crate) use backing::Backing;
+use partywall_os::lock::IgnorePoison;
 use physical::Physical;
 use space::Space;
 
 use crate::abi::{Code, DevicePtr, Handle, IpcHandle};
 use crate::context::Ctx;
-use crate::state;
+use crate::device;
 
-/// The memory of the process, behind the lock of [`state`].
-pub(crate) struct Tables {
+static TABLES: LazyLock<Mutex<Tables>> = LazyLock::new(|| Mutex::new(Tables::new(device::all().len())));
+
+/// Locks the memory of the process. Do not hold the lock while waiting for a stream.
+fn lock() -> MutexGuard<'static, Tables> {
+    TABLES.lock().ignore_poison()
+}
+
+/// The memory of the process.
+struct Tables {
     space: Space,
     /// The regions, by first address; they do not overlap.
     regions: BTreeMap<DevicePtr, Region>,
@@ -147,8 +154,8 @@ impl HostRange {
 /// `ILLEGAL_ADDRESS`: nothing is mapped at the address, or not for this device, or not for writing. If running work
 /// gets this error, it becomes a fault of the context ([`Ctx::fault`]).
 pub(crate) fn access(context: &Ctx, address: DevicePtr, bytes: usize, want: Want) -> Result<HostRange, Code> {
-    let state = state::lock();
-    let (start, region) = state.memory.region(address).ok_or(Code::ILLEGAL_ADDRESS)?;
+    let memory = lock();
+    let (start, region) = memory.region(address).ok_or(Code::ILLEGAL_ADDRESS)?;
     if !region.allows(context, want) {
         return Err(Code::ILLEGAL_ADDRESS);
     }
@@ -160,6 +167,11 @@ pub(crate) fn access(context: &Ctx, address: DevicePtr, bytes: usize, want: Want
         bytes: bytes.min((region.bytes - within) as usize),
         _keep: region.backing.clone(),
     })
+}
+
+/// Returns whether an address is one of a region.
+pub(crate) fn is_known(address: DevicePtr) -> bool {
+    lock().region(address).is_some()
 }
 
 impl Region {
@@ -181,7 +193,7 @@ impl Region {
 }
 
 impl Tables {
-    pub(crate) fn new(devices: usize) -> Self {
+    fn new(devices: usize) -> Self {
         Self {
             space: Space::reserve(),
             regions: BTreeMap::new(),
@@ -211,7 +223,7 @@ impl Tables {
 
 /// Frees the memory that ends with a context. It stays in the ledger, because the program did not release it.
 pub(crate) fn end_of_context(context: Handle) {
-    let memory = &mut state::lock().memory;
+    let memory = &mut *lock();
     let ends = |(address, region): (&DevicePtr, &Region)| {
         (region.context == context).then_some((*address, matches!(region.kind, Kind::Plain)))
     };

@@ -8,13 +8,13 @@ use std::ffi::c_void;
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd};
 use std::sync::Arc;
 
-use super::budget::{self, Budget};
 use super::space::GRANULE;
 use super::{Backing, Kind, Tables};
 use crate::abi::{AllocationHandle, Code, DevicePtr, MemAllocationProp, MemLocation};
-use crate::device::{Device, losses, losses_on_node};
+use crate::budget::{self, Budget};
+use crate::device::{self, Device, losses, losses_on_node};
 use crate::entry::{entry_points, store};
-use crate::{capture, context, ledger, state};
+use crate::{capture, context, ledger};
 
 /// Physical memory that handles and mappings refer to.
 pub(crate) struct Physical {
@@ -95,7 +95,7 @@ fn asked(properties: *const MemAllocationProp) -> Result<(Place, MemAllocationPr
     let properties = unsafe { properties.read_unaligned() };
     let MemLocation { kind, id } = properties.location;
     let place = match kind {
-        ON_DEVICE => state::device(id).map(|(ordinal, device)| Place::Device(ordinal, device))?,
+        ON_DEVICE => device::numbered(id).map(|(ordinal, device)| Place::Device(ordinal, device))?,
         ON_NODE => Place::Node(id),
         _ => return Err(Code::INVALID_VALUE),
     };
@@ -120,7 +120,7 @@ fn location_of(descriptor: BorrowedFd<'_>) -> Option<MemLocation> {
     }
     let (physical, before) = name.strip_prefix(OF_DEVICE)?.split_once(' ')?;
     let physical = physical.parse().ok()?;
-    let visible = state::devices().iter().position(|device| device.physical == physical);
+    let visible = device::all().iter().position(|device| device.physical == physical);
     let id = visible.map_or(-1, |ordinal| ordinal as i32);
     (before.parse() == Ok(losses(physical))).then_some(MemLocation { kind: ON_DEVICE, id })
 }
@@ -141,17 +141,17 @@ entry_points! {
         }
         let backing = Backing::create(place.budget()?, bytes, &place.file_name())?;
         let physical = Physical { backing, device: place.ordinal(), properties, imported: false };
-        store(handle, state::lock().memory.add_handle(Arc::new(physical)))
+        store(handle, super::lock().add_handle(Arc::new(physical)))
     }
     fn cuMemRelease(handle: AllocationHandle) {
         context::healthy()?;
-        state::lock().memory.handles.remove(&handle).ok_or(Code::INVALID_VALUE)?;
+        super::lock().handles.remove(&handle).ok_or(Code::INVALID_VALUE)?;
         ledger::remove(HANDLE, handle);
         Ok(())
     }
     fn cuMemExportToShareableHandle(shareable: *mut c_void, handle: AllocationHandle, kind: u32, flags: u64) {
         context::healthy()?;
-        let physical = state::lock().memory.physical(handle)?.clone();
+        let physical = super::lock().physical(handle)?.clone();
         let exportable = !physical.imported && physical.properties.requested_handle_types & kind != 0;
         if shareable.is_null() || kind != POSIX_FD || flags != 0 || !exportable { return Err(Code::INVALID_VALUE); }
         let file = physical.backing.file().expect("memory that was created is a file");
@@ -176,15 +176,15 @@ entry_points! {
         let properties =
             MemAllocationProp { kind: PINNED, requested_handle_types: POSIX_FD, location, ..Default::default() };
         let physical = Physical { backing, device, properties, imported: true };
-        store(handle, state::lock().memory.add_handle(Arc::new(physical)))
+        store(handle, super::lock().add_handle(Arc::new(physical)))
     }
     fn cuMemGetAllocationPropertiesFromHandle(properties: *mut MemAllocationProp, handle: AllocationHandle) {
         context::healthy()?;
-        store(properties, state::lock().memory.physical(handle)?.properties)
+        store(properties, super::lock().physical(handle)?.properties)
     }
     fn cuMemRetainAllocationHandle(handle: *mut AllocationHandle, address: *mut c_void) {
         context::healthy()?;
-        let memory = &mut state::lock().memory;
+        let memory = &mut *super::lock();
         let physical = match memory.region(address as DevicePtr).map(|(_, region)| &region.kind) {
             Some(Kind::Mapped { physical, .. }) if !handle.is_null() => physical.clone(),
             _ => return Err(Code::INVALID_VALUE),

@@ -10,7 +10,7 @@ use super::space::GRANULE;
 use super::{Backing, Kind, Region, Tables};
 use crate::abi::{Code, DevicePtr, Handle};
 use crate::entry::{entry_points, store};
-use crate::{capture, context, ipc, ledger, state};
+use crate::{capture, context, device, ipc, ledger, stream};
 
 /// A range of addresses that allocations of one owner share.
 pub(super) struct Block {
@@ -100,7 +100,7 @@ impl Tables {
 
     fn new_block(&mut self, bytes: u64, owner: &Owner) -> Result<DevicePtr, Code> {
         let bytes = bytes.checked_next_multiple_of(GRANULE).ok_or(Code::OUT_OF_MEMORY)?;
-        let budget = &state::devices()[owner.device].memory;
+        let budget = &device::all()[owner.device].memory;
         let backing = Backing::create(budget, bytes as usize, "simcuda memory")?;
         let address = self.space.take(bytes, 0)?;
         self.blocks.insert(address, Block { backing, owner: owner.sharing, used: BTreeMap::new() });
@@ -110,7 +110,7 @@ impl Tables {
 
 entry_points! {
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
-        let memory = &state::devices()[context::current()?.device].memory;
+        let memory = &device::all()[context::current()?.device].memory;
         store(free, memory.free() as usize)?;
         store(total, memory.total as usize)
     }
@@ -120,7 +120,7 @@ entry_points! {
         if pointer.is_null() { return Err(Code::INVALID_VALUE); }
         let owner =
             Owner { kind: Kind::Plain, device: context.device, context: context.handle, sharing: context.handle };
-        let address = state::lock().memory.allocate(bytes as u64, owner)?;
+        let address = super::lock().allocate(bytes as u64, owner)?;
         ledger::record(ALLOCATION, address, bytes as u64);
         store(pointer, address)
     }
@@ -128,25 +128,25 @@ entry_points! {
     fn cuMemFree_v2(pointer: DevicePtr) {
         let context = context::current()?;
         capture::unsafe_call()?;
-        let freeable = |state: &state::State| {
-            let region = state.memory.regions.get(&pointer).ok_or(Code::INVALID_VALUE)?;
+        let freeable = |memory: &Tables| {
+            let region = memory.regions.get(&pointer).ok_or(Code::INVALID_VALUE)?;
             let kind = match region.kind {
                 Kind::Plain => ALLOCATION,
                 Kind::Pool { .. } => super::pool::POOL_ALLOCATION,
                 Kind::Managed => super::host::MANAGED,
                 _ => return Err(Code::INVALID_VALUE),
             };
-            Ok((kind, state.contexts.find(region.context).cloned()))
+            Ok((kind, context::all().find(region.context).cloned()))
         };
-        let (_, owner) = freeable(&state::lock())?;
-        owner.as_ref().unwrap_or(&context).synchronize()?;
-        let mut state = state::lock();
+        let (_, owner) = freeable(&super::lock())?;
+        stream::synchronize(owner.as_ref().unwrap_or(&context))?;
+        let mut memory = super::lock();
         // Another thread may have freed it meanwhile.
-        let (kind, _) = freeable(&state)?;
+        let (kind, _) = freeable(&memory)?;
         if kind == super::host::MANAGED {
-            state.memory.regions.remove(&pointer);
+            memory.regions.remove(&pointer);
         } else {
-            state.memory.free(pointer);
+            memory.free(pointer);
         }
         ledger::remove(kind, pointer);
         Ok(())

@@ -4,8 +4,8 @@ use std::ffi::{c_int, c_void};
 
 use super::{Kind, Region};
 use crate::abi::{Code, DevicePtr};
+use crate::context;
 use crate::entry::{entry_points, store};
-use crate::{context, state};
 
 /// A value with the size that the driver writes.
 enum Value {
@@ -84,8 +84,8 @@ fn nothing(which: u32) -> Value {
 }
 
 fn of_pointer(which: u32, pointer: DevicePtr) -> Result<Value, Code> {
-    let state = state::lock();
-    let (base, region) = state.memory.region(pointer).ok_or(Code::INVALID_VALUE)?;
+    let memory = super::lock();
+    let (base, region) = memory.region(pointer).ok_or(Code::INVALID_VALUE)?;
     attribute(which, pointer, base, region)
 }
 
@@ -108,8 +108,8 @@ entry_points! {
     }
     fn cuMemGetAddressRange_v2(base: *mut DevicePtr, bytes: *mut usize, pointer: DevicePtr) {
         context::current()?;
-        let state = state::lock();
-        let (start, region) = state.memory.region(pointer).ok_or(Code::NOT_FOUND)?;
+        let memory = super::lock();
+        let (start, region) = memory.region(pointer).ok_or(Code::NOT_FOUND)?;
         if !base.is_null() { store(base, start)?; }
         if bytes.is_null() { Ok(()) } else { store(bytes, region.bytes as usize) }
     }

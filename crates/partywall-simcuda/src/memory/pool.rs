@@ -9,7 +9,7 @@ use super::plain::Owner;
 use super::{Kind, Tables};
 use crate::abi::{Code, DevicePtr, Handle, MemLocation, RawDevice};
 use crate::entry::{entry_points, store};
-use crate::{context, ledger, state, stream};
+use crate::{context, device, ledger, stream};
 
 /// `CUmemPoolProps`, as far as it is read.
 #[repr(C)]
@@ -82,7 +82,7 @@ fn allocate(pointer: *mut DevicePtr, bytes: usize, pool: Option<Handle>, handle:
         return Err(Code::INVALID_VALUE);
     }
     let pool = pool.unwrap_or_else(|| default_of(stream.context().device));
-    let address = state::lock().memory.allocate_from(pool, bytes as u64, handle)?;
+    let address = super::lock().allocate_from(pool, bytes as u64, handle)?;
     ledger::record(POOL_ALLOCATION, address, bytes as u64);
     store(pointer, address)
 }
@@ -94,7 +94,7 @@ fn number(memory: &Tables, address: DevicePtr) -> Option<u64> {
 
 entry_points! {
     fn cuDeviceGetDefaultMemPool(pool: *mut Handle, device: RawDevice) {
-        store(pool, default_of(state::device(device)?.0))
+        store(pool, default_of(device::numbered(device)?.0))
     }
     fn cuMemAllocAsync(pointer: *mut DevicePtr, bytes: usize, stream: Handle) { allocate(pointer, bytes, None, stream) }
     fn cuMemAllocFromPoolAsync(pointer: *mut DevicePtr, bytes: usize, pool: Handle, stream: Handle) {
@@ -103,9 +103,9 @@ entry_points! {
     fn cuMemFreeAsync(pointer: DevicePtr, stream: Handle) {
         let handle = stream;
         let stream = stream::find(handle)?;
-        let id = number(&state::lock().memory, pointer).ok_or(Code::INVALID_VALUE)?;
+        let id = number(&super::lock(), pointer).ok_or(Code::INVALID_VALUE)?;
         stream.submit(move |_| {
-            let memory = &mut state::lock().memory;
+            let memory = &mut *super::lock();
             memory.freed.retain(|freed| freed.id != id);
             // Another stream may have freed it as well, or this one has allocated it again.
             if number(memory, pointer) == Some(id) {
@@ -113,7 +113,7 @@ entry_points! {
             }
             Ok(())
         })?;
-        let memory = &mut state::lock().memory;
+        let memory = &mut *super::lock();
         // The stream may have come so far.
         if number(memory, pointer) == Some(id) {
             memory.freed.push(Freed { stream: handle, address: pointer, id });
@@ -122,7 +122,7 @@ entry_points! {
         Ok(())
     }
     fn cuDeviceGetMemPool(pool: *mut Handle, device: RawDevice) {
-        store(pool, default_of(state::device(device)?.0))
+        store(pool, default_of(device::numbered(device)?.0))
     }
     fn cuMemPoolCreate(pool: *mut Handle, properties: *const MemPoolProps) {
         context::healthy()?;
@@ -131,8 +131,8 @@ entry_points! {
         let properties = unsafe { properties.read_unaligned() };
         let on_device = properties.kind == 1 && properties.location.kind == super::physical::ON_DEVICE;
         if !on_device || properties.handle_types & !1 != 0 { return Err(Code::INVALID_VALUE); }
-        let (device, _) = state::device(properties.location.id)?;
-        let memory = &mut state::lock().memory;
+        let (device, _) = device::numbered(properties.location.id)?;
+        let memory = &mut *super::lock();
         let handle = FIRST_MADE + memory.number() as Handle;
         memory.pools.insert(handle, Pool { device, handle_types: properties.handle_types });
         ledger::record(POOL, handle as u64, 0);
@@ -142,7 +142,7 @@ entry_points! {
     fn cuMemPoolDestroy(pool: Handle) {
         context::healthy()?;
         if pool < FIRST_MADE { return Err(Code::INVALID_VALUE); }
-        state::lock().memory.pools.remove(&pool).ok_or(Code::INVALID_VALUE)?;
+        super::lock().pools.remove(&pool).ok_or(Code::INVALID_VALUE)?;
         ledger::remove(POOL, pool as u64);
         Ok(())
     }

@@ -7,9 +7,9 @@ use super::{SharedWords, answer, begin, is_done, must, never, new_stream, role, 
 use crate::abi::{Code, Handle, IpcHandle};
 use crate::event::{
     cuEventCreate, cuEventDestroy_v2, cuEventQuery, cuEventRecord, cuIpcGetEventHandle, cuIpcOpenEventHandle,
+    cuStreamWaitEvent,
 };
 use crate::memop::cuStreamWaitValue64_v2;
-use crate::stream::cuStreamWaitEvent;
 
 /// Flags of an interprocess event, without timing.
 const SHARED: u32 = 4 | 2;

@@ -6,10 +6,10 @@ use super::peer::in_a_process;
 use super::process::create;
 use super::{SharedWords, answer, begin, device_memory, is_done, kernel, launch, must, new_stream, synchronize};
 use crate::abi::Code;
-use crate::context::{cuCtxSynchronize, cuDevicePrimaryCtxRelease_v2};
 use crate::copy::cuMemsetD8_v2;
 use crate::event::{cuEventCreate, cuEventQuery, cuEventRecord};
 use crate::memop::cuStreamWaitValue64_v2;
+use crate::primary::{cuCtxSynchronize, cuDevicePrimaryCtxRelease_v2};
 use crate::stream::{cuStreamQuery, cuStreamSynchronize};
 
 #[test]

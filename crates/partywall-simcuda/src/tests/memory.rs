@@ -13,9 +13,7 @@ use super::{
     SharedWords, answer, begin, context_handle, device_memory, make_current, must, new_stream, pinned, synchronize,
 };
 use crate::abi::{Code, DevicePtr, MemAccessDesc, MemLocation};
-use crate::context::{
-    self, cuCtxEnablePeerAccess, cuCtxSynchronize, cuDevicePrimaryCtxRelease_v2, cuDevicePrimaryCtxRetain,
-};
+use crate::context::{self, cuCtxEnablePeerAccess};
 use crate::memop::cuStreamWaitValue64_v2;
 use crate::memory::host::{
     cuMemAllocManaged, cuMemFreeHost, cuMemHostGetFlags, cuMemHostRegister_v2, cuMemHostUnregister,
@@ -31,6 +29,7 @@ use crate::memory::plain::{cuMemAlloc_v2, cuMemFree_v2};
 use crate::memory::pointer::{cuMemGetAddressRange_v2, cuPointerGetAttribute, cuPointerGetAttributes};
 use crate::memory::pool::{cuMemAllocAsync, cuMemFreeAsync};
 use crate::memory::{Want, access};
+use crate::primary::{cuCtxSynchronize, cuDevicePrimaryCtxRelease_v2, cuDevicePrimaryCtxRetain};
 
 pub(super) const GRANULE: usize = 2 << 20;
 pub(super) const READ: u32 = 1;

@@ -8,13 +8,13 @@ use super::memory::{READ, map};
 use super::peer::{hear, heard, in_a_process, say, start};
 use super::{answer, begin, device_memory, must, new_stream, role};
 use crate::abi::{Code, MemAllocationProp};
-use crate::context::{cuCtxSynchronize, cuDevicePrimaryCtxRelease_v2};
 use crate::copy::cuMemsetD8Async;
 use crate::device::{
     cuDeviceGet, cuDeviceGetCount, cuDeviceGetName, cuDeviceGetUuid_v2, cuGetErrorName, cuGetErrorString, cuInit,
 };
 use crate::memory::physical::{cuMemCreate, cuMemExportToShareableHandle, cuMemRelease};
 use crate::memory::plain::{cuMemAlloc_v2, cuMemFree_v2, cuMemGetInfo_v2};
+use crate::primary::{cuCtxSynchronize, cuDevicePrimaryCtxRelease_v2};
 
 const MIB: usize = 1 << 20;
 

@@ -12,12 +12,16 @@ use super::{
 use crate::abi::{Code, Handle};
 use crate::capture::cuThreadExchangeStreamCaptureMode;
 use crate::capture::{cuStreamBeginCapture_v2, cuStreamEndCapture, cuStreamIsCapturing};
-use crate::context::{cuCtxGetDevice, cuCtxSynchronize};
+use crate::context::cuCtxGetDevice;
 use crate::copy::{cuMemcpyDtoHAsync_v2, cuMemcpyHtoDAsync_v2, cuMemsetD8Async, cuMemsetD32_v2};
-use crate::event::{cuEventCreate, cuEventElapsedTime, cuEventQuery, cuEventRecord, cuEventSynchronize};
+use crate::event::{
+    cuEventCreate, cuEventElapsedTime, cuEventQuery, cuEventRecord, cuEventSynchronize, cuStreamWaitEvent,
+};
 use crate::graph::cuGraphDestroy;
 use crate::memop::{cuStreamWaitValue32, cuStreamWaitValue64_v2, cuStreamWriteValue64_v2};
-use crate::stream::{cuLaunchHostFunc, cuStreamCreate, cuStreamDestroy_v2, cuStreamWaitEvent};
+use crate::module::cuLaunchHostFunc;
+use crate::primary::cuCtxSynchronize;
+use crate::stream::{cuStreamCreate, cuStreamDestroy_v2};
 
 /// One stream writes a byte and another copies it out. Returns how often the copy was too early.
 fn stale_copies(rounds: u8, writer: Handle, reader: Handle, event: Option<Handle>) -> u32 {
