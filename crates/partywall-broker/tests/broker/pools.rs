@@ -160,13 +160,13 @@ fn blocks_return_with_last_lease_goodbye_and_death() {
         let (first, _) = open(&mut user, "p").unwrap();
         let (second, _) = open(&mut user, "p").unwrap();
         let held = hold(&pool, row);
-        assert!(pool.offer(&hold(&pool, row)));
+        pool.offer(&hold(&pool, row)).unwrap();
         assert_eq!(user.ask(Call::Release { lease: first.lease }), Ok(Answer::Done));
         user.ask(Call::Ping).unwrap();
         assert_eq!(pool.holders(), [(row, 2)]);
         assert_eq!(user.ask(Call::Release { lease: second.lease }), Ok(Answer::Done));
         user.ask(Call::Ping).unwrap();
-        assert!(pool.audit().is_idle() && !pool.free(&held), "{:?}", pool.audit());
+        assert!(pool.audit().is_idle() && pool.free(&held).is_err(), "{:?}", pool.audit());
 
         open(&mut user, "p").unwrap();
         let _held = hold(&pool, row);
@@ -226,7 +226,7 @@ fn process_that_blocks_others_is_listed_and_stops_when_evicted() {
             header: b"",
         };
         let published = topic.publish(&pool, publisher, &held, &message);
-        published.inspect_err(|_| assert!(pool.free(&held)))
+        published.inspect_err(|_| assert!(pool.free(&held).is_ok()))
     };
     assert_eq!((publish(&mut publisher), publish(&mut publisher)), (Ok(0), Ok(1)));
     let Err(Unpublished::Blocked { id, row }) = publish(&mut publisher) else {
@@ -325,7 +325,7 @@ fn listings_count_the_blocks_of_each_process() {
     open(&mut two, "p").unwrap();
     let pool = Pool::map(&words[0]).unwrap();
     let _held = hold(&pool, one.welcome.row);
-    assert!((0..2).all(|_| pool.offer(&hold(&pool, two.welcome.row))));
+    assert!((0..2).all(|_| pool.offer(&hold(&pool, two.welcome.row)).is_ok()));
     let info = inspect(&mut one, "p");
     let counts = BlockCounts { free: 1, held: 1, offered: 2, ..BlockCounts::default() };
     assert_eq!(info.control, Some(ControlInfo { blocks: counts, topic: None, queue: None }));

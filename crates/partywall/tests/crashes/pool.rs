@@ -33,22 +33,22 @@ pub(crate) fn play(role: &str, memory: File) {
     if let Some(generation) = role.strip_prefix(TAKES_OVER) {
         crash::arm();
         let held = pool.accept(CRASHING, 0, generation.parse().unwrap()).unwrap();
-        assert!(pool.free(&held));
+        pool.free(&held).unwrap();
         return crash::disarm();
     }
     match role {
         "takes a block and offers it" => {
             crash::arm();
             let held = pool.try_take(CRASHING).unwrap();
-            assert!(pool.offer(&held));
+            pool.offer(&held).unwrap();
         }
         "takes back what it has offered" => {
             let held = pool.try_take(CRASHING).unwrap();
             crash::arm();
-            assert!(pool.offer(&held));
+            pool.offer(&held).unwrap();
             // The test may have been quicker.
             if let Some(held) = pool.accept(CRASHING, held.index(), held.generation()) {
-                assert!(pool.free(&held));
+                pool.free(&held).unwrap();
             }
         }
         "takes for another what that one does not take" => {
@@ -81,7 +81,7 @@ fn start(what: &str, blocks: u32) -> (std::process::Command, OwnedFd, Pool) {
 /// The generation of the next block that is taken from an unused pool.
 fn next_generation(pool: &Pool) -> u64 {
     let held = pool.try_take(OURS).unwrap();
-    assert!(pool.free(&held));
+    pool.free(&held).unwrap();
     held.generation() + 1
 }
 
@@ -113,7 +113,7 @@ fn crash_in_offer_loses_no_block() {
             // A paused process has continued and offered the block by now, unless the block was accepted before.
             let taken = taken.or_else(|| (!is_dead).then(|| pool.accept(OURS, 0, generation).expect("it is offered")));
             assert_eq!(pool.recover(|row| row == CRASHING), taken.is_none() as u32, "{what}");
-            taken.iter().for_each(|held| assert!(pool.free(held), "{what}"));
+            taken.iter().for_each(|held| assert!(pool.free(held).is_ok(), "{what}"));
             other.finish();
             assert_eq!(pool.audit(), idle(&pool), "{what}");
         },
@@ -128,7 +128,7 @@ fn crash_in_accept_loses_no_block() {
             let memory = Pool::create(1).unwrap();
             let pool = Pool::map(&memory).unwrap();
             let held = pool.try_take(OURS).unwrap();
-            assert!(pool.offer(&held));
+            pool.offer(&held).unwrap();
             let command = super::role(&format!("pool {TAKES_OVER}{}", held.generation()), &memory);
             (command, (memory, pool, held.generation()))
         },
@@ -163,7 +163,7 @@ fn crash_in_withdrawal_of_an_offer_loses_no_block() {
             if crashed.is_dead_in_the_end() {
                 pool.recover(|row| row == CRASHING);
             }
-            taken.iter().for_each(|held| assert!(pool.free(held), "{what}"));
+            taken.iter().for_each(|held| assert!(pool.free(held).is_ok(), "{what}"));
             other.finish();
             assert_eq!(pool.audit(), idle(&pool), "{what}");
         },
@@ -178,7 +178,7 @@ fn crash_in_reclaim_of_offered_blocks_loses_no_block() {
         || {
             let (command, memory, pool) = start("is the broker", 2);
             let [held, offered] = [(); 2].map(|()| pool.try_take(DEAD).unwrap());
-            assert!(pool.offer(&offered));
+            pool.offer(&offered).unwrap();
             let other = taker(&memory, true);
             (command, (memory, pool, held, offered, other))
         },
@@ -186,14 +186,14 @@ fn crash_in_reclaim_of_offered_blocks_loses_no_block() {
             crashed.is_dead_in_the_end();
             pool.recover(|row| row == DEAD);
             other.finish();
-            assert!(!pool.free(&held), "it was taken back");
+            assert!(pool.free(&held).is_err(), "it was taken back");
             assert_eq!(pool.accept(OURS, offered.index(), offered.generation()), None, "it is stale");
             // A block may have been handed to the process that holds the other one: any process that looks for a block
             // takes it.
             let end = pool.audit();
             assert_eq!((end.free + end.stale, end.waiting, end.granted, end.invalid), (2, 0, 0, 0), "{end:?}");
             let all = [(); 2].map(|()| pool.try_take(OURS).expect("all blocks are available"));
-            all.iter().for_each(|held| assert!(pool.free(held)));
+            all.iter().for_each(|held| assert!(pool.free(held).is_ok()));
             assert_eq!(pool.audit(), idle(&pool));
         },
     );
@@ -213,7 +213,7 @@ fn crash_in_take_of_a_granted_block_loses_no_block() {
             std::mem::forget(stopped);
             let other = taker(&memory, false);
             eventually("another waits behind it", || pool.audit().waiting == 2);
-            assert!(pool.free(&held));
+            pool.free(&held).unwrap();
             (command, (memory, pool, other))
         },
         |crashed, (_memory, pool, other)| {

@@ -96,7 +96,7 @@ impl World {
     fn work(&self, row: u16) {
         while let Some((claimed, output)) = self.claim(row) {
             if self.queue.complete(self.pools(), &claimed, Some(output_of(&output)), Views::None).is_err() {
-                assert!(self.outputs.free(&output));
+                self.outputs.free(&output).unwrap();
             }
         }
     }
@@ -109,7 +109,7 @@ impl World {
                 Ok(()) => completed.push(claimed),
                 Err(_) => {
                     self.queue.drain(self.pools(), &claimed);
-                    assert!(self.outputs.free(&output));
+                    self.outputs.free(&output).unwrap();
                 }
             }
         }
@@ -121,10 +121,11 @@ impl World {
         let number = self.number(id)?;
         let taken = self.queue.take(self.pools(), row, id).ok()?;
         if let Some(output) = &taken.output {
-            assert!(match taken.viewed {
+            match taken.viewed {
                 true => self.queue.release_output(self.pools(), id, taken.attempt, output),
                 false => self.outputs.free(output),
-            });
+            }
+            .unwrap();
         }
         Some(number)
     }
@@ -199,7 +200,7 @@ pub(crate) fn play(role: &str, queue: File) {
                 let enqueued =
                     queue.enqueue(&claimed, Some(output_of(&output)), StreamPoint { lane: 0, cell, value: 1 });
                 if enqueued.and_then(|()| queue.finish(pools, &claimed, Some(&output), Views::None)).is_err() {
-                    assert!(world.outputs.free(&output));
+                    world.outputs.free(&output).unwrap();
                 }
             }
         }
@@ -211,7 +212,7 @@ pub(crate) fn play(role: &str, queue: File) {
                 if !drained {
                     queue.drain(pools, &claimed);
                 }
-                assert!(world.outputs.free(&output));
+                world.outputs.free(&output).unwrap();
             }
         }
         "takes results" => {
@@ -454,7 +455,7 @@ fn crash_in_retry_loses_no_task() {
         for _ in 0..5 * TASKS {
             let (claimed, output) = world.claim(OURS).unwrap();
             world.queue.fail(world.pools(), &claimed, Reason::Failed, "", true).unwrap();
-            assert!(world.outputs.free(&output));
+            world.outputs.free(&output).unwrap();
         }
     };
     let points =
@@ -469,7 +470,7 @@ fn crash_in_tend_loses_no_task() {
         submit(world);
         for _ in 0..2 {
             let (claimed, output) = world.claim(DEAD).unwrap();
-            assert!(world.outputs.free(&output));
+            world.outputs.free(&output).unwrap();
             world.queue.extend(&claimed, 0).unwrap();
         }
     };

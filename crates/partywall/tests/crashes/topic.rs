@@ -116,7 +116,7 @@ impl World {
                     self.topic.sleep_for_space(seen, Duration::from_millis(20));
                 }
                 Err(Unpublished::Detached) => {
-                    assert!(self.pool.free(&held));
+                    self.pool.free(&held).unwrap();
                     return None;
                 }
             }
