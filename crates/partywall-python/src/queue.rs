@@ -6,10 +6,9 @@ use partywall::{Error, Place, QueueOptions, TaskStatus, Unsubmitted, Wait, WhenS
 use pyo3::prelude::*;
 
 use crate::{
-    arguments::{Attempts, Bytes, Cancels, Count, Kind, Name, Needs, Places, QueueBlocks, Room},
+    arguments::{Attempts, Bytes, Cancels, Connection, Count, Kind, Name, Needs, Places, QueueBlocks, Room},
     attachment::{Attachment, Given},
     build::named_place,
-    domain::Domain,
     errors::{Raise, closed, input_twice},
     handle::{Closing, Handle},
     members::Withdrawal,
@@ -42,24 +41,28 @@ value! {
     }
 }
 
-/// An open queue.
-#[pyclass(frozen, module = "partywall._native")]
+/// The compiled part of `partywall.Queue`.
+#[pyclass(frozen, subclass, module = "partywall._native")]
 pub(crate) struct Queue {
     inner: Handle<Arc<partywall::Queue>>,
     /// Ends the waits of tickets, too.
     closing: Closing,
+    /// The name.
     #[pyo3(get)]
     name: String,
+    /// The version. A queue that is removed and created again has another one.
     #[pyo3(get)]
     version: u64,
+    /// How many tasks and results fit into the queue.
     #[pyo3(get)]
     capacity: u32,
-    #[pyo3(get)]
-    input_bytes: u64,
+    /// Bytes of each output block.
     #[pyo3(get)]
     output_bytes: u64,
+    /// Seconds that an attempt may take unless the worker extends it; `None` if attempts have no time limit.
     #[pyo3(get)]
     lease: Option<f64>,
+    /// `host`, the UUID of the GPU that has the blocks, or `pinned:N`.
     #[pyo3(get)]
     place: String,
 }
@@ -202,11 +205,11 @@ impl Queue {
 #[pymethods]
 impl Queue {
     /// Opens a queue. If numbers are given, creates it if it does not exist.
-    #[staticmethod]
+    #[new]
     #[pyo3(signature = (domain, name, tasks, inputs, outputs, lease, device, access, *, kept, shared, timeout))]
-    fn open(
+    fn new(
         py: Python<'_>,
-        domain: &Domain,
+        domain: Connection<'_>,
         name: Name,
         tasks: Option<Places>,
         inputs: Option<(QueueBlocks, Count)>,
@@ -241,17 +244,16 @@ impl Queue {
         let name = queue.name().to_owned();
         let version = queue.version();
         let capacity = queue.capacity();
-        let input_bytes = queue.input_bytes();
         let output_bytes = queue.output_bytes();
         let lease = queue.lease().map(|lease| lease.as_secs_f64());
         let place = queue.place().to_string();
         let inner = Handle::new("queue", Arc::new(queue));
         let closing = Closing::new("queue");
-        Ok(Self { inner, closing, name, version, capacity, input_bytes, output_bytes, lease, place })
+        Ok(Self { inner, closing, name, version, capacity, output_bytes, lease, place })
     }
 
     /// Submits a task. With a stream, that stream completes the inputs. Blocks of a refused task stay the caller's.
-    fn submit(
+    fn _submit(
         &self,
         py: Python<'_>,
         kind: Kind,
@@ -294,7 +296,7 @@ impl Queue {
     }
 
     /// Submits tasks and wakes workers once. Returns the tickets of submitted tasks, and the error that ended the call.
-    fn submit_all(
+    fn _submit_all(
         &self,
         py: Python<'_>,
         tasks: Vec<Request<'_>>,
@@ -307,7 +309,12 @@ impl Queue {
         Ok((tickets, error.map(|error| error.into_value(py).into_any())))
     }
 
-    /// Claims a task, and waits for one.
+    /// Claims the oldest task. Waits for a task up to `timeout` seconds, or for ever.
+    ///
+    /// Raises `OutputsFull` if there are tasks, but results that were not taken occupy all output blocks. If arrays of
+    /// ended tasks of this process keep all of them, raises it without waiting for the timeout; if they keep all slots
+    /// or input blocks, `StillUsed`.
+    #[pyo3(signature = (timeout = None))]
     fn claim(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<ClaimedTask> {
         let queue = self.inner.get(py)?;
         let timeout = wait::timeout(timeout)?;
@@ -320,19 +327,28 @@ impl Queue {
     }
 
     /// Claims up to `most` tasks, and waits for the first.
-    fn claim_all(&self, py: Python<'_>, most: usize, timeout: Option<f64>) -> PyResult<Vec<ClaimedTask>> {
+    fn _claim_all(&self, py: Python<'_>, most: usize, timeout: Option<f64>) -> PyResult<Vec<ClaimedTask>> {
         let queue = self.inner.get(py)?;
         let timeout = wait::timeout(timeout)?;
         let tasks = self.inner.for_turn(py, timeout, |wait| queue.claim_all(most, wait))?;
         Ok(tasks.into_iter().map(|task| ClaimedTask::new(queue.clone(), task)).collect())
     }
 
-    /// Iterates over claimed tasks, until none comes within the timeout.
+    /// Claims one task after another. Waits for each up to `timeout` seconds, or for ever; ends when none comes in time.
+    ///
+    ///     for task in queue.claims():
+    ///         ...                             # the end of the body completes the task
+    ///
+    /// Requesting the next task completes the one before, unless it is already completed or failed. An exception that
+    /// leaves the body of the loop fails the task, with its text as the reason. After `break` or `return` the caller
+    /// still has the task: complete it, or it goes to another worker when it is dropped. Each thread calls `claims` for
+    /// itself.
+    #[pyo3(signature = (timeout = None))]
     fn claims(slf: Py<Self>, timeout: Option<f64>) -> Claims {
         Claims::new(slf, timeout)
     }
 
-    /// The ticket of a task that any process has submitted.
+    /// Returns the ticket of a task that any process has submitted.
     fn ticket(&self, py: Python<'_>, task: &str) -> PyResult<Ticket> {
         let queue = self.inner.get(py)?;
         let ticket = task.parse().and_then(|task| queue.ticket(&task)).or_raise(py)?;
@@ -340,19 +356,22 @@ impl Queue {
     }
 
     /// Has the queue hold a segment, so that tasks can name parts of it.
-    fn attach(&self, py: Python<'_>, segment: &Segment) -> PyResult<Attachment> {
+    fn _attach(&self, py: Python<'_>, segment: &Segment) -> PyResult<Attachment> {
         let queue = self.inner.get(py)?;
         segment.with(py, |_, segment| Attachment::new(&queue, segment))
     }
 
-    /// As `attach`, of a name or `NAME@V`.
-    fn attach_name(&self, py: Python<'_>, name: Name) -> PyResult<Attachment> {
+    /// As `_attach`, of a name or `NAME@V`.
+    fn _attach_name(&self, py: Python<'_>, name: Name) -> PyResult<Attachment> {
         let queue = self.inner.get(py)?;
         let attach = || Attachment::new(&queue, &queue.domain().opener(&name.0).open()?);
         py.detach(attach).or_raise(py)
     }
 
-    /// Ends an attachment, once no task names it.
+    /// Ends an attachment once no task names it. Waits up to `timeout` seconds, or for ever; then raises `SegmentInUse`.
+    ///
+    /// Dead letters also name it. Raises `NotAttached` if it was already detached.
+    #[pyo3(signature = (attachment, timeout = None))]
     fn detach(&self, py: Python<'_>, attachment: &Attachment, timeout: Option<f64>) -> PyResult<()> {
         let queue = self.inner.get(py)?;
         let attachment = attachment.attachment(py)?;
@@ -360,20 +379,22 @@ impl Queue {
         self.inner.for_turn(py, timeout, |wait| queue.detach(&attachment, wait))
     }
 
-    /// Makes a dead letter pending again.
+    /// Makes a dead letter pending again, with as many attempts as it was submitted with, up to 255 in all.
+    ///
+    /// Raises `WrongTaskState` for other tasks, and for one that had 255 attempts.
     fn retry(&self, py: Python<'_>, task: &str) -> PyResult<()> {
         let queue = self.inner.get(py)?;
         task.parse().and_then(|task| queue.retry(&task)).or_raise(py)
     }
 
-    /// Drops a result or a dead letter.
+    /// Drops a result that was not taken, or a dead letter. Raises `WrongTaskState` for other tasks.
     fn purge(&self, py: Python<'_>, task: &str) -> PyResult<()> {
         let queue = self.inner.get(py)?;
         task.parse().and_then(|task| queue.purge(&task)).or_raise(py)
     }
 
     /// Lists the tasks in the queue.
-    fn tasks(&self, py: Python<'_>, most: usize, status: Option<&str>) -> PyResult<Vec<TaskInfo>> {
+    fn _tasks(&self, py: Python<'_>, most: usize, status: Option<&str>) -> PyResult<Vec<TaskInfo>> {
         let queue = self.inner.get(py)?;
         let is_asked = |of: TaskStatus| status.is_none_or(|status| of.name() == status);
         let tasks = py.detach(|| queue.tasks(most, is_asked));
@@ -393,7 +414,7 @@ impl Queue {
         Ok(tasks.into_iter().map(row).collect())
     }
 
-    /// Counts the tasks, blocks and segments of the queue.
+    /// Counts what is in the queue.
     fn stats(&self, py: Python<'_>) -> PyResult<QueueStats> {
         let queue = self.inner.get(py)?;
         let s = py.detach(|| queue.stats());
@@ -412,18 +433,23 @@ impl Queue {
         })
     }
 
-    /// Waits until the queue is removed. Returns the notice as for a segment.
+    /// Waits up to `timeout` seconds, or for ever, until the name is removed or its owner ends.
+    ///
+    /// A newer version does not end the wait. Returns the withdrawal if this process has a deadline to drop the object.
+    #[pyo3(signature = (timeout = None))]
     fn wait_withdrawn(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Withdrawal>> {
         let notice = self.inner.wait(py, timeout, |queue, slice| queue.wait_withdrawn(slice))?;
         Ok(notice.map(Withdrawal::from))
     }
 
-    /// Raises if the queue is stale.
+    /// Raises `Withdrawn` once the deadline of a withdrawal with `then="stale"` has passed.
+    ///
+    /// Raises `DeviceLost` once the GPU has lost the memory.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         self.inner.get(py)?.check().or_raise(py)
     }
 
-    /// Whether `close` was called.
+    /// Whether it is closed.
     #[getter]
     fn closed(&self) -> bool {
         self.inner.is_closed()

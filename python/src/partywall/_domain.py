@@ -427,8 +427,8 @@ class Domain(Handle[_native.Domain]):
 
         `device`, `access`, `kept`, `shared` and `timeout` are as for `pool`.
         """
-        native = _native.Queue.open(
-            self._native,
+        return Queue(
+            self,
             name,
             tasks,
             _blocks(name, "inputs", inputs),
@@ -440,7 +440,6 @@ class Domain(Handle[_native.Domain]):
             shared=shared,
             timeout=timeout,
         )
-        return Queue(self, native)
 
     def topic(
         self,

@@ -4,7 +4,7 @@ import asyncio
 import operator
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeAlias
 from weakref import WeakKeyDictionary
@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 from partywall import _arrays, _native, _streams
 from partywall._arrays import Shape
 from partywall._errors import BadTask, Error, TimeoutError
-from partywall._handle import Named
+from partywall._handle import Connected
 from partywall._native import Attachment, Block, ClaimedTask, SegmentPart, TaskResult, Ticket
 from partywall._pool import BlockPart, Pool
 from partywall._segment import Segment
@@ -97,7 +97,7 @@ class Task:
     """Whether the task and its result are kept or cancelled when this process dies."""
 
 
-class Queue(Named[_native.Queue]):
+class Queue(Connected, _native.Queue):
     """A named queue of tasks; `Domain.queue` returns one.
 
         ticket = queue.submit("sqrt", [numbers], output=(numbers.shape, numbers.dtype))   # one process
@@ -108,9 +108,9 @@ class Queue(Named[_native.Queue]):
     worker. Each task has one result, which is taken once. Threads may share a handle.
     """
 
-    def __init__(self, domain: "Domain", native: _native.Queue) -> None:
-        super().__init__(domain, native)
-        self._inputs = Pool(domain, native.name, queue=native)
+    def __init__(self, domain: "Domain", *_: Any, **__: Any) -> None:
+        super().__init__(domain)
+        self._inputs = Pool(domain, self.name, queue=self)
 
     def close(self) -> None:
         """Closes the handle, and ends the waits of this process that use it, those of its tickets included.
@@ -121,31 +121,6 @@ class Queue(Named[_native.Queue]):
         if hasattr(self, "_inputs"):
             self._inputs.close()
         super().close()
-
-    @property
-    def version(self) -> int:
-        """The version. A queue that is removed and created again has another one."""
-        return self._native.version
-
-    @property
-    def capacity(self) -> int:
-        """How many tasks and results fit into the queue."""
-        return self._native.capacity
-
-    @property
-    def output_bytes(self) -> int:
-        """Bytes of each output block."""
-        return self._native.output_bytes
-
-    @property
-    def lease(self) -> float | None:
-        """Seconds that an attempt may take unless the worker extends it; `None` if attempts have no time limit."""
-        return self._native.lease
-
-    @property
-    def place(self) -> str:
-        """`host`, the UUID of the GPU that has the blocks, or `pinned:N`."""
-        return self._native.place
 
     @property
     def inputs(self) -> Pool:
@@ -178,14 +153,14 @@ class Queue(Named[_native.Queue]):
         a `stream`. If the task is refused, its blocks still belong to the caller.
         """
         if not _is_list(inputs):
-            return self._native.submit(kind, None, output, args, max_attempts, on_death, None, timeout)
-        by_cpu = self._native.place == "host" or (stream is None and self._native.place.startswith("pinned"))
+            return self._submit(kind, None, output, args, max_attempts, on_death, None, timeout)
+        by_cpu = self.place == "host" or (stream is None and self.place.startswith("pinned"))
         place = None if by_cpu else _streams.place(stream, None)
         deadline = _Deadline(timeout)
         taken = _Inputs(self._inputs, inputs, stream, lambda: self._inputs.alloc(deadline.left()))
         try:
             left = deadline.left()
-            return self._native.submit(kind, taken.native, output, args, max_attempts, on_death, place, left)
+            return self._submit(kind, taken.native, output, args, max_attempts, on_death, place, left)
         finally:
             taken.release()
 
@@ -199,7 +174,7 @@ class Queue(Named[_native.Queue]):
         If it fails or Ctrl-C ends it, the exception's attribute `submitted` has the tickets of the tasks that were
         submitted.
         """
-        batch = _Batch(self._native, self._inputs, timeout)
+        batch = _Batch(self, timeout)
         try:
             for task in tasks:
                 batch.add(task)
@@ -211,33 +186,9 @@ class Queue(Named[_native.Queue]):
             batch.release()
         return batch.submitted
 
-    def claim(self, timeout: float | None = None) -> ClaimedTask:
-        """Claims the oldest task. Waits for a task up to `timeout` seconds, or for ever.
-
-        Raises `OutputsFull` if there are tasks, but results that were not taken occupy all output blocks. If arrays of
-        ended tasks of this process keep all of them, raises it without waiting for the timeout; if they keep all slots
-        or input blocks, `StillUsed`.
-        """
-        return self._native.claim(timeout)
-
     def claim_all(self, most: SupportsIndex, timeout: float | None = None) -> list[ClaimedTask]:
         """Waits for a task as `claim` does, then claims all tasks that are there, up to `most`."""
-        return self._native.claim_all(_at_most(most, 1, "claim"), timeout)
-
-    def claims(self, timeout: float | None = None) -> Iterator[ClaimedTask]:
-        """Claims one task after another. Waits for each up to `timeout` seconds, or for ever; ends when none comes in
-        time.
-
-            for task in queue.claims():
-                ...                             # the end of the body completes the task
-
-        Requesting the next task completes the one before, unless it is already completed or failed. An exception that
-        leaves the body of the loop fails the task, with its text as the reason. After `break` or `return` the caller
-        still has the task: complete it, or it goes to another worker when it is dropped. Each thread calls `claims` for
-        itself.
-        """
-        # No Python object is between the loop and the compiled iterator, so the iterator can see why the loop drops it.
-        return self._native.claims(timeout)
+        return self._claim_all(_at_most(most, 1, "claim"), timeout)
 
     def attach(self, segment: Segment | str) -> Attachment:
         """Attaches a segment, or the latest version of a name (`NAME@V`: version V), so that tasks can name parts of
@@ -251,43 +202,16 @@ class Queue(Named[_native.Queue]):
         Raises `CannotAttach` for memory that ends with its publisher.
         """
         if isinstance(segment, str):
-            return self._native.attach_name(segment)
+            return self._attach_name(segment)
         if not isinstance(segment, Segment):
             raise TypeError(f"a queue holds a partywall.Segment or a name, not {type(segment).__name__}")
-        return self._native.attach(segment._native)
-
-    def detach(self, attachment: Attachment, timeout: float | None = None) -> None:
-        """Ends an attachment once no task names it. Waits up to `timeout` seconds, or for ever; then raises
-        `SegmentInUse`.
-
-        Dead letters also name it. Raises `NotAttached` if it was already detached.
-        """
-        self._native.detach(attachment, timeout)
-
-    def ticket(self, task: str) -> Ticket:
-        """Returns the ticket of a task that any process has submitted."""
-        return self._native.ticket(str(task))
-
-    def retry(self, task: str) -> None:
-        """Makes a dead letter pending again, with as many attempts as it was submitted with, up to 255 in all.
-
-        Raises `WrongTaskState` for other tasks, and for one that had 255 attempts.
-        """
-        self._native.retry(str(task))
-
-    def purge(self, task: str) -> None:
-        """Drops a result that was not taken, or a dead letter. Raises `WrongTaskState` for other tasks."""
-        self._native.purge(str(task))
+        return self._attach(segment._native)
 
     def tasks(self, status: str | None = None, *, most: SupportsIndex = 100) -> list[TaskInfo]:
         """Lists up to `most` tasks, of all states or of one."""
         if status not in (None, "pending", "claimed", "enqueued", "done", "dead"):
             raise ValueError(f"a task is pending, claimed, enqueued, done or dead, not {status!r}")
-        return self._native.tasks(_at_most(most, 0, "list"), status)
-
-    def stats(self) -> QueueStats:
-        """Counts what is in the queue."""
-        return self._native.stats()
+        return self._tasks(_at_most(most, 0, "list"), status)
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a queue is shared by name: send the name")
@@ -376,11 +300,10 @@ class _Deadline:
 class _Batch:
     """Tasks that are submitted together, unless they need more blocks than are free."""
 
-    def __init__(self, native: _native.Queue, pool: Pool, timeout: float | None) -> None:
+    def __init__(self, queue: Queue, timeout: float | None) -> None:
         self.submitted: list[Ticket] = []
         """The tickets so far."""
-        self._native = native
-        self._pool = pool
+        self._queue = queue
         self._deadline = _Deadline(timeout)
         self._requests: list[tuple[Any, ...]] = []
         self._inputs: list[_Inputs] = []
@@ -391,7 +314,7 @@ class _Batch:
             raise TypeError(f"submit_all takes objects of partywall.Task, not {type(task).__name__}")
         inputs = None
         if _is_list(task.inputs):
-            taken = _Inputs(self._pool, task.inputs, None, self._alloc)
+            taken = _Inputs(self._queue.inputs, task.inputs, None, self._alloc)
             self._inputs.append(taken)
             inputs = taken.native
         self._requests.append((task.kind, inputs, task.output, task.args, task.max_attempts, task.on_death))
@@ -400,7 +323,7 @@ class _Batch:
         """Submits the tasks that were added since the last time."""
         requests, self._requests = self._requests, []
         try:
-            submitted, error = self._native.submit_all(requests, self._deadline.left())
+            submitted, error = self._queue._submit_all(requests, self._deadline.left())
         finally:
             self.release()
         self.submitted += submitted
@@ -408,12 +331,12 @@ class _Batch:
             raise error
 
     def _alloc(self) -> Block:
-        block = self._pool.try_alloc()
+        block = self._queue.inputs.try_alloc()
         if block is not None:
             return block
         if self._requests:
             self.submit()
-        return self._pool.alloc(self._deadline.left())
+        return self._queue.inputs.alloc(self._deadline.left())
 
     def release(self) -> None:
         """Gives back the blocks of tasks that were not submitted."""
