@@ -148,6 +148,13 @@ number! {
 }
 
 number! {
+    /// One of a topic's numbers.
+    Number(u32), |number: &Bound<'_, PyAny>| {
+        PyValueError::new_err(format!("numbers of a topic are 0 to 4,294,967,295, not {number}"))
+    }
+}
+
+number! {
     /// The number of blocks of a pool.
     Blocks(u32), |number: &Bound<'_, PyAny>| {
         PyValueError::new_err(format!("a pool has 1 to 65,536 blocks, not {number}"))

@@ -1,29 +1,42 @@
 //! Publishers of topics, and their loans.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
 
-use partywall::cuda::StreamRef;
-use pyo3::prelude::*;
+use partywall::{DType, cuda::StreamRef};
+use partywall_os::{lock::IgnorePoison, process::fork_generation};
+use pyo3::{
+    exceptions::PyTypeError,
+    intern,
+    prelude::*,
+    types::{PyBytes, PyTuple},
+};
 
 use crate::{
-    errors::{Raise, bad_source, parse_dtype},
+    arguments::{ElementType, Number, Optional, Shape},
+    errors::{Never, Raise, bad_source, unclosed},
+    exported::{Export, Exported},
     handle::{Closable, Closing, Handle},
     owner::Owner,
     reaper,
     sample::Sample,
     source::{self, Source},
-    stream::Stream,
-    tensor::Tensor,
-    topic::OpenTopic,
+    stream::{self, Stream},
+    tensor::{Lengths, Tensor, signed},
+    topic::{OpenTopic, Topic},
     wait,
 };
 
-/// A publisher of a topic.
-#[pyclass(frozen, module = "partywall._native")]
+/// The compiled part of `partywall.Publisher`.
+#[pyclass(frozen, subclass, module = "partywall._native")]
 pub(crate) struct Publisher {
     inner: Handle<Arc<Sender>>,
+    /// The topic's name.
     #[pyo3(get)]
     topic: String,
+    /// Its number, which no other publisher or subscriber of the topic ever has.
     #[pyo3(get)]
     id: u64,
 }
@@ -36,12 +49,14 @@ struct Sender {
     open: OpenTopic,
 }
 
-impl Publisher {
-    pub(crate) fn new(publisher: partywall::Publisher, open: OpenTopic) -> Self {
-        let topic = publisher.topic().to_owned();
-        let id = publisher.id();
-        let closing = Closing::new("publisher");
-        Self { inner: Handle::new("publisher", Arc::new(Sender { publisher, closing, open })), topic, id }
+impl Sender {
+    /// Returns the handle of the stream that Python names; `None` if the CPU publishes, and for the legacy default
+    /// stream.
+    fn handle(&self, py: Python<'_>, stream: Optional<'_, '_>, on_gpu: bool) -> PyResult<Option<u64>> {
+        // In pinned memory the CPU publishes, unless a stream is given or a GPU has used the block.
+        let by_cpu = self.open.is_pinned() && stream.is_none() && !on_gpu;
+        let gpu = if by_cpu { None } else { self.open.gpu(py)? };
+        gpu.map_or(Ok(None), |gpu| stream::handle(py, stream, gpu.context().device().ordinal() as i32))
     }
 }
 
@@ -66,16 +81,42 @@ fn fill<'a>(
 
 #[pymethods]
 impl Publisher {
-    /// Publishes a copy of a tensor. On a GPU a stream makes the copy, and the host does not wait.
+    /// Adds a publisher to a topic.
+    #[new]
+    fn new(py: Python<'_>, topic: &Topic) -> PyResult<Self> {
+        let open = topic.open(py)?;
+        let publisher = py.detach(|| open.topic.publisher()).or_raise(py)?;
+        let topic = publisher.topic().to_owned();
+        let id = publisher.id();
+        let closing = Closing::new("publisher");
+        Ok(Self { inner: Handle::new("publisher", Arc::new(Sender { publisher, closing, open })), topic, id })
+    }
+
+    /// Publishes a copy of a tensor and a header of up to 256 bytes. Returns how many samples it had published before.
+    ///
+    /// It takes the same tensors as `Domain.put`. To pinned memory the CPU copies what is on the host. From GPU to GPU
+    /// the copy is made on `stream`, by default torch's or cupy's current one, and no host waits for it. Waits up to
+    /// `timeout` seconds, or for ever, for a block and for subscribers that must miss nothing; then raises `TopicFull`.
+    #[pyo3(
+        signature = (tensor, header = b"".as_slice(), *, timeout = None, stream = None),
+        text_signature = "($self, tensor, header=b'', *, timeout=None, stream=None)",
+    )]
     fn send(
         &self,
         py: Python<'_>,
-        source: &Bound<'_, Source>,
+        tensor: &Bound<'_, PyAny>,
         header: &[u8],
         timeout: Option<f64>,
-        stream: Option<u64>,
+        stream: Optional<'_, '_>,
     ) -> PyResult<u64> {
         let sender = self.inner.get(py)?;
+        let handle = sender.handle(py, stream, false)?;
+        let dense = py.import(intern!(py, "partywall._arrays"))?.getattr(intern!(py, "dense"))?;
+        let source = match handle {
+            Some(handle) => dense.call1((tensor, handle))?,
+            None => dense.call1((tensor, stream))?,
+        };
+        let source = source.cast::<Source>()?;
         let ending = sender.closing.begin();
         let timeout = wait::timeout(timeout)?;
         let start = Instant::now();
@@ -87,7 +128,7 @@ impl Publisher {
         // The CPU copies from host memory to pinned memory, and the stream of the source from a GPU.
         let by_cpu = sender.open.is_pinned() && source.is_on_host();
         let gpu = if by_cpu { None } else { sender.open.gpu(py)?.cloned() };
-        let stream = if sender.open.is_pinned() { Some(source.stream().0) } else { stream };
+        let stream = if sender.open.is_pinned() { Some(source.stream().0) } else { handle };
         let stream = gpu.map(|gpu| Stream::of(gpu, stream));
         if let (Some(from), Some(to)) = (source.ordinal(), stream.as_ref().map(Stream::ordinal))
             && from != to
@@ -111,59 +152,94 @@ impl Publisher {
         Ok(published.sequence)
     }
 
-    /// Waits until the topic has at least so many subscribers.
-    fn wait_for_subscribers(&self, py: Python<'_>, least: u32, timeout: Option<f64>) -> PyResult<()> {
-        self.inner.wait(py, timeout, |sender, slice| sender.publisher.wait_for_subscribers(least, slice))
+    /// Waits until the topic has at least `least` subscribers, so that each of them receives what is sent next.
+    ///
+    /// A subscriber begins with the next sample unless it asks for history, so a publisher that starts first and does
+    /// not wait sends for nobody. Waits up to `timeout` seconds, or for ever; then raises `TimeoutError`. More than the
+    /// topic has room for raise `LimitReached`.
+    #[pyo3(
+        signature = (least = Number(1), *, timeout = None),
+        text_signature = "($self, least=1, *, timeout=None)",
+    )]
+    fn wait_for_subscribers(&self, py: Python<'_>, least: Number, timeout: Option<f64>) -> PyResult<()> {
+        self.inner.wait(py, timeout, |sender, slice| sender.publisher.wait_for_subscribers(least.0, slice))
     }
 
-    /// Borrows a block, and waits for a free one.
-    fn loan(
+    /// Borrows a block to fill in place. Use it in a `with`, whose end publishes the block.
+    ///
+    ///     with publisher.loan((480, 640, 3), "uint8") as out:
+    ///         torch.from_dlpack(out).fill_(7)
+    ///
+    /// The default `dtype` is the topic's. On a GPU the block is published after the work that is then on `stream`, by
+    /// default torch's or cupy's current one. In pinned memory the block is a tensor of the host that the CPU
+    /// publishes, or with a `stream` one of the GPU. Waits up to `timeout` seconds, or for ever, for a block, and again
+    /// to publish it. A publisher that already has as many loans as it may have gets `TooManyLoans` immediately, and so
+    /// does one whose arrays of former loans keep too many blocks.
+    #[pyo3(
+        signature = (shape, dtype = None, *, header = b"".as_slice(), timeout = None, stream = None),
+        text_signature = "($self, shape, dtype=None, *, header=b'', timeout=None, stream=None)",
+    )]
+    fn loan<'py>(
         &self,
-        py: Python<'_>,
-        dtype: &str,
-        shape: Vec<u64>,
+        py: Python<'py>,
+        shape: Shape,
+        dtype: Option<ElementType>,
         header: &[u8],
         timeout: Option<f64>,
-        on_stream: bool,
-    ) -> PyResult<Loan> {
+        stream: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, Loan>> {
         let sender = self.inner.get(py)?;
         let timeout = wait::timeout(timeout)?;
-        let dtype = parse_dtype(dtype)?;
-        let gpu = if on_stream { sender.open.gpu(py)?.cloned() } else { None };
+        let Shape(shape) = shape;
+        let dtype = dtype.map(|ElementType(dtype)| dtype).or(sender.open.topic.dtype()).ok_or_else(|| {
+            let why = "the dtype is missing: give dtype=, because samples of this topic may have any type";
+            PyTypeError::new_err(why)
+        })?;
+        let gpu = if stream.is_some() { sender.open.gpu(py)?.cloned() } else { None };
         let loan = self.inner.for_turn(py, timeout, |wait| {
             let mut loan = sender.publisher.loan(dtype, &shape, wait)?;
             loan.header(header)?;
             Ok(loan)
         })?;
         let owner = Owner::of_loan(loan, sender.open.topic.clone(), gpu.as_deref());
-        Ok(Loan { owner: Closable::new("loan", owner), topic: self.topic.clone(), sender: Handle::new("loan", sender) })
+        let loan = Loan {
+            owner: Closable::new("loan", owner),
+            topic: self.topic.clone(),
+            sender: Handle::new("loan", sender),
+            dtype,
+            shape,
+            header: Mutex::new(header.to_vec()),
+            timeout,
+            stream: stream.map(Bound::unbind),
+            generation: fork_generation(),
+        };
+        loan.into_object(py)
     }
 
-    /// The number in this process of the GPU whose streams publish; `None` for host memory.
-    fn ordinal(&self, py: Python<'_>) -> PyResult<Option<u32>> {
-        let sender = self.inner.get(py)?;
-        Ok(sender.open.gpu(py)?.map(|gpu| gpu.context().device().ordinal()))
-    }
-
-    /// How many samples were published.
+    /// How many samples it has published.
+    #[getter]
     fn published(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.inner.get(py)?.publisher.published())
     }
 
-    /// Whether `close` was called.
+    /// Whether it is closed.
     #[getter]
     fn closed(&self) -> bool {
         self.inner.is_closed()
     }
 
     /// Raises if the topic cannot be found by its name any more, or if this publisher cannot publish.
+    ///
+    /// `NameNotFound` says who removed the name, if that was within the last minute; `VersionNotFound`, a kind of it,
+    /// that the name was used again. A publisher can go on then: subscribers that have the topic open receive its
+    /// samples. Asks the broker.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         let sender = self.inner.get(py)?;
         py.detach(|| sender.publisher.check()).or_raise(py)
     }
 
-    /// Removes the publisher from the topic once its loans are published or given back, and ends its waits. Calling it
-    /// again does nothing.
+    /// Detaches the publisher, and ends the waits of `send` and of loans. Samples that its streams still write are
+    /// delivered. Calling it again does nothing.
     fn close(&self, py: Python<'_>) {
         if let Some(sender) = &*self.inner.lock() {
             sender.closing.close();
@@ -172,13 +248,25 @@ impl Publisher {
     }
 }
 
-/// A block that is being filled.
-#[pyclass(frozen, module = "partywall._native")]
+/// A block to be written and published as a sample; `Publisher.loan` returns one.
+///
+/// The end of its `with` publishes the block, or gives it back if the body raises. Arrays that outlive that keep the
+/// block from later loans. Do not write through them: they show what subscribers read.
+#[pyclass(frozen, extends = Exported, module = "partywall", weakref)]
 pub(crate) struct Loan {
     /// `None` once the loan is published or given back.
     owner: Closable<Arc<Owner>>,
     sender: Handle<Arc<Sender>>,
     topic: String,
+    dtype: DType,
+    shape: Vec<u64>,
+    header: Mutex<Vec<u8>>,
+    /// How long `publish` may wait.
+    timeout: Duration,
+    /// The stream that publishes it, as Python named it.
+    stream: Option<Py<PyAny>>,
+    /// The fork generation in which it was made: in a forked child it belongs to the parent.
+    generation: u64,
 }
 
 impl Loan {
@@ -200,6 +288,12 @@ impl Loan {
     }
 }
 
+impl Export for Loan {
+    fn exported(&self, py: Python<'_>) -> PyResult<Tensor> {
+        self.tensor(py)
+    }
+}
+
 #[pymethods]
 impl Loan {
     /// The block as a tensor, to be written.
@@ -208,36 +302,70 @@ impl Loan {
         self.with(py, |owner, loan| Tensor::of_loan(owner, loan, format!("{} (loan)", self.topic)))
     }
 
-    /// Sets the header of the sample.
-    fn header(&self, py: Python<'_>, header: &[u8]) -> PyResult<()> {
-        self.with(py, |_, loan| loan.header(header))
-    }
-
-    /// Whether a stream publishes it: it is memory of a GPU, or pinned memory that a GPU uses.
+    /// Its shape.
     #[getter]
-    fn on_gpu(&self, py: Python<'_>) -> PyResult<bool> {
-        Ok(self.owner.get(py)?.is_on_gpu())
+    fn shape(&self) -> Lengths {
+        Lengths(signed(&self.shape))
     }
 
-    /// Declares that the sample is made of another sample.
-    fn rests_on(&self, py: Python<'_>, sample: &Sample) -> PyResult<()> {
-        let (_input, input) = sample.get(py)?;
-        self.with(py, |_, loan| loan.rests_on(&input))
+    /// The type of the elements.
+    #[getter]
+    fn dtype(&self) -> &'static str {
+        self.dtype.name()
     }
 
-    /// Publishes the sample, on a GPU behind the work on a stream.
-    fn publish(&self, py: Python<'_>, timeout: Option<f64>, stream: Option<u64>) -> PyResult<u64> {
+    /// The header of the sample, up to 256 bytes.
+    #[getter]
+    fn header<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.header.lock().ignore_poison())
+    }
+
+    #[setter]
+    fn set_header(&self, py: Python<'_>, header: &[u8]) -> PyResult<()> {
+        self.with(py, |_, loan| loan.header(header))?;
+        *self.header.lock().ignore_poison() = header.to_vec();
+        Ok(())
+    }
+
+    /// Calls `Tensor.write` of its tensor.
+    #[pyo3(signature = (tensor, stream = None))]
+    fn write<'py>(
+        &self,
+        py: Python<'py>,
+        tensor: Bound<'py, PyAny>,
+        stream: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<()> {
+        self.tensor(py)?.write(py, tensor, stream)
+    }
+
+    /// Declares that this sample depends on the given samples. Their blocks are held until their validity is known.
+    ///
+    /// If one of them is invalid, so is this sample: `Sample.check` of its subscribers raises `Tainted`.
+    #[pyo3(signature = (*samples: "Sample"))]
+    fn rests_on(&self, py: Python<'_>, samples: Vec<Bound<'_, Sample>>) -> PyResult<()> {
+        for sample in samples {
+            let (_input, input) = sample.get().get(py)?;
+            self.with(py, |_, loan| loan.rests_on(&input))?;
+        }
+        Ok(())
+    }
+
+    /// Publishes the block. Returns how many samples its publisher had published before.
+    ///
+    /// If that fails, for example because a subscriber that must miss nothing does not read, the block is given back.
+    fn publish(&self, py: Python<'_>) -> PyResult<u64> {
         let sender = self.sender.get(py)?;
-        let timeout = wait::timeout(timeout)?;
+        let on_gpu = self.owner.get(py)?.is_on_gpu();
+        let stream = sender.handle(py, self.stream.as_ref().map(|stream| stream.bind(py)), on_gpu)?;
         // Pinned memory that only the CPU has used is complete.
-        let by_cpu = sender.open.is_pinned() && !self.owner.get(py)?.is_on_gpu();
+        let by_cpu = sender.open.is_pinned() && !on_gpu;
         let gpu = if by_cpu { None } else { sender.open.gpu(py)?.cloned() };
         let filled = self.take(py)?.filled();
         let stream = gpu.map(|gpu| Stream::of(gpu, stream));
         let ending = sender.closing.begin();
         let check = |py: Python<'_>| ending.check(py).and_then(|()| self.sender.check(py));
         // A sample that cannot be published is given back.
-        let published = wait::for_turn(py, timeout, check, |wait| {
+        let published = wait::for_turn(py, self.timeout, check, |wait| {
             let published = match &stream {
                 Some(stream) => filled.publish_on(stream.borrow(), wait),
                 None => filled.publish(wait),
@@ -248,17 +376,50 @@ impl Loan {
         Ok(published?.sequence)
     }
 
-    /// Whether the loan was published or given back.
+    /// Whether the block is published or given back.
     #[getter]
     fn closed(&self) -> bool {
         self.owner.is_closed()
     }
 
-    /// Gives the block back, unless it was published. If arrays of it are in use, the last of them gives it back.
-    /// Calling it again does nothing.
+    /// Gives the block back unless it is published. Calling it again does nothing.
+    ///
+    /// If arrays of the loan are in use, the last of them gives the block back.
     fn close(&self, py: Python<'_>) {
         let owner = self.owner.lock().take();
         py.detach(move || drop(owner.and_then(|owner| owner.take_loan())));
         self.sender.close(py);
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (kind, *_raised: "object"))]
+    fn __exit__(&self, py: Python<'_>, kind: Optional<'_, '_>, _raised: &Bound<'_, PyTuple>) -> PyResult<()> {
+        if self.generation != fork_generation() {
+            return Ok(());
+        }
+        let published = if kind.is_none() && !self.closed() { self.publish(py).map(drop) } else { Ok(()) };
+        self.close(py);
+        published
+    }
+
+    fn __reduce__(&self) -> PyResult<Never> {
+        Err(PyTypeError::new_err("a loan is this process's own: publish it"))
+    }
+
+    fn __repr__(&self) -> String {
+        let Self { topic, dtype, shape, .. } = self;
+        let state = if self.closed() { "published or given back".to_owned() } else { format!("{dtype}{shape:?}") };
+        format!("<partywall.Loan of {topic}: {state}>")
+    }
+}
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        if !self.closed() && self.generation == fork_generation() {
+            unclosed(&self.__repr__());
+        }
     }
 }

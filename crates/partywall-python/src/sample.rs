@@ -14,7 +14,7 @@ use partywall::{Error, Place, error::Busy};
 use pyo3::{
     exceptions::{PyTypeError, PyValueError},
     prelude::*,
-    types::PyBytes,
+    types::{PyBytes, PyTuple},
 };
 
 use crate::{
@@ -137,6 +137,16 @@ impl Sample {
         Ok(Some(Stream::of(gpu.clone(), Some(raw.0))))
     }
 
+    /// Has later work on a stream of the sample's GPU wait until the sample is complete.
+    pub(crate) fn order(&self, py: Python<'_>, stream: &Stream) -> PyResult<()> {
+        let (owner, sample) = self.get(py)?;
+        let ordered = py.detach(|| sample.device_on(stream.borrow()).map(|range| range.device_ptr() as usize));
+        let address = ordered.or_raise(py)?;
+        owner.note_stream(stream.gpu(), stream.id().1);
+        self.address.get_or_init(|| address);
+        Ok(())
+    }
+
     /// Waits until the sample is complete. Returns `None` if `is_over` says so before.
     pub(crate) fn complete(
         &self,
@@ -236,15 +246,10 @@ impl Sample {
     /// them once and allocate memory before this call: behind a wait, CUDA may block until the wait ends.
     #[pyo3(signature = (stream = None))]
     fn wait_on(&self, py: Python<'_>, stream: Optional<'_, '_>) -> PyResult<()> {
-        let (owner, sample) = self.get(py)?;
-        let Some(stream) = self.named(py, stream)? else {
-            return Err(PyValueError::new_err("samples in host memory are waited for by hosts: wait()"));
-        };
-        let ordered = py.detach(|| sample.device_on(stream.borrow()).map(|range| range.device_ptr() as usize));
-        let address = ordered.or_raise(py)?;
-        owner.note_stream(stream.gpu(), stream.id().1);
-        self.address.get_or_init(|| address);
-        Ok(())
+        match self.named(py, stream)? {
+            Some(stream) => self.order(py, &stream),
+            None => Err(PyValueError::new_err("samples in host memory are waited for by hosts: wait()")),
+        }
     }
 
     /// Raises if the sample is not valid: `SampleFailed`, `Tainted` or `NotReady`.
@@ -308,13 +313,8 @@ impl Sample {
         slf
     }
 
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        _kind: Optional<'_, '_>,
-        _raised: Optional<'_, '_>,
-        _traceback: Optional<'_, '_>,
-    ) {
+    #[pyo3(signature = (*_raised: "object"))]
+    fn __exit__(&self, py: Python<'_>, _raised: &Bound<'_, PyTuple>) {
         self.close(py);
     }
 

@@ -78,14 +78,18 @@ impl Stream {
     }
 }
 
-/// Returns the stream that Python names, of the GPU with this number: a handle, or an object that `partywall._streams`
-/// accepts.
+/// Returns the stream that Python names, of the GPU with this number.
 pub(crate) fn named(py: Python<'_>, stream: Optional<'_, '_>, ordinal: i32) -> PyResult<RawStream> {
-    let handle: Option<u64> = match stream {
-        Some(stream) if stream.is_instance_of::<PyInt>() => Some(stream.extract()?),
-        stream => py.import("partywall._streams")?.call_method1("handle", (stream, ordinal))?.extract()?,
-    };
-    Ok(raw(handle))
+    handle(py, stream, ordinal).map(raw)
+}
+
+/// Returns the handle of the stream that Python names, of the GPU with this number: a handle, or an object that
+/// `partywall._streams` accepts.
+pub(crate) fn handle(py: Python<'_>, stream: Optional<'_, '_>, ordinal: i32) -> PyResult<Option<u64>> {
+    match stream {
+        Some(stream) if stream.is_instance_of::<PyInt>() => stream.extract().map(Some),
+        stream => py.import("partywall._streams")?.call_method1("handle", (stream, ordinal))?.extract(),
+    }
 }
 
 /// Returns the stream with this handle; the legacy default stream for `None` and 0.

@@ -361,7 +361,7 @@ impl Tensor {
     /// Copies a tensor of another library into this one, which has the same type and shape. On a GPU the copy is made
     /// behind the work on `stream`, by default torch's or cupy's current one, and waited for.
     #[pyo3(signature = (tensor, stream = None))]
-    fn write<'py>(
+    pub(crate) fn write<'py>(
         &self,
         py: Python<'py>,
         tensor: Bound<'py, PyAny>,

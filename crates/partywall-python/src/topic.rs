@@ -2,17 +2,15 @@
 
 use std::sync::{Arc, OnceLock};
 
-use partywall::{Gpu, Place, Policy, TopicOptions, WhenSome, near::did_you_mean};
-use pyo3::{exceptions::PyValueError, prelude::*};
+use partywall::{Gpu, Place, WhenSome};
+use pyo3::prelude::*;
 
 use crate::{
-    arguments::{Connection, Count, ElementType, Name, Needs},
+    arguments::{Connection, Count, ElementType, Name, Needs, Number},
     build::named_place,
     errors::Raise,
     handle::Handle,
     members::Withdrawal,
-    publisher::Publisher,
-    subscriber::Subscriber,
     value::{Tuple, value},
     wait,
 };
@@ -60,6 +58,12 @@ pub(crate) struct OpenTopic {
     gpu: Arc<OnceLock<Arc<Gpu>>>,
 }
 
+impl Topic {
+    pub(crate) fn open(&self, py: Python<'_>) -> PyResult<OpenTopic> {
+        self.inner.get(py)
+    }
+}
+
 impl OpenTopic {
     /// Returns whether the samples are in pinned memory, which both hosts and streams use.
     pub(crate) fn is_pinned(&self) -> bool {
@@ -84,31 +88,6 @@ impl OpenTopic {
     }
 }
 
-/// The numbers of a requested topic, as far as they are given.
-#[derive(FromPyObject)]
-#[pyo3(from_item_all)]
-struct Numbers {
-    depth: Option<u32>,
-    history: Option<u32>,
-    publishers: Option<u32>,
-    loans: Option<u32>,
-    subscribers: Option<u32>,
-    held: Option<u32>,
-    blocks: Option<u32>,
-}
-
-impl Numbers {
-    fn set(self, options: TopicOptions) -> TopicOptions {
-        options
-            .when_some(self.depth, TopicOptions::depth)
-            .when_some(self.history, TopicOptions::history)
-            .when_some(self.publishers, TopicOptions::publishers)
-            .when_some(self.loans, TopicOptions::loans)
-            .when_some(self.subscribers, TopicOptions::subscribers)
-            .when_some(self.held, TopicOptions::held)
-            .when_some(self.blocks, TopicOptions::blocks)
-    }
-}
 value! {
     /// Counts of a topic.
     TopicStats, "partywall._topic", "TopicStats", {
@@ -121,19 +100,26 @@ impl Topic {
     /// Opens a topic. If the size or shape of samples is given, creates it if it does not exist.
     #[new]
     #[pyo3(signature = (
-        domain, name, numbers, device, access, *,
-        max_bytes, shape, dtype, kept, shared, allow_peer, stamps, timeout,
+        domain, name, device, access, *,
+        max_bytes, shape, dtype, depth, history, publishers, loans, subscribers, held, blocks,
+        kept, shared, allow_peer, stamps, timeout,
     ))]
     fn new(
         py: Python<'_>,
         domain: Connection<'_>,
         name: Name,
-        numbers: Numbers,
         device: Option<&str>,
         access: Option<Needs>,
         max_bytes: Option<Count>,
         shape: Option<Vec<Option<u64>>>,
         dtype: Option<ElementType>,
+        depth: Option<Number>,
+        history: Option<Number>,
+        publishers: Option<Number>,
+        loans: Option<Number>,
+        subscribers: Option<Number>,
+        held: Option<Number>,
+        blocks: Option<Number>,
         kept: bool,
         shared: bool,
         allow_peer: bool,
@@ -144,8 +130,14 @@ impl Topic {
         let makes = max_bytes.is_some() || shape.is_some();
         let timeout = wait::creation(timeout, makes)?;
         let mut options = connection.topic(&name.0).kept(kept).shared(shared).allow_peer(allow_peer).stamps(stamps);
-        options = numbers
-            .set(options)
+        options = options
+            .when_some(depth, |options, Number(depth)| options.depth(depth))
+            .when_some(history, |options, Number(history)| options.history(history))
+            .when_some(publishers, |options, Number(publishers)| options.publishers(publishers))
+            .when_some(loans, |options, Number(loans)| options.loans(loans))
+            .when_some(subscribers, |options, Number(subscribers)| options.subscribers(subscribers))
+            .when_some(held, |options, Number(held)| options.held(held))
+            .when_some(blocks, |options, Number(blocks)| options.blocks(blocks))
             .when_some(max_bytes, |options, Count(bytes)| options.max_bytes(bytes))
             .when_some(dtype, |options, ElementType(dtype)| options.dtype(dtype))
             .when_some(shape, |options, shape| options.varying_shape(&shape))
@@ -183,43 +175,6 @@ impl Topic {
         self.shape.clone().map(Tuple)
     }
 
-    /// Adds a publisher.
-    #[pyo3(name = "_publisher")]
-    fn publisher(&self, py: Python<'_>) -> PyResult<Publisher> {
-        let open = self.inner.get(py)?;
-        let publisher = py.detach(|| open.topic.publisher()).or_raise(py)?;
-        Ok(Publisher::new(publisher, open))
-    }
-
-    /// Adds a subscriber, whose samples hosts or streams wait for.
-    #[pyo3(name = "_subscriber")]
-    fn subscriber(
-        &self,
-        py: Python<'_>,
-        policy: &str,
-        history: Option<u32>,
-        queue: Option<u32>,
-        until_idle: bool,
-    ) -> PyResult<Subscriber> {
-        let policy = match policy {
-            "block" => Policy::Block,
-            "drop-oldest" => Policy::DropOldest,
-            "latest" => Policy::Latest,
-            other => {
-                let meant = did_you_mean(["block", "drop-oldest", "latest"], other);
-                let why = format!("{other:?} is no policy: say \"block\", \"drop-oldest\" or \"latest\"{meant}");
-                return Err(PyValueError::new_err(why));
-            }
-        };
-        let open = self.inner.get(py)?;
-        // Reading the clock is a small part of what receiving costs in Python.
-        let options = open.topic.subscribe(policy).until_idle(until_idle).measure_ages(true);
-        let options = options.when_some(history, partywall::SubscriberOptions::history);
-        let options = options.when_some(queue, partywall::SubscriberOptions::queue);
-        let subscriber = py.detach(|| options.join()).or_raise(py)?;
-        Ok(Subscriber::new(subscriber, open))
-    }
-
     /// Returns the state of the topic.
     fn stats(&self, py: Python<'_>) -> PyResult<TopicStats> {
         let open = self.inner.get(py)?;
@@ -233,17 +188,6 @@ impl Topic {
             publishers: stats.publishers.len(),
             subscribers: stats.subscribers.len(),
         })
-    }
-
-    /// The number in this process of the GPU whose streams use the samples; `None` for host memory. Pinned memory has
-    /// one only if `streams` asks for it.
-    #[pyo3(name = "_ordinal")]
-    fn ordinal(&self, py: Python<'_>, streams: bool) -> PyResult<Option<u32>> {
-        let open = self.inner.get(py)?;
-        if open.is_pinned() && !streams {
-            return Ok(None);
-        }
-        Ok(open.gpu(py)?.map(|gpu| gpu.context().device().ordinal()))
     }
 
     /// Waits up to `timeout` seconds, or for ever, until the name is removed or its owner ends.

@@ -31,6 +31,7 @@ from partywall._native import (
     EnqueuedResult,
     GraphNode,
     LimitedWait,
+    Loan,
     Permit,
     Sample,
     SegmentPart,
@@ -44,7 +45,7 @@ from partywall._queue import Queue, QueueStats, Task, TaskInfo
 from partywall._segment import IpcHandle, Pinned, Segment
 from partywall._semaphore import Semaphore
 from partywall._timeline import Timeline, TimelineEvent
-from partywall._topic import Ages, Loan, Publisher, Subscriber, SubscriberStats, Topic, TopicStats
+from partywall._topic import Ages, Publisher, Subscriber, SubscriberStats, Topic, TopicStats
 from partywall._watch import Event, Watch
 
 __version__ = _native.VERSION

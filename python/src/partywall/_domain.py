@@ -28,7 +28,7 @@ from partywall._queue import Queue
 from partywall._segment import Segment, valid_version
 from partywall._semaphore import Semaphore
 from partywall._timeline import Timeline
-from partywall._topic import SampleShape, Topic, number, sample_shape
+from partywall._topic import SampleShape, Topic, sample_shape
 from partywall._watch import Watch
 
 if TYPE_CHECKING:
@@ -480,20 +480,18 @@ class Domain(Handle[_native.Domain]):
         return Topic(
             self,
             name,
-            {
-                "depth": number(depth),
-                "history": number(history),
-                "publishers": number(publishers),
-                "loans": number(loans),
-                "subscribers": number(subscribers),
-                "held": number(held),
-                "blocks": number(blocks),
-            },
             None if device is None else _arrays.device_name(device),
             access,
             max_bytes=max_bytes,
             shape=None if shape is None else sample_shape(shape),
             dtype=dtype,
+            depth=depth,
+            history=history,
+            publishers=publishers,
+            loans=loans,
+            subscribers=subscribers,
+            held=held,
+            blocks=blocks,
             kept=kept,
             shared=shared,
             allow_peer=allow_peer,

@@ -135,14 +135,13 @@ warnings.simplefilter("ignore")
 with pw.connect(socket=sys.argv[1], start=False) as d, d.topic("frames") as frames:
     publisher, subscriber = frames.publisher(), frames.subscriber()
     publisher.send(b"1")
-    native = subscriber._native
     # The subscriber's last user is then a sample of its own.
-    native.give_up(native.recv(None, True))
+    subscriber._give_up(subscriber.recv())
     with open("/proc/self/statm") as sizes:
         pages = int(sizes.read().split()[0])
     # Too little for a thread's stack.
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**19, resource.RLIM_INFINITY))
-    del native, subscriber
+    del subscriber
     resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     threads = []
     for task in os.listdir("/proc/self/task"):

@@ -216,7 +216,7 @@ def test_sending_threads_do_not_wait_for_loans_that_never_come_back(frames):
 def test_descriptor_is_readable_while_there_is_something_to_receive(domain):
     frames = domain.topic("frames", max_bytes=8, device="host", held=2)
     publisher, subscriber = frames.publisher(), frames.subscriber(until="idle")
-    other = subscriber._native.event()
+    other = subscriber._event()
 
     def readable(wait=0.0):
         assert len(ready := select.select([subscriber, other], [], [], wait)[0]) in (0, 2)
@@ -242,7 +242,7 @@ def test_descriptor_is_readable_while_there_is_something_to_receive(domain):
     publisher.send(b"x")
     sample = subscriber.recv()
     assert not readable()
-    subscriber._native.give_up(sample)
+    subscriber._give_up(sample)
     assert readable(), "it was put back"
     with subscriber.try_recv() as again:
         assert again.sequence == 8 and not readable()
