@@ -7,7 +7,7 @@ use partywall::{
     error::{Denied, Gone, Unreachable},
 };
 use partywall_os::process::fork_generation;
-use pyo3::{exceptions::PyTypeError, inspect::PyStaticExpr, prelude::*, type_hint_identifier, type_hint_union};
+use pyo3::{exceptions::PyTypeError, prelude::*, types::PyTuple};
 
 use crate::{
     arguments::{Blocks, Connection, Count, DeviceName, ElementType, Name, Needs, Optional, Shape},
@@ -84,20 +84,6 @@ value! {
     /// A tensor in a block.
     BlockPart, "partywall._pool", "BlockPart", {
         block: Py<Block>, shape: Tuple<u64>, dtype: &'static str, offset: u64,
-    }
-}
-
-/// A `BlockRef`, or its text.
-struct Reference(String);
-
-impl<'py> FromPyObject<'_, 'py> for Reference {
-    type Error = PyErr;
-
-    const INPUT_TYPE: PyStaticExpr =
-        type_hint_union!(type_hint_identifier!("partywall._pool", "BlockRef"), <&str>::INPUT_TYPE);
-
-    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        object.str()?.extract().map(Self)
     }
 }
 
@@ -182,9 +168,10 @@ impl Pool {
     ///
     /// The caller is not ordered after work that the former holder's GPU still does on the block: use a `Timeline` for
     /// that.
-    fn accept<'py>(&self, py: Python<'py>, block: Reference) -> PyResult<Bound<'py, Block>> {
+    #[pyo3(signature = (block: "BlockRef | str"))]
+    fn accept<'py>(&self, py: Python<'py>, block: &Bound<'py, PyAny>) -> PyResult<Bound<'py, Block>> {
         let pool = self.inner.get(py)?;
-        let block = block.0.parse().and_then(|reference| pool.accept(&reference)).or_raise(py)?;
+        let block = block.str()?.to_str()?.parse().and_then(|reference| pool.accept(&reference)).or_raise(py)?;
         Block::new(&pool, block).into_object(py)
     }
 
@@ -489,13 +476,8 @@ impl Block {
         slf
     }
 
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        _kind: Optional<'_, '_>,
-        _raised: Optional<'_, '_>,
-        _traceback: Optional<'_, '_>,
-    ) -> PyResult<()> {
+    #[pyo3(signature = (*_raised: "object"))]
+    fn __exit__(&self, py: Python<'_>, _raised: &Bound<'_, PyTuple>) -> PyResult<()> {
         if self.taken_in == fork_generation() { self.close(py) } else { Ok(()) }
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use partywall::{Error, error::Gone};
 use partywall_os::process::fork_generation;
-use pyo3::{exceptions::PyTypeError, prelude::*};
+use pyo3::{exceptions::PyTypeError, prelude::*, types::PyTuple};
 
 use crate::{
     arguments::{Connection, Name, Optional, Permits},
@@ -165,13 +165,8 @@ impl Permit {
         slf
     }
 
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        _kind: Optional<'_, '_>,
-        _raised: Optional<'_, '_>,
-        _traceback: Optional<'_, '_>,
-    ) -> PyResult<()> {
+    #[pyo3(signature = (*_raised: "object"))]
+    fn __exit__(&self, py: Python<'_>, _raised: &Bound<'_, PyTuple>) -> PyResult<()> {
         if self.is_ours() { self.release(py) } else { Ok(()) }
     }
 

@@ -20,7 +20,7 @@ use pyo3::{
     prelude::*,
     sync::PyOnceLock,
     type_hint_identifier, type_hint_subscript,
-    types::PyBytes,
+    types::{PyBytes, PyTuple},
 };
 
 use crate::{
@@ -343,13 +343,8 @@ impl TaskResult {
         slf
     }
 
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        _kind: Optional<'_, '_>,
-        _raised: Optional<'_, '_>,
-        _traceback: Optional<'_, '_>,
-    ) -> PyResult<()> {
+    #[pyo3(signature = (*_raised: "object"))]
+    fn __exit__(&self, py: Python<'_>, _raised: &Bound<'_, PyTuple>) -> PyResult<()> {
         // In a forked child it belongs to the parent.
         if self.generation == fork_generation() { self.release(py) } else { Ok(()) }
     }
