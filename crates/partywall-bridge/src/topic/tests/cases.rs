@@ -142,6 +142,33 @@ fn sample_that_is_being_published_is_not_sent_again() {
 }
 
 #[test]
+fn lost_piece_is_asked_for_before_the_receiver_notices_the_silence() {
+    let mut world = blocking();
+    world.publish(sample(1));
+    world.take();
+    world.down.clear();
+    world.pass(Duration::from_secs(1));
+    assert!(matches!(world.down[0].0.body, FromOrigin::Probe { .. }));
+    while world.deliver_down(0, false) || world.deliver_up(0, false) || world.lend(true) || world.finish(true) {}
+    assert_eq!(world.local.len(), 1);
+}
+
+#[test]
+fn samples_missed_before_a_skipped_one_are_told_once() {
+    let mut world = world(StreamPolicy::Latest, Window { samples: 4, bytes: PIECE_BYTES });
+    world.publish(sample(1));
+    world.publish(RingEntry { own: true, ..sample(1) });
+    assert!(world.take());
+    assert!(world.down.is_empty());
+    for _ in 0..2 {
+        world.publish(sample(1));
+        assert!(world.take());
+    }
+    world.settle();
+    assert_eq!((world.counts().published, world.counts().missed), (2, 1));
+}
+
+#[test]
 fn messages_of_an_old_instance_are_dropped() {
     let mut world = blocking();
     world.publish(sample(1));
