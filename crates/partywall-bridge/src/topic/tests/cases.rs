@@ -3,7 +3,7 @@ use std::time::Duration;
 use super::world::{RingEntry, World, WorldOptions};
 use crate::topic::{
     PIECE_BYTES,
-    receiver::StreamEnd,
+    receiver::{ReceiverEvent, StreamEnd},
     wire::{EndReason, FromOrigin, FromReceiver, StreamPolicy, Window},
 };
 
@@ -151,6 +151,57 @@ fn lost_piece_is_asked_for_before_the_receiver_notices_the_silence() {
     assert!(matches!(world.down[0].0.body, FromOrigin::Probe { .. }));
     while world.deliver_down(0, false) || world.deliver_up(0, false) || world.lend(true) || world.finish(true) {}
     assert_eq!(world.local.len(), 1);
+}
+
+#[test]
+fn origin_learns_of_a_receiver_that_left_in_silence() {
+    let mut world = blocking();
+    world.receiver_event(ReceiverEvent::Stop);
+    world.up.clear();
+    world.publish(sample(1));
+    world.take();
+    while world.deliver_down(0, false) || world.deliver_up(0, false) {}
+    assert!(world.sender.stream().is_none());
+}
+
+#[test]
+fn receiver_learns_of_an_end_that_was_lost() {
+    let mut world = blocking();
+    world.stop_export();
+    world.down.clear();
+    world.pass(Duration::from_secs(5));
+    while world.deliver_down(0, false) || world.deliver_up(0, false) {}
+    assert_eq!(world.end, Some(StreamEnd::Origin(EndReason::NotExported)));
+}
+
+#[test]
+fn receiver_begins_anew_if_a_reachable_origin_is_silent() {
+    let mut world = blocking();
+    let before = world.receiver.stream().unwrap();
+    world.open = (true, false);
+    for _ in 0..15 {
+        world.pass(Duration::from_secs(1));
+    }
+    assert_eq!(world.receiver.stream().unwrap().number, before.number + 1);
+}
+
+#[test]
+fn origin_that_ignores_the_credit_fills_no_memory() {
+    let window = Window { samples: 2, bytes: 2 * PIECE_BYTES };
+    let mut world = World::new(WorldOptions { policy: StreamPolicy::Block, window, patience: PATIENCE, hostile: true });
+    let FromReceiver::Join(join) = &mut world.up[0].body else { panic!("it has not joined") };
+    join.window = Window { samples: 64, bytes: u64::MAX };
+    while world.deliver_up(0, false) || world.deliver_down(0, false) {}
+    for _ in 0..3 {
+        world.publish(sample(10 * PIECE_BYTES));
+        world.take();
+    }
+    assert_eq!(world.down.len(), 30);
+    // The world checks what waits after each.
+    while world.deliver_down(0, false) {}
+    assert_eq!(world.receiver.pending_bytes(), 2 * PIECE_BYTES);
+    world.settle();
+    assert_eq!(world.counts().published, 3);
 }
 
 #[test]
