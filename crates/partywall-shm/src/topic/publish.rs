@@ -41,8 +41,10 @@ use crate::{
 pub struct PublisherHandle {
     pub(super) index: usize,
     pub(super) port: PortWord,
-    /// Samples published.
+    /// The number of the next sample.
     sequence: u64,
+    /// Numbers that no sample has.
+    skipped: u64,
     /// Every sample before this position may be overwritten, as of `joins`.
     floor: u64,
     joins: Option<u64>,
@@ -90,7 +92,7 @@ pub enum Unpublished {
 
 impl PublisherHandle {
     pub(super) fn new(index: usize, port: PortWord) -> Self {
-        Self { index, port, sequence: 0, floor: 0, joins: None, fenced: 0 }
+        Self { index, port, sequence: 0, skipped: 0, floor: 0, joins: None, fenced: 0 }
     }
 
     /// Returns its number, which is never used for another publisher or subscriber of the topic.
@@ -103,9 +105,18 @@ impl PublisherHandle {
         PortId { index: self.index, word: self.port }
     }
 
-    /// Returns the number of samples that it has published.
-    pub fn published(&self) -> u64 {
+    /// Returns the number of its next sample: how many it has published or skipped.
+    pub fn sequence(&self) -> u64 {
         self.sequence
+    }
+
+    /// Skips numbers. Returns false, and skips none, if that leads beyond 2⁶².
+    #[must_use]
+    pub fn skip(&mut self, numbers: u64) -> bool {
+        let Some(next) = self.sequence.checked_add(numbers).filter(|next| *next <= MAX_SEQUENCE) else { return false };
+        self.skipped += numbers;
+        self.sequence = next;
+        true
     }
 }
 
@@ -173,7 +184,7 @@ impl Topic {
         // A store, although it moves the hint back if other publishers were faster: the next member moves it again.
         self.control().tail.store(position + 1, Ordering::Release);
         handle.sequence += 1;
-        us.published.store(handle.sequence, Ordering::Relaxed);
+        us.published.store(handle.sequence - handle.skipped, Ordering::Relaxed);
         point("topic: in the ring, block still held");
         if lets_go {
             // Stale if the broker has taken this process for dead.
@@ -312,3 +323,6 @@ impl Topic {
 
 /// Maximum number of attempts to fill a position. Each failure is another publisher's success.
 const MOST_ATTEMPTS: usize = 64;
+
+/// No publisher comes so far by itself, so its numbers never overflow.
+const MAX_SEQUENCE: u64 = 1 << 62;

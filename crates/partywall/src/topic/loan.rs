@@ -81,7 +81,7 @@ pub struct Filled(Loan);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Published {
-    /// The number of samples that its publisher had published before.
+    /// The number of samples that its publisher had published or [skipped](Publisher::skip) before.
     pub sequence: u64,
     /// The number of samples that had been published in the topic before.
     pub position: u64,
@@ -532,7 +532,7 @@ impl Filled {
             // The lock is taken for one attempt at a time: another thread may have a shorter timeout, or none.
             let mut handle = publisher.handle();
             let since = control.recorder.begin();
-            let sequence = handle.published();
+            let sequence = handle.sequence();
             // Stamped again at each attempt: the time in which the publisher waits is not the sample's age.
             let stamp = if publisher.open.stamps { members::now_ns() } else { NO_STAMP };
             let message = Message { status, lane, value, stamp, dtype, shape, bytes: *bytes, header };

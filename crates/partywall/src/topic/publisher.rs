@@ -189,6 +189,22 @@ impl Publisher {
         self.shared.lanes.wait(wait.into())
     }
 
+    /// Skips numbers of this publisher's samples, because samples that it was to pass on are lost. Receivers see the gap
+    /// in [`Sample::sequence`](super::Sample::sequence). Samples that wait to be published in other threads may get
+    /// numbers before or after the gap.
+    ///
+    /// # Errors
+    /// [`InvalidArgument::Range`] if the next number would be more than 2⁶²; then none is skipped.
+    pub fn skip(&self, numbers: u64) -> Result<()> {
+        let open = &self.shared.open;
+        open.require_ours()?;
+        if self.shared.handle().skip(numbers) {
+            return Ok(());
+        }
+        let why = format!("it cannot skip {numbers} numbers: they end at 2⁶²");
+        Err(InvalidArgument::range(format!("a publisher of {:?}", open.name()), why))
+    }
+
     /// Checks that other processes can find the topic by its name, and that this publisher can publish. Asks the
     /// broker.
     ///

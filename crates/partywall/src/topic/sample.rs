@@ -157,7 +157,7 @@ impl Sample {
         self.got.description.publisher
     }
 
-    /// Returns how many samples its publisher had published before.
+    /// Returns how many samples its publisher had published or [skipped](super::Publisher::skip) before.
     pub fn sequence(&self) -> u64 {
         self.got.description.sequence
     }

@@ -402,6 +402,11 @@ impl Subscriber {
         })
     }
 
+    /// Returns the position from which the subscriber goes on: it has received or missed all samples before.
+    pub fn next_position(&self) -> u64 {
+        self.shared.port.next.load(Ordering::Relaxed)
+    }
+
     /// Returns the subscriber's number, which no other publisher or subscriber of the topic ever has.
     pub fn id(&self) -> u64 {
         self.shared.port.id.id()

@@ -143,6 +143,26 @@ fn samples_are_written_once_and_read_in_place_by_all() {
 }
 
 #[test]
+fn skipped_numbers_show_as_a_gap_and_are_not_published() {
+    let world = World::new();
+    let topic = frames(&world.connect()).create().unwrap();
+    let publisher = topic.publisher().unwrap();
+    publish(&publisher, 0);
+    publisher.skip(3).unwrap();
+    assert!(matches!(publisher.skip(u64::MAX), Err(Error::InvalidArgument(InvalidArgument::Range { .. }))));
+    assert_eq!(publish(&publisher, 1).sequence, 4);
+    let subscriber = topic.subscribe(Policy::Block).history(1).join().unwrap();
+    assert_eq!(subscriber.next_position(), 1);
+    let sample = subscriber.recv(TIMEOUT).unwrap();
+    assert_eq!((sample.position(), sample.sequence(), sample.missed()), (1, 4, 0));
+    assert_eq!((subscriber.next_position(), publisher.published()), (2, 2));
+    drop(sample);
+    drop(publisher);
+    // The numbers of the next one begin anew.
+    assert_eq!(publish(&topic.publisher().unwrap(), 2).sequence, 0);
+}
+
+#[test]
 fn sample_may_have_no_elements() {
     let world = World::new();
     let topic = frames(&world.connect()).create().unwrap();
