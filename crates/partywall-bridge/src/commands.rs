@@ -15,7 +15,7 @@ use std::{
 
 use clap::{ArgMatches, Args, FromArgMatches};
 use partywall::{
-    Domain, Error, ErrorKind, OpenOrBuild, Pattern, Place, Segment, Wait,
+    Domain, Error, ErrorKind, OpenOrBuild, Pattern, Place, Policy, Segment, Wait,
     error::{NotFound, Unreachable},
     info::SegmentInfo,
 };
@@ -31,6 +31,7 @@ use crate::{
     name::{RemotePattern, check_host},
     remote::{PullArguments, pull},
     serve::Exports,
+    topic::{self, TopicOptions, Topics},
 };
 
 /// The commands that this program adds.
@@ -105,6 +106,16 @@ struct BridgeArguments {
     /// Publish here what these topics of another host publish; may be repeated
     #[arg(long, value_name = "//HOST/PATTERN")]
     import: Vec<RemotePattern>,
+    /// What happens at their host to samples of imported topics that this host does not take in time: `block`,
+    /// `drop-oldest` or `latest`. Only with `block` do publishers there wait for this host
+    #[arg(long, value_name = "POLICY", default_value = "drop-oldest", value_parser = topic::policy)]
+    policy: Policy,
+    /// Import this many samples from before, instead of the topic's own number
+    #[arg(long, value_name = "SAMPLES")]
+    history: Option<u32>,
+    /// For this long, in seconds, publishers here wait for a host that blocks and is unreachable
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = clap::value_parser!(u32))]
+    patience: u32,
     #[command(flatten)]
     network: Network,
 }
@@ -145,7 +156,8 @@ fn read<T: FromArgMatches>(matches: &ArgMatches) -> Result<T, Failure> {
 
 /// Runs the bridge until a signal, the end of its name or that of the broker.
 fn bridge(context: &Context, arguments: BridgeArguments) -> Result<(), Failure> {
-    let BridgeArguments { host, listen, export, import, network } = arguments;
+    let BridgeArguments { host, listen, export, import, policy, history, patience, network } = arguments;
+    let topics = TopicOptions { policy, history, patience: Duration::from_secs(patience.into()) };
     let output = context.output();
     let start = Instant::now();
     let mut endpoints = Endpoints { listen, connect: network.connect.clone(), ..network.endpoints()? };
@@ -188,6 +200,7 @@ fn bridge(context: &Context, arguments: BridgeArguments) -> Result<(), Failure> 
     });
     answer_views(&bridge)?;
     let _exports = Exports::start(&bridge)?;
+    let topics = Topics::start(&bridge, topics, output)?;
     let token = announce(&link, &host, &endpoints.listen, start)?;
     let instance = link.instance();
     let build = claim.create(Place::Host).tensor("bridge", partywall::DType::U8, &[1]);
@@ -229,6 +242,7 @@ fn bridge(context: &Context, arguments: BridgeArguments) -> Result<(), Failure> 
     });
     output.announce(text, &value);
     let ended = hold(&named, &stop);
+    topics.stop();
     // The others learn of the end now, not after the lease.
     drop(token);
     let _ = zenoh::Wait::wait(link.session().close());

@@ -13,7 +13,7 @@
 //! | [`pull`] | the content of another host, as `put` reads it |
 //! | [`remote`] | the commands that ask one host: `pull`, `ls`, `show` |
 //! | [`serve`] | the answers about exported segments |
-//! | [`topic`] | the samples of a topic on their way to another host |
+//! | [`topic`] | the samples of topics, from host to host |
 //!
 //! A bridge is a member like any other: its death is a member's death. Everything that a peer sends is checked before
 //! it is used, and a peer can harm its own streams only.
@@ -29,8 +29,6 @@ mod name;
 mod pull;
 mod remote;
 mod serve;
-// Its executors, which carry out the effects, come next.
-#[cfg_attr(not(test), expect(dead_code))]
 mod topic;
 
 use std::process::ExitCode;

@@ -2,6 +2,10 @@
 //!
 //! | module | holds |
 //! |---|---|
+//! | [`exchange`] | what exports and imports share: keys, windows, which samples are the bridge's own |
+//! | [`export`] | the streams to other hosts: takes samples from rings, and sends them |
+//! | [`import`] | the streams from other hosts: publishes what arrives |
+//! | [`inbox`] | what has arrived for a stream's thread |
 //! | [`receiver`], [`sender`] | the two sides of a stream, as state machines |
 //! | [`wire`] | their messages |
 //!
@@ -30,25 +34,71 @@
 //! [resumes](wire::Resume) at a position of the ring, so the samples between are counted as missed, exactly if the ring
 //! is the same one. Exception: samples that the origin's own bridge has published, and that the ring no longer keeps.
 
+mod exchange;
+mod export;
+mod import;
+mod inbox;
 mod receiver;
 mod sender;
 #[cfg(test)]
 mod tests;
 mod wire;
 
-use std::time::Duration;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use partywall_cli::{Failure, Output};
+
+pub(crate) use self::exchange::{TopicOptions, policy};
+use self::{exchange::OwnPublishers, export::TopicExports, import::TopicImports};
+use crate::{Bridge, link};
+
+/// The exports and imports of a bridge.
+#[derive(Debug)]
+pub(crate) struct Topics {
+    exports: Arc<TopicExports>,
+    imports: Arc<TopicImports>,
+}
+
+impl Topics {
+    /// Begins to export and import topics.
+    ///
+    /// # Errors
+    /// If the session has ended, no thread can be started, or the broker does not answer.
+    pub(crate) fn start(bridge: &Arc<Bridge>, options: TopicOptions, output: Output) -> Result<Self, Failure> {
+        let own = OwnPublishers::default();
+        let exports = TopicExports::start(bridge, options, &own)?;
+        let imports = TopicImports::start(bridge, options, &own, output)?;
+        Ok(Self { exports, imports })
+    }
+
+    /// Tells other hosts that the streams end, so that nobody waits out the patience.
+    pub(crate) fn stop(&self) {
+        self.imports.stop();
+        self.exports.stop();
+        let deadline = Instant::now() + STOP;
+        while Instant::now() < deadline && !(self.imports.have_ended() && self.exports.have_ended()) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
 
 /// The time since some moment before the first event. It only grows.
 pub(crate) type Time = Duration;
 
 /// The bytes of each piece of a sample but the last.
-pub(crate) const PIECE_BYTES: u64 = 1 << 20;
+pub(crate) const PIECE_BYTES: u64 = link::PIECE_BYTES as u64;
 
 /// How long a side waits for an answer before it asks again.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// How long a receiver hears nothing before it asks whether its stream still exists.
 const KEEPALIVE: Duration = Duration::from_secs(5);
+
+/// How long an ending bridge waits until its streams have ended.
+const STOP: Duration = Duration::from_secs(1);
 
 /// The earliest of some deadlines.
 fn earliest(deadlines: impl IntoIterator<Item = Option<Time>>) -> Option<Time> {

@@ -6,6 +6,7 @@ mod hosts;
 mod programs;
 mod pull;
 mod tls;
+mod topics;
 
 use std::process::Command;
 

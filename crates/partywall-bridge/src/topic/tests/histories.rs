@@ -58,7 +58,7 @@ fn step(troubles: Troubles) -> impl Strategy<Value = Step> {
         4 => 1..100_u64,
         2 => Just(PIECE_BYTES),
         2 => Just(PIECE_BYTES + 1),
-        2 => (0..6 * PIECE_BYTES),
+        2 => 0..6 * PIECE_BYTES,
     ];
     let own = prop::bool::weighted(if own { 0.2 } else { 0.0 });
     let failed = prop::bool::weighted(0.1);
