@@ -1,4 +1,4 @@
-"""Base classes of builds, segments and loans. An object with a single tensor can be used in place of that tensor."""
+"""The base class of builds and segments. One with a single tensor can be used in place of that tensor."""
 
 import contextlib
 from collections.abc import ItemsView, Iterator, Mapping, ValuesView
@@ -36,66 +36,12 @@ def _added(tensor: _native.Tensor) -> Any:
     return memoryview(tensor)
 
 
-class Exported:
-    """An object that other libraries take as an array."""
+class Tensors(Mapping[str, _native.Tensor]):
+    """A mapping of names to tensors, in the order in which they were added. With a single tensor it can replace
+    that."""
 
     _given: _native.Tensor | None = None
     """Keeps the memory once `__cuda_array_interface__` was read: its consumers keep this object, and nothing else."""
-
-    def _exported(self) -> _native.Tensor:
-        """Returns the tensor that other libraries receive."""
-        raise NotImplementedError
-
-    def tobytes(self, stream: Any = None) -> bytes:
-        """Returns a copy of its bytes, made after the work on `stream`."""
-        return self._exported().tobytes(stream)
-
-    def on(self, device: Any) -> _native.Tensor:
-        """Returns its tensor as one of a GPU, as `Tensor.on`. Pinned memory only."""
-        return self._exported().on(device)
-
-    def __dlpack__(self, **arguments: Any) -> Any:
-        return self._exported().__dlpack__(**arguments)
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return self._exported().__dlpack_device__()
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        return array(self._exported(), dtype, copy)
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        tensor = self._exported()
-        array = tensor.__cuda_array_interface__
-        self._given = tensor
-        return array
-
-
-class OneTensor(Exported):
-    """An object that can be used in place of its only tensor."""
-
-    @property
-    def tensor(self) -> _native.Tensor:
-        """The tensor."""
-        raise NotImplementedError
-
-    def _exported(self) -> _native.Tensor:
-        return self.tensor
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of its only tensor."""
-        return self.tensor.shape
-
-    @property
-    def dtype(self) -> str:
-        """The dtype of its only tensor."""
-        return self.tensor.dtype
-
-
-class Tensors(OneTensor, Mapping[str, _native.Tensor]):
-    """A mapping of names to tensors, in the order in which they were added. With a single tensor it can replace
-    that."""
 
     def _tensors(self) -> list[_native.Tensor]:
         raise NotImplementedError
@@ -125,6 +71,40 @@ class Tensors(OneTensor, Mapping[str, _native.Tensor]):
             first = tensors[0].name
             raise TypeError(f'{self!r} has {len(tensors)} tensors: choose one by its name, such as ["{first}"]')
         return tensors[0]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of its only tensor."""
+        return self.tensor.shape
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of its only tensor."""
+        return self.tensor.dtype
+
+    def tobytes(self, stream: Any = None) -> bytes:
+        """Returns a copy of its bytes, made after the work on `stream`."""
+        return self.tensor.tobytes(stream)
+
+    def on(self, device: Any) -> _native.Tensor:
+        """Returns its tensor as one of a GPU, as `Tensor.on`. Pinned memory only."""
+        return self.tensor.on(device)
+
+    def __dlpack__(self, **arguments: Any) -> Any:
+        return self.tensor.__dlpack__(**arguments)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.tensor.__dlpack_device__()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return array(self.tensor, dtype, copy)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        tensor = self.tensor
+        array = tensor.__cuda_array_interface__
+        self._given = tensor
+        return array
 
     def _contents(self, native: _native.Segment | _native.Build) -> str:
         if native.closed:
