@@ -38,8 +38,10 @@ pub(super) struct TopicImports {
     options: TopicOptions,
     own: OwnPublishers,
     output: Output,
-    streams: Mutex<HashMap<(String, String), Arc<Inbox<Arrival>>>>,
+    streams: Mutex<HashMap<(String, String), SharedInbox>>,
 }
+
+type SharedInbox = Arc<Inbox<Arrival>>;
 
 /// What arrives for a stream. Messages are decoded by its thread.
 #[derive(Debug)]

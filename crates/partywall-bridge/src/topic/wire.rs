@@ -115,7 +115,6 @@ pub(crate) struct ToReceiver {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[expect(clippy::large_enum_variant, reason = "one message exists at a time")]
 pub(crate) enum FromOrigin {
     /// Answers a join. The position is that of the first sample which the ring gives to a stream that does not resume.
     Joined { ring: RingId, position: u64, topic: TopicInfo },
