@@ -358,7 +358,7 @@ impl Others {
             *next += 1;
         }
         let ours = published.remove(&self.publisher.id());
-        assert_eq!(ours, Some(self.publisher.published()), "{what}: all is received");
+        assert_eq!(ours, Some(self.publisher.sequence()), "{what}: all is received");
         let theirs: u64 = published.values().sum();
         // By now all of them have ended.
         self.world.topic.recover(&self.world.pool, |row| [CRASHING, OURS, READER].contains(&row));
@@ -366,7 +366,7 @@ impl Others {
         assert_eq!((audit.free, audit.in_ring), (SHAPE.blocks - 2, 2), "{what}: no block is lost: {audit:?}");
         assert!(self.world.topic.publishers().is_empty() && self.world.topic.subscribers().is_empty(), "{what}");
         assert!(self.world.topic.is_idle(self.world.topic.published()), "{what}: the topic is idle");
-        assert!(!is_paused || self.world.topic.published() == self.publisher.published() + theirs, "{what}");
+        assert!(!is_paused || self.world.topic.published() == self.publisher.sequence() + theirs, "{what}");
         theirs
     }
 }
