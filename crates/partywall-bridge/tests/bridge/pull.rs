@@ -95,7 +95,7 @@ fn tensors_views_strides_and_metadata_cross() {
     assert_eq!(metadata, ["format", "origin", "root"]);
 }
 
-// Holds 445.
+// Holds 444.
 #[test]
 fn of_several_pullers_one_pulls() {
     let (a, b) = pair();
@@ -195,7 +195,7 @@ fn another_host_with_the_content_takes_over() {
     assert!(get(&c, "llm") == bytes);
 }
 
-// Holds 449.
+// Holds 446.
 #[test]
 fn too_little_memory_is_said_before_the_first_byte() {
     let a = Host::start("a", &[], &["--export", "*"]);

@@ -36,6 +36,7 @@ fn bytes(value: u8, len: usize) -> Vec<u8> {
     (0..len).map(|i| value.wrapping_add((i % 251) as u8)).collect()
 }
 
+// Holds 453.
 #[test]
 fn samples_cross_with_their_order_types_and_headers() {
     let a = Host::start("a", &[], &["--export", "frames/*"]);
@@ -57,6 +58,7 @@ fn length(value: u8) -> usize {
     [0, 1, 1000, 70_000, 1 << 20, (1 << 20) + 1, 5 << 20][value as usize % 7]
 }
 
+// Holds 454.
 #[test]
 fn samples_that_are_dropped_at_the_origin_show_as_a_gap() {
     let a = Host::start("a", &[], &["--export", "fast"]);
@@ -83,6 +85,7 @@ fn samples_that_are_dropped_at_the_origin_show_as_a_gap() {
     });
 }
 
+// Holds 454.
 #[test]
 fn importer_that_was_unreachable_gets_all_samples_under_block() {
     let a = Host::start("a", &[], &["--export", "frames", "--patience", "1000000"]);
@@ -101,6 +104,7 @@ fn importer_that_was_unreachable_gets_all_samples_under_block() {
     });
 }
 
+// Holds 455.
 #[test]
 fn bridge_that_ends_holds_up_no_publisher() {
     let a = Host::start("a", &[], &["--export", "counts", "--patience", "1000000"]);
@@ -114,6 +118,7 @@ fn bridge_that_ends_holds_up_no_publisher() {
     eventually("the export has left", || origin.stats().subscribers.is_empty());
 }
 
+// Holds 453.
 #[test]
 fn two_hosts_that_import_the_same_topic_from_each_other_get_each_sample_once() {
     let names = ["--policy", "block", "--export", "chat", "--import"];
@@ -132,6 +137,7 @@ fn two_hosts_that_import_the_same_topic_from_each_other_get_each_sample_once() {
     assert!(subscribers.iter().all(|subscriber| subscriber.try_recv().unwrap().is_none()));
 }
 
+// Holds 454.
 #[test]
 fn killed_exporter_leaves_a_gap_that_shows_and_nothing_twice() {
     let mut a = Host::start("a", &[], &["--export", "counts"]);
@@ -160,6 +166,7 @@ fn killed_exporter_leaves_a_gap_that_shows_and_nothing_twice() {
     assert_eq!((sample.bytes().unwrap()[0], sample.sequence()), (20, 10));
 }
 
+// Holds 455.
 #[test]
 fn killed_importer_holds_up_no_publisher_for_longer_than_the_patience() {
     let a = Host::start("a", &[], &["--export", "counts"]);

@@ -60,7 +60,7 @@ fn status(pid: u32, line: &str) -> usize {
 }
 
 /// The file's own bytes are shared memory, which the process may have mapped; the rest is what downloading takes.
-// Holds 407.
+// Holds 405.
 #[test]
 fn private_memory_does_not_grow_with_the_file() {
     let sandbox = Sandbox::new();

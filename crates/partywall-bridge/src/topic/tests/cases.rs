@@ -185,6 +185,7 @@ fn receiver_begins_anew_if_a_reachable_origin_is_silent() {
     assert_eq!(world.receiver.stream().unwrap().number, before.number + 1);
 }
 
+// Holds 456.
 #[test]
 fn origin_that_ignores_the_credit_fills_no_memory() {
     let window = Window { samples: 2, bytes: 2 * PIECE_BYTES };

@@ -200,6 +200,7 @@ fn check_counts(world: &World) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
+    // Holds 454.
     #[test]
     fn blocking_stream_loses_nothing_between_two_instances(
         options in options(NEVER, false),
@@ -217,6 +218,7 @@ proptest! {
         check_counts(&world);
     }
 
+    // Holds 454.
     #[test]
     fn samples_are_published_or_counted(
         options in options(Duration::from_secs(10), false),
@@ -229,6 +231,7 @@ proptest! {
     }
 
     /// Without resumed streams: a ring that has lost samples does not tell whose they were.
+    // Holds 453.
     #[test]
     fn own_samples_do_not_cross_and_are_not_missed(
         options in options(NEVER, false),
@@ -268,6 +271,7 @@ proptest! {
 
     /// A peer ends its own stream at most, and its credit is all it gets: `World` checks that after each step. Its next
     /// instance has a stream like any other.
+    // Holds 456.
     #[test]
     fn forged_messages_end_a_stream_at_most(
         options in options(Duration::from_secs(10), true),
