@@ -37,3 +37,14 @@ fn missing_program_is_named() {
     let help = Running::spawn(command.args(["help", "pull"]).env("PATH", programs)).wait().expect(0);
     assert!(help.text().contains("--follow"), "{help:?}");
 }
+
+#[test]
+fn every_help_fits_80_columns() {
+    for command in ["bridge", "hosts", "pull"] {
+        let program = Path::new(env!("CARGO_BIN_EXE_partywall-bridge"));
+        let mut help = Command::new(program);
+        let help = Running::spawn(help.args([command, "--help"]).env("COLUMNS", "80")).wait().expect(0).text();
+        let wide: Vec<_> = help.lines().filter(|line| line.chars().count() > 80).collect();
+        assert!(wide.is_empty(), "{command}: {wide:#?}");
+    }
+}
