@@ -1,8 +1,8 @@
-//! Types, shapes and numbers as Python passes them.
+//! Types, shapes, places and numbers as Python passes them.
 
-use std::{str::FromStr, time::Duration};
+use std::str::FromStr;
 
-use partywall::{Access, DType, MAX_TASKS};
+use partywall::{Access, DType, DeviceChoice, DeviceUuid, MAX_TASKS, Place};
 use pyo3::{
     exceptions::{PyOverflowError, PyTypeError, PyValueError},
     inspect::PyStaticExpr,
@@ -13,17 +13,11 @@ use pyo3::{
     types::{PyBytes, PyString, PyTuple},
 };
 
-use crate::{
-    domain::Domain,
-    errors::{bad_value, not_utf8, parse_dtype},
-};
+use crate::errors::{Raise, bad_value, not_utf8, parse, parse_dtype};
 
 /// The type of elements: a name, or an object of numpy, torch or jax.
 #[derive(Clone, Copy)]
 pub(crate) struct ElementType(pub(crate) DType);
-
-/// A connection: a `partywall.Domain`.
-pub(crate) struct Connection<'py>(Bound<'py, Domain>);
 
 /// The name of a device, or an object that converts to it.
 pub(crate) struct DeviceName(pub(crate) String);
@@ -183,33 +177,6 @@ impl ElementType {
     }
 }
 
-impl Connection<'_> {
-    /// Returns the connection, unless it is closed.
-    pub(crate) fn get(&self, py: Python<'_>) -> PyResult<partywall::Domain> {
-        self.0.get().get(py)
-    }
-
-    /// Waits in slices, until the connection is closed.
-    pub(crate) fn in_slices<R: Send>(
-        &self,
-        py: Python<'_>,
-        timeout: Duration,
-        attempt: impl Fn(Duration) -> partywall::Result<R> + Sync,
-    ) -> PyResult<R> {
-        self.0.get().in_slices(py, timeout, attempt)
-    }
-}
-
-impl<'py> FromPyObject<'_, 'py> for Connection<'py> {
-    type Error = PyErr;
-
-    const INPUT_TYPE: PyStaticExpr = type_hint_identifier!("partywall._domain", "Domain");
-
-    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        Ok(Self(object.getattr(intern!(object.py(), "_native"))?.cast_into()?))
-    }
-}
-
 impl<'py> FromPyObject<'_, 'py> for DeviceName {
     type Error = PyErr;
 
@@ -341,6 +308,32 @@ impl<'py> FromPyObject<'_, 'py> for Needs {
             _ => Err(PyValueError::new_err(format!("access is 'cpu', 'gpu' or 'both', not {}", object.repr()?))),
         }
     }
+}
+
+/// Returns the place that Python names, for the calling thread: `cuda`, or `gpu`, is its current device, as in torch
+/// and cupy.
+pub(crate) fn place(py: Python<'_>, device: &str) -> PyResult<Place> {
+    let choice = parse(device)?;
+    let is_current = matches!(device, "cuda" | "gpu");
+    let resolve = || match partywall::gpu::resolve(if is_current { DeviceChoice::Auto } else { choice })? {
+        // The selection of a default reports why there is none.
+        (Place::Host, Some(_)) if is_current => partywall::gpu::resolve(choice),
+        resolved => Ok(resolved),
+    };
+    Ok(py.detach(resolve).or_raise(py)?.0)
+}
+
+/// Returns the GPU for which host memory is to be pinned.
+pub(crate) fn pinning(py: Python<'_>, device: &str) -> PyResult<DeviceUuid> {
+    match place(py, device)? {
+        Place::Gpu(uuid) => Ok(uuid),
+        _ => Err(PyValueError::new_err("memory is pinned for a GPU: device is cuda, cuda:N or a GPU's UUID")),
+    }
+}
+
+/// Returns the place that Python names; `None` if it names none, or `auto`.
+pub(crate) fn named_place(py: Python<'_>, device: Option<&str>) -> PyResult<Option<Place>> {
+    device.filter(|device| *device != "auto").map(|device| place(py, device)).transpose()
 }
 
 /// The Python module that reads arguments.

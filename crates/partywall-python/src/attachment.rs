@@ -14,9 +14,9 @@ use pyo3::{
 
 use crate::{
     arguments::{Count, ElementType, Shape},
+    block::Block,
     errors::{Never, Raise},
     handle::Handle,
-    pool::Block,
 };
 
 /// A segment that a queue holds, so that tasks can name parts of it as inputs.

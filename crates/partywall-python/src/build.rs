@@ -8,17 +8,17 @@ use std::{
     },
 };
 
-use partywall::{Access, Builder, DType, DeviceChoice, DeviceUuid, Gpu, Place, WhenSome, error::Mismatch};
-use pyo3::{exceptions::PyValueError, prelude::*};
+use partywall::{Access, Builder, DType, Gpu, Place, WhenSome, error::Mismatch};
+use pyo3::prelude::*;
 
 use crate::{
-    arguments::{Needs, Optional, TensorName},
+    arguments::{Needs, Optional, TensorName, place},
     dlpack::contiguous,
-    errors::{Raise, parse, parse_dtype},
+    errors::{Raise, parse_dtype},
     handle::{Closable, Handle},
     owner::Owner,
     segment::Segment,
-    tensor::Tensor,
+    tensor::{Layout, Tensor},
 };
 
 /// Name, dtype and shape of a tensor, as Python passes them.
@@ -27,29 +27,6 @@ pub(crate) type Planned = (String, String, Vec<u64>);
 /// A tensor of a build as Python passes it: also its strides, in elements, unless it is without gaps; and for a view
 /// the earlier tensor whose memory it shows, and the offset in it in bytes.
 pub(crate) type Placed = (String, String, Vec<u64>, Option<Vec<u64>>, Option<(String, u64)>);
-
-/// A tensor of a build or segment, without its memory.
-#[derive(Clone)]
-pub(crate) struct Layout {
-    pub(crate) name: String,
-    pub(crate) dtype: DType,
-    pub(crate) shape: Vec<u64>,
-    /// Counted in elements.
-    pub(crate) strides: Vec<u64>,
-    pub(crate) bytes: u64,
-}
-
-impl Layout {
-    pub(crate) fn of(tensor: &partywall::Tensor<'_>) -> Self {
-        Self {
-            name: tensor.name().to_owned(),
-            dtype: tensor.dtype(),
-            shape: tensor.shape(),
-            strides: tensor.strides(),
-            bytes: tensor.bytes(),
-        }
-    }
-}
 
 /// A version that is being written and that no other process sees.
 #[pyclass(frozen, module = "partywall._native")]
@@ -277,32 +254,6 @@ fn allow<'a>(
 /// Converts tensors to the form that the library takes.
 pub(crate) fn typed(tensors: Vec<Planned>) -> PyResult<Vec<(String, DType, Vec<u64>)>> {
     tensors.into_iter().map(|(name, dtype, shape)| Ok((name, parse_dtype(&dtype)?, shape))).collect()
-}
-
-/// Returns the place that Python names, for the calling thread: `cuda`, or `gpu`, is its current device, as in torch
-/// and cupy.
-pub(crate) fn place(py: Python<'_>, device: &str) -> PyResult<Place> {
-    let choice = parse(device)?;
-    let is_current = matches!(device, "cuda" | "gpu");
-    let resolve = || match partywall::gpu::resolve(if is_current { DeviceChoice::Auto } else { choice })? {
-        // The selection of a default reports why there is none.
-        (Place::Host, Some(_)) if is_current => partywall::gpu::resolve(choice),
-        resolved => Ok(resolved),
-    };
-    Ok(py.detach(resolve).or_raise(py)?.0)
-}
-
-/// Returns the GPU for which host memory is to be pinned.
-pub(crate) fn pinning(py: Python<'_>, device: &str) -> PyResult<DeviceUuid> {
-    match place(py, device)? {
-        Place::Gpu(uuid) => Ok(uuid),
-        _ => Err(PyValueError::new_err("memory is pinned for a GPU: device is cuda, cuda:N or a GPU's UUID")),
-    }
-}
-
-/// Returns the place that Python names; `None` if it names none, or `auto`.
-pub(crate) fn named_place(py: Python<'_>, device: Option<&str>) -> PyResult<Option<Place>> {
-    device.filter(|device| *device != "auto").map(|device| place(py, device)).transpose()
 }
 
 /// The right to build a name that others wait for. Closing it passes the right on to one of them.

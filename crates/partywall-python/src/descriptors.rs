@@ -9,7 +9,8 @@ use partywall::Place;
 use pyo3::prelude::*;
 
 use crate::{
-    arguments::{Connection, Name},
+    arguments::Name,
+    domain::Connection,
     handle::Handle,
     value::{Tuple, value},
     wait,

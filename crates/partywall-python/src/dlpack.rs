@@ -1,53 +1,40 @@
 //! DLPack: capsules of this library's tensors, and of others.
 #![allow(unsafe_code)] // memory that other libraries are told of, and tell us of
 
-use std::{ptr::NonNull, sync::Arc};
+use std::ptr::NonNull;
 
 use partywall::dlpack::{self, Kept};
 pub(crate) use partywall::dlpack::{
-    CPU, CUDA, CUDA_HOST, DLDataType, DLDevice, DLPackVersion, DLTensor, Exchanged, Managed, ManagedVersioned,
+    CPU, CUDA, CUDA_HOST, DLDataType, DLDevice, DLPackVersion, DLTensor, Exchanged, Export, Managed, ManagedVersioned,
     contiguous, data_type, dtype,
 };
 use pyo3::{ffi, prelude::*, types::PyCapsule};
 
-use crate::owner::Owner;
-
-/// A tensor of this library, to be put into a capsule.
-pub(crate) struct TensorExport<'a> {
-    pub(crate) owner: &'a Arc<Owner>,
-    pub(crate) address: usize,
-    pub(crate) device: DLDevice,
-    pub(crate) dtype: DLDataType,
-    pub(crate) shape: &'a [i64],
-    pub(crate) strides: &'a [i64],
-}
-
-impl TensorExport<'_> {
-    /// Returns a capsule, which keeps the owner until its consumer releases it.
-    pub(crate) fn capsule<'py, M: Exchanged>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
-        let Self { owner, address, device, dtype, shape, strides } = *self;
-        let read_only = !owner.is_writable();
-        let export = dlpack::Export { address, device, dtype, shape, strides, read_only };
-        let kept = export.keep(owner.clone(), delete::<M>);
-        let pointer = NonNull::from(Box::leak(kept)).cast();
-        // SAFETY: the pointer stays valid until `delete`, which the consumer calls, or `destroy` if there is none; that
-        // may be called on any thread that has the GIL, as Python does.
-        unsafe { PyCapsule::new_with_pointer_and_destructor(py, pointer, M::NAME, Some(destroy::<M>)) }
-    }
+/// Returns a capsule, which keeps the owner until its consumer releases it.
+pub(crate) fn capsule<'py, M: Exchanged, O: Send + 'static>(
+    py: Python<'py>,
+    export: &Export<'_>,
+    owner: O,
+) -> PyResult<Bound<'py, PyCapsule>> {
+    let kept = export.keep(owner, delete::<M, O>);
+    let pointer = NonNull::from(Box::leak(kept)).cast();
+    // SAFETY: the pointer stays valid until `delete`, which the consumer calls, or `destroy` if there is none; that may
+    // be called on any thread that has the GIL, as Python does.
+    unsafe { PyCapsule::new_with_pointer_and_destructor(py, pointer, M::NAME, Some(destroy::<M, O>)) }
 }
 
 /// Called once by the consumer, on any thread, with or without the GIL, perhaps after the end of the interpreter.
-unsafe extern "C" fn delete<M: Exchanged>(managed: *mut M) {
-    // SAFETY: `managed` is the first field of a `Kept` that `capsule` has leaked.
-    drop(unsafe { Box::from_raw(managed.cast::<Kept<M, Arc<Owner>>>()) });
+unsafe extern "C" fn delete<M: Exchanged, O>(managed: *mut M) {
+    // SAFETY: `managed` is the first field of a `Kept` that `capsule` has leaked. Its owner may be dropped on any thread.
+    drop(unsafe { Box::from_raw(managed.cast::<Kept<M, O>>()) });
 }
 
 /// Called by Python when a capsule is freed. Frees the content too, unless a consumer has taken it.
-unsafe extern "C" fn destroy<M: Exchanged>(capsule: *mut ffi::PyObject) {
+unsafe extern "C" fn destroy<M: Exchanged, O>(capsule: *mut ffi::PyObject) {
     // SAFETY: Python calls it with the capsule; a consumer that has taken the content has renamed it.
     unsafe {
         if ffi::PyCapsule_IsValid(capsule, M::NAME.as_ptr()) == 1 {
-            delete(ffi::PyCapsule_GetPointer(capsule, M::NAME.as_ptr()).cast::<M>());
+            delete::<M, O>(ffi::PyCapsule_GetPointer(capsule, M::NAME.as_ptr()).cast::<M>());
         }
     }
 }
@@ -107,3 +94,6 @@ pub(crate) fn extents(tensor: &DLTensor) -> Option<(Vec<u64>, Vec<i64>)> {
     // SAFETY: DLPack's rule: `shape`, and `strides` unless null, have `ndim` numbers.
     dlpack::extents(tensor, |numbers, count| unsafe { std::slice::from_raw_parts(numbers, count) })
 }
+
+/// Host memory.
+pub(crate) const HOST: DLDevice = DLDevice { device_type: CPU, device_id: 0 };

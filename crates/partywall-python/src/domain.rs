@@ -20,11 +20,11 @@ use partywall::{
     near::did_you_mean,
 };
 use partywall_os::thread::spawn_scoped;
-use pyo3::{exceptions::PyValueError, prelude::*};
+use pyo3::{exceptions::PyValueError, inspect::PyStaticExpr, intern, prelude::*, type_hint_identifier};
 
 use crate::{
-    arguments::{Name, Needs},
-    build::{Build, Claim, Placed, named_place, place},
+    arguments::{Name, Needs, named_place, place},
+    build::{Build, Claim, Placed},
     errors::Raise,
     handle::Closable,
     heap::Heap,
@@ -46,6 +46,9 @@ pub(crate) struct Domain {
     #[pyo3(get)]
     socket: OsString,
 }
+
+/// A connection: a `partywall.Domain`.
+pub(crate) struct Connection<'py>(Bound<'py, Domain>);
 
 /// An existing segment, or the right to build it.
 #[derive(IntoPyObject)]
@@ -76,6 +79,33 @@ impl Domain {
         attempt: impl Fn(Duration) -> partywall::Result<R> + Sync,
     ) -> PyResult<R> {
         self.inner.in_slices(py, timeout, attempt)
+    }
+}
+
+impl Connection<'_> {
+    /// Returns the connection, unless it is closed.
+    pub(crate) fn get(&self, py: Python<'_>) -> PyResult<partywall::Domain> {
+        self.0.get().get(py)
+    }
+
+    /// Waits in slices, until the connection is closed.
+    pub(crate) fn in_slices<R: Send>(
+        &self,
+        py: Python<'_>,
+        timeout: Duration,
+        attempt: impl Fn(Duration) -> partywall::Result<R> + Sync,
+    ) -> PyResult<R> {
+        self.0.get().in_slices(py, timeout, attempt)
+    }
+}
+
+impl<'py> FromPyObject<'_, 'py> for Connection<'py> {
+    type Error = PyErr;
+
+    const INPUT_TYPE: PyStaticExpr = type_hint_identifier!("partywall._domain", "Domain");
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        Ok(Self(object.getattr(intern!(object.py(), "_native"))?.cast_into()?))
     }
 }
 

@@ -5,13 +5,14 @@
 //! |---|---|
 //! | `domain`, `watch` | the connection, and events of names |
 //! | `build`, `segment`, `descriptors` | segments; these and those below are one file for each Python object |
-//! | `pool`, `queue`, `task`, `attachment`, `part`, `ticket`, `enqueued` | pools and queues |
+//! | `pool`, `block`, `queue`, `task`, `attachment`, `ticket`, `enqueued` | pools and queues |
 //! | `topic`, `publisher`, `subscriber`, `sample` | topics |
 //! | `timeline`, `semaphore` | timelines and semaphores |
 //! | `tensor` | a tensor of any of these, as other libraries take it |
 //! | `exported` | the base class of objects that other libraries take as an array |
 //! | `memory` | reading and writing what a tensor is of |
 //! | `owner` | what tensors keep alive |
+//! | `part` | claims of tasks, and the memory of their inputs and outputs |
 //! | `dlpack` | capsules out, and the C structs of DLPack |
 //! | `exchange` | tensors in by DLPack's C interface |
 //! | `ranges` | addresses of tensors, to find whose memory a library is about to write |
@@ -20,7 +21,7 @@
 //! | `heap` | memory for the allocators of torch and cupy |
 //! | `members` | rows of listings |
 //! | `value` | values, which are dataclasses of Python |
-//! | `arguments` | types, shapes and numbers as Python writes them |
+//! | `arguments` | types, shapes, places and numbers as Python writes them |
 //! | `stream` | streams of other libraries |
 //! | `handle` | what Python closes, or only drops |
 //! | `hint` | types of objects, for type checkers |
@@ -34,6 +35,7 @@
 
 mod arguments;
 mod attachment;
+mod block;
 mod build;
 mod descriptors;
 mod dlpack;
@@ -83,6 +85,7 @@ mod native {
     #[pymodule_export]
     use crate::{
         attachment::{Attachment, SegmentPart},
+        block::Block,
         build::{Build, Claim},
         descriptors::Descriptors,
         doctor::examine,
@@ -94,8 +97,7 @@ mod native {
         heap::Heap,
         hold::Hold,
         ipc_handle::IpcHandle,
-        part::TaskBytes,
-        pool::{Block, Pool},
+        pool::Pool,
         publisher::{Loan, Publisher},
         queue::Queue,
         ranges::read_only_at,
@@ -105,7 +107,7 @@ mod native {
         semaphore::{Permit, Semaphore},
         source::Source,
         subscriber::{Subscriber, SubscriberEvent},
-        task::{ClaimedTask, Claims},
+        task::{ClaimedTask, Claims, TaskBytes},
         tensor::Tensor,
         ticket::{QueueEvent, TaskResult, Ticket},
         timeline::{LimitedWait, Timeline, TimelineEvent},

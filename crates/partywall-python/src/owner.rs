@@ -9,7 +9,7 @@ use std::{
 
 use partywall::{
     Block, Build, DeviceUuid, Domain, Drain, EnqueuedResult, Error, Gpu, Loan, LoanMemory, Place, Queue, Sample,
-    Segment, Subscriber, Topic, check_suspended,
+    Segment, Subscriber, TaskMemory, Topic, check_suspended,
     cuda::{Context, CuResult, RawStream},
     error::{Gone, Unreachable},
 };
@@ -17,13 +17,11 @@ use partywall_os::{lock::IgnorePoison, per_process::PerProcess};
 use pyo3::prelude::*;
 
 use crate::{
-    dlpack::{CUDA, DLDevice},
+    dlpack::{CUDA, DLDevice, HOST},
     errors::Raise,
     memory::Memory,
-    part::Part,
+    part::{Part, TaskClaim},
     reaper::{self, Late},
-    task::TaskClaim,
-    tensor::HOST,
     wait,
 };
 
@@ -136,14 +134,20 @@ impl Owner {
         Self::of(OwnerState::Received(received), false, place, false, context)
     }
 
-    /// Returns the owner of a part of a claimed task. Only the output is writable.
+    /// Returns the owner of an input of a claimed task; with `None` for `input`, of its output, which alone is writable.
     pub(crate) fn of_part(
-        part: Part,
-        writable: bool,
-        (place, on_stream): (Place, bool),
-        context: Option<Context>,
+        memory: TaskMemory,
+        claim: &Arc<TaskClaim>,
+        input: Option<usize>,
+        segment: Option<Arc<Segment>>,
     ) -> Arc<Self> {
-        Self::of(OwnerState::Claimed(part), writable, place, on_stream, context)
+        let queue = &claim.queue;
+        let (place, gpu) =
+            segment.as_ref().map_or_else(|| (queue.place(), queue.gpu()), |segment| (segment.place(), segment.gpu()));
+        let context = gpu.map(|gpu| gpu.context().clone());
+        let on_stream = input.is_some() && claim.stream().is_some();
+        let part = Part::new(memory, claim.clone(), input, segment);
+        Self::of(OwnerState::Claimed(part), input.is_none(), place, on_stream, context)
     }
 
     /// Returns the owner of the output of an enqueued task, which `stream` waits for.

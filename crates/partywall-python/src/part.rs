@@ -1,29 +1,55 @@
-//! Inputs and outputs of claimed tasks, as tensors.
+//! Claims of tasks, and the memory of their inputs and outputs.
 
-use std::{borrow::Cow, sync::Arc};
+use std::{
+    sync::{Arc, Mutex, MutexGuard},
+    time::Duration,
+};
 
 use partywall::{
-    Domain, Error, Result, Segment, TaskMemory,
-    cuda::StreamRef,
+    Domain, Error, Queue, Result, Segment, TaskMemory,
+    cuda::{RawStream, StreamRef},
     error::{Denied, Gone},
 };
-use pyo3::{
-    PyTypeInfo,
-    inspect::{PyStaticConstant, PyStaticExpr},
-    prelude::*,
-    type_hint_identifier, type_hint_subscript,
-};
+use partywall_os::lock::IgnorePoison;
 
 use crate::{
-    arguments::{ElementType, Shape},
-    exported::{Export, Exported},
-    hint::Hint,
     memory::{Memory, Work},
-    owner::Owner,
     reaper::Late,
-    task::{ClaimedTask, TaskClaim},
-    tensor::{Lengths, Tensor, signed},
 };
+
+/// What a task and its tensors share. The queue stays mapped for tensors that outlive the task.
+pub(crate) struct TaskClaim {
+    /// `None` once the task is over. Declared before the queue, because dropping the task needs the queue.
+    task: Mutex<Option<partywall::ClaimedTask>>,
+    /// The last stream that `wait_inputs_on` ordered behind the inputs.
+    stream: Mutex<Option<RawStream>>,
+    pub(crate) queue: Late<Queue>,
+}
+
+impl TaskClaim {
+    pub(crate) fn new(queue: Arc<Queue>, task: partywall::ClaimedTask) -> Arc<Self> {
+        Arc::new(Self { task: Mutex::new(Some(task)), stream: Mutex::default(), queue: Late::new(queue) })
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Option<partywall::ClaimedTask>> {
+        self.task.lock().ignore_poison()
+    }
+
+    /// Returns the last stream that waits for the inputs.
+    pub(crate) fn stream(&self) -> Option<RawStream> {
+        *self.stream.lock().ignore_poison()
+    }
+
+    /// Records the last stream that waits for the inputs.
+    pub(crate) fn note_stream(&self, stream: RawStream) {
+        *self.stream.lock().ignore_poison() = Some(stream);
+    }
+
+    /// Waits until the submitter's stream has completed the inputs, unless the task is over.
+    pub(crate) fn wait_inputs(&self, timeout: Duration) -> Result<()> {
+        self.lock().as_ref().map_or(Ok(()), |task| task.wait_inputs(timeout))
+    }
+}
 
 /// The memory of an input or the output of a claimed task.
 pub(crate) struct Part {
@@ -37,20 +63,14 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    /// Returns an owner of the part. Only the output is writable.
-    pub(crate) fn owner(
+    /// Returns an input; with `None` for `input`, the output.
+    pub(crate) fn new(
         memory: TaskMemory,
-        claim: &Arc<TaskClaim>,
+        claim: Arc<TaskClaim>,
         input: Option<usize>,
         segment: Option<Arc<Segment>>,
-    ) -> Arc<Owner> {
-        let queue = &claim.queue;
-        let (place, gpu) =
-            segment.as_ref().map_or_else(|| (queue.place(), queue.gpu()), |segment| (segment.place(), segment.gpu()));
-        let context = gpu.map(|gpu| gpu.context().clone());
-        let on_stream = input.is_some() && claim.stream().is_some();
-        let part = Self { _memory: memory, claim: claim.clone(), input, _segment: segment.map(Late::new) };
-        Owner::of_part(part, input.is_none(), (place, on_stream), context)
+    ) -> Self {
+        Self { _memory: memory, claim, input, _segment: segment.map(Late::new) }
     }
 
     pub(crate) fn domain(&self) -> &Domain {
@@ -100,76 +120,4 @@ impl Memory for Part {
             None => Memory::write(task.output_mut()?, name, bytes, on_host),
         })
     }
-}
-
-/// An input or the output of a claimed task, used in place.
-///
-/// It has the type and the shape that the submitter gave it, and `from_dlpack`, `np.asarray` and the like take it so;
-/// `tensor` gives its beginning others.
-#[pyclass(frozen, extends = Exported, module = "partywall", weakref)]
-pub(crate) struct TaskBytes {
-    task: Py<ClaimedTask>,
-    /// The index of the input; `None` for the output.
-    input: Option<usize>,
-}
-
-impl TaskBytes {
-    pub(crate) fn of<'py>(task: &Bound<'py, ClaimedTask>, input: Option<usize>) -> PyResult<Bound<'py, Self>> {
-        Self { task: task.clone().unbind(), input }.into_object(task.py())
-    }
-}
-
-impl Export for TaskBytes {
-    fn exported(&self, py: Python<'_>) -> PyResult<Tensor> {
-        self.tensor(py, None, None)
-    }
-}
-
-#[pymethods]
-impl TaskBytes {
-    /// Returns it as a tensor: with the type and the shape that it was submitted with, unless others are given. With
-    /// another type and no shape, of as many elements as fit.
-    #[pyo3(signature = (shape = None, dtype = None))]
-    fn tensor(&self, py: Python<'_>, shape: Option<Shape>, dtype: Option<ElementType>) -> PyResult<Tensor> {
-        self.task.get().tensor(py, self.input, shape, dtype)
-    }
-
-    /// Bytes that were submitted, or that were requested for the output.
-    #[getter]
-    fn nbytes(&self) -> u64 {
-        self.task.get().described(self.input).2
-    }
-
-    /// The type of the elements: `uint8` unless the submitter gave another one.
-    #[getter]
-    fn dtype(&self) -> &'static str {
-        self.task.get().described(self.input).0.name()
-    }
-
-    /// Elements along each dimension.
-    #[getter]
-    fn shape(&self) -> Lengths {
-        Lengths(signed(self.task.get().described(self.input).1))
-    }
-
-    fn __repr__(&self) -> String {
-        let what = name(self.input);
-        format!("<partywall.TaskBytes: {what} of {}, {} bytes>", self.task.get().task(), self.nbytes())
-    }
-}
-
-/// The inputs of a task: a tuple.
-pub(crate) enum Inputs {}
-
-impl Hint for Inputs {
-    const TYPE: PyStaticExpr = type_hint_subscript!(
-        type_hint_identifier!("builtins", "tuple"),
-        <TaskBytes as PyTypeInfo>::TYPE_HINT,
-        PyStaticExpr::Constant { value: PyStaticConstant::Ellipsis }
-    );
-}
-
-/// Returns the name of a part's tensors.
-pub(crate) fn name(input: Option<usize>) -> Cow<'static, str> {
-    input.map_or(Cow::Borrowed("output"), |index| format!("input {index}").into())
 }

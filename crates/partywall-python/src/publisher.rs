@@ -24,8 +24,9 @@ use crate::{
     sample::Sample,
     source::{self, Source},
     stream::{self, Stream},
-    tensor::{Lengths, Tensor, signed},
+    tensor::Tensor,
     topic::{OpenTopic, Topic},
+    value::Tuple,
     wait,
 };
 
@@ -304,8 +305,8 @@ impl Loan {
 
     /// Its shape.
     #[getter]
-    fn shape(&self) -> Lengths {
-        Lengths(signed(&self.shape))
+    fn shape(&self) -> Tuple<u64> {
+        Tuple(self.shape.clone())
     }
 
     /// The type of the elements.

@@ -6,13 +6,13 @@ use partywall::{Error, Place, QueueOptions, TaskStatus, Unsubmitted, Wait, WhenS
 use pyo3::prelude::*;
 
 use crate::{
-    arguments::{Attempts, Bytes, Cancels, Connection, Count, Kind, Name, Needs, Places, QueueBlocks, Room},
+    arguments::{Attempts, Bytes, Cancels, Count, Kind, Name, Needs, Places, QueueBlocks, Room, named_place},
     attachment::{Attachment, Given},
-    build::named_place,
+    block::Block,
+    domain::Connection,
     errors::{Raise, closed, input_twice},
     handle::{Closing, Handle},
     members::Withdrawal,
-    pool::Block,
     segment::Segment,
     stream::Stream,
     task::{ClaimedTask, Claims},

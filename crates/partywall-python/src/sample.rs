@@ -25,8 +25,9 @@ use crate::{
     owner::Owner,
     reaper::Late,
     stream::{self, Stream},
-    tensor::{Lengths, Tensor, signed},
+    tensor::Tensor,
     topic::OpenTopic,
+    value::Tuple,
     wait,
 };
 
@@ -197,8 +198,8 @@ impl Sample {
 
     /// Its shape.
     #[getter]
-    fn shape(&self) -> Lengths {
-        Lengths(signed(&self.shape))
+    fn shape(&self) -> Tuple<u64> {
+        Tuple(self.shape.clone())
     }
 
     /// The topic's name.

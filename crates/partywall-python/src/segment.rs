@@ -11,8 +11,8 @@ use partywall_os::lock::IgnorePoison;
 use pyo3::{exceptions::PyValueError, prelude::*};
 
 use crate::{
-    arguments::{Name, Needs, Optional, TensorName},
-    build::{Build, Planned, pinning, typed},
+    arguments::{Name, Needs, Optional, TensorName, pinning},
+    build::{Build, Planned, typed},
     errors::{Raise, cannot_grow_here},
     handle::{Closable, Handle},
     ipc_handle::IpcHandle,

@@ -7,7 +7,8 @@ use partywall_os::process::fork_generation;
 use pyo3::{exceptions::PyTypeError, prelude::*, types::PyTuple};
 
 use crate::{
-    arguments::{Connection, Name, Optional, Permits},
+    arguments::{Name, Optional, Permits},
+    domain::Connection,
     errors::{Never, Raise, unclosed},
     handle::Handle,
     stream::Stream,

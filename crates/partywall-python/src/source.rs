@@ -25,7 +25,7 @@ use crate::{
     reaper,
     refusal::{self, AddedType},
     stream,
-    tensor::{Lengths, signed},
+    value::Tuple,
     wait,
 };
 
@@ -43,6 +43,9 @@ pub(crate) struct Source {
     stream: RawStream,
     keep: Arc<ForeignTensor>,
 }
+
+/// The device, the address, and the type, shape and strides of a tensor.
+type Identity = (i32, i32, u64, &'static str, Tuple<u64>, Tuple<i64>);
 
 /// The tensor of the other library, which owns the memory.
 #[allow(dead_code, reason = "held, not read")]
@@ -110,10 +113,10 @@ impl Source {
 
     /// Equal for two tensors that are the same memory; `None` without elements.
     #[getter]
-    fn identity(&self) -> Option<(i32, i32, u64, &'static str, Lengths, Lengths)> {
+    fn identity(&self) -> Option<Identity> {
         let DLDevice { device_type, device_id } = self.device;
-        let shape = Lengths(signed(&self.shape));
-        let strides = Lengths(self.strides.clone());
+        let shape = Tuple(self.shape.clone());
+        let strides = Tuple(self.strides.clone());
         let identity = (device_type, device_id, self.address, self.dtype.name(), shape, strides);
         (self.elements() > 0).then_some(identity)
     }

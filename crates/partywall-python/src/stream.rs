@@ -10,8 +10,7 @@ use partywall::{
 use pyo3::{exceptions::PyValueError, intern, prelude::*, types::PyInt};
 
 use crate::{
-    arguments::Optional,
-    build::place,
+    arguments::{Optional, place},
     errors::{self, Raise},
 };
 

@@ -1,32 +1,33 @@
 //! Claimed tasks. Python uses these classes themselves, as it does [`Sample`](crate::sample::Sample).
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, Weak},
+    borrow::Cow,
+    sync::{Arc, Mutex, Weak},
     thread::{self, ThreadId},
     time::Duration,
 };
 
 use partywall::{
     DType, Error, Place, Queue, Result, TaskMemory, TaskRef,
-    cuda::RawStream,
     error::{Busy, Gone},
 };
 use partywall_os::{lock::IgnorePoison, process::fork_generation};
 use pyo3::{
     exceptions::{PyRuntimeError, PyTypeError, PyValueError},
     prelude::*,
-    types::{PyBytes, PyTuple},
+    types::PyBytes,
 };
 
 use crate::{
     arguments::{ElementType, Optional, Shape},
     errors::{Never, Raise, unclosed},
-    hint::Hinted,
+    exported::{Export, Exported},
     owner::Owner,
-    part::{self, Inputs, Part, TaskBytes},
-    reaper::{self, Late},
+    part::TaskClaim,
+    reaper,
     stream::Stream,
     tensor::Tensor,
+    value::Tuple,
     wait,
 };
 
@@ -60,31 +61,6 @@ pub(crate) struct ClaimedTask {
 /// Type, shape and bytes.
 type Described = (DType, Vec<u64>, u64);
 
-/// What a task and its tensors share. The queue stays mapped for tensors that outlive the task.
-pub(crate) struct TaskClaim {
-    /// `None` once the task is over. Declared before the queue, because dropping the task needs the queue.
-    task: Mutex<Option<partywall::ClaimedTask>>,
-    /// The last stream that `wait_inputs_on` ordered behind the inputs.
-    stream: Mutex<Option<RawStream>>,
-    pub(crate) queue: Late<Queue>,
-}
-
-impl TaskClaim {
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Option<partywall::ClaimedTask>> {
-        self.task.lock().ignore_poison()
-    }
-
-    /// Returns the last stream that waits for the inputs.
-    pub(crate) fn stream(&self) -> Option<RawStream> {
-        *self.stream.lock().ignore_poison()
-    }
-
-    /// Waits until the submitter's stream has completed the inputs, unless the task is over.
-    pub(crate) fn wait_inputs(&self, timeout: Duration) -> Result<()> {
-        self.lock().as_ref().map_or(Ok(()), |task| task.wait_inputs(timeout))
-    }
-}
-
 impl ClaimedTask {
     pub(crate) fn new(queue: Arc<Queue>, task: partywall::ClaimedTask) -> Self {
         Self {
@@ -97,11 +73,7 @@ impl ClaimedTask {
             attempt: task.attempt(),
             max_attempts: task.max_attempts(),
             generation: fork_generation(),
-            claim: Arc::new(TaskClaim {
-                task: Mutex::new(Some(task)),
-                stream: Mutex::default(),
-                queue: Late::new(queue),
-            }),
+            claim: TaskClaim::new(queue, task),
         }
     }
 
@@ -153,19 +125,19 @@ impl ClaimedTask {
         let described = self.described(input);
         let has = described.2;
         let (dtype, shape) = ElementType::view(dtype, shape, described);
-        let of = (self.claim.queue.name(), part::name(input), has);
-        let tensor = match input {
-            Some(_) => Tensor::of_part(&Part::owner(memory, &self.claim, input, segment), of, address, dtype.0, &shape),
-            None => Tensor::of_part(&self.output_owner(memory), of, address, dtype.0, &shape),
+        let of = (self.claim.queue.name(), part_name(input), has);
+        let owner = match input {
+            Some(_) => Owner::of_part(memory, &self.claim, input, segment),
+            None => self.output_owner(memory),
         };
-        tensor.or_raise(py)
+        Tensor::of_part(&owner, of, address, dtype.0, &shape).or_raise(py)
     }
 
     /// Returns the owner of the output, for a tensor that keeps it.
     fn output_owner(&self, memory: TaskMemory) -> Arc<Owner> {
         let mut output = self.output.lock().ignore_poison();
         output.upgrade().unwrap_or_else(|| {
-            let owner = Part::owner(memory, &self.claim, None, None);
+            let owner = Owner::of_part(memory, &self.claim, None, None);
             if self.closed() {
                 owner.end_writing();
             }
@@ -259,9 +231,9 @@ impl ClaimedTask {
 
     /// The inputs, read-only, in their order.
     #[getter]
-    fn inputs<'py>(slf: &Bound<'py, Self>) -> PyResult<Hinted<'py, Inputs>> {
+    fn inputs<'py>(slf: &Bound<'py, Self>) -> PyResult<Tuple<Bound<'py, TaskBytes>>> {
         let inputs = (0..slf.get().inputs.len()).map(|index| TaskBytes::of(slf, Some(index)));
-        PyTuple::new(slf.py(), inputs.collect::<PyResult<Vec<_>>>()?).map(Hinted::new)
+        inputs.collect::<PyResult<_>>().map(Tuple)
     }
 
     /// The room for the output, which only this attempt uses. It contains the bytes of its previous user.
@@ -289,7 +261,7 @@ impl ClaimedTask {
     fn wait_inputs_on(&self, py: Python<'_>, stream: Optional<'_, '_>, device: Optional<'_, '_>) -> PyResult<()> {
         let stream = self.stream(py, stream, device, "wait_inputs()")?;
         py.detach(|| self.with(|task| task.wait_inputs_on(stream.borrow()))).or_raise(py)?;
-        *self.claim.stream.lock().ignore_poison() = Some(stream.id().1);
+        self.claim.note_stream(stream.id().1);
         Ok(())
     }
 
@@ -409,13 +381,69 @@ impl Drop for ClaimedTask {
     }
 }
 
+/// An input or the output of a claimed task, used in place.
+///
+/// It has the type and the shape that the submitter gave it, and `from_dlpack`, `np.asarray` and the like take it so;
+/// `tensor` gives its beginning others.
+#[pyclass(frozen, extends = Exported, module = "partywall", weakref)]
+pub(crate) struct TaskBytes {
+    task: Py<ClaimedTask>,
+    /// The index of the input; `None` for the output.
+    input: Option<usize>,
+}
+
+impl TaskBytes {
+    pub(crate) fn of<'py>(task: &Bound<'py, ClaimedTask>, input: Option<usize>) -> PyResult<Bound<'py, Self>> {
+        Self { task: task.clone().unbind(), input }.into_object(task.py())
+    }
+}
+
+impl Export for TaskBytes {
+    fn exported(&self, py: Python<'_>) -> PyResult<Tensor> {
+        self.tensor(py, None, None)
+    }
+}
+
+#[pymethods]
+impl TaskBytes {
+    /// Returns it as a tensor: with the type and the shape that it was submitted with, unless others are given. With
+    /// another type and no shape, of as many elements as fit.
+    #[pyo3(signature = (shape = None, dtype = None))]
+    fn tensor(&self, py: Python<'_>, shape: Option<Shape>, dtype: Option<ElementType>) -> PyResult<Tensor> {
+        self.task.get().tensor(py, self.input, shape, dtype)
+    }
+
+    /// Bytes that were submitted, or that were requested for the output.
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.task.get().described(self.input).2
+    }
+
+    /// The type of the elements: `uint8` unless the submitter gave another one.
+    #[getter]
+    fn dtype(&self) -> &'static str {
+        self.task.get().described(self.input).0.name()
+    }
+
+    /// Elements along each dimension.
+    #[getter]
+    fn shape(&self) -> Tuple<u64> {
+        Tuple(self.task.get().described(self.input).1.to_vec())
+    }
+
+    fn __repr__(&self) -> String {
+        let what = part_name(self.input);
+        format!("<partywall.TaskBytes: {what} of {}, {} bytes>", self.task.get().task(), self.nbytes())
+    }
+}
+
 /// Iterates over the tasks of a queue. Asking for the next task completes the one before, unless that is over.
 ///
 /// If an exception leaves the body of the loop, dropping the iterator fails the task for that reason: the interpreter
 /// sets the exception before it drops the iterator.
 #[pyclass(frozen, module = "partywall._native")]
 pub(crate) struct Claims {
-    queue: Py<super::queue::Queue>,
+    queue: Py<crate::queue::Queue>,
     timeout: Option<f64>,
     iteration: Mutex<Iteration>,
 }
@@ -431,7 +459,7 @@ struct Iteration {
 }
 
 impl Claims {
-    pub(crate) fn new(queue: Py<super::queue::Queue>, timeout: Option<f64>) -> Self {
+    pub(crate) fn new(queue: Py<crate::queue::Queue>, timeout: Option<f64>) -> Self {
         Self { queue, timeout, iteration: Mutex::default() }
     }
 
@@ -494,4 +522,9 @@ impl Drop for Claims {
 fn text(object: &Bound<'_, PyAny>) -> String {
     let text = object.str().map(|text| text.to_string_lossy().into_owned());
     text.unwrap_or_else(|_| "it cannot be said in words".to_owned())
+}
+
+/// Returns the name of a part's tensors.
+fn part_name(input: Option<usize>) -> Cow<'static, str> {
+    input.map_or(Cow::Borrowed("output"), |index| format!("input {index}").into())
 }

@@ -21,22 +21,23 @@ use pyo3::{
     IntoPyObjectExt,
     exceptions::{PyAttributeError, PyBufferError, PyTypeError, PyValueError},
     ffi,
-    inspect::{PyStaticConstant, PyStaticExpr},
+    inspect::PyStaticExpr,
     prelude::*,
-    type_hint_identifier, type_hint_subscript,
-    types::{PyBytes, PyMemoryView, PyTuple},
+    type_hint_identifier,
+    types::{PyBytes, PyMemoryView},
 };
 
 use crate::{
-    arguments::{ElementType, Optional},
-    build::{Layout, place},
-    dlpack::{self, DLDevice, Managed, ManagedVersioned, TensorExport, contiguous, data_type},
+    arguments::{ElementType, Optional, place},
+    dlpack::{self, DLDevice, Export, HOST, Managed, ManagedVersioned, contiguous, data_type},
     errors::{Never, Raise, no_such_view},
     hint::{Hint, Hinted},
     owner::Owner,
     ranges,
     source::{self, Source},
-    stream, wait,
+    stream,
+    value::Tuple,
+    wait,
 };
 
 /// A tensor in shared memory. It keeps its memory alive, and so do all objects made of it.
@@ -246,14 +247,14 @@ impl Tensor {
 
     /// Elements along each dimension.
     #[getter]
-    fn shape(&self) -> Lengths {
-        Lengths(self.shape.clone())
+    fn shape(&self) -> Tuple<i64> {
+        Tuple(self.shape.clone())
     }
 
     /// Elements from one index to the next along each dimension.
     #[getter]
-    fn strides(&self) -> Lengths {
-        Lengths(self.strides.clone())
+    fn strides(&self) -> Tuple<i64> {
+        Tuple(self.strides.clone())
     }
 
     /// The number of dimensions.
@@ -465,21 +466,20 @@ impl Tensor {
         {
             py.detach(|| self.on_device(RawStream(stream), |_, _| Ok(()))).or_raise(py)?;
         }
-        let owner = &self.owner;
-        let address = self.address;
-        let device = self.device;
-        let export = TensorExport {
-            owner,
-            address,
-            device,
+        let export = Export {
+            address: self.address,
+            device: self.device,
             dtype: self.data_type(py)?,
             shape: &self.shape,
             strides: &self.strides,
+            read_only: self.readonly(),
         };
-        match max_version {
-            Some((major, _)) if major >= 1 => export.capsule::<ManagedVersioned>(py).map(Hinted::new),
-            _ => export.capsule::<Managed>(py).map(Hinted::new),
-        }
+        let owner = self.owner.clone();
+        let capsule = match max_version {
+            Some((major, _)) if major >= 1 => dlpack::capsule::<ManagedVersioned, _>(py, &export, owner),
+            _ => dlpack::capsule::<Managed, _>(py, &export, owner),
+        };
+        capsule.map(Hinted::new)
     }
 
     /// The CUDA array interface, version 3. Not for host memory, nor for types that the interface lacks.
@@ -497,7 +497,7 @@ impl Tensor {
         let item = (self.dtype.bits() / 8) as i64;
         let order = if item == 1 { '|' } else { '<' };
         let strides = self.strides.iter().map(|stride| stride * item).collect();
-        let strides = (!self.is_contiguous()).then_some(Lengths(strides));
+        let strides = (!self.is_contiguous()).then_some(Tuple(strides));
         Ok(BTreeMap::from([
             ("version", 3.into_bound_py_any(py)?),
             ("shape", self.shape().into_bound_py_any(py)?),
@@ -571,6 +571,29 @@ impl Tensor {
     }
 }
 
+/// A tensor of a build or segment, without its memory.
+#[derive(Clone)]
+pub(crate) struct Layout {
+    pub(crate) name: String,
+    pub(crate) dtype: DType,
+    pub(crate) shape: Vec<u64>,
+    /// Counted in elements.
+    pub(crate) strides: Vec<u64>,
+    pub(crate) bytes: u64,
+}
+
+impl Layout {
+    pub(crate) fn of(tensor: &partywall::Tensor<'_>) -> Self {
+        Self {
+            name: tensor.name().to_owned(),
+            dtype: tensor.dtype(),
+            shape: tensor.shape(),
+            strides: tensor.strides(),
+            bytes: tensor.bytes(),
+        }
+    }
+}
+
 /// The dictionary of the CUDA array interface.
 pub(crate) type CudaArray<'py> = BTreeMap<&'static str, Bound<'py, PyAny>>;
 
@@ -584,30 +607,8 @@ impl Hint for CapsuleType {
 /// A capsule of DLPack.
 pub(crate) type Capsule<'py> = Hinted<'py, CapsuleType>;
 
-/// One number for each dimension: a tuple.
-pub(crate) struct Lengths(pub(crate) Vec<i64>);
-
-impl<'py> IntoPyObject<'py> for Lengths {
-    type Target = PyTuple;
-    type Output = Bound<'py, PyTuple>;
-    type Error = PyErr;
-
-    const OUTPUT_TYPE: PyStaticExpr = type_hint_subscript!(
-        type_hint_identifier!("builtins", "tuple"),
-        type_hint_identifier!("builtins", "int"),
-        PyStaticExpr::Constant { value: PyStaticConstant::Ellipsis }
-    );
-
-    fn into_pyobject(self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        PyTuple::new(py, self.0)
-    }
-}
-
 /// The arrays that a buffer's view points to: the shape, then the strides in bytes.
 struct Extents(Vec<isize>);
-
-/// Host memory, for DLPack.
-pub(crate) const HOST: DLDevice = DLDevice { device_type: dlpack::CPU, device_id: 0 };
 
 /// Returns the codes of a type in the array interface and in buffers.
 fn array_type(dtype: DType) -> Option<(char, &'static CStr)> {
@@ -641,7 +642,7 @@ fn fitting(has: u64, dtype: DType, shape: &[u64], error: impl FnOnce(u64) -> Err
 }
 
 /// Converts lengths or strides to DLPack's signed numbers.
-pub(crate) fn signed(numbers: &[u64]) -> Vec<i64> {
+fn signed(numbers: &[u64]) -> Vec<i64> {
     // Tables limit these numbers to less than 2⁶³.
     numbers.iter().map(|n| *n as i64).collect()
 }

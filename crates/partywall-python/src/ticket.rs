@@ -25,16 +25,17 @@ use pyo3::{
 
 use crate::{
     arguments::{ElementType, Optional, Shape},
+    block::Block,
     enqueued::EnqueuedResult,
     errors::{Never, Raise, closed, exception, unclosed},
     exported::{Export, Exported},
     handle::{Closing, Handle},
     hint::{Hint, Hinted},
     owner::Owner,
-    pool::Block,
     reaper::Late,
     stream::Stream,
-    tensor::{Lengths, Tensor, signed},
+    tensor::Tensor,
+    value::Tuple,
     wait,
 };
 
@@ -301,8 +302,8 @@ impl TaskResult {
 
     /// Elements along each dimension.
     #[getter]
-    fn shape(&self) -> Lengths {
-        Lengths(signed(&self.described.1))
+    fn shape(&self) -> Tuple<u64> {
+        Tuple(self.described.1.clone())
     }
 
     /// Returns the output as a tensor: with its type and shape, unless others are given. With another type and no

@@ -16,7 +16,8 @@ use partywall_os::lock::IgnorePoison;
 use pyo3::prelude::*;
 
 use crate::{
-    arguments::{Connection, DeviceName, Name, Optional, Value},
+    arguments::{DeviceName, Name, Optional, Value},
+    domain::Connection,
     errors::{Raise, not_writer},
     graph::GraphNode,
     handle::Handle,

@@ -6,8 +6,8 @@ use partywall::{Gpu, Place, WhenSome};
 use pyo3::prelude::*;
 
 use crate::{
-    arguments::{Connection, Count, ElementType, Name, Needs, Number},
-    build::named_place,
+    arguments::{Count, ElementType, Name, Needs, Number, named_place},
+    domain::Connection,
     errors::Raise,
     handle::Handle,
     members::Withdrawal,

@@ -9,7 +9,8 @@ use partywall::{
 use pyo3::prelude::*;
 
 use crate::{
-    arguments::{Connection, Pattern},
+    arguments::Pattern,
+    domain::Connection,
     errors::{Raise, parse},
     handle::Handle,
     value::value,

@@ -14,9 +14,6 @@ const STRATA: &str = "strata of ";
 /// The most modules of a folder that may all use each other.
 const MAX_CIRCLE: usize = 4;
 
-/// Folders with a larger circle, each with its size. They are not to grow.
-const LARGE_CIRCLES: &[(&str, usize)] = &[("crates/partywall-python/src", 15)];
-
 /// Returns what is wrong in the lists and in the code. A list names the modules in a folder from below, a stratum in each
 /// line. Only modules that are joined by `+` know each other. A list may name a type that the root of the folder defines:
 /// only the strata above know it.
@@ -56,9 +53,8 @@ fn large_circle(folder: &str, tree: &Tree) -> Option<String> {
         reached[module].iter().copied().filter(|other| reached.get(other).is_some_and(|r| r.contains(module))).collect()
     };
     let largest = used.keys().map(circle).max_by_key(Vec::len)?;
-    let allowed = LARGE_CIRCLES.iter().find(|(of, _)| *of == folder).map_or(MAX_CIRCLE, |(_, size)| *size);
     let (size, modules) = (largest.len(), largest.join(", "));
-    (size > allowed).then(|| format!("{folder}: {size} modules use each other, and {allowed} may: {modules}"))
+    (size > MAX_CIRCLE).then(|| format!("{folder}: {size} modules use each other, and {MAX_CIRCLE} may: {modules}"))
 }
 
 fn check_folder(folder: &str, list: &str, tree: &Tree) -> Vec<String> {
