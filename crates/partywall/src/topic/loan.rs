@@ -81,7 +81,7 @@ pub struct Filled(Loan);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Published {
-    /// The number of samples that its publisher had published or [skipped](Publisher::skip) before.
+    /// The number of samples that its publisher had published or [skipped](super::Publisher::skip) before.
     pub sequence: u64,
     /// The number of samples that had been published in the topic before.
     pub position: u64,
