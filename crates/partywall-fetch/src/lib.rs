@@ -3,10 +3,10 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`storage`] | files on a server as [`partywall::files`] reads them: ranges, retries, comparisons |
-//! | [`transport`] | one client for HTTP: TLS, timeouts, refusals, errors that pass |
-//! | [`web`] | `https://`, and `hf://`, whose files are on the web |
-//! | [`bucket`] | `s3://`, `gs://`, `az://` |
+//! | `storage` | files on a server as [`partywall::files`] reads them: ranges, retries, comparisons |
+//! | `transport` | one client for HTTP: TLS, timeouts, refusals, errors that pass |
+//! | `web` | `https://`, and `hf://`, whose files are on the web |
+//! | `bucket` | `s3://`, `gs://`, `az://` |
 //!
 //! Each thread that copies has a connection of its own, and reads the bytes of an answer into the memory that becomes
 //! the segment. A range that is cut off continues at the byte that was reached. Each answer's ETag and length are

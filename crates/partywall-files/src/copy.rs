@@ -33,7 +33,7 @@ pub trait Sink: Sync {
 /// Copies the bytes of one thread into a [`Sink`]. If the copy fails or is cancelled, the lane is dropped without
 /// [`Lane::finish`].
 pub trait Lane {
-    /// Returns a free buffer of at least one byte, ideally of [`BUFFER_BYTES`], with any content. Waits if all buffers
+    /// Returns a free buffer of at least one byte, ideally of `BUFFER_BYTES`, with any content. Waits if all buffers
     /// of the lane are in use.
     ///
     /// # Errors

@@ -27,6 +27,7 @@ use crate::{
 
 /// The arguments of the command.
 #[derive(Debug, Args)]
+#[allow(rustdoc::broken_intra_doc_links, reason = "brackets in `--help` are what may be left out")]
 pub(crate) struct Arguments {
     /// A .safetensors or .npy file, a folder or *.safetensors.index.json of shards, any other file as raw bytes, or `-`
     /// for standard input. Or the URL of one of them: https://HOST/PATH, s3://BUCKET/KEY, gs://BUCKET/KEY,
