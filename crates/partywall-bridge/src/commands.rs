@@ -115,7 +115,7 @@ struct BridgeArguments {
     history: Option<u32>,
     /// For this long, in seconds, publishers here wait for a host that blocks and is unreachable
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = clap::value_parser!(u32))]
-    patience: u32,
+    timeout: u32,
     #[command(flatten)]
     network: Network,
 }
@@ -156,8 +156,8 @@ fn read<T: FromArgMatches>(matches: &ArgMatches) -> Result<T, Failure> {
 
 /// Runs the bridge until a signal, the end of its name or that of the broker.
 fn bridge(context: &Context, arguments: BridgeArguments) -> Result<(), Failure> {
-    let BridgeArguments { host, listen, export, import, policy, history, patience, network } = arguments;
-    let topics = TopicOptions { policy, history, patience: Duration::from_secs(patience.into()) };
+    let BridgeArguments { host, listen, export, import, policy, history, timeout, network } = arguments;
+    let topics = TopicOptions { policy, history, timeout: Duration::from_secs(timeout.into()) };
     let output = context.output();
     let start = Instant::now();
     let mut endpoints = Endpoints { listen, connect: network.connect.clone(), ..network.endpoints()? };
@@ -179,9 +179,16 @@ fn bridge(context: &Context, arguments: BridgeArguments) -> Result<(), Failure> 
     let domain = context.options().connect()?;
     let name = format!("{BRIDGES}{}", network.realm);
     // Claimed before anything listens, so that a second bridge is refused by the name and not by its port.
-    let claim = match domain.open_or_build(&name, CLAIM)? {
-        OpenOrBuild::Build(claim) => claim,
-        OpenOrBuild::Opened(_) => return Err(second_bridge(&domain, &network.realm)),
+    let claim = loop {
+        match domain.open_or_build(&name, CLAIM)? {
+            OpenOrBuild::Build(claim) => break claim,
+            // A bridge that was just killed has the name until its death is proved.
+            OpenOrBuild::Opened(former) => match former.wait_withdrawn(PROOF) {
+                Ok(_) => {}
+                Err(Error::Timeout { .. }) => return Err(second_bridge(&domain, &network.realm)),
+                Err(error) => return Err(error.into()),
+            },
+        }
     };
     let stop = cancel_flag()?;
     let link = Link::open(&network.realm, &endpoints)?;
@@ -398,6 +405,9 @@ const DEFAULT_REALM: &str = "default";
 
 /// How long a bridge waits for another one that is just starting.
 const CLAIM: Duration = Duration::from_secs(10);
+
+/// How long a bridge waits for the proof that the one before it is dead, which takes a settle time of 100 ms.
+const PROOF: Duration = Duration::from_secs(1);
 
 /// How long a starting bridge waits for the hosts that it connects to. Afterwards it goes on trying.
 const CONNECT: Duration = Duration::from_secs(2);

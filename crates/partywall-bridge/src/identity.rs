@@ -1,4 +1,4 @@
-//! Who a host is to others: its certificate, and what each other host may do here.
+//! The identity of a host: its certificate, and what each other host may do here.
 //!
 //! With `--tls DIR` all links are QUIC with mutual TLS 1.3: a peer without a certificate of the same authority gets no
 //! session. The common name of a certificate is the name of its host. Access is denied by default; a host that is

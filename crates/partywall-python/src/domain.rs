@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::OsString,
+    ops::Deref,
     path::PathBuf,
     sync::{
         atomic::{AtomicBool, Ordering},
@@ -82,20 +83,11 @@ impl Domain {
     }
 }
 
-impl Connection<'_> {
-    /// Returns the connection, unless it is closed.
-    pub(crate) fn get(&self, py: Python<'_>) -> PyResult<partywall::Domain> {
-        self.0.get().get(py)
-    }
+impl Deref for Connection<'_> {
+    type Target = Domain;
 
-    /// Waits in slices, until the connection is closed.
-    pub(crate) fn in_slices<R: Send>(
-        &self,
-        py: Python<'_>,
-        timeout: Duration,
-        attempt: impl Fn(Duration) -> partywall::Result<R> + Sync,
-    ) -> PyResult<R> {
-        self.0.get().in_slices(py, timeout, attempt)
+    fn deref(&self) -> &Domain {
+        self.0.get()
     }
 }
 

@@ -21,7 +21,7 @@ pub(crate) struct TopicOptions {
     /// Samples from before an import; `None` for the topic's own number.
     pub(crate) history: Option<u32>,
     /// How long an export waits for a host that it does not hear.
-    pub(crate) patience: Duration,
+    pub(crate) timeout: Duration,
 }
 
 impl TopicOptions {

@@ -199,7 +199,7 @@ impl TopicExport {
     fn start(exports: &Arc<TopicExports>, (host, name): &(String, String), instance: Instance) -> Option<Arc<Self>> {
         let us = own_instance(&exports.bridge.link);
         let most = Window { samples: MAX_HELD_SAMPLES, bytes: WINDOW_BYTES };
-        let sender = Sender::new(us, most, exports.options.patience);
+        let sender = Sender::new(us, most, exports.options.timeout);
         let export = Arc::new(Self {
             exports: exports.clone(),
             host: host.clone(),

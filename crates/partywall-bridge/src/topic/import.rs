@@ -210,8 +210,8 @@ impl TopicImports {
 impl TopicImport {
     fn new(imports: &Arc<TopicImports>, (host, name): &(String, String)) -> Self {
         let options = imports.options;
-        let TopicOptions { policy, history, patience } = options;
-        let asks = ReceiverOptions { policy: to_wire(policy), history, window: options.window(), patience };
+        let TopicOptions { policy, history, timeout } = options;
+        let asks = ReceiverOptions { policy: to_wire(policy), history, window: options.window(), timeout };
         Self {
             imports: imports.clone(),
             host: host.clone(),

@@ -30,7 +30,7 @@
 //!
 //! A stream belongs to two instances of bridges. If one of them is replaced, the stream is over; its messages are
 //! dropped by their [`StreamId`](wire::StreamId). If the hosts only lose sight of each other, the sender keeps what is
-//! not acknowledged for the *patience*, then parts: nobody waits for a cable for ever. A new stream
+//! not acknowledged for the *timeout*, then detaches: no publisher waits for a cable for ever. A new stream
 //! [resumes](wire::Resume) at a position of the ring, so the samples between are counted as missed, exactly if the ring
 //! is the same one. Exception: samples that the origin's own bridge has published, and that the ring no longer keeps.
 
@@ -74,7 +74,7 @@ impl Topics {
         Ok(Self { exports, imports })
     }
 
-    /// Tells other hosts that the streams end, so that nobody waits out the patience.
+    /// Tells other hosts that the streams end, so that nobody waits out the timeout.
     pub(crate) fn stop(&self) {
         self.imports.stop();
         self.exports.stop();

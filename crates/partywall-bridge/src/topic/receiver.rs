@@ -48,7 +48,7 @@ pub(crate) struct ReceiverOptions {
     /// Bounds what waits here. The origin may allow less.
     pub(crate) window: Window,
     /// How long the origin may be silent, although its host is reachable, before the stream is given up.
-    pub(crate) patience: Duration,
+    pub(crate) timeout: Duration,
 }
 
 /// The current instance of the origin's host.
@@ -568,7 +568,7 @@ impl<P: Payload> Receiver<P> {
             Phase::Joining { .. } => self.join(now, out),
             Phase::Streaming(stream) => {
                 stream.ask_at = now + RETRY;
-                if now >= stream.heard + KEEPALIVE + self.options.patience {
+                if now >= stream.heard + KEEPALIVE + self.options.timeout {
                     self.leave(out);
                     self.stop(NextPhase::Join, now, out);
                 } else {
@@ -668,7 +668,7 @@ impl<P: Payload> Receiver<P> {
     }
 
     fn gives_up_at(&self, stream: &InStream) -> Time {
-        stream.heard + KEEPALIVE + self.options.patience
+        stream.heard + KEEPALIVE + self.options.timeout
     }
 
     fn id(&self) -> Option<StreamId> {

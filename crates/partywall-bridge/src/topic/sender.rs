@@ -16,7 +16,7 @@ pub(crate) struct Sender {
     us: Instance,
     /// What this side allows a receiver, whatever that asks for.
     most: Window,
-    patience: Duration,
+    timeout: Duration,
     host: Option<ReceivingHost>,
     stream: Option<OutStream>,
     /// The end of the latest stream, which its receiver may have to be told again.
@@ -123,9 +123,9 @@ type Effects = Vec<SenderEffect>;
 
 impl Sender {
     /// Creates the sender of the bridge `us`. `most` bounds what it holds, apart from the size of one sample. After
-    /// `patience` without a word of a receiver it parts from it.
-    pub(crate) fn new(us: Instance, most: Window, patience: Duration) -> Self {
-        Self { us, most, patience, host: None, stream: None, ended: None }
+    /// `timeout` without a word of a receiver it detaches.
+    pub(crate) fn new(us: Instance, most: Window, timeout: Duration) -> Self {
+        Self { us, most, timeout, host: None, stream: None, ended: None }
     }
 
     /// Applies an event, and appends its effects to `out`.
@@ -181,10 +181,10 @@ impl Sender {
     pub(crate) fn deadline(&self) -> Option<Time> {
         let stream = self.stream.as_ref()?;
         if let Some(lost_at) = self.host.as_ref().and_then(|host| host.lost_at) {
-            return Some(lost_at + self.patience);
+            return Some(lost_at + self.timeout);
         }
         let waits = !stream.held.is_empty();
-        earliest([waits.then_some(stream.probe_at), waits.then(|| stream.heard + self.patience)])
+        earliest([waits.then_some(stream.probe_at), waits.then(|| stream.heard + self.timeout)])
     }
 
     /// Returns the stream that exists.
@@ -297,7 +297,7 @@ impl Sender {
         let Some(stream) = &mut self.stream else { return };
         // A silent receiver is as good as an unreachable one.
         let since = lost_at.unwrap_or(stream.heard);
-        if now >= since + self.patience {
+        if now >= since + self.timeout {
             self.end(EndReason::Parted, 0, out);
         } else {
             stream.probe(now, out);

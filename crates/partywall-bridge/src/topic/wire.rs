@@ -140,7 +140,7 @@ pub(crate) struct TopicInfo {
 /// Why an origin has ended a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum EndReason {
-    /// The receiver was unreachable for longer than the patience. It may join again.
+    /// The receiver was unreachable for longer than the timeout. It may join again.
     Parted,
     /// The origin knows no such stream. It may join again.
     Unknown,

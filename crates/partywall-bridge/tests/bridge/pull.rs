@@ -229,7 +229,6 @@ fn segment_crosses_from_gpu_to_gpu_of_the_simulated_driver() {
         name: "a".into(),
         bridge: None,
         endpoint: "127.0.0.1:0".into(),
-        has_run: false,
     };
     a.bridge(&[], &["--export", "*"]);
     let mut b = Host {
@@ -237,7 +236,6 @@ fn segment_crosses_from_gpu_to_gpu_of_the_simulated_driver() {
         name: "b".into(),
         bridge: None,
         endpoint: "127.0.0.1:0".into(),
-        has_run: false,
     };
     b.bridge(&[&a.endpoint], &[]);
     b.await_state("a", "alive");

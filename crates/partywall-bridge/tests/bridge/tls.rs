@@ -57,14 +57,14 @@ fn allowed_hosts_with_certificates_pull_and_others_get_nothing() {
     b.run(&["get", "llm", got.to_str().unwrap()]).expect(0);
     assert!(fs::read(got).unwrap() == bytes);
     // A host of the same authority that is not allowed, one of another authority, and one without a certificate.
-    let strangers = Authority::new();
-    let stranger = strangers.host("b", 4000);
+    let others = Authority::new();
+    let other = others.host("b", 4000);
     let sandbox = Sandbox::new();
     let pull = |options: &[&str]| {
         let arguments = ["pull", "//a/llm", "--device", "host", "--timeout", "2", "--connect"];
         Running::spawn(&mut command(&sandbox, &[&arguments[..], options].concat())).wait()
     };
-    for directory in [&c, &stranger] {
+    for directory in [&c, &other] {
         let refused = pull(&[&a.endpoint, "--tls", directory]);
         assert_eq!(refused.code, Some(7), "{refused:?}");
     }

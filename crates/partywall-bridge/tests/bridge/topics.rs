@@ -88,7 +88,7 @@ fn samples_that_are_dropped_at_the_origin_show_as_a_gap() {
 // Holds 454.
 #[test]
 fn importer_that_was_unreachable_gets_all_samples_under_block() {
-    let a = Host::start("a", &[], &["--export", "frames", "--patience", "1000000"]);
+    let a = Host::start("a", &[], &["--export", "frames", "--timeout", "1000000"]);
     let b = Host::start("b", &[&a], &["--import", "//a/frames", "--policy", "block"]);
     let publisher = create(&a.sandbox.domain(), "frames", 3 << 20).publisher().unwrap();
     publisher.wait_for_subscribers(1, TIMEOUT).unwrap();
@@ -107,7 +107,7 @@ fn importer_that_was_unreachable_gets_all_samples_under_block() {
 // Holds 455.
 #[test]
 fn bridge_that_ends_holds_up_no_publisher() {
-    let a = Host::start("a", &[], &["--export", "counts", "--patience", "1000000"]);
+    let a = Host::start("a", &[], &["--export", "counts", "--timeout", "1000000"]);
     let mut b = Host::start("b", &[&a], &["--import", "//a/counts", "--policy", "block"]);
     let origin = create(&a.sandbox.domain(), "counts", 8);
     let publisher = origin.publisher().unwrap();
@@ -168,7 +168,7 @@ fn killed_exporter_leaves_a_gap_that_shows_and_nothing_twice() {
 
 // Holds 455.
 #[test]
-fn killed_importer_holds_up_no_publisher_for_longer_than_the_patience() {
+fn killed_importer_holds_up_no_publisher_beyond_the_timeout() {
     let a = Host::start("a", &[], &["--export", "counts"]);
     let mut b = Host::start("b", &[&a], &["--import", "//a/counts", "--policy", "block"]);
     let publisher = create(&a.sandbox.domain(), "counts", 8).publisher().unwrap();

@@ -7,10 +7,10 @@ use crate::topic::{
     wire::{EndReason, FromOrigin, FromReceiver, StreamPolicy, Window},
 };
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn world(policy: StreamPolicy, window: Window) -> World {
-    let mut world = World::new(WorldOptions { policy, window, patience: PATIENCE, hostile: false });
+    let mut world = World::new(WorldOptions { policy, window, timeout: TIMEOUT, hostile: false });
     world.settle();
     world
 }
@@ -64,11 +64,11 @@ fn samples_without_credit_stay_in_the_ring_and_are_dropped_there() {
 }
 
 #[test]
-fn publishers_are_free_once_the_patience_is_over() {
+fn publishers_are_free_once_the_timeout_is_over() {
     let mut world = blocking();
     world.disconnect();
     assert_eq!(publish_until_full(&mut world), 4);
-    world.pass(PATIENCE - Duration::from_millis(1));
+    world.pass(TIMEOUT - Duration::from_millis(1));
     assert_eq!(publish_until_full(&mut world), 0);
     world.pass(Duration::from_millis(1));
     assert!(world.sender.stream().is_none());
@@ -189,7 +189,7 @@ fn receiver_begins_anew_if_a_reachable_origin_is_silent() {
 #[test]
 fn origin_that_ignores_the_credit_fills_no_memory() {
     let window = Window { samples: 2, bytes: 2 * PIECE_BYTES };
-    let mut world = World::new(WorldOptions { policy: StreamPolicy::Block, window, patience: PATIENCE, hostile: true });
+    let mut world = World::new(WorldOptions { policy: StreamPolicy::Block, window, timeout: TIMEOUT, hostile: true });
     let FromReceiver::Join(join) = &mut world.up[0].body else { panic!("it has not joined") };
     join.window = Window { samples: 64, bytes: u64::MAX };
     while world.deliver_up(0, false) || world.deliver_down(0, false) {}

@@ -98,12 +98,12 @@ fn step(troubles: Troubles) -> impl Strategy<Value = Step> {
     prop::strategy::Union::new_weighted(steps)
 }
 
-fn options(patience: Duration, hostile: bool) -> impl Strategy<Value = WorldOptions> {
+fn options(timeout: Duration, hostile: bool) -> impl Strategy<Value = WorldOptions> {
     let policy = prop_oneof![Just(StreamPolicy::Block), Just(StreamPolicy::DropOldest), Just(StreamPolicy::Latest)];
     let bytes = prop_oneof![1..100_u64, 1..5 * PIECE_BYTES];
     (policy, 1..6_u32, bytes).prop_map(move |(policy, samples, bytes)| {
         let window = Window { samples, bytes };
-        WorldOptions { policy, window, patience, hostile }
+        WorldOptions { policy, window, timeout, hostile }
     })
 }
 

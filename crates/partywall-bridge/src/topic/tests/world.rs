@@ -78,7 +78,7 @@ pub(super) struct LocalSample {
 pub(super) struct WorldOptions {
     pub(super) policy: StreamPolicy,
     pub(super) window: Window,
-    pub(super) patience: Duration,
+    pub(super) timeout: Duration,
     /// Whether a peer may send anything. Then only bounds and ends are checked.
     pub(super) hostile: bool,
 }
@@ -480,12 +480,12 @@ impl World {
 
 fn new_sender(us: Instance, options: WorldOptions) -> Sender {
     let any = Window { samples: 64, bytes: 1 << 40 };
-    Sender::new(us, if options.hostile { any } else { options.window }, options.patience)
+    Sender::new(us, if options.hostile { any } else { options.window }, options.timeout)
 }
 
 fn new_receiver(us: Instance, options: WorldOptions) -> Receiver<Tag> {
-    let WorldOptions { policy, window, patience, .. } = options;
-    Receiver::new(us, 0, ReceiverOptions { policy, history: Some(2), window, patience })
+    let WorldOptions { policy, window, timeout, .. } = options;
+    Receiver::new(us, 0, ReceiverOptions { policy, history: Some(2), window, timeout })
 }
 
 fn head(position: u64, entry: RingEntry, missed: u64) -> SampleHead {
