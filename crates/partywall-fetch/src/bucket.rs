@@ -169,9 +169,10 @@ fn trouble(error: Error) -> Trouble {
         }
         Error::Generic { source, .. } => match failed(&**source) {
             // A status that no other variant has, and that the transport did not find passing.
-            Trouble::Passing(passing) if !passing.is_known => {
-                refused(reason("the server refuses it", &**source)).into()
-            }
+            Trouble::Passing(passing) if !passing.is_known => match reason("the server refuses it", &**source) {
+                what if what.ends_with("NotFound)") => missing().into(),
+                what => refused(what).into(),
+            },
             other => other,
         },
         _ => refused(chain(&error)).into(),

@@ -236,7 +236,7 @@ pub(crate) fn judge(status: StatusCode, headers: &HeaderMap) -> Result<(), Troub
     let passes = [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_EARLY, StatusCode::TOO_MANY_REQUESTS];
     match status {
         status if status.is_success() => Ok(()),
-        status if status.is_server_error() || passes.contains(&status) => {
+        status if (status.is_server_error() && status != StatusCode::NOT_IMPLEMENTED) || passes.contains(&status) => {
             let after =
                 headers.get(RETRY_AFTER).and_then(|value| delay(value.to_str().ok()?.trim(), SystemTime::now()));
             Err(Passing { after, ..Passing::new(format!("the server answered {status}")) }.into())

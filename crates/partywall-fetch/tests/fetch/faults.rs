@@ -137,13 +137,14 @@ fn cut_answer_goes_on_at_the_byte_that_was_reached() {
 // Holds 402.
 #[test]
 fn faults_that_remain_are_said_and_leave_nothing() {
-    let cases: [(&str, Answer, &str, i32); 22] = [
+    let cases: [(&str, Answer, &str, i32); 23] = [
         (
             "always 503",
             |_, _| Reply::new(503, ""),
             "the server answered 503 Service Unavailable; 2 requests in a row",
             5,
         ),
+        ("never 501", |_, _| Reply::new(501, ""), "cannot be read: the server answered 501 Not Implemented", 5),
         (
             "always cut",
             |file, ask| right(file, ask).cut(if is_later(ask) { 0 } else { HEAD }),
