@@ -18,6 +18,7 @@ fn main() -> io::Result<()> {
     wire()?;
     table()?;
     files()?;
+    bridge()?;
     // Each two bytes of the registry's inputs are the seed of a step, and each byte of those of control memory a
     // choice.
     let bytes: Vec<u8> = (0..=255_u8).map(|n| n.wrapping_mul(167).wrapping_add(13)).collect();
@@ -71,6 +72,41 @@ fn files() -> io::Result<()> {
     seed("files", "npy", &[&[2], npy, &[1; 8]])?;
     let index = br#"{"metadata":{"total_size":8},"weight_map":{"a":"a.safetensors","b":"a.safetensors"}}"#;
     seed("files", "index", &[&[3], index])
+}
+
+/// The messages of bridges, whose types are not public: tuples are encoded as they are.
+fn bridge() -> io::Result<()> {
+    const WIRE: u32 = 1;
+    let mut table = TableBuilder::new();
+    table.add("w", DType::F32, &[4]).expect("it is possible");
+    table.add_view("v", DType::F32, &[2], &[2], "w", 0).expect("it is possible");
+    let layout = table.layout(128, 4).expect("it is small");
+    let root = [7_u8; 32];
+    let host = ("0.1.0", ["tcp/127.0.0.1:7447"].as_slice(), 5_u64);
+    let view = ("b", "c0ffee", Some(3_u64), Some(host), None::<u32>);
+    let name = ("llm", "segment", 3_u64, "host memory", 16_u64, 1_u64);
+    let manifest = ("llm", 3_u64, "host memory", 16_u64, root, &layout.chunks, &layout.table);
+    seed("bridge", "host", &[&[0], &plain(&(WIRE, host))])?;
+    seed("bridge", "view", &[&[0], &plain(&(WIRE, [view].as_slice()))])?;
+    seed("bridge", "names", &[&[0], &plain(&(WIRE, [name].as_slice()))])?;
+    seed("bridge", "manifest", &[&[1], &plain(&(WIRE, manifest))])?;
+    seed("bridge", "answer", &[&[2, 3], &[9; 15], &[0, 9, 2, 9, 1, 9, 3, 9]])?;
+    seed("bridge", "question", &[&[3], b"pw1/r/piece/h/i/", "07".repeat(32).as_bytes(), b"/12"])?;
+    seed("bridge", "piece", &[&[4], &[77; 120]])?;
+    // The version of the messages of topics, a stream, and the index of a message.
+    let stream = (1_u128, 2_u128, 3_u64);
+    let sample = (4_u64, 5_u64, 6_u64, 0_u64, "f32", [4_u64].as_slice(), 16_u64, b"head".as_slice(), false);
+    let join = (0_u32, Some(8_u32), (8_u32, 1_u64 << 20), Some((9_u128, 4_u64)));
+    seed("bridge", "first", &[&[5, 1], &plain(&(stream, 1_u32, (0_u64, sample)))])?;
+    seed("bridge", "join", &[&[5, 1], &plain(&(stream, 0_u32, join))])?;
+    seed("bridge", "name", &[&[6], b"//cam-1.lan/frames/left@12"])?;
+    seed("bridge", "pattern", &[&[6], b"//a/frames/*"])?;
+    let record = b"host=a\ninstance=c0ffee\nendpoints=tcp/127.0.0.1:7447\ninsecure=false\ntls=";
+    seed("bridge", "record", &[&[7], record])
+}
+
+fn plain(value: &impl Serialize) -> Vec<u8> {
+    postcard::to_stdvec(value).expect("it is plain")
 }
 
 fn body(message: &impl Serialize) -> Vec<u8> {

@@ -25,10 +25,12 @@ use serde_json::json;
 
 use crate::{
     BRIDGES, Bridge,
-    hosts::{ANSWER, HostEvent, HostView, Hosts, announce, host_taken, yields_to},
+    hosts::{ANSWER, HostEvent, Hosts, announce, host_taken, yields_to},
     identity::Identity,
-    link::{Endpoints, Link, decode},
+    link::{Endpoints, Link, bare, is_loopback},
+    message::{HostView, decode},
     name::{RemotePattern, check_host},
+    record::BridgeRecord,
     remote::{PullArguments, pull},
     serve::Exports,
     topic::{self, TopicOptions, Topics},
@@ -126,24 +128,19 @@ struct HostsArguments {
     network: Network,
 }
 
-/// The bridge of this domain, as its name says.
+/// The bridge of this domain.
 #[derive(Debug)]
 pub(crate) struct LocalBridge {
     pub(crate) pid: u32,
-    pub(crate) host: String,
-    instance: String,
-    endpoints: Vec<String>,
-    insecure: bool,
-    /// The directory of its certificate, if it has one.
-    tls: Option<PathBuf>,
+    pub(crate) record: BridgeRecord,
 }
 
 impl LocalBridge {
     /// Adds to endpoints what this bridge uses itself.
     pub(crate) fn complete(&self, endpoints: &mut Endpoints) -> Result<(), Failure> {
-        endpoints.insecure |= self.insecure;
+        endpoints.insecure |= self.record.insecure;
         if endpoints.identity.is_none() {
-            endpoints.identity = self.tls.as_deref().map(Identity::read).transpose()?;
+            endpoints.identity = self.record.tls.as_deref().map(Identity::read).transpose()?;
         }
         Ok(())
     }
@@ -197,33 +194,44 @@ fn bridge(context: &Context, arguments: BridgeArguments) -> Result<(), Failure> 
     let expected = endpoints.connect.len();
     hosts.wait_until(Instant::now() + CONNECT, |hosts| hosts.len() >= expected);
     let events = hosts.events();
+    let listen: Vec<_> = endpoints.listen.iter().map(|endpoint| bare(endpoint).to_owned()).collect();
+    // Among hosts of several machines an address of the loopback leads each one to itself.
+    let is_alone = listen.iter().chain(&endpoints.connect).all(|endpoint| is_loopback(endpoint));
+    let reachable = listen.iter().filter(|endpoint| is_alone || !is_loopback(endpoint)).cloned().collect();
     let bridge = Arc::new(Bridge {
         domain,
         link: link.clone(),
         hosts: hosts.clone(),
         host: host.clone(),
+        endpoints: reachable,
+        start,
         exports: export,
         imports: import,
     });
-    answer_views(&bridge)?;
     let _exports = Exports::start(&bridge)?;
     let topics = Topics::start(&bridge, topics, output)?;
-    let token = announce(&link, &host, &endpoints.listen, start)?;
+    let token = announce(&link, &host)?;
     let instance = link.instance();
     let build = claim.create(Place::Host).tensor("bridge", partywall::DType::U8, &[1]);
-    let build = build.metadata("host", &host).metadata("instance", &instance);
-    let build = build.metadata("endpoints", &endpoints.listen.join(" "));
-    let build = build.metadata("insecure", if endpoints.insecure { "true" } else { "false" });
-    let directory = endpoints.identity.as_ref().map(|identity| identity.directory().to_string_lossy());
-    let build = build.metadata("tls", &directory.unwrap_or_default());
+    let record = BridgeRecord {
+        host: host.clone(),
+        instance: instance.clone(),
+        endpoints: listen.clone(),
+        insecure: endpoints.insecure,
+        tls: endpoints.identity.as_ref().map(|identity| identity.directory().to_owned()),
+    };
+    let build = record.to_metadata().iter().fold(build, |build, (key, value)| build.metadata(key, value));
     let named = build.allocate()?.commit()?;
     let has_twin = Arc::new(AtomicBool::new(false));
     let twin = has_twin.clone();
+    let is_certified = endpoints.identity.is_some();
     let (watched, stopped, own) = (link.clone(), stop.clone(), host.clone());
     let watching = spawn("partywall-twin", move || {
         for event in events {
-            report(output, &event);
+            report(output, &event, &own);
+            // Without certificates any process can say that it is this host.
             if let HostEvent::Twin { instance } = event
+                && is_certified
                 && yields_to(&watched, &own, &instance, start)
             {
                 twin.store(true, Ordering::Relaxed);
@@ -235,16 +243,10 @@ fn bridge(context: &Context, arguments: BridgeArguments) -> Result<(), Failure> 
     let patterns = |patterns: &[Pattern]| patterns.iter().map(|p| p.as_str().to_owned()).collect::<Vec<_>>();
     let exports = patterns(&bridge.exports);
     let imports: Vec<_> = bridge.imports.iter().map(ToString::to_string).collect();
-    let readable = match exports.is_empty() {
-        true => "other hosts can read nothing here: no --export".to_owned(),
-        false if endpoints.insecure => {
-            format!("every machine that reaches it can read {}, unencrypted", exports.join(", "))
-        }
-        false => format!("every process of this machine can read {}", exports.join(", ")),
-    };
-    let text = format!("//{host} at {}; {readable}", endpoints.listen.join(", "));
+    let readable = may_read(&bridge, &endpoints, &exports.join(", "));
+    let text = format!("//{host} at {}; {readable}", listen.join(", "));
     let value = json!({
-        "host": host, "instance": instance, "realm": network.realm, "pid": std::process::id(), "endpoints": endpoints.listen,
+        "host": host, "instance": instance, "realm": network.realm, "pid": std::process::id(), "endpoints": listen,
         "connect": endpoints.connect, "exports": exports, "imports": imports,
     });
     output.announce(text, &value);
@@ -256,6 +258,28 @@ fn bridge(context: &Context, arguments: BridgeArguments) -> Result<(), Failure> 
     if has_twin.load(Ordering::Relaxed) { Err(host_taken(&host)) } else { ended }
 }
 
+/// Returns the sentence about what other hosts can do here.
+fn may_read(bridge: &Bridge, endpoints: &Endpoints, exports: &str) -> String {
+    let who = match &endpoints.identity {
+        Some(_) if endpoints.allowed.is_empty() => return "no other host may connect: no --allow".to_owned(),
+        Some(_) => format!("//{}", endpoints.allowed.join(", //")),
+        None if endpoints.insecure => "every machine that reaches it".to_owned(),
+        None => "every process of this machine".to_owned(),
+    };
+    let mut text = match exports {
+        "" => "other hosts can read nothing here: no --export".to_owned(),
+        _ => format!("{who} can read {exports}"),
+    };
+    if endpoints.identity.is_none() {
+        let topics: Vec<_> = bridge.imports.iter().map(|import| import.pattern.as_str()).collect();
+        if !topics.is_empty() {
+            text += &format!("; {who} can publish in {}", topics.join(", "));
+        }
+        text += if endpoints.insecure { "; nothing is encrypted" } else { "" };
+    }
+    text
+}
+
 /// Waits until a signal arrives, the name is removed or the broker ends.
 fn hold(named: &Segment, stop: &AtomicBool) -> Result<(), Failure> {
     match named.wait_withdrawn(Wait::from(Duration::MAX).cancelled_by(stop)) {
@@ -265,28 +289,21 @@ fn hold(named: &Segment, stop: &AtomicBool) -> Result<(), Failure> {
 }
 
 /// Prints changes of the hosts for people.
-fn report(output: Output, event: &HostEvent) {
+fn report(output: Output, event: &HostEvent, own: &str) {
     match event {
         HostEvent::Found { host, returned: true, .. } => output.note(format!("//{host} is reachable again")),
         HostEvent::Found { host, .. } => output.note(format!("//{host} is there")),
         HostEvent::Lost { host, .. } => output.note(format!("//{host} is unreachable")),
-        HostEvent::Twin { .. } => {}
+        HostEvent::Twin { .. } => {
+            output.note(format!("another host is called //{own}, too: give one of the two another name with --host"));
+        }
     }
-}
-
-/// Answers the question which hosts this one knows.
-fn answer_views(bridge: &Arc<Bridge>) -> Result<(), Failure> {
-    let key = bridge.own_key("view", "");
-    let hosts = bridge.hosts.clone();
-    let queryable = bridge.link.session().declare_queryable(key);
-    let queryable = queryable.callback(move |query| drop(crate::link::answer(&query, &hosts.views())));
-    zenoh::Wait::wait(queryable.background()).map_err(|error| Failure::system("answering other hosts", error))
 }
 
 fn second_bridge(domain: &Domain, realm: &str) -> Failure {
     let of = if realm == "default" { String::new() } else { format!(" in realm {realm}") };
     let who = match local_bridge(domain, realm) {
-        Ok(Some(bridge)) => format!("process {}, as //{}", bridge.pid, bridge.host),
+        Ok(Some(bridge)) => format!("process {}, as //{}", bridge.pid, bridge.record.host),
         _ => "another process".to_owned(),
     };
     let message = format!("this domain has a bridge{of}: {who}");
@@ -300,15 +317,13 @@ pub(crate) fn local_bridge(domain: &Domain, realm: &str) -> Result<Option<LocalB
         Ok(_) | Err(Error::NotFound(NotFound::Name { .. })) => return Ok(None),
         Err(error) => return Err(error.into()),
     };
-    let get = |key| metadata(&info, key).unwrap_or_default();
-    Ok(Some(LocalBridge {
-        pid: info.version.committer,
-        host: get("host"),
-        instance: get("instance"),
-        endpoints: get("endpoints").split(' ').map(str::to_owned).collect(),
-        insecure: get("insecure") == "true",
-        tls: Some(get("tls")).filter(|directory| !directory.is_empty()).map(PathBuf::from),
-    }))
+    let read = |key: &str| info.table.metadata().find(|(found, _)| *found == key).map(|(_, value)| value);
+    let record = BridgeRecord::read(read).ok_or_else(|| {
+        let message =
+            format!("the name {BRIDGES}{realm} was not made by a bridge, but by process {}", info.version.committer);
+        Failure::new(ErrorKind::Refused, message, format!("`partywall rm {BRIDGES}{realm}`"))
+    })?;
+    Ok(Some(LocalBridge { pid: info.version.committer, record }))
 }
 
 /// Returns a value of a version's metadata.
@@ -323,6 +338,10 @@ fn known_hosts(context: &Context, network: &Network) -> Result<Vec<HostView>, Fa
         return Ok(view(context, realm)?.1);
     }
     let endpoints = Endpoints { connect: connect.clone(), ..network.endpoints()? }.check()?;
+    if endpoints.identity.is_some() && endpoints.allowed.is_empty() {
+        let message = "no host may answer: with --tls each needs --allow HOST";
+        return Err(Failure::new(ErrorKind::Usage, message, "add --allow with the names of the hosts to list"));
+    }
     let link = Link::open(realm, &endpoints)?;
     let hosts = Hosts::watch(&link, None)?;
     let is_met = |hosts: &[HostView]| hosts.len() >= connect.len() && hosts.iter().all(|host| host.info.is_some());
@@ -341,12 +360,12 @@ pub(crate) fn view(context: &Context, realm: &str) -> Result<(LocalBridge, Vec<H
         let advice = "start one with `partywall bridge`, or name a bridge of another host with --connect HOST:PORT";
         return Err(Failure::new(ErrorKind::NotFound, message, advice));
     };
-    let mut endpoints = Endpoints { connect: bridge.endpoints.clone(), ..Endpoints::default() };
+    let mut endpoints = Endpoints { connect: bridge.record.endpoints.clone(), ..Endpoints::default() };
     bridge.complete(&mut endpoints)?;
     let link = Link::open(realm, &endpoints.check()?)?;
     let there = Hosts::watch(&link, None)?;
-    there.wait_until(Instant::now() + ANSWER, |hosts| hosts.iter().any(|host| host.host == bridge.host));
-    let key = link.key(format_args!("view/{}/{}", bridge.host, bridge.instance));
+    there.wait_until(Instant::now() + ANSWER, |hosts| hosts.iter().any(|host| host.host == bridge.record.host));
+    let key = link.key(format_args!("view/{}/{}", bridge.record.host, bridge.record.instance));
     let views = link.ask(&key, ANSWER, MAX_VIEW).and_then(|bytes| decode(&bytes));
     let views = views.map_err(|error| {
         let message = format!("the bridge of this domain, process {}, {error}", bridge.pid);

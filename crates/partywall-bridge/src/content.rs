@@ -24,7 +24,7 @@ use blake3::{
 use partywall::info::Table;
 use partywall_os::{lock::IgnorePoison, thread::spawn_scoped};
 
-use crate::link::PIECE_BYTES;
+use crate::message::PIECE_BYTES;
 
 /// The hashes of a content, from those of its pieces up to its root.
 #[derive(Debug)]
@@ -66,7 +66,7 @@ pub(crate) fn pieces(length: u64) -> u64 {
 /// Returns the bytes of a piece in its content; none if there is no such piece.
 pub(crate) fn piece_range(length: u64, piece: u64) -> Option<Range<u64>> {
     let start = piece.checked_mul(PIECE_BYTES as u64).filter(|start| *start < length)?;
-    Some(start..length.min(start + PIECE_BYTES as u64))
+    Some(start..length.min(start.saturating_add(PIECE_BYTES as u64)))
 }
 
 impl ContentTree {

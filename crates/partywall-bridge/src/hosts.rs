@@ -13,37 +13,13 @@ use std::{
 use partywall::ErrorKind;
 use partywall_cli::Failure;
 use partywall_os::{lock::IgnorePoison, thread::spawn};
-use serde::{Deserialize, Serialize};
-use zenoh::{Wait, liveliness::LivelinessToken, query::Query, sample::SampleKind};
+use zenoh::{Wait, liveliness::LivelinessToken, sample::SampleKind};
 
 use crate::{
-    link::{Link, Unanswered, answer, decode},
-    name::check_host,
+    link::Link,
+    message::{HostInfo, HostView, Unanswered, decode},
+    name::{check_host, is_instance},
 };
-
-/// What a host says about itself.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct HostInfo {
-    /// The release of its bridge.
-    pub(crate) release: String,
-    /// Where it listens.
-    pub(crate) endpoints: Vec<String>,
-    /// For how long its bridge has run, in milliseconds. No host relies on the clock of another.
-    pub(crate) uptime_ms: u64,
-}
-
-/// A host, as another one knows it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct HostView {
-    pub(crate) host: String,
-    pub(crate) instance: String,
-    /// For how many milliseconds it has been unreachable; none if it is there.
-    pub(crate) unreachable_ms: Option<u64>,
-    /// None as long as it has not answered.
-    pub(crate) info: Option<HostInfo>,
-    /// Its protocol, if that is another one.
-    pub(crate) foreign: Option<u32>,
-}
 
 /// A change of the hosts.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,6 +57,8 @@ struct KnownHost {
     lost_at: Option<Instant>,
     info: Option<HostInfo>,
     foreign: Option<u32>,
+    /// A thread asks it about itself.
+    is_asked: bool,
 }
 
 impl HostTable {
@@ -91,6 +69,9 @@ impl HostTable {
             return if is_twin { vec![HostEvent::Twin { instance: instance.into() }] } else { Vec::new() };
         }
         let found = |returned| HostEvent::Found { host: host.into(), instance: instance.into(), returned };
+        if self.known.len() >= MAX_HOSTS && !self.known.contains_key(host) {
+            self.forget_one();
+        }
         let is_full = self.known.len() >= MAX_HOSTS;
         match self.known.get_mut(host) {
             Some(known) if known.instance == instance => match known.lost_at.take() {
@@ -100,15 +81,22 @@ impl HostTable {
             Some(known) => {
                 let lost = HostEvent::Lost { host: host.into(), instance: known.instance.clone() };
                 let was_there = known.lost_at.is_none();
-                *known = KnownHost::new(instance);
+                *known = KnownHost { is_asked: known.is_asked, ..KnownHost::new(instance) };
                 if was_there { vec![lost, found(false)] } else { vec![found(false)] }
             }
-            // A peer that declares more only hides its own.
             None if is_full => Vec::new(),
             None => {
                 self.known.insert(host.into(), KnownHost::new(instance));
                 vec![found(false)]
             }
+        }
+    }
+
+    /// Forgets the host that has been unreachable for the longest time, if one is.
+    fn forget_one(&mut self) {
+        let lost = self.known.iter().filter_map(|(host, known)| Some((known.lost_at?, host)));
+        if let Some((_, host)) = lost.min().map(|(at, host)| (at, host.clone())) {
+            self.known.remove(&host);
         }
     }
 
@@ -137,7 +125,7 @@ impl HostTable {
 
 impl KnownHost {
     fn new(instance: &str) -> Self {
-        Self { instance: instance.into(), lost_at: None, info: None, foreign: None }
+        Self { instance: instance.into(), lost_at: None, info: None, foreign: None, is_asked: false }
     }
 }
 
@@ -155,7 +143,8 @@ impl Hosts {
         let tokens = link.session().liveliness().declare_subscriber(link.key("host/*/*")).history(true);
         let tokens = tokens.callback(move |sample| {
             let token = sample.key_expr().as_str().strip_prefix(prefix.as_str()).and_then(|rest| rest.split_once('/'));
-            if let Some((host, instance)) = token.filter(|(host, _)| check_host(host).is_ok()) {
+            let is_one = |(host, instance): &(&str, &str)| check_host(host).is_ok() && is_instance(instance);
+            if let Some((host, instance)) = token.filter(is_one) {
                 let _ = send.send((sample.kind() == SampleKind::Put, host.to_owned(), instance.to_owned()));
             }
         });
@@ -178,28 +167,58 @@ impl Hosts {
             if is_there { table.found(host, instance) } else { table.lost(host, instance, Instant::now()) }
         };
         for event in events {
-            if let HostEvent::Found { host, instance, .. } = &event {
-                let (hosts, link, host, instance) = (self.clone(), link.clone(), host.clone(), instance.clone());
-                // Without the answer the host is known by its name alone.
-                let _ = spawn("partywall-host", move || hosts.learn(&link, &host, &instance));
+            if let HostEvent::Found { host, .. } = &event {
+                self.ask(link, host);
             }
             self.0.listeners.lock().ignore_poison().retain(|listener| listener.send(event.clone()).is_ok());
         }
         self.0.changed.notify_all();
     }
 
-    /// Asks a host about itself.
-    fn learn(&self, link: &Link, host: &str, instance: &str) {
-        let asked = ask_info(link, host, instance);
-        if let Some(known) = self.0.table.lock().ignore_poison().known.get_mut(host).filter(|k| k.instance == instance)
-        {
-            match asked {
-                Ok(info) => known.info = Some(info),
-                Err(Unanswered::Foreign(wire)) => known.foreign = Some(wire),
-                Err(_) => {}
+    /// Lets a thread ask a host about itself, unless one does so already: no host has two, however often it comes and
+    /// goes. Without an answer it is known by its name alone.
+    fn ask(&self, link: &Link, host: &str) {
+        let is_asked = |is_asked| {
+            let mut table = self.0.table.lock().ignore_poison();
+            let known = table.known.get_mut(host)?;
+            Some(std::mem::replace(&mut known.is_asked, is_asked))
+        };
+        if is_asked(true) == Some(false) {
+            let (hosts, link, of) = (self.clone(), link.clone(), host.to_owned());
+            if spawn("partywall-host", move || hosts.learn(&link, &of)).is_err() {
+                is_asked(false);
             }
         }
-        self.0.changed.notify_all();
+    }
+
+    /// Asks a host about itself until it answers or is lost, and again if its bridge was started anew meanwhile.
+    fn learn(&self, link: &Link, host: &str) {
+        loop {
+            let instance = {
+                let mut table = self.0.table.lock().ignore_poison();
+                let Some(known) = table.known.get_mut(host) else { return };
+                if known.lost_at.is_some() || known.info.is_some() || known.foreign.is_some() {
+                    known.is_asked = false;
+                    return;
+                }
+                known.instance.clone()
+            };
+            let answer = ask_info(link, host, &instance);
+            let is_unanswered = !matches!(answer, Ok(_) | Err(Unanswered::Foreign(_)));
+            if let Some(known) = self.0.table.lock().ignore_poison().known.get_mut(host)
+                && known.instance == instance
+            {
+                match answer {
+                    Ok(info) => known.info = Some(info),
+                    Err(Unanswered::Foreign(wire)) => known.foreign = Some(wire),
+                    Err(_) => {}
+                }
+            }
+            self.0.changed.notify_all();
+            if is_unanswered {
+                std::thread::sleep(PAUSE);
+            }
+        }
     }
 
     /// Returns all changes from now on. The hosts that are there now come first.
@@ -238,22 +257,8 @@ impl Hosts {
 ///
 /// # Errors
 /// If another host that is connected has the name.
-pub(crate) fn announce(
-    link: &Link,
-    host: &str,
-    endpoints: &[String],
-    start: Instant,
-) -> Result<LivelinessToken, Failure> {
-    let instance = link.instance();
-    let (endpoints, release) = (endpoints.to_vec(), partywall::VERSION.to_owned());
-    let info = move |query: Query| {
-        let uptime_ms = start.elapsed().as_millis() as u64;
-        let info = HostInfo { release: release.clone(), endpoints: endpoints.clone(), uptime_ms };
-        let _ = answer(&query, &info);
-    };
-    let key = link.key(format_args!("host/{host}/{instance}"));
+pub(crate) fn announce(link: &Link, host: &str) -> Result<LivelinessToken, Failure> {
     let failed = |error| Failure::system("announcing this host", error);
-    link.session().declare_queryable(&key).callback(info).background().wait().map_err(failed)?;
     let taken = link.key(format_args!("host/{host}/*"));
     let (send, tokens) = mpsc::channel();
     let asked = link.session().liveliness().get(taken).timeout(ANSWER);
@@ -261,6 +266,7 @@ pub(crate) fn announce(
     if tokens.into_iter().any(|is_there| is_there) {
         return Err(host_taken(host));
     }
+    let key = link.key(format_args!("host/{host}/{}", link.instance()));
     link.session().liveliness().declare_token(key).wait().map_err(failed)
 }
 
@@ -281,6 +287,9 @@ fn ask_info(link: &Link, host: &str, instance: &str) -> Result<HostInfo, Unanswe
     let bytes = link.ask(&link.key(format_args!("host/{host}/{instance}")), ANSWER, MAX_INFO)?;
     decode(&bytes)
 }
+
+/// The pause before a host that has not answered is asked again.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// How long a host may take to answer a question about itself.
 pub(crate) const ANSWER: Duration = Duration::from_secs(5);
@@ -322,5 +331,20 @@ mod tests {
         assert_eq!(table.found("a", "1"), []);
         assert_eq!(table.found("a", "5"), [HostEvent::Twin { instance: "5".into() }]);
         assert_eq!(table.views(now).len(), 1);
+    }
+
+    #[test]
+    fn of_too_many_hosts_those_that_are_lost_are_forgotten() {
+        let mut table = HostTable::default();
+        let now = Instant::now();
+        for number in 0..MAX_HOSTS {
+            assert_eq!(table.found(&format!("h{number}"), "1").len(), 1);
+        }
+        assert_eq!(table.found("late", "1"), []);
+        table.lost("h7", "1", now + Duration::from_secs(2));
+        table.lost("h5", "1", now + Duration::from_secs(1));
+        assert_eq!(table.found("late", "1"), [found("late", "1", false)]);
+        let hosts: Vec<_> = table.views(now).into_iter().map(|view| view.host).collect();
+        assert!(hosts.len() == MAX_HOSTS && !hosts.contains(&"h5".into()) && hosts.contains(&"h7".into()));
     }
 }

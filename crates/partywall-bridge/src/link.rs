@@ -8,15 +8,14 @@
 //!
 //! | key | what |
 //! |---|---|
-//! | `pw1/R/host/H/I` | the token that says that the host is there; asked, [`HostInfo`](crate::hosts::HostInfo) |
+//! | `pw1/R/host/H/I` | the token that says that the host is there; asked, [`HostInfo`](crate::message::HostInfo) |
 //! | `pw1/R/view/H/I` | asked, all hosts that this one knows |
 //! | `pw1/R/names/H/I` | asked, the names that it exports; put when one of them has a new version |
 //! | `pw1/R/manifest/H/I/V/NAME` | asked, the table and the root of a version; V is 0 for the latest |
 //! | `pw1/R/content/H/I/ROOT` | asked, the manifest of a version with this content |
 //! | `pw1/R/piece/H/I/ROOT/N` | asked, piece N of the content whose root that is, and its proof |
 //!
-//! An answer is any number of parts. Each says how many there are and the digest of all of them together, so parts of
-//! two answers never become one. It begins with the number of the protocol, [`WIRE`].
+//! What the answers contain is in [`message`](crate::message).
 
 use std::{
     fmt,
@@ -25,10 +24,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use blake3::Hash;
 use partywall::ErrorKind;
 use partywall_cli::Failure;
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::Serialize;
 use zenoh::{
     Config, Session, Wait,
     bytes::ZBytes,
@@ -36,13 +34,10 @@ use zenoh::{
     query::{ConsolidationMode, Query, QueryTarget},
 };
 
-use crate::identity::Identity;
-
-/// The number of the protocol. Bridges of other numbers are refused by name.
-pub(crate) const WIRE: u32 = 1;
-
-/// The bytes of a piece of content, and the most that one message carries.
-pub(crate) const PIECE_BYTES: usize = 1 << 20;
+use crate::{
+    identity::Identity,
+    message::{Assembly, PIECE_BYTES, Refusal, Unanswered, decode, encode, parts},
+};
 
 /// Where a session listens and connects.
 #[derive(Debug, Clone, Default)]
@@ -62,57 +57,6 @@ pub(crate) struct Endpoints {
 pub(crate) struct Link {
     session: Session,
     realm: String,
-}
-
-/// Why there is no answer.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Unanswered {
-    /// Nobody has answered in time, or nobody is there.
-    Silent,
-    /// The host refuses.
-    Refused(Refusal),
-    /// The answer cannot be read.
-    Malformed(&'static str),
-    /// The host speaks the protocol of this number.
-    Foreign(u32),
-}
-
-/// Why a host does not answer a question.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Refusal {
-    /// It exports no such name. Names that it has and does not export are not told apart.
-    NoName,
-    /// The name has no such version; this is the latest.
-    NoVersion(u64),
-    /// The name is no segment but this.
-    Kind(String),
-    /// The bytes of the version may change, for this reason.
-    NotFrozen(String),
-    /// It has nothing of this root.
-    NoContent,
-    /// The version was withdrawn.
-    Withdrawn,
-    /// It cannot read the version, for this reason.
-    Unreadable(String),
-    /// Too many questions wait.
-    Busy,
-}
-
-/// Where a part belongs in an answer.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-struct Part {
-    wire: u32,
-    number: u32,
-    parts: u32,
-    digest: [u8; 32],
-}
-
-/// The parts of an answer that have arrived.
-#[derive(Debug, Default)]
-struct Assembly {
-    parts: Vec<Option<Vec<u8>>>,
-    missing: usize,
-    digest: [u8; 32],
 }
 
 impl Endpoints {
@@ -203,7 +147,7 @@ impl Link {
     /// # Errors
     /// [`Unanswered`].
     pub(crate) fn ask(&self, key: &str, within: Duration, limit: usize) -> Result<Vec<u8>, Unanswered> {
-        self.question(key, within, limit).wait()
+        self.question(key, within, limit).wait(&|| false)
     }
 
     /// Asks at a key. The answer is waited for later, so that several questions are under way.
@@ -228,89 +172,54 @@ pub(crate) struct Question {
 }
 
 impl Question {
-    /// Waits for the whole answer.
+    /// Waits for the whole answer. Ends soon after `is_cancelled` returns true.
     ///
     /// # Errors
     /// [`Unanswered`].
-    pub(crate) fn wait(self) -> Result<Vec<u8>, Unanswered> {
+    pub(crate) fn wait(self, is_cancelled: &dyn Fn() -> bool) -> Result<Vec<u8>, Unanswered> {
         let mut assembly = Assembly::default();
         let mut refused = Unanswered::Silent;
-        loop {
-            let left = self.deadline.saturating_duration_since(Instant::now());
-            let reply = match self.replies.recv_timeout(left) {
-                Ok(reply) => reply,
-                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return Err(refused),
-            };
-            match reply.into_result() {
-                Ok(sample) => {
-                    let part = sample.attachment().ok_or(Unanswered::Malformed("a part says not where it belongs"))?;
-                    if let Some(whole) = assembly.take(&part.to_bytes(), sample.payload(), self.limit)? {
-                        return Ok(whole);
-                    }
-                }
-                Err(error) => refused = decode::<Refusal>(&error.payload().to_bytes()).map_or_else(|e| e, refusal),
-            }
-        }
-    }
-}
-
-impl Question {
-    /// Waits for an answer of one message. Returns its payload and its attachment. Ends soon after `is_cancelled`
-    /// returns true.
-    ///
-    /// # Errors
-    /// [`Unanswered`].
-    pub(crate) fn single(self, is_cancelled: &dyn Fn() -> bool) -> Result<(ZBytes, ZBytes), Unanswered> {
         loop {
             let left = self.deadline.saturating_duration_since(Instant::now());
             let reply = match self.replies.recv_timeout(left.min(CANCELLED_AFTER)) {
                 Ok(reply) => reply,
                 Err(RecvTimeoutError::Timeout) if !left.is_zero() && !is_cancelled() => continue,
-                Err(_) => return Err(Unanswered::Silent),
+                Err(_) => return Err(refused),
             };
-            return match reply.into_result() {
+            match reply.into_result() {
                 Ok(sample) => {
-                    let head = sample.attachment().cloned().ok_or(Unanswered::Malformed("it has no head"))?;
-                    Ok((sample.payload().clone(), head))
+                    let part = sample.attachment().ok_or(Unanswered::Malformed("a part says not where it belongs"))?;
+                    if let Some(whole) = assembly.take(&part.to_bytes(), sample.payload().to_bytes(), self.limit)? {
+                        return Ok(whole);
+                    }
                 }
-                Err(error) => Err(decode::<Refusal>(&error.payload().to_bytes()).map_or_else(|e| e, refusal)),
-            };
+                Err(error) => {
+                    refused =
+                        decode::<Refusal>(&error.payload().to_bytes()).map_or_else(|error| error, Unanswered::Refused)
+                }
+            }
         }
     }
-}
 
-impl Assembly {
-    /// Takes a part. Returns the answer once it is whole.
-    fn take(&mut self, part: &[u8], payload: &ZBytes, limit: usize) -> Result<Option<Vec<u8>>, Unanswered> {
-        let Part { wire, number, parts, digest } = decode_exact(part)?;
-        if wire != WIRE {
-            return Err(Unanswered::Foreign(wire));
-        }
-        if self.parts.is_empty() {
-            if parts == 0 || parts as usize > limit / PIECE_BYTES + 1 {
-                return Err(Unanswered::Malformed("an answer is too long"));
-            }
-            self.parts = vec![None; parts as usize];
-            self.missing = parts as usize;
-            self.digest = digest;
-        }
-        let same = self.digest == digest && self.parts.len() == parts as usize;
-        let Some(slot) = self.parts.get_mut(number as usize).filter(|_| same) else {
-            return Err(Unanswered::Malformed("the parts of an answer do not belong together"));
+    /// Waits so long for an answer of one message. Returns its payload and its attachment; none if it may still come.
+    ///
+    /// # Errors
+    /// [`Unanswered`].
+    pub(crate) fn poll(&self, within: Duration) -> Option<Result<(ZBytes, ZBytes), Unanswered>> {
+        let reply = match self.replies.recv_timeout(within) {
+            Ok(reply) => reply,
+            Err(RecvTimeoutError::Timeout) => return None,
+            Err(RecvTimeoutError::Disconnected) => return Some(Err(Unanswered::Silent)),
         };
-        if payload.len() > PIECE_BYTES || slot.is_some() {
-            return Err(Unanswered::Malformed("a part of an answer is too long, or came twice"));
-        }
-        *slot = Some(payload.to_bytes().into_owned());
-        self.missing -= 1;
-        if self.missing > 0 {
-            return Ok(None);
-        }
-        let whole: Vec<u8> = std::mem::take(&mut self.parts).into_iter().flatten().flatten().collect();
-        if blake3::hash(&whole) != Hash::from_bytes(self.digest) {
-            return Err(Unanswered::Malformed("an answer is not what its digest says"));
-        }
-        Ok(Some(whole))
+        Some(match reply.into_result() {
+            Ok(sample) => match sample.attachment() {
+                Some(head) => Ok((sample.payload().clone(), head.clone())),
+                None => Err(Unanswered::Malformed("it has no head")),
+            },
+            Err(error) => {
+                Err(decode::<Refusal>(&error.payload().to_bytes()).map_or_else(|error| error, Unanswered::Refused))
+            }
+        })
     }
 }
 
@@ -320,14 +229,7 @@ impl Assembly {
 /// If the asker is gone.
 pub(crate) fn answer<T: Serialize>(query: &Query, value: &T) -> zenoh::Result<()> {
     let whole = encode(value);
-    let digest = *blake3::hash(&whole).as_bytes();
-    let parts = whole.chunks(PIECE_BYTES);
-    let count = parts.len() as u32;
-    for (number, payload) in (0..).zip(parts) {
-        let part = Part { wire: WIRE, number, parts: count, digest };
-        reply(query, payload, &postcard::to_stdvec(&part).unwrap_or_default())?;
-    }
-    Ok(())
+    parts(&whole).try_for_each(|(head, payload)| reply(query, payload, &head))
 }
 
 /// Sends one message as an answer. It waits for the link as the question said.
@@ -338,63 +240,6 @@ pub(crate) fn reply(query: &Query, payload: impl Into<ZBytes>, head: &[u8]) -> z
 /// Refuses a question. That the asker is gone is nothing to act on.
 pub(crate) fn refuse(query: &Query, refusal: &Refusal) {
     let _ = query.reply_err(encode(refusal)).wait();
-}
-
-/// Returns the bytes of a value, after the number of the protocol.
-pub(crate) fn encode<T: Serialize>(value: &T) -> Vec<u8> {
-    // Nothing that is encoded has a length that is not known, which is all that fails.
-    postcard::to_stdvec(&(WIRE, value)).unwrap_or_default()
-}
-
-/// Reads a value of a peer.
-///
-/// # Errors
-/// [`Unanswered::Foreign`], [`Unanswered::Malformed`].
-pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Unanswered> {
-    let (wire, rest) = postcard::take_from_bytes(bytes).map_err(|_| Unanswered::Malformed("it is cut off"))?;
-    if wire != WIRE {
-        return Err(Unanswered::Foreign(wire));
-    }
-    decode_exact(rest)
-}
-
-/// Reads a value that is all of `bytes`.
-pub(crate) fn decode_exact<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Unanswered> {
-    match postcard::take_from_bytes(bytes) {
-        Ok((value, [])) => Ok(value),
-        Ok(_) => Err(Unanswered::Malformed("bytes follow its end")),
-        Err(_) => Err(Unanswered::Malformed("it is cut off or no such message")),
-    }
-}
-
-fn refusal(refusal: Refusal) -> Unanswered {
-    Unanswered::Refused(refusal)
-}
-
-impl fmt::Display for Unanswered {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Silent => f.write_str("does not answer"),
-            Self::Refused(refusal) => refusal.fmt(f),
-            Self::Malformed(why) => write!(f, "sent an answer that cannot be read: {why}"),
-            Self::Foreign(wire) => write!(f, "speaks protocol {wire}, and this bridge {WIRE}"),
-        }
-    }
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoName => f.write_str("exports no such name"),
-            Self::NoVersion(latest) => write!(f, "has no such version; the latest is {latest}"),
-            Self::Kind(kind) => write!(f, "has a {kind} of this name, and only frozen segments cross hosts"),
-            Self::NotFrozen(why) => write!(f, "has a segment of this name that is {why}: its bytes may change"),
-            Self::NoContent => f.write_str("has nothing with this content"),
-            Self::Withdrawn => f.write_str("has withdrawn the version"),
-            Self::Unreadable(why) => write!(f, "cannot read the version: {why}"),
-            Self::Busy => f.write_str("has too many questions waiting"),
-        }
-    }
 }
 
 /// Which addresses may be used, and how.
@@ -432,8 +277,7 @@ fn check_endpoint(endpoint: &str, security: Security) -> Result<String, Failure>
         }
         _ => return Err(usage(format!("cannot use {endpoint}: not HOST:PORT"), "give it as HOST:PORT")),
     }
-    // What follows `#` or `?` are options of the link, as the name of an interface.
-    let bare = address.split(['#', '?']).next().unwrap_or_default();
+    let bare = bare(address);
     let port = bare.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
     if port.is_none() {
         return Err(usage(format!("cannot use {endpoint}: it has no port"), "give it as HOST:PORT"));
@@ -452,8 +296,7 @@ fn check_endpoint(endpoint: &str, security: Security) -> Result<String, Failure>
 /// one listens.
 fn with_port(endpoint: &str) -> Result<String, Failure> {
     let (protocol, address) = endpoint.split_once('/').unwrap_or(("tcp", endpoint));
-    let bare = address.split(['#', '?']).next().unwrap_or_default();
-    let found: Option<SocketAddr> = bare.parse().ok();
+    let found: Option<SocketAddr> = bare(address).parse().ok();
     if found.is_some_and(|address| address.ip().is_unspecified()) {
         let message = format!("cannot listen at {endpoint}: other hosts are told the address, and this is none");
         let advice = "name an address of this machine; --listen may be repeated";
@@ -468,8 +311,15 @@ fn with_port(endpoint: &str) -> Result<String, Failure> {
     Ok(format!("{protocol}/{chosen}"))
 }
 
-/// Returns whether `HOST:PORT` is on this machine for certain.
-fn is_loopback(address: &str) -> bool {
+/// Returns an endpoint without the options of its link, such as the name of an interface. They are for the host that
+/// listens there: from another host they would choose, for example, whose certificates are right.
+pub(crate) fn bare(endpoint: &str) -> &str {
+    endpoint.split(['#', '?']).next().unwrap_or_default()
+}
+
+/// Returns whether `[PROTOCOL/]HOST:PORT` is on this machine for certain.
+pub(crate) fn is_loopback(endpoint: &str) -> bool {
+    let address = endpoint.split_once('/').map_or(endpoint, |(_, address)| address);
     match address.parse::<SocketAddr>() {
         Ok(address) => address.ip().to_canonical().is_loopback(),
         Err(_) => address.rsplit_once(':').is_some_and(|(host, _)| host == "localhost"),
@@ -477,7 +327,7 @@ fn is_loopback(address: &str) -> bool {
 }
 
 /// How late a wait may notice that it was cancelled.
-const CANCELLED_AFTER: Duration = Duration::from_millis(100);
+pub(crate) const CANCELLED_AFTER: Duration = Duration::from_millis(100);
 
 /// How long a link may bring nothing. A stopped host or a cut cable is noticed within it.
 const LEASE_MS: u64 = 4000;
@@ -522,31 +372,5 @@ mod tests {
         for bad in ["udp/127.0.0.1:1", "127.0.0.1", "tcp/127.0.0.1:x", ""] {
             assert_eq!(check(bad, true).unwrap_err().kind, ErrorKind::Usage, "{bad}");
         }
-    }
-
-    #[test]
-    fn parts_of_answers_are_put_together_and_checked() {
-        let whole = encode(&vec![7_u8; 2 * PIECE_BYTES]);
-        let digest = *blake3::hash(&whole).as_bytes();
-        let pieces: Vec<_> = whole.chunks(PIECE_BYTES).collect();
-        let part = |wire, number, parts| postcard::to_stdvec(&Part { wire, number, parts, digest }).unwrap();
-        let limit = 8 * PIECE_BYTES;
-        let mut assembly = Assembly::default();
-        for number in [2, 0] {
-            let taken = assembly.take(&part(WIRE, number, 3), &pieces[number as usize].into(), limit);
-            assert_eq!(taken, Ok(None));
-        }
-        assert!(matches!(assembly.take(&part(WIRE, 0, 3), &pieces[0].into(), limit), Err(Unanswered::Malformed(_))));
-        assert!(matches!(assembly.take(&part(WIRE, 3, 3), &pieces[0].into(), limit), Err(Unanswered::Malformed(_))));
-        let mut wrong = Assembly { parts: assembly.parts.clone(), ..assembly };
-        assert_eq!(assembly.take(&part(WIRE, 1, 3), &pieces[1].into(), limit), Ok(Some(whole.clone())));
-        assert!(matches!(wrong.take(&part(WIRE, 1, 3), &pieces[2].into(), limit), Err(Unanswered::Malformed(_))));
-        let mut first = Assembly::default();
-        assert_eq!(first.take(&part(9, 0, 1), &pieces[0].into(), limit), Err(Unanswered::Foreign(9)));
-        assert!(matches!(
-            first.take(&part(WIRE, 0, u32::MAX), &[0_u8][..].into(), limit),
-            Err(Unanswered::Malformed(_))
-        ));
-        assert_eq!(decode::<Vec<u8>>(&whole).map(|bytes| bytes.len()), Ok(2 * PIECE_BYTES));
     }
 }

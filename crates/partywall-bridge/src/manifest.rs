@@ -1,11 +1,11 @@
-//! What a host says about a version that it exports, and about all its names.
+//! What a host says about a version that it exports.
 
 use partywall::{check_name, info::Table};
 use serde::{Deserialize, Serialize};
 
 use crate::{
     content::spans,
-    link::{Unanswered, decode},
+    message::{Unanswered, decode, line},
 };
 
 /// A version, without its bytes.
@@ -14,6 +14,7 @@ pub(crate) struct Manifest {
     pub(crate) name: String,
     pub(crate) version: u64,
     /// Where its memory is, for people.
+    #[serde(deserialize_with = "line")]
     pub(crate) place: String,
     /// The length of its content.
     pub(crate) length: u64,
@@ -23,19 +24,6 @@ pub(crate) struct Manifest {
     chunks: Vec<u64>,
     /// Its table.
     table: Vec<u8>,
-}
-
-/// A name that a host exports.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct ExportedName {
-    pub(crate) name: String,
-    /// What it is: a segment, a topic.
-    pub(crate) kind: String,
-    /// The latest version.
-    pub(crate) version: u64,
-    pub(crate) place: String,
-    pub(crate) bytes: u64,
-    pub(crate) tensors: u64,
 }
 
 impl Manifest {
@@ -64,6 +52,10 @@ impl Manifest {
         if spans(&table).1 != manifest.length {
             return Err(Unanswered::Malformed("its length is not that of its tensors"));
         }
+        // Of all others each piece is proved.
+        if manifest.length == 0 && blake3::hash(b"") != manifest.root {
+            return Err(Unanswered::Malformed("it has no bytes, and its root is that of some"));
+        }
         Ok((manifest, table))
     }
 }
@@ -76,7 +68,7 @@ mod tests {
     use partywall::{DType, TableBuilder};
 
     use super::*;
-    use crate::link::encode;
+    use crate::message::encode;
 
     fn manifest() -> Manifest {
         let mut table = TableBuilder::new();

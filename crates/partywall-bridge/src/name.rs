@@ -74,6 +74,11 @@ pub(crate) fn check_host(text: &str) -> Result<String, String> {
     }
 }
 
+/// Returns whether a text is an instance: one life of a bridge, 128 bits in hexadecimal.
+pub(crate) fn is_instance(text: &str) -> bool {
+    (1..=32).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
 /// Returns host and rest of `//HOST/REST`.
 fn split(text: &str) -> Result<(&str, &str), String> {
     let rest = text.strip_prefix("//").ok_or_else(|| format!("{text:?} does not begin with //HOST/"))?;

@@ -2,8 +2,9 @@
 //!
 //! A version of another host is a file of its [content](crate::content), read piece by piece as `put` reads files. So
 //! progress, places, claims and the one commit at the end are those of `put`. Each piece is proved against the root
-//! before it is given away, so it may come from any host with the same content. A host that sends a wrong piece is not
-//! asked again; one that is unreachable is asked again once it is there, until no piece has come for the time-out.
+//! before it is given away, so it may come from any host with the same content. Each piece is asked of the host with the
+//! fewest pieces under way, so slow ones hold up little. A host that sends a wrong piece is not asked again, one that
+//! sends nothing for a while only if there is no other. All is over once no piece has come from any for the time-out.
 //!
 //! What is pulled is in memory that nobody else sees before the commit. If this process is killed, nothing is left.
 
@@ -12,25 +13,22 @@ use std::{
     io::{Read, Seek, SeekFrom},
     ops::Range,
     path::PathBuf,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, Mutex, Weak},
     time::{Duration, Instant},
 };
 
 use blake3::Hash;
 use partywall::files::{FileProblem, FileReader, StoredFile};
-use partywall_os::lock::IgnorePoison;
+use partywall_os::{lock::IgnorePoison, thread::spawn};
 use zenoh::bytes::ZBytes;
 
 use crate::{
     content::{is_piece, piece_range},
     hosts::Hosts,
-    link::{Link, PIECE_BYTES, Question, Refusal, Unanswered, decode},
+    link::{CANCELLED_AFTER, Link, Question},
     manifest::{MAX_MANIFEST, Manifest},
+    message::{PIECE_BYTES, Proof, Refusal, Unanswered, decode},
     name::RemoteName,
-    serve::Proof,
 };
 
 /// The content of a version of another host, and the hosts to ask for it.
@@ -42,15 +40,13 @@ pub(crate) struct RemoteContent {
     root: Hash,
     length: u64,
     sources: Mutex<Vec<ContentSource>>,
-    /// Held while a source is asked whether it has the content, so that one thread asks for all.
-    preparing: Mutex<()>,
     /// For how long no piece may come.
     timeout: Duration,
     progressed_at: Mutex<Instant>,
     /// The pieces that a reader asks for ahead.
     window: usize,
-    /// Spreads the pieces over the sources.
-    next: AtomicUsize,
+    /// For the threads that ask sources whether they have the content.
+    own: Weak<Self>,
 }
 
 /// A host that may have the content.
@@ -58,12 +54,23 @@ pub(crate) struct RemoteContent {
 struct ContentSource {
     host: String,
     state: SourceState,
+    /// Pieces that were asked of it and have not come.
+    in_flight: usize,
+    /// When the last one came, or the first one was asked for.
+    progressed_at: Instant,
+    /// Until then it is asked only if there is no other.
+    aside_until: Instant,
+    aside_for: Duration,
+    /// How often it has said that it has the content and then had not, since its last piece.
+    denials: u32,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum SourceState {
     /// It has not said yet that it has the content.
     Unasked,
+    /// A thread asks it.
+    Asking,
     /// This instance of it has the content.
     Ready(String),
     /// It is not asked again, for this reason.
@@ -80,15 +87,54 @@ struct PieceReader<'a> {
     /// The first piece that was not asked for.
     ahead: u64,
     /// The pieces from `at` on that were asked for, in order.
-    asked: VecDeque<AskedPiece>,
+    asked: VecDeque<AskedPiece<'a>>,
     /// The piece at `at`, proved.
     piece: Option<(u64, ZBytes)>,
 }
 
-struct AskedPiece {
+struct AskedPiece<'a> {
+    content: &'a RemoteContent,
     piece: u64,
     host: String,
     question: Question,
+}
+
+impl Drop for AskedPiece<'_> {
+    fn drop(&mut self) {
+        self.content.change(&self.host, |source| source.in_flight -= 1);
+    }
+}
+
+impl ContentSource {
+    fn new(host: String) -> Self {
+        let now = Instant::now();
+        let (state, aside_for) = (SourceState::Unasked, Duration::ZERO);
+        Self { host, state, in_flight: 0, progressed_at: now, aside_until: now, aside_for, denials: 0 }
+    }
+
+    /// Prefers other sources for a while: at least for so long, and for longer each time.
+    fn put_aside(&mut self, least: Duration) {
+        if !self.is_aside() {
+            self.aside_for = least.max(self.aside_for * 2).min(LONGEST);
+            self.aside_until = Instant::now() + self.aside_for;
+        }
+    }
+
+    /// Notes that it has sent a piece, or is another instance.
+    fn begin_anew(&mut self) {
+        self.progressed_at = Instant::now();
+        self.aside_until = self.progressed_at;
+        self.aside_for = Duration::ZERO;
+        self.denials = 0;
+    }
+
+    fn is_aside(&self) -> bool {
+        Instant::now() < self.aside_until
+    }
+
+    fn is_refused(&self) -> bool {
+        matches!(self.state, SourceState::Refused(_))
+    }
 }
 
 impl RemoteContent {
@@ -102,19 +148,18 @@ impl RemoteContent {
         timeout: Duration,
     ) -> Arc<Self> {
         let window = (IN_FLIGHT * sources.len()).div_ceil(threads.max(1));
-        let sources = sources.into_iter().map(|host| ContentSource { host, state: SourceState::Unasked }).collect();
-        Arc::new(Self {
+        let sources = sources.into_iter().map(ContentSource::new).collect();
+        Arc::new_cyclic(|own| Self {
             link,
             hosts,
             name,
             root: Hash::from_bytes(manifest.root),
             length: manifest.length,
             sources: Mutex::new(sources),
-            preparing: Mutex::new(()),
             timeout,
             progressed_at: Mutex::new(Instant::now()),
             window,
-            next: AtomicUsize::new(0),
+            own: own.clone(),
         })
     }
 
@@ -124,8 +169,7 @@ impl RemoteContent {
     }
 
     /// Asks a source for a piece, without waiting for it. Waits until a source is there.
-    fn ask(&self, piece: u64, is_cancelled: &dyn Fn() -> bool) -> Result<AskedPiece, FileProblem> {
-        let begun = Instant::now();
+    fn ask(&self, piece: u64, begun: Instant, is_cancelled: &dyn Fn() -> bool) -> Result<AskedPiece<'_>, FileProblem> {
         loop {
             if is_cancelled() {
                 return Err(FileProblem::Cancelled);
@@ -133,139 +177,169 @@ impl RemoteContent {
             if let Some((host, instance)) = self.choose()? {
                 let root = self.root.to_hex();
                 let key = self.link.key(format_args!("piece/{host}/{instance}/{root}/{piece}"));
-                let question = self.link.question(&key, PIECE_WAIT.min(self.timeout), PIECE_BYTES);
-                return Ok(AskedPiece { piece, host, question });
+                let question = self.link.question(&key, LONGEST, PIECE_BYTES);
+                return Ok(AskedPiece { content: self, piece, host, question });
             }
-            if begun.elapsed() >= self.timeout && self.is_stalled() {
+            if self.is_stalled(begun) {
                 return Err(self.silent());
             }
             std::thread::sleep(RETRY);
         }
     }
 
-    /// Returns whether no piece has come for the time-out.
-    fn is_stalled(&self) -> bool {
-        self.progressed_at.lock().ignore_poison().elapsed() >= self.timeout
+    /// Returns whether no piece has come for the time-out, of which a thread has waited all since `begun`.
+    fn is_stalled(&self, begun: Instant) -> bool {
+        self.progressed_at.lock().ignore_poison().max(begun).elapsed() >= self.timeout
     }
 
-    /// Returns a source that has the content, and its instance. None if all that may have it are unreachable now.
+    /// Returns a source that has the content, and its instance, and counts a piece for it. None if none is known to have
+    /// it now. Those that have not said whether they have it are asked by threads of their own.
     fn choose(&self) -> Result<Option<(String, String)>, FileProblem> {
         let there: Vec<_> = self.hosts.views().into_iter().filter(|host| host.unreachable_ms.is_none()).collect();
-        let instance = |host: &str| there.iter().find(|view| view.host == host).map(|view| view.instance.clone());
-        let (ready, unasked) = {
-            let mut sources = self.sources.lock().ignore_poison();
-            let mut ready = Vec::new();
-            let mut unasked = Vec::new();
-            let mut is_any = false;
-            for source in sources.iter_mut().filter(|source| !matches!(source.state, SourceState::Refused(_))) {
-                is_any = true;
-                let Some(now) = instance(&source.host) else { continue };
-                if source.state == SourceState::Ready(now.clone()) {
-                    ready.push((source.host.clone(), now));
-                } else {
-                    // It was started anew.
-                    source.state = SourceState::Unasked;
-                    unasked.push((source.host.clone(), now));
-                }
+        let instance = |host: &str| there.iter().find(|view| view.host == host).map(|view| &view.instance);
+        let mut sources = self.sources.lock().ignore_poison();
+        if sources.iter().all(ContentSource::is_refused) {
+            return Err(self.refused(&sources));
+        }
+        for source in sources.iter_mut() {
+            let Some(now) = instance(&source.host) else { continue };
+            if matches!(&source.state, SourceState::Ready(ready) if ready != now) {
+                source.state = SourceState::Unasked;
+                source.begin_anew();
             }
-            if !is_any {
-                return Err(self.refused(&sources));
+            // One that was silent is asked again after a while.
+            if source.state == SourceState::Unasked && !source.is_aside() {
+                self.prepare(source, now);
             }
-            (ready, unasked)
+        }
+        let is_ready = |source: &&mut ContentSource| match &source.state {
+            SourceState::Ready(ready) => instance(&source.host) == Some(ready),
+            _ => false,
         };
-        // One thread asks all that are new, and the others use what is ready meanwhile.
-        let preparing =
-            if ready.is_empty() { Some(self.preparing.lock().ignore_poison()) } else { self.preparing.try_lock().ok() };
-        if preparing.is_some() {
-            for (host, instance) in unasked {
-                self.prepare(&host, &instance);
-            }
+        let ready = sources.iter_mut().filter(is_ready);
+        let Some(source) = ready.min_by_key(|source| (source.is_aside(), source.in_flight)) else { return Ok(None) };
+        if source.in_flight == 0 {
+            source.progressed_at = Instant::now();
         }
-        drop(preparing);
-        let sources = self.sources.lock().ignore_poison();
-        let ready: Vec<_> = sources
-            .iter()
-            .filter_map(|source| match &source.state {
-                SourceState::Ready(instance) => Some((source.host.clone(), instance.clone())),
-                _ => None,
-            })
-            .filter(|(host, ready)| instance(host).is_some_and(|now| now == *ready))
-            .collect();
-        if ready.is_empty() {
-            return Ok(None);
-        }
-        let next = self.next.fetch_add(1, Ordering::Relaxed);
-        Ok(Some(ready[next % ready.len()].clone()))
+        source.in_flight += 1;
+        Ok(instance(&source.host).map(|instance| (source.host.clone(), instance.clone())))
     }
 
-    /// Asks a source whether it has the content.
-    fn prepare(&self, host: &str, instance: &str) {
-        {
-            let sources = self.sources.lock().ignore_poison();
-            if sources.iter().any(|source| source.host == host && source.state != SourceState::Unasked) {
-                return;
-            }
+    /// Lets a thread ask a source whether it has the content.
+    fn prepare(&self, source: &mut ContentSource, instance: &str) {
+        let Some(content) = self.own.upgrade() else { return };
+        let (host, instance) = (source.host.clone(), instance.to_owned());
+        if spawn("partywall-source", move || content.ask_source(&host, &instance)).is_ok() {
+            source.state = SourceState::Asking;
         }
-        let root = self.root.to_hex();
+    }
+
+    fn ask_source(&self, host: &str, instance: &str) {
         let key = match host == self.name.host {
             true => manifest_key(&self.link, instance, &self.name),
-            false => self.link.key(format_args!("content/{host}/{instance}/{root}")),
+            false => self.link.key(format_args!("content/{host}/{instance}/{}", self.root.to_hex())),
         };
         let asked = self.link.ask(&key, self.timeout, MAX_MANIFEST).and_then(|bytes| Manifest::read(&bytes));
-        let state = match asked {
-            Ok((manifest, _)) if manifest.root == *self.root.as_bytes() && manifest.length == self.length => {
-                SourceState::Ready(instance.to_owned())
-            }
-            Ok(_) => SourceState::Refused("has another content under this name and version by now".into()),
-            Err(Unanswered::Silent | Unanswered::Refused(Refusal::Busy)) => return,
-            Err(error) => SourceState::Refused(error.to_string()),
-        };
-        self.set_state(host, state);
+        self.change(host, |source| {
+            source.state = match asked {
+                Ok((manifest, _)) if manifest.root == *self.root.as_bytes() && manifest.length == self.length => {
+                    SourceState::Ready(instance.to_owned())
+                }
+                Ok(_) => SourceState::Refused("has another content under this name and version by now".into()),
+                Err(Unanswered::Silent | Unanswered::Refused(Refusal::Busy)) => {
+                    source.put_aside(RETRY);
+                    SourceState::Unasked
+                }
+                Err(error) => SourceState::Refused(error.to_string()),
+            };
+        });
     }
 
     /// Waits for a piece and proves it. None if another source is to be asked.
-    fn receive(&self, asked: AskedPiece, is_cancelled: &dyn Fn() -> bool) -> Result<Option<ZBytes>, FileProblem> {
-        let AskedPiece { piece, host, question } = asked;
-        let (bytes, proof) = match question.single(is_cancelled) {
-            Ok(answer) => answer,
-            Err(_) if is_cancelled() => return Err(FileProblem::Cancelled),
-            Err(Unanswered::Silent | Unanswered::Refused(Refusal::Busy)) if self.is_stalled() => {
-                return Err(self.silent());
+    fn receive(
+        &self,
+        asked: &AskedPiece<'_>,
+        begun: Instant,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> Result<Option<ZBytes>, FileProblem> {
+        let AskedPiece { piece, host, question, .. } = asked;
+        let answer = loop {
+            match question.poll(CANCELLED_AFTER.min(self.timeout)) {
+                _ if is_cancelled() => return Err(FileProblem::Cancelled),
+                Some(answer) => break answer,
+                None if self.is_stalled(begun) => return Err(self.silent()),
+                None if self.gives_up(host) => return Ok(None),
+                None => {}
             }
+        };
+        let (bytes, proof) = match answer {
+            Ok(answer) => answer,
             Err(Unanswered::Silent | Unanswered::Refused(Refusal::Busy)) => {
+                self.change(host, |source| source.put_aside(RETRY));
+                if self.is_stalled(begun) {
+                    return Err(self.silent());
+                }
                 std::thread::sleep(RETRY);
                 return Ok(None);
             }
             Err(Unanswered::Refused(Refusal::NoContent)) => {
-                // It has closed the version, or was started anew.
-                self.set_state(&host, SourceState::Unasked);
+                self.change(host, |source| {
+                    // Of several pieces that were under way, the first one says it.
+                    if matches!(source.state, SourceState::Ready(_)) {
+                        source.denials += 1;
+                        source.state = match source.denials {
+                            // It has closed the version, and opens it when it is asked.
+                            ..MOST_DENIALS => SourceState::Unasked,
+                            _ => {
+                                SourceState::Refused("says that it has the content, and has none of its pieces".into())
+                            }
+                        };
+                    }
+                });
                 return Ok(None);
             }
             Err(error) => {
-                self.set_state(&host, SourceState::Refused(error.to_string()));
+                self.change(host, |source| source.state = SourceState::Refused(error.to_string()));
                 return Ok(None);
             }
         };
         let parts: Vec<&[u8]> = bytes.slices().collect();
         let proof = decode::<Proof>(&proof.to_bytes());
         let is_right =
-            proof.is_ok_and(|Proof(path)| is_piece(self.root, self.length, piece, parts.iter().copied(), &path));
+            proof.is_ok_and(|Proof(path)| is_piece(self.root, self.length, *piece, parts.iter().copied(), &path));
         if !is_right {
             let why = format!("sent a wrong piece {piece}: it does not belong to the content {}", self.root);
-            self.set_state(&host, SourceState::Refused(why));
+            self.change(host, |source| source.state = SourceState::Refused(why));
             return Ok(None);
         }
         *self.progressed_at.lock().ignore_poison() = Instant::now();
+        self.change(host, ContentSource::begin_anew);
         Ok(Some(bytes))
     }
 
-    fn set_state(&self, host: &str, state: SourceState) {
+    /// Returns whether a source has sent nothing for a while although another one may do better, and puts it aside.
+    fn gives_up(&self, host: &str) -> bool {
         let mut sources = self.sources.lock().ignore_poison();
+        let is_ready = |source: &ContentSource| matches!(source.state, SourceState::Ready(_));
+        let is_better = |source: &ContentSource| source.host != host && is_ready(source) && !source.is_aside();
+        if !sources.iter().any(is_better) {
+            return false;
+        }
+        let Some(source) = sources.iter_mut().find(|source| source.host == host) else { return false };
+        let is_silent = source.progressed_at.elapsed() >= PATIENCE.min(self.timeout);
+        if is_silent {
+            source.put_aside(PATIENCE);
+        }
+        is_silent
+    }
+
+    fn change(&self, host: &str, change: impl FnOnce(&mut ContentSource)) {
+        let mut sources = self.sources.lock().ignore_poison();
+        // What several threads find out at once is said once.
         if let Some(source) = sources.iter_mut().find(|source| source.host == host) {
-            // What several threads find out at once is said once.
-            if !matches!(source.state, SourceState::Refused(_)) {
-                source.state = state;
-            }
+            let refused = source.is_refused().then(|| source.state.clone());
+            change(source);
+            source.state = refused.unwrap_or_else(|| source.state.clone());
         }
     }
 
@@ -326,7 +400,7 @@ impl PieceReader<'_> {
     /// Asks ahead.
     fn fill_window(&mut self) -> Result<(), FileProblem> {
         while self.asked.len() < self.content.window.max(1) && self.ahead * (PIECE_BYTES as u64) < self.end {
-            self.asked.push_back(self.content.ask(self.ahead, self.is_cancelled)?);
+            self.asked.push_back(self.content.ask(self.ahead, Instant::now(), self.is_cancelled)?);
             self.ahead += 1;
         }
         Ok(())
@@ -337,14 +411,15 @@ impl PieceReader<'_> {
         let piece = self.at / PIECE_BYTES as u64;
         if self.piece.as_ref().is_none_or(|(of, _)| *of != piece) {
             self.fill_window()?;
+            let begun = Instant::now();
             let mut asked = match self.asked.pop_front() {
                 Some(asked) => asked,
-                None => self.content.ask(piece, self.is_cancelled)?,
+                None => self.content.ask(piece, begun, self.is_cancelled)?,
             };
             let bytes = loop {
-                match self.content.receive(asked, self.is_cancelled)? {
+                match self.content.receive(&asked, begun, self.is_cancelled)? {
                     Some(bytes) => break bytes,
-                    None => asked = self.content.ask(piece, self.is_cancelled)?,
+                    None => asked = self.content.ask(piece, begun, self.is_cancelled)?,
                 }
             };
             self.piece = Some((piece, bytes));
@@ -389,8 +464,14 @@ impl FileReader for PieceReader<'_> {
 /// The pieces of a source that are under way.
 const IN_FLIGHT: usize = 8;
 
-/// How long one piece may take before another source is asked: eight pieces at one Mbit/s.
-const PIECE_WAIT: Duration = Duration::from_secs(70);
+/// After this time without a piece a source is put aside, if there is another: two pieces at one Mbit/s.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// How often a source may say that it has the content, and then refuse a piece of it.
+const MOST_DENIALS: u32 = 5;
+
+/// For zenoh, which is to give up no question that is still waited for, and the longest time that a source is put aside.
+const LONGEST: Duration = Duration::from_secs(3600);
 
 /// How long to wait before a source that was silent or busy is asked again.
 const RETRY: Duration = Duration::from_millis(50);
@@ -404,7 +485,8 @@ mod tests {
     use crate::{
         content::ContentTree,
         hosts::announce,
-        link::{Endpoints, answer, encode, refuse, reply},
+        link::{Endpoints, answer, refuse, reply},
+        message::encode,
     };
 
     /// What a host of a test does with the question for a piece.
@@ -433,24 +515,31 @@ mod tests {
         Manifest::new(("x".into(), 1, "host".into()), *tree(bytes).root().as_bytes(), layout.chunks, &table)
     }
 
-    fn peer(name: &str, bytes: &[u8], react: Reaction) -> Peer {
-        let endpoints = Endpoints { listen: vec!["127.0.0.1:0".into()], ..Endpoints::default() }.check().unwrap();
-        let link = Link::open("test", &endpoints).unwrap();
-        let own = |what: &str| link.key(format_args!("{what}/{name}/{}/**", link.instance()));
-        for what in ["manifest", "content"] {
-            let manifest = manifest(bytes);
-            let answers = move |query: Query| answer(&query, &manifest).unwrap();
-            link.session().declare_queryable(own(what)).callback(answers).background().wait().unwrap();
+    impl Peer {
+        fn new(name: &str, declare: impl FnOnce(&Link, &dyn Fn(&str) -> String)) -> Self {
+            let endpoints = Endpoints { listen: vec!["127.0.0.1:0".into()], ..Endpoints::default() }.check().unwrap();
+            let link = Link::open("test", &endpoints).unwrap();
+            declare(&link, &|what| link.key(format_args!("{what}/{name}/{}/**", link.instance())));
+            let token = announce(&link, name).unwrap();
+            Self { endpoint: endpoints.listen[0].clone(), _token: token, link }
         }
-        let (bytes, tree) = (bytes.to_vec(), tree(bytes));
-        let pieces = move |query: Query| {
-            let piece = query.key_expr().as_str().rsplit('/').next().unwrap().parse().unwrap();
-            let range = piece_range(bytes.len() as u64, piece).unwrap();
-            react(&query, piece, &bytes[range.start as usize..range.end as usize], &tree);
-        };
-        link.session().declare_queryable(own("piece")).callback(pieces).background().wait().unwrap();
-        let token = announce(&link, name, &endpoints.listen, Instant::now()).unwrap();
-        Peer { endpoint: endpoints.listen[0].clone(), _token: token, link }
+    }
+
+    fn peer(name: &str, bytes: &[u8], react: Reaction) -> Peer {
+        Peer::new(name, |link, own| {
+            for what in ["manifest", "content"] {
+                let manifest = manifest(bytes);
+                let answers = move |query: Query| answer(&query, &manifest).unwrap();
+                link.session().declare_queryable(own(what)).callback(answers).background().wait().unwrap();
+            }
+            let (bytes, tree) = (bytes.to_vec(), tree(bytes));
+            let pieces = move |query: Query| {
+                let piece = query.key_expr().as_str().rsplit('/').next().unwrap().parse().unwrap();
+                let range = piece_range(bytes.len() as u64, piece).unwrap();
+                react(&query, piece, &bytes[range.start as usize..range.end as usize], &tree);
+            };
+            link.session().declare_queryable(own("piece")).callback(pieces).background().wait().unwrap();
+        })
     }
 
     fn right(query: &Query, piece: u64, bytes: &[u8], tree: &ContentTree) {
@@ -522,6 +611,34 @@ mod tests {
         let other = peer("other", b"another content", right);
         let changed = what(pull(&bytes, &[("other", &other)], timeout).unwrap_err());
         assert!(changed.contains("has another content"), "{changed}");
+    }
+
+    // Holds 448.
+    #[test]
+    fn source_that_keeps_or_denies_its_pieces_holds_up_no_other() {
+        let bytes = content();
+        let timeout = Duration::from_secs(2);
+        // Each piece comes in time, and all of them together do not.
+        let slow: Reaction = |query, piece, bytes, tree| {
+            std::thread::sleep(Duration::from_millis(600));
+            right(query, piece, bytes, tree);
+        };
+        let good = peer("good", &bytes, slow);
+        assert!(pull(&bytes, &[("good", &good)], timeout).unwrap() == bytes);
+        let deny: Reaction = |query, _, _, _| refuse(query, &Refusal::NoContent);
+        let denier = peer("denier", &bytes, deny);
+        let alone = what(pull(&bytes, &[("denier", &denier)], timeout).unwrap_err());
+        assert!(alone.contains("//denier says that it has the content, and has none of its pieces"), "{alone}");
+        for bad in [(|query, _, _, _| std::mem::forget(query.clone())) as Reaction, |_, _, _, _| (), deny] {
+            let bad = peer("bad", &bytes, bad);
+            assert!(pull(&bytes, &[("bad", &bad), ("good", &good)], timeout).unwrap() == bytes);
+        }
+        // It does not say whether it has the content.
+        let mute = Peer::new("mute", |link, own| {
+            let keep = |query: Query| std::mem::forget(query);
+            link.session().declare_queryable(own("content")).callback(keep).background().wait().unwrap();
+        });
+        assert!(pull(&bytes, &[("good", &good), ("mute", &mute)], Duration::from_secs(600)).unwrap() == bytes);
     }
 
     // Holds 447.

@@ -25,10 +25,11 @@ use serde_json::{Value, json};
 use zenoh::Wait as _;
 
 use crate::{
-    commands::{Network, metadata, view},
-    hosts::{ANSWER, HostView, Hosts},
-    link::{Endpoints, Link, Refusal, Unanswered, decode},
-    manifest::{ExportedName, MAX_MANIFEST, Manifest},
+    commands::{LocalBridge, Network, metadata, view},
+    hosts::{ANSWER, Hosts},
+    link::{Endpoints, Link, bare},
+    manifest::{MAX_MANIFEST, Manifest},
+    message::{ExportedName, HostView, Refusal, Unanswered, decode},
     name::{RemoteName, check_host},
     pull::{RemoteContent, manifest_key},
     serve::ROOT,
@@ -194,8 +195,10 @@ impl Puller<'_> {
             },
             Some(_) => _turn = Some(self.turn()?),
         }
-        if let Some((version, found)) = self.existing()?
+        let PullArguments { hold, owner, .. } = self.arguments;
+        if let Some((version, found, place)) = self.existing()?
             && found.as_deref() == Some(root.as_str())
+            && (place == self.place && !hold && owner.is_none())
         {
             let text = format!("{}@{version} is {} already; nothing was done", self.name, wanted.from);
             let value = json!({
@@ -241,10 +244,12 @@ impl Puller<'_> {
         Ok(put?)
     }
 
-    /// Returns the latest version of the name here, and the root that its metadata names.
-    fn existing(&self) -> Result<Option<(u64, Option<String>)>, Failure> {
+    /// Returns the latest version of the name here, the root that its metadata names, and its place.
+    fn existing(&self) -> Result<Option<(u64, Option<String>, Place)>, Failure> {
         match self.domain.inspect(&self.name) {
-            Ok(info) if info.is_latest => Ok(Some((info.version.version, metadata(&info, ROOT)))),
+            Ok(info) if info.is_latest => {
+                Ok(Some((info.version.version, metadata(&info, ROOT), info.version.place.into())))
+            }
             Ok(_) | Err(Error::NotFound(NotFound::Name { .. })) => Ok(None),
             Err(error) => Err(error.into()),
         }
@@ -279,26 +284,47 @@ fn reach(context: &Context, network: &Network, wanted: &[String]) -> Result<(Lin
     let mut endpoints = Endpoints { connect: network.connect.clone(), ..network.endpoints()? };
     endpoints.allowed.extend(wanted.iter().cloned());
     if network.connect.is_empty() {
-        let (bridge, known) = view(context, &network.realm)?;
-        bridge.complete(&mut endpoints)?;
-        for host in wanted {
-            if *host == bridge.host {
-                let message = format!("//{host} is this host");
-                return Err(Failure::new(
-                    ErrorKind::Usage,
-                    message,
-                    "use its names without //HOST/, and `partywall cp`",
-                ));
+        let deadline = Instant::now() + ANSWER;
+        let (bridge, known) = loop {
+            let (bridge, known) = view(context, &network.realm)?;
+            // One that has just come has not said where it listens.
+            let is_new = |view: &HostView| wanted.contains(&view.host) && view.unreachable_ms.is_none();
+            let is_asked = known.iter().any(|view| is_new(view) && view.info.is_none() && view.foreign.is_none());
+            if !is_asked || Instant::now() >= deadline {
+                break (bridge, known);
             }
-            let found = known.iter().find(|view| view.host == *host).ok_or_else(|| no_host(host, &known))?;
-            refuse_foreign(found)?;
-            let info = found.info.as_ref().ok_or_else(|| unreachable(host, found.unreachable_ms))?;
-            endpoints.connect.extend(info.endpoints.iter().cloned());
+            std::thread::sleep(Duration::from_millis(100));
+        };
+        bridge.complete(&mut endpoints)?;
+        for (number, host) in wanted.iter().enumerate() {
+            match addresses(host, &bridge, &known) {
+                Ok(found) => endpoints.connect.extend(found),
+                // It is there for the case that one of them is not.
+                Err(failure) if number > 0 => context.output().remark(failure.message),
+                Err(failure) => return Err(failure),
+            }
         }
     }
     let link = Link::open(&network.realm, &endpoints.check()?)?;
     let hosts = Hosts::watch(&link, None)?;
     Ok((link, hosts))
+}
+
+/// Returns where a host listens.
+fn addresses(host: &str, bridge: &LocalBridge, known: &[HostView]) -> Result<Vec<String>, Failure> {
+    if *host == bridge.record.host {
+        let message = format!("//{host} is this host");
+        let advice = "use its names without //HOST/, and `partywall cp`";
+        return Err(Failure::new(ErrorKind::Usage, message, advice));
+    }
+    let found = known.iter().find(|view| view.host == *host).ok_or_else(|| no_host(host, known))?;
+    refuse_foreign(found)?;
+    let info = found.info.as_ref().ok_or_else(|| unreachable(host, found.unreachable_ms))?;
+    if info.endpoints.is_empty() {
+        let message = format!("//{host} listens at no address that other hosts reach");
+        return Err(Failure::new(ErrorKind::Refused, message, "start its bridge with --listen and such an address"));
+    }
+    Ok(info.endpoints.iter().take(MAX_ENDPOINTS).map(|endpoint| bare(endpoint).to_owned()).collect())
 }
 
 /// Waits for a host, and returns its instance.
@@ -335,10 +361,16 @@ fn manifest(
     loop {
         let instance = instance(hosts, &from.host, deadline, cancel)?;
         let left = deadline.saturating_duration_since(Instant::now());
-        let asked = link.ask(&manifest_key(link, &instance, from), left, MAX_MANIFEST);
+        let is_cancelled = || cancel.load(Ordering::Relaxed);
+        let asked = link.question(&manifest_key(link, &instance, from), left, MAX_MANIFEST).wait(&is_cancelled);
+        if is_cancelled() {
+            return Err(Error::Cancelled { what: format!("waiting for //{}", from.host) }.into());
+        }
         match asked.and_then(|bytes| Manifest::read(&bytes)) {
-            Ok((manifest, _)) if from.version.is_some_and(|version| version != manifest.version) => {
-                return Err(unanswered(from, &Unanswered::Malformed("it is of another version")));
+            Ok((manifest, _))
+                if manifest.name != from.name || from.version.is_some_and(|version| version != manifest.version) =>
+            {
+                return Err(unanswered(from, &Unanswered::Malformed("it is of another name or version")));
             }
             Ok(found) => return Ok(found),
             Err(Unanswered::Silent | Unanswered::Refused(Refusal::Busy)) if Instant::now() < deadline => {
@@ -450,7 +482,19 @@ fn unanswered(from: &RemoteName, error: &Unanswered) -> Failure {
             format!("`partywall ls //{host}` lists what it exports (`partywall bridge --export`)"),
         ),
         Unanswered::Refused(Refusal::NoVersion(_)) => (ErrorKind::NotFound, "leave out the version".into()),
-        Unanswered::Refused(Refusal::Kind(_) | Refusal::NotFrozen(_)) => {
+        Unanswered::Refused(Refusal::Kind(kind)) => (
+            ErrorKind::Refused,
+            match &kind[..] {
+                "topic" => format!("import it: `partywall bridge --import '{from}'`"),
+                "timeline" => {
+                    "send its value with the data: in the header of a sample, or in the metadata of a version".into()
+                }
+                "queue" => "run its workers on that host, or use a message broker between hosts".into(),
+                "semaphore" => "it counts processes of that host only: use one on each host".into(),
+                _ => "copy what is in it to a segment there, and pull that".into(),
+            },
+        ),
+        Unanswered::Refused(Refusal::NotFrozen(_)) => {
             (ErrorKind::Refused, "copy it to a frozen segment there (`partywall cp`), and pull that".into())
         }
         Unanswered::Silent => {
@@ -467,6 +511,9 @@ const ORIGIN: &str = "origin";
 
 /// The names by which pullers take turns begin with this.
 const TURNS: &str = ".pull/";
+
+/// The addresses of a host that are tried.
+const MAX_ENDPOINTS: usize = 16;
 
 /// How often a follower looks at the origin without being told to.
 const LOOK: Duration = Duration::from_secs(5);

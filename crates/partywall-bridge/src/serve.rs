@@ -1,4 +1,4 @@
-//! Answers questions of other hosts about exported segments: names, manifests, pieces.
+//! Answers questions of other hosts: about this one, and about exported segments, which are names, manifests and pieces.
 //!
 //! A callback of zenoh only puts a question into a queue; threads of ours answer. There are more of these as more
 //! questions wait, so that a peer whose link is congested holds up its own answers.
@@ -17,22 +17,22 @@ use std::{
 use blake3::Hash;
 use bytes::Bytes;
 use partywall::{
-    Error, Place, Segment, WatchEvent,
+    Error, Place, Segment, WatchEvent, check_name,
     error::NotFound,
     files::default_threads,
     info::{Change, Kind, Named, SegmentInfo},
 };
 use partywall_cli::Failure;
 use partywall_os::{lock::IgnorePoison, thread::spawn};
-use serde::{Deserialize, Serialize};
 use zenoh::{Wait, bytes::ZBytes, qos::CongestionControl, query::Query};
 
 use crate::{
     Bridge,
     commands::metadata,
     content::{ContentTree, Span, piece_range, spans},
-    link::{Refusal, answer, encode, refuse, reply},
-    manifest::{ExportedName, Manifest},
+    link::{answer, refuse, reply},
+    manifest::Manifest,
+    message::{Asked, ExportedName, HostInfo, Proof, Refusal, encode},
 };
 
 /// The answers of a bridge.
@@ -42,13 +42,9 @@ pub(crate) struct Exports {
     questions: Mutex<Questions>,
     asked: Condvar,
     contents: Mutex<Contents>,
-    /// Held while a version is hashed, so that all its pullers wait for one thread's work.
+    /// Held while a version is hashed. Its pullers ask again.
     hashing: Mutex<()>,
 }
-
-/// The proof of a piece: the hashes beside its way to the root.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Proof(pub(crate) Vec<[u8; 32]>);
 
 #[derive(Debug, Default)]
 struct Questions {
@@ -99,8 +95,10 @@ impl Exports {
             contents: Mutex::default(),
             hashing: Mutex::new(()),
         });
-        for what in ["names", "manifest", "content", "piece"] {
-            let key = bridge.own_key(what, if what == "names" { "" } else { "/**" });
+        for (what, rest) in
+            [("host", ""), ("view", ""), ("names", ""), ("manifest", "/**"), ("content", "/*"), ("piece", "/*/*")]
+        {
+            let key = bridge.own_key(what, rest);
             // The session, which the exports hold, must not hold them.
             let asked = Arc::downgrade(&exports);
             let queryable = bridge.link.session().declare_queryable(key);
@@ -137,6 +135,8 @@ impl Exports {
             if let Some(query) = questions.waiting.pop_front() {
                 drop(questions);
                 self.respond(&query);
+                // Not only where nobody asks: a follower asks for ever, for one version after the other.
+                self.close_unasked();
                 questions = self.questions.lock().ignore_poison();
                 continue;
             }
@@ -171,21 +171,20 @@ impl Exports {
     }
 
     fn respond(&self, query: &Query) {
-        let key = query.key_expr().as_str();
-        // `pw1/R/WHAT/H/I/…`
-        let parts: Vec<_> = key.splitn(6, '/').collect();
-        let done = match parts[..] {
-            [_, _, "names", ..] => self.names().map(|names| drop(answer(query, &names))),
-            [_, _, "manifest", _, _, rest] => {
-                let named = rest.split_once('/').and_then(|(version, name)| Some((version.parse().ok()?, name)));
-                let manifest = named.ok_or(Refusal::NoName).and_then(|(version, name)| self.manifest(name, version));
-                manifest.map(|manifest| drop(answer(query, &manifest)))
+        let done = match Asked::parse(query.key_expr().as_str()) {
+            Some(Asked::Host) => {
+                let Bridge { endpoints, start, .. } = &*self.bridge;
+                let (release, uptime_ms) = (partywall::VERSION.to_owned(), start.elapsed().as_millis() as u64);
+                Ok(drop(answer(query, &HostInfo { release, endpoints: endpoints.clone(), uptime_ms })))
             }
-            [_, _, "content", _, _, root] => {
-                self.manifest_of_content(root).map(|manifest| drop(answer(query, &manifest)))
+            Some(Asked::View) => Ok(drop(answer(query, &self.bridge.hosts.views()))),
+            Some(Asked::Names) => self.names().map(|names| drop(answer(query, &names))),
+            Some(Asked::Manifest { name, version }) => {
+                self.manifest(name, version).map(|manifest| drop(answer(query, &manifest)))
             }
-            [_, _, "piece", _, _, rest] => self.piece(query, rest),
-            _ => Err(Refusal::NoName),
+            Some(Asked::Content(root)) => self.manifest_of_content(root).map(|manifest| drop(answer(query, &manifest))),
+            Some(Asked::Piece { root, piece }) => self.piece(query, root, piece),
+            None => Err(Refusal::NoName),
         };
         if let Err(refusal) = done {
             refuse(query, &refusal);
@@ -208,7 +207,7 @@ impl Exports {
 
     /// Returns the manifest of a version; 0 is the latest.
     fn manifest(&self, name: &str, version: u64) -> Result<Manifest, Refusal> {
-        if !self.bridge.exports(name) {
+        if check_name(name).is_err() || !self.bridge.exports(name) {
             return Err(Refusal::NoName);
         }
         let info = self.frozen(name, version)?;
@@ -224,8 +223,7 @@ impl Exports {
 
     /// Returns the manifest of an exported version that has this root: one that was asked for before, or one that was
     /// pulled itself and whose metadata says so.
-    fn manifest_of_content(&self, root: &str) -> Result<Manifest, Refusal> {
-        let root = Hash::from_hex(root).map_err(|_| Refusal::NoContent)?;
+    fn manifest_of_content(&self, root: Hash) -> Result<Manifest, Refusal> {
         let known = {
             let contents = self.contents.lock().ignore_poison();
             let known = contents.trees.iter().find(|(_, tree)| tree.root() == root);
@@ -277,9 +275,6 @@ impl Exports {
         if of.kind == Kind::Legacy {
             return Err(Refusal::NotFrozen("legacy".into()));
         }
-        if of.reserved > 0 {
-            return Err(Refusal::NotFrozen("growing".into()));
-        }
         Ok(info)
     }
 
@@ -291,7 +286,8 @@ impl Exports {
         if let Some(content) = self.opened(is_it) {
             return Ok(content);
         }
-        let _hashing = self.hashing.lock().ignore_poison();
+        // Others do not wait for it: pieces of other versions need the threads.
+        let Ok(_hashing) = self.hashing.try_lock() else { return Err(Refusal::Busy) };
         if let Some(content) = self.opened(is_it) {
             return Ok(content);
         }
@@ -330,11 +326,8 @@ impl Exports {
         Some(open.content.clone())
     }
 
-    /// Answers with a piece and its proof. `rest` is `ROOT/N`.
-    fn piece(&self, query: &Query, rest: &str) -> Result<(), Refusal> {
-        let asked =
-            rest.split_once('/').and_then(|(root, piece)| Some((Hash::from_hex(root).ok()?, piece.parse().ok()?)));
-        let (root, piece) = asked.ok_or(Refusal::NoContent)?;
+    /// Answers with a piece and its proof.
+    fn piece(&self, query: &Query, root: Hash, piece: u64) -> Result<(), Refusal> {
         // If it is closed by now, the puller asks for the manifest again.
         let content = self.opened(|content| content.tree.root() == root).ok_or(Refusal::NoContent)?;
         if content.segment.check().is_err() {
@@ -357,6 +350,11 @@ impl Exports {
         while let Ok(event) = watch.next(Duration::MAX) {
             let name = match event {
                 Some(WatchEvent::Name(event)) if matches!(event.change, Change::Committed { .. }) => event.name,
+                Some(WatchEvent::Name(event)) if matches!(event.change, Change::DeadlineSet { .. }) => {
+                    // Whoever holds it then may be evicted. Pullers are told that it is gone.
+                    self.contents.lock().ignore_poison().open.retain(|open| open.content.segment.name() != event.name);
+                    continue;
+                }
                 // Some are lost: everybody looks at everything again.
                 Some(WatchEvent::Missed { .. }) => String::new(),
                 _ => continue,
@@ -429,7 +427,7 @@ const KEPT_OPEN: Duration = Duration::from_secs(30);
 const MAX_WAITING: usize = 1024;
 
 /// The threads that answer.
-const MAX_THREADS: usize = 32;
+const MAX_THREADS: usize = 128;
 
 /// The versions whose hashes are remembered.
 const MAX_TREES: usize = 64;

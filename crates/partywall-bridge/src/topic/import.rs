@@ -27,8 +27,7 @@ use super::{
 use crate::{
     Bridge,
     hosts::{ANSWER, HostEvent},
-    link::decode,
-    manifest::ExportedName,
+    message::{ExportedName, decode},
 };
 
 /// All imports of a bridge.

@@ -53,7 +53,7 @@ use partywall_cli::{Failure, Output};
 
 pub(crate) use self::exchange::{TopicOptions, policy};
 use self::{exchange::OwnPublishers, export::TopicExports, import::TopicImports};
-use crate::{Bridge, link};
+use crate::{Bridge, message};
 
 /// The exports and imports of a bridge.
 #[derive(Debug)]
@@ -89,7 +89,7 @@ impl Topics {
 pub(crate) type Time = Duration;
 
 /// The bytes of each piece of a sample but the last.
-pub(crate) const PIECE_BYTES: u64 = link::PIECE_BYTES as u64;
+pub(crate) const PIECE_BYTES: u64 = message::PIECE_BYTES as u64;
 
 /// How long a side waits for an answer before it asks again.
 const RETRY: Duration = Duration::from_secs(1);

@@ -2,9 +2,11 @@
 //! loopback.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are outside #[test]")]
 
+mod hostile;
 mod hosts;
 mod programs;
 mod pull;
+mod raw;
 mod tls;
 mod topics;
 
@@ -69,6 +71,14 @@ impl Drop for Host {
         if let Some(bridge) = self.bridge.take() {
             bridge.kill();
         }
+    }
+}
+
+/// Runs the other program that a test starts. It is no test itself.
+#[test]
+fn role() {
+    if std::env::var_os(partywall_harness::ROLE).is_some() {
+        pull::publish_legacy();
     }
 }
 

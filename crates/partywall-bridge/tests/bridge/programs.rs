@@ -4,6 +4,8 @@ use std::{fs, path::Path, process::Command};
 
 use partywall_harness::{Running, Sandbox, binary, copy_program};
 
+use crate::{Host, command};
+
 // Holds 406.
 #[test]
 fn program_of_the_broker_contains_no_network() {
@@ -36,6 +38,33 @@ fn missing_program_is_named() {
     let mut command = sandbox.program(&alone);
     let help = Running::spawn(command.args(["help", "pull"]).env("PATH", programs)).wait().expect(0);
     assert!(help.text().contains("--follow"), "{help:?}");
+}
+
+/// Returns how many threads of a process have names that begin so.
+fn threads(pid: u32, name: &str) -> usize {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let names = tasks.map(|task| fs::read_to_string(task.unwrap().path().join("comm")).unwrap_or_default());
+    names.filter(|found| found.starts_with(name)).count()
+}
+
+#[test]
+fn environment_and_files_of_zenoh_change_nothing() {
+    let a = Host::start("a", &[], &[]);
+    let usual = threads(a.bridge.as_ref().unwrap().pid(), "rx-");
+    assert!(usual > 0, "the threads of zenoh have other names");
+    let file =
+        a.sandbox.file("home/.zenoh/zenoh.json5", "{ mode: 'client', connect: { endpoints: ['tcp/192.0.2.1:1'] } }");
+    for runtime in ["nonsense", "(rx: (worker_threads: 7))"] {
+        let sandbox = Sandbox::new();
+        let arguments = ["bridge", "--host", "b", "--listen", "127.0.0.1:0", "--connect", &a.endpoint];
+        let mut bridge = command(&sandbox, &arguments);
+        bridge.env("ZENOH_RUNTIME", runtime).env("ZENOH_CONFIG", &file).env("ZENOH_HOME", file.parent().unwrap());
+        let mut bridge = Running::spawn(&mut bridge);
+        assert!(bridge.line().starts_with("//b at tcp/127.0.0.1:"));
+        a.await_state("b", "alive");
+        assert_eq!(threads(bridge.pid(), "rx-"), usual, "{runtime}");
+        bridge.kill();
+    }
 }
 
 #[test]

@@ -1,8 +1,11 @@
 //! Segments that are pulled: equal to their origins, once a host, despite hosts that end, lie or withdraw.
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::{fs, io::Read, path::PathBuf, sync::Arc, time::Duration};
 
-use partywall::{DType, Place};
+use partywall::{
+    DType, Domain, Place,
+    cuda::{DeviceBuffer, ForeignMemory},
+};
 use partywall_harness::{Output, Running, eventually, noise};
 
 use crate::{Host, command};
@@ -117,17 +120,30 @@ fn what_cannot_cross_is_refused_by_name() {
     put(&a, "llm", b"bytes");
     let domain = a.sandbox.domain_of_running();
     let mutable = domain.create("weights", Place::Host).tensor("w", DType::U8, &[4]).mutable(true);
-    let _mutable = mutable.allocate().unwrap().commit().unwrap();
+    let growing = mutable.allocate().unwrap().commit().unwrap();
+    growing.grow().tensor("more", DType::U8, &[4]).commit().unwrap();
     let _pool = domain.pool("kv").blocks(2).block_bytes(4096).create().unwrap();
     let _semaphore = domain.semaphore("gate", 1).unwrap();
+    let _timeline = domain.timeline_writer("steps").unwrap();
+    let _queue = domain.queue("work").tasks(1).outputs(1, 64).place(Place::Host).create().unwrap();
+    let _topic = domain.topic("frames").max_bytes(4096).place(Place::Host).open_or_create().unwrap();
     for (from, code, part) in [
         ("//c/llm", 3, "no host is called //c: there are //a"),
         ("//b/llm", 2, "//b is this host"),
         ("//a/other", 3, "exports no such name"),
         ("//a/llm@7", 3, "has no such version; the latest is 1"),
-        ("//a/weights", 5, "is mutable"),
+        ("//a/weights", 5, "is mutable: its bytes may change"),
+        ("//a/weights", 5, "copy it to a frozen segment there (`partywall cp`)"),
         ("//a/kv", 5, "has a pool of this name"),
+        ("//a/kv", 5, "copy what is in it to a segment there"),
         ("//a/gate", 5, "has a semaphore of this name"),
+        ("//a/gate", 5, "use one on each host"),
+        ("//a/steps", 5, "has a timeline of this name"),
+        ("//a/steps", 5, "send its value with the data"),
+        ("//a/work", 5, "has a queue of this name"),
+        ("//a/work", 5, "run its workers on that host"),
+        ("//a/frames", 5, "has a topic of this name"),
+        ("//a/frames", 5, "`partywall bridge --import '//a/frames'`"),
         ("//a/.bridge/default", 3, "exports no such name"),
         ("//a/llm@x", 2, "not a version"),
         ("llm", 2, "does not begin with //HOST/"),
@@ -137,6 +153,42 @@ fn what_cannot_cross_is_refused_by_name() {
         assert!(said(&refused).contains(part), "{from}: {}", said(&refused));
     }
     drop(domain);
+}
+
+/// Publishes memory of its own allocation until its input ends: another program than the bridge.
+#[allow(clippy::print_stdout, reason = "it is how it talks to the test")]
+pub(crate) fn publish_legacy() {
+    let domain = Domain::options().start(false).connect().unwrap();
+    let gpu = domain.gpu(partywall::gpu::devices().unwrap()[0].uuid().unwrap()).unwrap();
+    let memory = ForeignMemory::try_from(Arc::new(DeviceBuffer::new(gpu.context(), 4096).unwrap())).unwrap();
+    let _published = domain.publish("theirs").tensor("x", DType::U8, &[4096], &memory).commit().unwrap();
+    println!("\nready");
+    let _ = std::io::stdin().read(&mut [0]);
+}
+
+// Holds 446.
+#[test]
+fn legacy_memory_is_refused_by_name() {
+    let a = simulated("a", &[]);
+    let b = simulated("b", &[&a]);
+    b.await_state("a", "alive");
+    let mut program = a.sandbox.program(std::env::current_exe().unwrap());
+    program.args(["--exact", "role", "--nocapture"]).env(partywall_harness::ROLE, "legacy");
+    let mut publisher = Running::spawn(&mut program);
+    while publisher.line() != "ready" {}
+    let refused = b.run(&["pull", "//a/theirs", "--device", "host"]).expect(5);
+    assert!(refused.stderr.contains("is legacy: its bytes may change"), "{refused:?}");
+    assert!(refused.stderr.contains("`partywall cp`"), "{refused:?}");
+    publisher.kill();
+}
+
+/// Starts a host on the simulated driver, with one GPU, which exports everything.
+fn simulated(name: &str, others: &[&Host]) -> Host {
+    let sandbox = partywall_harness::Sandbox::simulated(1);
+    let mut host = Host { sandbox, name: name.into(), bridge: None, endpoint: "127.0.0.1:0".into() };
+    let connect: Vec<_> = others.iter().map(|other| &other.endpoint[..]).collect();
+    host.bridge(&connect, &["--export", "*"]);
+    host
 }
 
 /// Returns the kilobytes of shared memory that a process has touched.
@@ -224,20 +276,8 @@ fn follower_takes_the_newest_version() {
 
 #[test]
 fn segment_crosses_from_gpu_to_gpu_of_the_simulated_driver() {
-    let mut a = Host {
-        sandbox: partywall_harness::Sandbox::simulated(1),
-        name: "a".into(),
-        bridge: None,
-        endpoint: "127.0.0.1:0".into(),
-    };
-    a.bridge(&[], &["--export", "*"]);
-    let mut b = Host {
-        sandbox: partywall_harness::Sandbox::simulated(1),
-        name: "b".into(),
-        bridge: None,
-        endpoint: "127.0.0.1:0".into(),
-    };
-    b.bridge(&[&a.endpoint], &[]);
+    let a = simulated("a", &[]);
+    let b = simulated("b", &[&a]);
     b.await_state("a", "alive");
     let bytes = noise((3 << 20) + 5, 9);
     let file = a.sandbox.file("put", &bytes);

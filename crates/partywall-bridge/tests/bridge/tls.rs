@@ -4,8 +4,10 @@ use std::{fs, path::PathBuf};
 
 use partywall_harness::{Running, Sandbox, noise};
 use rcgen::{BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair, date_time_ymd};
+use serde_json::{Value, json};
+use zenoh::Wait;
 
-use crate::{Host, command};
+use crate::{Host, command, raw};
 
 /// An authority, which makes certificates in a folder.
 struct Authority {
@@ -90,4 +92,55 @@ fn certificates_that_cannot_be_used_are_refused_at_the_start() {
         assert!(refused.stderr.contains(part), "{refused:?}");
     }
     sandbox.broker();
+}
+
+/// Returns the settings of a session with the certificate in a directory.
+fn certified(directory: &str) -> Vec<(&'static str, Value)> {
+    let file = |name: &str| json!(format!("{directory}/{name}"));
+    vec![
+        ("transport/link/tls/root_ca_certificate", file("ca.pem")),
+        ("transport/link/tls/connect_certificate", file("cert.pem")),
+        ("transport/link/tls/connect_private_key", file("key.pem")),
+        ("transport/link/tls/enable_mtls", json!(true)),
+    ]
+}
+
+// Holds 452.
+#[test]
+fn certificate_that_expired_elsewhere_opens_nothing() {
+    let authority = Authority::new();
+    let a = Host::start("a", &[], &["--tls", &authority.host("a", 4000), "--allow", "b"]);
+    let tokens = |directory: &str| {
+        let connect = ("connect/endpoints", json!([a.endpoint]));
+        let session = raw::session(&[certified(directory), vec![connect]].concat());
+        let (send, found) = std::sync::mpsc::channel();
+        let tokens = session.liveliness().declare_subscriber("pw1/default/host/**").history(true);
+        let _tokens = tokens.callback(move |_| _ = send.send(())).wait().unwrap();
+        found.recv_timeout(std::time::Duration::from_secs(2)).is_ok()
+    };
+    assert!(tokens(&authority.host("b", 4000)));
+    assert!(!tokens(&authority.host("b", 2021)));
+}
+
+// Holds 452.
+#[test]
+fn allowed_host_speaks_for_itself_only() {
+    let authority = Authority::new();
+    let [a, b, c] = ["a", "b", "c"].map(|name| authority.host(name, 4000));
+    let a = Host::start("a", &[], &["--tls", &a, "--allow", "b", "--allow", "c"]);
+    let connect = ("connect/endpoints", json!([a.endpoint]));
+    let mallory = raw::session(&[certified(&b), vec![connect]].concat());
+    let zid = mallory.zid();
+    let declare = |key: String| mallory.liveliness().declare_token(format!("pw1/default/{key}")).wait().unwrap();
+    // As itself, as an allowed host that is not there, and as one that is nowhere.
+    let _tokens = [format!("host/c/{zid}"), format!("host/d/{zid}"), format!("host/b/{zid}")].map(declare);
+    a.await_state("b", "alive");
+    assert_eq!((a.view("c"), a.view("d")), (Value::Null, Value::Null));
+    // Nor is it asked what another one is.
+    let (send, asked) = std::sync::mpsc::channel();
+    let answers = mallory.declare_queryable("pw1/default/host/c/*");
+    let _answers = answers.callback(move |_| _ = send.send(())).wait().unwrap();
+    let c = Host::start("c", &[&a], &["--tls", &c, "--allow", "a"]);
+    assert_eq!(a.await_state("c", "alive")["endpoints"][0], c.endpoint);
+    assert!(asked.try_recv().is_err());
 }
