@@ -2,8 +2,8 @@
 //!
 //! | offset | field | |
 //! |---|---|---|
-//! | 0 | `generation` | of the block: its slot's ticket |
-//! | 8 | `status` | see below; the only word that changes later |
+//! | 0 | `skipped` | numbers that the topic's publishers had skipped before: see [`Topic::skip`](super::Topic::skip) |
+//! | 8 | `status` | with the block's generation: see below; the only word that changes later |
 //! | 16 | `origin` | publisher's port, its member's row, dtype, rank, length of the header, lane: 16, 16, 8, 4, 12 and 8 bits |
 //! | 24 | `publisher` | its id |
 //! | 32 | `sequence` | the publisher's own count |
@@ -54,7 +54,7 @@ const _: () = assert!(MAX_RANK < 1 << 4 && MAX_HEADER < 1 << 12);
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(crate) struct Descriptor {
-    generation: AtomicU64,
+    skipped: AtomicU64,
     status: AtomicU64,
     origin: AtomicU64,
     publisher: AtomicU64,
@@ -90,7 +90,9 @@ pub(super) struct StatusWord(u64);
 /// The words that are written with a sample: rule 1.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Written<'a> {
+    /// Of the block: its slot's ticket.
     pub(super) generation: u64,
+    pub(super) skipped: u64,
     pub(super) origin: SampleOrigin,
     pub(super) publisher: u64,
     pub(super) sequence: u64,
@@ -175,7 +177,7 @@ impl Descriptor {
     pub(super) fn write(&self, words: &Written<'_>) {
         let set = |word: &AtomicU64, value| word.store(value, Ordering::Relaxed);
         // These stores are ordered by the change of the entry that publishes them.
-        set(&self.generation, words.generation);
+        set(&self.skipped, words.skipped);
         set(&self.origin, words.origin.word());
         set(&self.publisher, words.publisher);
         set(&self.sequence, words.sequence);
@@ -200,13 +202,13 @@ impl Descriptor {
 impl Descriptor {
     /// Prefetches the words that every reader reads.
     pub(super) fn prefetch(&self) {
-        prefetch(&self.generation);
+        prefetch(&self.skipped);
         prefetch(&self.shape);
     }
 
     /// Prefetches the words that every publisher writes.
     pub(super) fn prefetch_to_write(&self) {
-        prefetch_to_write(&self.generation);
+        prefetch_to_write(&self.skipped);
         prefetch_to_write(&self.shape);
     }
 
@@ -222,6 +224,10 @@ impl Descriptor {
         self.value.load(Ordering::Relaxed)
     }
 
+    pub(super) fn skipped(&self) -> u64 {
+        self.skipped.load(Ordering::Relaxed)
+    }
+
     pub(super) fn stamp(&self) -> u64 {
         self.stamp.load(Ordering::Relaxed)
     }
@@ -229,12 +235,13 @@ impl Descriptor {
     #[inline]
     pub(super) fn describe(&self) -> SampleDescription {
         let origin = self.origin();
+        let status = self.status();
         let mut shape = [0; MAX_RANK];
         for (extent, word) in shape.iter_mut().zip(&self.shape).take(origin.rank.into()) {
             *extent = word.load(Ordering::Relaxed);
         }
         SampleDescription {
-            generation: self.generation.load(Ordering::Relaxed),
+            generation: status.generation(),
             publisher: self.publisher(),
             sequence: self.sequence.load(Ordering::Relaxed),
             dtype: origin.dtype,
@@ -244,7 +251,7 @@ impl Descriptor {
             lane: origin.lane,
             value: self.value(),
             stamp: self.stamp(),
-            status: self.status().status(),
+            status: status.status(),
         }
     }
 
@@ -273,7 +280,7 @@ impl Descriptor {
     pub(super) fn new() -> Self {
         let zero = || AtomicU64::new(0);
         Self {
-            generation: zero(),
+            skipped: zero(),
             status: zero(),
             origin: zero(),
             publisher: zero(),
@@ -288,7 +295,7 @@ impl Descriptor {
 }
 
 shared! {
-    Descriptor { generation, status, origin, publisher, sequence, bytes, value, stamp, shape, header }
+    Descriptor { skipped, status, origin, publisher, sequence, bytes, value, stamp, shape, header }
     bits {
         READY, TIMELINE, UNVERIFIED, DONE, FAILED, TAINTED, ENDING, GENERATION,
         ROW, DTYPE, RANK, HEADER, LANE,

@@ -65,10 +65,11 @@ impl Topic {
         fence(Ordering::SeqCst);
         let cursor = first(self.tail());
         us.cursor.store(cursor, Ordering::Release);
+        let skipped = self.control().skipped.load(Ordering::Relaxed);
         point("topic: subscriber joined, not notified");
         // A publisher may be waiting for subscribers, or for the initial cursor of one that it must not overtake.
         self.control().space.notify();
-        Some(SubscriberHandle { index, port, cursor, queue, missed: 0 })
+        Some(SubscriberHandle { index, port, cursor, queue, missed: 0, skipped })
     }
 
     /// Detaches a publisher, which cannot publish any more.

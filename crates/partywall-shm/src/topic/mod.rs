@@ -13,6 +13,7 @@
 //! | 200 | `ids: u64` counts all members that have joined | 8 | a member that joins |
 //! | 208 | `publishers_joined: u64` counts publishers that have joined | 8 | a member that joins |
 //! | 216 | `ages_until: u64` until when subscribers measure ages, 0: they do not | 8 | observers, subscribers; see `ages` |
+//! | 224 | `skipped: u64` counts numbers that publishers have skipped | 8 | publishers |
 //! | 256 | ring: `depth` entries | 128 each | publishers; see `entry` |
 //! | *P* | `publishers` ports of publishers | 640 each | their owners; see `members` and `port` |
 //! | *S* | `subscribers` ports of subscribers | 128 each | their owners |
@@ -27,7 +28,7 @@
 //!
 //! | publisher's port | | subscriber's port | | descriptor | |
 //! |---|---|---|---|---|---|
-//! | 0 | port slot | 0 | port slot | 0 | generation of the block |
+//! | 0 | port slot | 0 | port slot | 0 | numbers skipped in the topic before it |
 //! | 8 | samples published | 8 | cursor: the next position | 8 | status |
 //! | 16 | waiting since, in ms | 16 | queue, 0: publishers wait for it | 16 | port 16 bits, row 16, dtype 8, rank 4, length of the header 12, lane 8 |
 //! | 24 | waiting for this subscriber | 24 | samples received | 24 | id of the publisher |
@@ -194,10 +195,13 @@ pub(crate) struct TopicHeader {
     ids: AtomicU64,
     publishers_joined: AtomicU64,
     ages_until: AtomicU64,
-    zero_224: [AtomicU64; 4],
+    skipped: AtomicU64,
+    zero_232: [AtomicU64; 3],
 }
 
-shared!(TopicHeader { tail, samples, zero_80, space, zero_136, joins, ids, publishers_joined, ages_until, zero_224 });
+shared! {
+    TopicHeader { tail, samples, zero_80, space, zero_136, joins, ids, publishers_joined, ages_until, skipped, zero_232 }
+}
 
 /// The description of a sample, as its publisher wrote it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -53,7 +53,8 @@ impl World {
             ids: zero(),
             publishers_joined: zero(),
             ages_until: zero(),
-            zero_224: std::array::from_fn(|_| zero()),
+            skipped: zero(),
+            zero_232: std::array::from_fn(|_| zero()),
         };
         let limits = TopicLimits {
             blocks: blocks as u32,

@@ -109,15 +109,6 @@ impl PublisherHandle {
     pub fn sequence(&self) -> u64 {
         self.sequence
     }
-
-    /// Skips numbers. Returns false, and skips none, if that leads beyond 2⁶².
-    #[must_use]
-    pub fn skip(&mut self, numbers: u64) -> bool {
-        let Some(next) = self.sequence.checked_add(numbers).filter(|next| *next <= MAX_SEQUENCE) else { return false };
-        self.skipped += numbers;
-        self.sequence = next;
-        true
-    }
 }
 
 impl Topic {
@@ -126,6 +117,23 @@ impl Topic {
         if let Some(descriptor) = self.descriptors.get(block as usize) {
             descriptor.prefetch_to_write();
         }
+    }
+
+    /// Skips numbers of a publisher: receivers of its next sample have missed as many. Returns false, and skips none, if
+    /// that leads beyond 2⁶².
+    ///
+    /// Each sample carries the numbers that all publishers had skipped before, so receivers that miss some samples miss
+    /// none of these. If the publisher is killed before its next sample, that of another publisher carries them.
+    #[must_use]
+    pub fn skip(&self, handle: &mut PublisherHandle, numbers: u64) -> bool {
+        let next = handle.sequence.checked_add(numbers).filter(|next| *next <= MAX_SEQUENCE);
+        let Some(next) = next else { return false };
+        handle.skipped += numbers;
+        handle.sequence = next;
+        // Ordered by the change of the entry that publishes the next sample. It may wrap, if some publishers skip nearly
+        // all numbers: receivers then miss those that are shown no more.
+        self.control().skipped.fetch_add(numbers, Ordering::Relaxed);
+        true
     }
 
     /// Publishes a block that the publisher holds, and returns the sample's position. If the message's status is final,
@@ -207,6 +215,7 @@ impl Topic {
     pub(super) fn write_descriptor(&self, handle: &PublisherHandle, held: &HeldSlot, message: &Message<'_>) {
         self.descriptors[held.index() as usize].write(&Written {
             generation: held.generation(),
+            skipped: self.control().skipped.load(Ordering::Relaxed),
             origin: SampleOrigin {
                 port: handle.index as u16,
                 row: handle.port.row(),

@@ -50,6 +50,8 @@ pub struct SubscriberHandle {
     pub(super) queue: u64,
     /// Samples that passed since the last one.
     pub(super) missed: u64,
+    /// The most skipped numbers that a sample carried, or that there were at the join.
+    pub(super) skipped: u64,
 }
 
 /// The outcome of an attempt to receive.
@@ -179,6 +181,7 @@ impl Topic {
                 continue;
             }
             point("topic: sample held, nobody notified");
+            self.miss_skipped(handle, self.descriptors[block as usize].skipped());
             let taken =
                 HeldSample { subscriber: handle.index, hold, block, position: handle.cursor, missed: handle.missed };
             handle.cursor += 1;
@@ -226,12 +229,20 @@ impl Topic {
     /// A publisher that is killed or stopped while it joins or leaves keeps the topic busy until the broker detaches
     /// it.
     pub fn is_idle(&self, next: u64) -> bool {
+        self.is_idle_but_for(next, &[])
+    }
+
+    /// As [`is_idle`](Self::is_idle), as if the publishers with these ids had never been there.
+    pub fn is_idle_but_for(&self, next: u64, ignored: &[u64]) -> bool {
         // Pairs with the addition in `join_as_publisher`: if a publisher has left meanwhile, and had waited for another
         // one to join, the second load sees the other one counted.
         let joined = || self.control().publishers_joined.load(Ordering::Acquire);
         let before = joined();
-        let is_present = |port: &PortSlot| matches!(port.load().occupancy(), Occupancy::Taken | Occupancy::Active);
-        if before == 0 || self.publishers.iter().any(|publisher| is_present(&publisher.port)) {
+        let is_present = |port: &PortSlot| {
+            let seen = port.load();
+            matches!(seen.occupancy(), Occupancy::Taken | Occupancy::Active) && !ignored.contains(&seen.id())
+        };
+        if before <= ignored.len() as u64 || self.publishers.iter().any(|publisher| is_present(&publisher.port)) {
             return false;
         }
         // Read after the ports: a reader that sees that a publisher has left sees all its samples.
@@ -261,12 +272,26 @@ impl Topic {
 
     /// Moves the cursor without receiving.
     fn skip_to(&self, handle: &mut SubscriberHandle, position: u64) {
+        let passed = position.saturating_sub(handle.cursor);
+        handle.cursor += passed;
+        self.miss(handle, passed);
+        self.subscribers[handle.index].cursor.store(handle.cursor, Ordering::Release);
+    }
+
+    /// Counts what publishers have skipped up to the sample that carries this number.
+    fn miss_skipped(&self, handle: &mut SubscriberHandle, skipped: u64) {
+        // Less, if its publisher has described it before that of an earlier position.
+        let new = skipped.saturating_sub(handle.skipped);
+        if new > 0 {
+            handle.skipped = skipped;
+            self.miss(handle, new);
+        }
+    }
+
+    fn miss(&self, handle: &mut SubscriberHandle, samples: u64) {
         let us = &self.subscribers[handle.index];
-        let skipped = position.saturating_sub(handle.cursor);
-        handle.cursor += skipped;
-        handle.missed += skipped;
-        us.dropped.store(us.dropped.load(Ordering::Relaxed).wrapping_add(skipped), Ordering::Relaxed);
-        us.cursor.store(handle.cursor, Ordering::Release);
+        handle.missed = handle.missed.saturating_add(samples);
+        us.dropped.store(us.dropped.load(Ordering::Relaxed).wrapping_add(samples), Ordering::Relaxed);
     }
 
     /// Returns a free hold of this subscriber. No other process writes its holds.

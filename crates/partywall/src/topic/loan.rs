@@ -164,17 +164,42 @@ impl Loan {
     /// [`InvalidArgument::Range`] unless the sample has as many bytes; otherwise as [`bytes_mut`](Self::bytes_mut) in
     /// main memory, and [`DeviceFault`](crate::error::DeviceFault) on a GPU.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        let LoanInner { publisher, bytes: has, exposed, .. } = &*self.inner;
-        if bytes.len() as u64 != *has {
+        let has = self.len();
+        if bytes.len() as u64 != has {
             let why = format!("it has {has} bytes, and {} were given", bytes.len());
-            return Err(InvalidArgument::range(format!("a sample of {:?}", publisher.open.name()), why));
+            return Err(InvalidArgument::range(format!("a sample of {:?}", self.topic()), why));
+        }
+        self.write_at(0, bytes)
+    }
+
+    /// Copies bytes into the sample from `offset` on, in any kind of memory, as [`write`](Self::write) does: for a
+    /// sample that comes in parts. [`Sample::read_at`] is the opposite.
+    ///
+    /// ```no_run
+    /// # fn fill(loan: &mut partywall::Loan, parts: &[Vec<u8>]) -> partywall::Result<()> {
+    /// let mut offset = 0;
+    /// for part in parts {
+    ///     loan.write_at(offset, part)?;
+    ///     offset += part.len() as u64;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`InvalidArgument::Range`] for bytes that the sample does not have; otherwise as [`write`](Self::write).
+    pub fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
+        let LoanInner { publisher, bytes: has, exposed, .. } = &*self.inner;
+        if offset.checked_add(bytes.len() as u64).is_none_or(|end| end > *has) {
+            let why = format!("bytes {offset} + {} are not among its {has}", bytes.len());
+            return Err(InvalidArgument::range(format!("a sample of {:?}", self.topic()), why));
         }
         if bytes.is_empty() {
             return Ok(());
         }
         let is_exposed = exposed.load(Ordering::Relaxed);
-        let Some(range) = publisher.open.blocks.on_gpu(self.held().index(), 0, bytes.len(), is_exposed)? else {
-            self.bytes_mut()?.copy_from_slice(bytes);
+        let Some(range) = publisher.open.blocks.on_gpu(self.held().index(), offset, bytes.len(), is_exposed)? else {
+            self.bytes_mut()?[offset as usize..][..bytes.len()].copy_from_slice(bytes);
             return Ok(());
         };
         // A copy that has failed may go on.
@@ -286,6 +311,10 @@ impl Loan {
 
     pub(crate) fn index(&self) -> u32 {
         self.held().index()
+    }
+
+    fn topic(&self) -> &str {
+        self.inner.publisher.open.name()
     }
 
     fn held(&self) -> &HeldSlot {

@@ -189,8 +189,9 @@ impl Publisher {
         self.shared.lanes.wait(wait.into())
     }
 
-    /// Skips numbers of this publisher's samples, because samples that it was to pass on are lost. Receivers see the gap
-    /// in [`Sample::sequence`](super::Sample::sequence). Samples that wait to be published in other threads may get
+    /// Skips numbers of this publisher's samples, because samples that it was to pass on are lost. Receivers of its next
+    /// sample have [missed](super::Sample::missed) as many, and see the gap in
+    /// [`Sample::sequence`](super::Sample::sequence). Samples that wait to be published in other threads may get
     /// numbers before or after the gap.
     ///
     /// # Errors
@@ -198,7 +199,7 @@ impl Publisher {
     pub fn skip(&self, numbers: u64) -> Result<()> {
         let open = &self.shared.open;
         open.require_ours()?;
-        if self.shared.handle().skip(numbers) {
+        if open.control.topic.skip(&mut self.shared.handle(), numbers) {
             return Ok(());
         }
         let why = format!("it cannot skip {numbers} numbers: they end at 2⁶²");

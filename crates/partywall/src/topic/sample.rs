@@ -168,7 +168,7 @@ impl Sample {
     }
 
     /// Returns how many samples of the topic this subscriber has missed between the previous sample, or the time when
-    /// it joined, and this sample.
+    /// it joined, and this sample. Those that publishers have [skipped](super::Publisher::skip) count.
     pub fn missed(&self) -> u64 {
         self.taken().missed()
     }

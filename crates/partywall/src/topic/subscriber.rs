@@ -75,8 +75,8 @@ pub(super) struct SubscriberPort {
     was_watched: AtomicBool,
     /// True while the owner of the subscriber has samples of its own to hand out.
     is_pending: AtomicBool,
-    /// True if receiving ends once the topic is idle.
-    until_idle: bool,
+    /// If receiving ends once the topic is idle, the publishers that do not count.
+    until_idle: Mutex<Option<Vec<u64>>>,
     /// True if it measures ages without being asked.
     measures_ages: bool,
 }
@@ -200,7 +200,7 @@ impl SubscriberOptions {
         let id = handle.port();
         let next = AtomicU64::new(handle.next());
         let lost = AtomicBool::new(false);
-        let until_idle = self.until_idle;
+        let until_idle = Mutex::new(self.until_idle.then(Vec::new));
         let measures_ages = self.measure_ages;
         let handle = Mutex::new(handle);
         let signal = Mutex::default();
@@ -379,6 +379,13 @@ impl Subscriber {
         SubscriberEvent::new(&self.shared)
     }
 
+    /// Sets whether receiving ends once the topic is idle, as [`SubscriberOptions::until_idle`] does, from the next call
+    /// on. Publishers with the ids `ignored` then count as if they had never been there. For a subscriber that passes
+    /// samples on, and has publishers in the same topic.
+    pub fn set_until_idle(&self, until_idle: bool, ignored: &[u64]) {
+        *self.shared.port.until_idle.lock().ignore_poison() = until_idle.then(|| ignored.to_vec());
+    }
+
     /// Sets whether the subscriber's owner has received samples that it has not handed out. The descriptors of
     /// [`event`](Self::event) are readable meanwhile.
     pub fn set_pending(&self, is_pending: bool) {
@@ -458,7 +465,9 @@ impl SubscriberPort {
 
     /// Returns whether receiving has ended because the topic is idle.
     fn is_over(&self) -> bool {
-        self.until_idle && self.control.topic.is_idle(self.next.load(Ordering::Relaxed))
+        let ignored = self.until_idle.lock().ignore_poison();
+        let next = self.next.load(Ordering::Relaxed);
+        ignored.as_ref().is_some_and(|ignored| self.control.topic.is_idle_but_for(next, ignored))
     }
 
     /// Returns whether an attempt to receive would return a sample or an error, for a subscriber that holds its maximum

@@ -154,12 +154,49 @@ fn skipped_numbers_show_as_a_gap_and_are_not_published() {
     let subscriber = topic.subscribe(Policy::Block).history(1).join().unwrap();
     assert_eq!(subscriber.next_position(), 1);
     let sample = subscriber.recv(TIMEOUT).unwrap();
+    // It joined after the gap.
     assert_eq!((sample.position(), sample.sequence(), sample.missed()), (1, 4, 0));
     assert_eq!((subscriber.next_position(), publisher.published()), (2, 2));
     drop(sample);
+    // What it misses in the ring has gaps, too, and each publisher its own.
+    let latest = topic.subscriber(Policy::Latest).unwrap();
+    let other = topic.publisher().unwrap();
+    publisher.skip(2).unwrap();
+    publish(&publisher, 2);
+    other.skip(5).unwrap();
+    publish(&other, 3);
+    publish(&publisher, 4);
+    let missed = [(); 3].map(|()| subscriber.recv(TIMEOUT).unwrap().missed());
+    assert_eq!(missed, [2, 5, 0]);
+    assert_eq!((latest.recv(TIMEOUT).unwrap().missed(), latest.stats().dropped), (9, 9));
+    // Those that are not followed by a sample are shown with another publisher's.
+    publisher.skip(3).unwrap();
+    publish(&other, 5);
+    assert_eq!(subscriber.recv(TIMEOUT).unwrap().missed(), 3);
+    drop(other);
     drop(publisher);
     // The numbers of the next one begin anew.
     assert_eq!(publish(&topic.publisher().unwrap(), 2).sequence, 0);
+}
+
+#[test]
+fn sample_is_written_in_parts() {
+    let world = World::new();
+    let topic = frames(&world.connect()).create().unwrap();
+    let publisher = topic.publisher().unwrap();
+    let subscriber = topic.subscriber(Policy::Block).unwrap();
+    let mut loan = publisher.loan(DType::U8, &[5], TIMEOUT).unwrap();
+    loan.write_at(2, b"llo").unwrap();
+    loan.write_at(0, b"he").unwrap();
+    loan.write_at(5, b"").unwrap();
+    for (offset, bytes) in [(3, &b"abc"[..]), (6, b""), (u64::MAX, b"a")] {
+        let refused = loan.write_at(offset, bytes);
+        assert!(matches!(refused, Err(Error::InvalidArgument(InvalidArgument::Range { .. }))));
+    }
+    loan.filled().publish(TIMEOUT).unwrap();
+    let mut bytes = [0; 5];
+    subscriber.recv(TIMEOUT).unwrap().read_at(0, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"hello");
 }
 
 #[test]
@@ -363,6 +400,10 @@ fn subscriber_until_idle_ends_with_the_last_publisher() {
     let until_idle = |policy| topic.subscribe(policy).until_idle(true);
     let subscriber = until_idle(Policy::Block).join().unwrap();
     assert!(subscriber.try_recv().unwrap().is_none(), "it waits for the first publisher");
+    let own = topic.publisher().unwrap();
+    subscriber.set_until_idle(true, &[own.id()]);
+    assert!(subscriber.try_recv().unwrap().is_none(), "it still does");
+    drop(own);
     assert!(matches!(subscriber.recv(SHORT), Err(Error::Timeout { .. })));
     let [first, second] = [(); 2].map(|()| topic.publisher().unwrap());
     publish(&first, 1);
@@ -390,6 +431,15 @@ fn subscriber_until_idle_ends_with_the_last_publisher() {
     assert_eq!(receive(&subscriber), 3);
     drop(third);
     assert!(subscriber.iter().next().is_none());
+    // It may stop that, and begin again: as if some publishers were not there.
+    subscriber.set_until_idle(false, &[]);
+    assert!(matches!(subscriber.recv(SHORT), Err(Error::Timeout { .. })));
+    let own = topic.publisher().unwrap();
+    subscriber.set_until_idle(true, &[own.id()]);
+    assert!(subscriber.iter().next().is_none());
+    subscriber.set_until_idle(true, &[]);
+    assert!(subscriber.try_recv().unwrap().is_none());
+    drop(own);
     // The others wait as ever.
     let patient = topic.subscriber(Policy::Block).unwrap();
     assert!(matches!(patient.recv(SHORT), Err(Error::Timeout { .. })));
