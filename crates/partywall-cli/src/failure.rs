@@ -22,6 +22,8 @@ pub struct Failure {
     pub advice: String,
     /// The entry in `docs/troubleshooting.md`, if it has one.
     entry: Option<&'static str>,
+    /// The class of the exception in Python.
+    class: Option<&'static str>,
     /// The library's error, if it is one.
     pub error: Option<Box<Error>>,
     /// Further members of the JSON object, beside `error`.
@@ -31,7 +33,15 @@ pub struct Failure {
 impl Failure {
     /// Returns a failure of the command itself.
     pub fn new(kind: ErrorKind, message: impl Into<String>, advice: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), advice: advice.into(), entry: None, error: None, details: None }
+        Self {
+            kind,
+            message: message.into(),
+            advice: advice.into(),
+            entry: None,
+            class: None,
+            error: None,
+            details: None,
+        }
     }
 
     /// Returns the failure of an operation that the operating system refused.
@@ -55,8 +65,15 @@ impl Failure {
         self
     }
 
+    /// Sets the class of the exception in Python; without one it is `BadValue` for [`ErrorKind::Usage`], else `Error`.
+    #[must_use]
+    pub fn with_class(self, class: &'static str) -> Self {
+        Self { class: Some(class), ..self }
+    }
+
     /// Sets the entry in `docs/troubleshooting.md`.
-    pub(crate) fn with_entry(self, entry: impl Into<Option<&'static str>>) -> Self {
+    #[must_use]
+    pub fn with_entry(self, entry: impl Into<Option<&'static str>>) -> Self {
         Self { entry: entry.into(), ..self }
     }
 
@@ -74,8 +91,7 @@ impl Failure {
             "message": self.message,
             "advice": self.advice,
             "entry": self.entry,
-            // The class of the exception in Python.
-            "class": self.error.as_ref().map(|error| error.python_class()),
+            "class": self.class,
         })
     }
 
@@ -132,6 +148,6 @@ impl std::error::Error for Failure {}
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let failure = Self::new(error.kind(), error.to_string(), error.advice_in(Language::Shell));
-        Self { entry: Some(error.anchor()), error: Some(error.into()), ..failure }
+        Self { entry: Some(error.anchor()), class: Some(error.python_class()), error: Some(error.into()), ..failure }
     }
 }

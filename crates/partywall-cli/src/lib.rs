@@ -32,6 +32,7 @@ use clap::{
     error::{ContextKind, ContextValue},
 };
 use partywall::{Domain, DomainOptions, WhenSome};
+use rustix::process::RawPid;
 
 pub use crate::{commands::put::committed, failure::Failure, lab::Lab, output::Output, signals::cancel_flag};
 
@@ -60,6 +61,9 @@ pub struct Context {
     /// Print no progress and no notes on standard error; errors are still printed
     #[arg(short, long, global = true, help_heading = GLOBAL)]
     quiet: bool,
+    /// End with the process of this id, which has started this one
+    #[arg(long, global = true, value_name = "PID", hide = true)]
+    with_parent: Option<RawPid>,
 }
 
 /// The heading in each `--help` of the options that every command has.
@@ -180,7 +184,8 @@ pub fn main(lab: Option<&'static Lab>) -> ExitCode {
     // Without a handler, SIGXFSZ ends the process at the file size limit without a reason. With a handler, the write
     // fails and is reported. A handler does not reach the programs that this one starts, as an ignored signal would.
     let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default());
-    let result = match command {
+    let started = context.with_parent.map_or(Ok(()), signals::end_with);
+    let result = started.and_then(|()| match command {
         Command::Demo(arguments) => commands::demo::run(&context, &arguments),
         Command::Serve(arguments) => commands::serve::run(&context, &arguments),
         Command::Status => commands::status::run(&context),
@@ -212,7 +217,7 @@ pub fn main(lab: Option<&'static Lab>) -> ExitCode {
         Command::Logs(arguments) => commands::logs::run(&context, &arguments),
         Command::Completions(arguments) => commands::completions::run(&context, &arguments),
         Command::Man(arguments) => commands::man::run(&context, &arguments),
-    };
+    });
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
@@ -300,5 +305,5 @@ fn usage(error: &clap::Error) -> ExitCode {
     let message = message.trim_start_matches("error: ").split_whitespace().collect::<Vec<_>>().join(" ");
     let advice = rest.split_whitespace().collect::<Vec<_>>().join(" ");
     let failure = Failure::new(partywall::ErrorKind::Usage, message, advice);
-    failure.report(&Context { domain: None, socket: None, json: true, quiet: false })
+    failure.report(&Context { domain: None, socket: None, json: true, quiet: false, with_parent: None })
 }

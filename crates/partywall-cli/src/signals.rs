@@ -1,4 +1,4 @@
-//! Ctrl-C and `kill`: the command undoes or closes its work before the process ends.
+//! Ctrl-C and `kill`: the command undoes or closes its work before the process ends. And the end of its parent.
 
 use std::{
     fs,
@@ -8,6 +8,8 @@ use std::{
     },
 };
 
+use partywall::ErrorKind;
+use rustix::process::{RawPid, Signal, getppid, set_parent_process_death_signal};
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGTERM},
     flag, low_level,
@@ -42,6 +44,19 @@ pub(crate) fn end_by_received() {
         // A failure leaves the exit code to the caller.
         let _ = low_level::emulate_default_handler(signal as i32);
     }
+}
+
+/// Has the kernel kill this process when the thread of its parent that has started it ends: at once if that has ended.
+/// What a killed command has begun ends with it.
+pub(crate) fn end_with(parent: RawPid) -> Result<(), Failure> {
+    let refused = |errno| Failure::system("asking for a signal", errno);
+    set_parent_process_death_signal(Some(Signal::KILL)).map_err(refused)?;
+    // A parent that ended before the request sends no signal. One in another PID namespace has no pid here to compare.
+    if getppid().is_none_or(|found| found.as_raw_pid() == parent) {
+        return Ok(());
+    }
+    let message = format!("process {parent}, with which this one is to end, is not its parent, or has ended");
+    Err(Failure::new(ErrorKind::Usage, message, "leave --with-parent to programs that start this one"))
 }
 
 /// Returns whether the process was started with this signal ignored.

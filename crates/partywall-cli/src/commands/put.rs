@@ -14,7 +14,6 @@ use partywall::{
     error::Denied,
     files::{Plan, Storage, default_threads},
 };
-use rustix::process::{Pid, RawPid, Signal, getppid, set_parent_process_death_signal};
 use serde_json::{Value, json};
 
 use crate::{
@@ -71,9 +70,6 @@ pub(crate) struct Arguments {
     /// Allow http://, which is not encrypted, to other machines than this one
     #[arg(long, help_heading = FOR_URLS)]
     allow_http: bool,
-    /// End with the process of this id, which has started this one
-    #[arg(long, value_name = "PID", hide = true)]
-    with_parent: Option<RawPid>,
 }
 
 /// The heading of the options that concern URLs alone.
@@ -92,7 +88,6 @@ enum Origin {
 /// Runs the command.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     let output = context.output();
-    arguments.with_parent.map_or(Ok(()), end_with)?;
     // Checked first, so that an invalid name or an unusable file starts no broker.
     partywall::check_name(&arguments.name).map_err(|error| bad_name("put FILE", &arguments.name, error))?;
     let origin = origin(context, arguments)?;
@@ -144,18 +139,6 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     output.announce(format!("{text}{hold_text}"), &value);
     drop(plan);
     if arguments.hold { hold(context, &segment, &cancel) } else { Ok(segment.release()?) }
-}
-
-/// Has the kernel kill this process when the parent's thread that has started it ends. A killed `put` leaves nothing.
-fn end_with(parent: RawPid) -> Result<(), Failure> {
-    let refused = |errno| Failure::system("asking for a signal", errno);
-    set_parent_process_death_signal(Some(Signal::KILL)).map_err(refused)?;
-    // A parent that ended before the request sends no signal.
-    if Pid::as_raw(getppid()) == parent {
-        return Ok(());
-    }
-    let message = format!("process {parent}, with which this one is to end, is not its parent, or has ended");
-    Err(Failure::new(ErrorKind::Usage, message, "leave --with-parent to programs that start this one"))
 }
 
 /// Finds the bytes. Becomes the program that puts URLs, if this one does not.

@@ -229,7 +229,7 @@ fn killed_demo_takes_its_children_along() {
     // The broker and its supervisor, if it has one, are not children of the demo.
     eventually("the roles end with the demo", || {
         let command = |pid: &u32| std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        let is_role = |pid: &u32| command(pid).split(|byte| *byte == 0).any(|word| word == b"--supervised");
+        let is_role = |pid: &u32| command(pid).split(|byte| *byte == 0).any(|word| word == b"--with-parent");
         !sandbox.processes().iter().any(is_role)
     });
     eventually("their names go", || sandbox.json(["ls"])["names"] == Value::Array(Vec::new()));

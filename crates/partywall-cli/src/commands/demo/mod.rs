@@ -28,7 +28,7 @@
 //! A failure is a line with `error`, as for every command.
 //!
 //! Hidden flags for tests: `--corrupt INDEX` flips a bit of one element before the commit, `--crash-at POINT` makes the
-//! producer kill itself at a point, `--supervised PID` makes a role end with the process that started it.
+//! producer kill itself at a point.
 
 mod consumer;
 mod narrator;
@@ -81,8 +81,6 @@ struct Options {
     corrupt: Option<u64>,
     #[arg(long, global = true, hide = true, value_name = "POINT")]
     crash_at: Option<CrashPoint>,
-    #[arg(long, global = true, hide = true, value_name = "PID")]
-    supervised: Option<i32>,
 }
 
 #[derive(Debug, Clone, Copy, Subcommand)]
@@ -112,9 +110,6 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     let Arguments { options, role } = arguments;
     if options.simulated {
         simulation::enter(context)?;
-    }
-    if let Some(supervisor) = options.supervised {
-        end_with(supervisor);
     }
     match role {
         None => both(context, options),
@@ -220,17 +215,6 @@ fn is_simulated() -> bool {
 
 /// The advice for a machine without a GPU.
 const SIMULATED: &str = "`partywall demo --simulated` shows it on a simulated GPU";
-
-/// Makes this role end with the process that started it, even if that process is killed.
-fn end_with(supervisor: i32) {
-    // Without the signal, the timeouts end the role.
-    let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
-    // The parent may have died before the request, and then no signal arrives. A parent in another PID namespace has no
-    // pid here to compare.
-    if rustix::process::getppid().is_some_and(|parent| parent.as_raw_pid() != supervisor) {
-        std::process::exit(1);
-    }
-}
 
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| "use a number of seconds".to_owned())?;

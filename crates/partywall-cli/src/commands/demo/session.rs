@@ -77,7 +77,7 @@ impl Session {
         let fields = json!({ "pid": std::process::id(), "broker": broker, "socket": socket });
         narrator.step("connect", Some(took), &text, fields);
         let names = Names::under(options.name.as_deref().unwrap_or("demo"));
-        let is_supervised = options.supervised.is_some();
+        let is_supervised = context.with_parent.is_some();
         let timeout = options.timeout;
         let mut session = Self { domain, narrator, place, granularity: 0, names, timeout, is_supervised };
         session.granularity = match place.gpu() {

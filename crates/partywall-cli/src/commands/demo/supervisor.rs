@@ -60,7 +60,7 @@ impl<'a> DemoSupervisor<'a> {
         let binary = std::env::current_exe().map_err(system("finding the program of"))?;
         let mut command = Command::new(binary);
         command.args(self.context.arguments());
-        command.args(["demo", role, "--supervised", &std::process::id().to_string(), "--name", prefix]);
+        command.args(["demo", role, "--with-parent", &std::process::id().to_string(), "--name", prefix]);
         command.args(["--device", &device.to_string(), "--timeout", &options.timeout.as_secs_f64().to_string()]);
         if role == "producer" {
             command.args(options.corrupt.map(|index| format!("--corrupt={index}")));
