@@ -23,6 +23,7 @@ from partywall._doctor import Finding, doctor
 from partywall._domain import Claim, Domain, Name, connect
 from partywall._errors import *
 from partywall._graph import launch
+from partywall._hosts import Host, Replicas
 from partywall._members import EvictedMember, Member, MemberWait, Withdrawal
 from partywall._native import (
     Attachment,
@@ -99,6 +100,9 @@ __all__ = [
     "Finding",
     "Forked",
     "GraphNode",
+    "Host",
+    "HostNotFound",
+    "HostUnreachable",
     "InputsLost",
     "InputsNotReady",
     "IpcHandle",
@@ -136,6 +140,7 @@ __all__ = [
     "QueueStats",
     "ReadOnly",
     "RemoteDevice",
+    "Replicas",
     "Sample",
     "SampleFailed",
     "Segment",

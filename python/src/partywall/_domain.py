@@ -6,18 +6,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeVar, Unpack
 
-from partywall import _arrays, _fetch, _native
+from partywall import _arrays, _command, _native
 from partywall._arrays import Access, Shape
 from partywall._build import Build, fill
 from partywall._descriptors import Descriptors
 from partywall._errors import BadValue, BrokerGone, Closed, VersionNotFound, WrongQueue
 from partywall._handle import Handle
+from partywall._hosts import Host, Replicas
 from partywall._members import EvictedMember, Member
 from partywall._options import (
     ClaimOptions,
     CommitOptions,
     FileOptions,
+    NetworkOptions,
     PublishOptions,
+    PullOptions,
     UrlOptions,
     converted,
     spelled_out,
@@ -278,24 +281,95 @@ class Domain(Handle[_native.Domain]):
         is in no command line; `env://VARIABLE` stands for that in a variable. Needs the program `partywall-fetch`
         (`pip install ./python/fetch`).
         """
-        taken = converted(options, UrlOptions)
-        access = taken.pop("access")
-        kept = taken.pop("kept", False)
-        owner = taken.pop("owner", None)
-        if kept and owner is not None:
-            raise BadValue("a name has one end: give at most one of kept and owner")
-        words = ["--device", _arrays.device_name(device)]
-        if not kept:
-            words += ["--owner", self.token if owner is None else str(owner)]
-        for option, value in taken.items():
-            flag = "--" + option.replace("_", "-")
-            if value is not None and value is not False:
-                words += [flag] if value is True else [flag, str(value)]
         if "://" not in url:
             raise BadValue("this is no URL: use put_file for a file")
-        version, existed = _fetch.put(self.socket, url, name, words)
-        write = taken.get("mutable", False) and not existed
-        return self.open(name, version=version, write=write, access=access)
+        taken = converted(options, UrlOptions)
+        if url.lower().startswith("env://"):
+            return self._committed("put", (url, name), device, taken)
+        # Other users can read command lines, and a URL may contain a password or a signature.
+        return self._committed("put", (f"env://{_URL}", name), device, taken, **{_URL: url})
+
+    @spelled_out
+    def pull(
+        self,
+        origin: str,
+        name: str | None = None,
+        device: Any = "auto",
+        **options: Unpack[PullOptions],
+    ) -> Segment:
+        """Copies a segment of another host, `//HOST/NAME` or `//HOST/NAME@V`, as the next version of `name`, by default
+        its name there.
+
+        Returns once the version is complete; each piece is verified before it is kept. A version with the same content
+        that is here already is returned. Of several processes that pull it at the same time, one copies. The name ends
+        with this connection unless it is `kept` or has another `owner`. The copying ends with an interrupt and with
+        this process.
+
+        Without `connect` and `tls` the bridge of this domain says how to reach other hosts. Raises `HostNotFound`,
+        `HostUnreachable`, `NameNotFound`, `VersionNotFound`; `WrongKind` for what does not cross; `BadFile` if no host
+        sends the right bytes any more. Needs the program `partywall-bridge`.
+        """
+        words = (origin,) if name is None else (origin, name)
+        return self._committed("pull", words, device, converted(options, PullOptions))
+
+    @spelled_out
+    def follow(
+        self,
+        origin: str,
+        name: str | None = None,
+        device: Any = "auto",
+        **options: Unpack[PullOptions],
+    ) -> Replicas:
+        """Copies the versions of a segment of another host, `//HOST/NAME`, one after the other, and iterates over them.
+
+        The arguments are as for `pull`, whose exceptions the iteration raises: for the first version, and later for
+        what is wrong on this host. Once there is a first version, the other host may be lost and return.
+        """
+        flags, access = self._flags(device, converted(options, PullOptions))
+        words = (origin,) if name is None else (origin, name)
+        return Replicas(self, access, ["--follow", *flags, "--", *words])
+
+    @spelled_out
+    def hosts(self, **options: Unpack[NetworkOptions]) -> list[Host]:
+        """Lists the hosts that this domain's bridge knows, or those at `connect`, by name.
+
+        Raises `HostNotFound` if there is no bridge. Needs the program `partywall-bridge`.
+        """
+        words = _command.flags(converted(options, NetworkOptions))
+        return [
+            Host(
+                name=host["host"],
+                instance=host["instance"],
+                state=host["state"],
+                unreachable=host["unreachable_seconds"],
+                release=host["release"],
+                endpoints=tuple(host["endpoints"] or ()),
+                protocol=host["protocol"],
+            )
+            for host in _command.run(self.socket, "hosts", words)["hosts"]
+        ]
+
+    def _committed(
+        self, command: str, words: tuple[str, ...], device: Any, options: dict[str, Any], **environment: str
+    ) -> Segment:
+        """Has the program commit a version, and opens that."""
+        mutable = options.get("mutable", False)
+        flags, access = self._flags(device, options)
+        answer = _command.run(self.socket, command, [*flags, "--", *words], **environment)
+        return self.open(
+            answer["name"], version=answer["version"], write=mutable and not answer["existed"], access=access
+        )
+
+    def _flags(self, device: Any, options: dict[str, Any]) -> tuple[list[str], Access | None]:
+        """Returns what the program is told about a version that it commits, and the `access` to it here."""
+        access = options.pop("access")
+        owner = options.pop("owner", None)
+        kept = options.pop("kept", False)
+        if kept and owner is not None:
+            raise BadValue("a name has one end: give at most one of kept and owner")
+        if not kept:
+            options["owner"] = self.token if owner is None else owner
+        return _command.flags({"device": _arrays.device_name(device), **options}), access
 
     @spelled_out
     def publish(
@@ -702,6 +776,8 @@ def connections() -> list[Domain]:
 
 
 _open: "dict[int, weakref.ref[Domain]]" = {}
+
+_URL = "PARTYWALL_PUT_URL"
 
 
 def _blocks(queue: str, what: str, blocks: Any) -> tuple[SupportsIndex, SupportsIndex] | None:

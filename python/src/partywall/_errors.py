@@ -47,6 +47,10 @@ class Withdrawn(NameNotFound):
     `then="stale"` no other can be taken."""
 
 
+class HostNotFound(Error, LookupError):
+    """No other host has this name, or there is no bridge that knows other hosts."""
+
+
 class BeingWithdrawn(Error, RuntimeError):
     """The name is being withdrawn, and its readers have a deadline that cannot be changed."""
 
@@ -141,6 +145,10 @@ class NotWriter(Error, PermissionError):
 
 class TimeoutError(Error, _builtins.TimeoutError):
     """The operation did not finish in time."""
+
+
+class HostUnreachable(TimeoutError):
+    """Another host has not answered in time. It may still run."""
 
 
 class OutOfMemory(Error, MemoryError):

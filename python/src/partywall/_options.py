@@ -1,7 +1,8 @@
 """The options of calls that commit versions, each of which is written once."""
 
 import inspect
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, TypeVar, get_args, get_type_hints
 
 from partywall import _arrays
@@ -70,6 +71,31 @@ class UrlOptions(_Allocation, total=False):
     """How often in a row a request is made again without 16 KiB between, by default 7."""
     timeout: float | None
     """The seconds in which a connection has to bring 16 KiB, by default 30."""
+
+
+class NetworkOptions(TypedDict, total=False):
+    """Options of calls that reach other hosts. Without `connect`, the bridge of this domain says how."""
+
+    connect: str | Sequence[str] | None
+    """The address of another host's bridge, `HOST:PORT`, or several."""
+    tls: "str | os.PathLike[str] | None"
+    """The directory of the certificate, as for `partywall bridge`."""
+    allow: str | Sequence[str] | None
+    """Further hosts that may take part, with such a certificate."""
+    insecure_network: bool
+    """Whether the addresses may be of other machines without `tls`."""
+    realm: str | None
+    """The realm of the bridges, by default `default`."""
+
+
+class PullOptions(_Allocation, NetworkOptions, total=False):
+    """Options of a version that is copied from another host."""
+
+    kept: bool
+    also: str | Sequence[str] | None
+    """Further hosts that are asked for the same content."""
+    timeout: float | None
+    """The seconds without a byte after which it fails, by default 60."""
 
 
 F = TypeVar("F", bound=Callable[..., Any])
