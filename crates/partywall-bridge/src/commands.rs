@@ -307,7 +307,8 @@ fn second_bridge(domain: &Domain, realm: &str) -> Failure {
         _ => "another process".to_owned(),
     };
     let message = format!("this domain has a bridge{of}: {who}");
-    Failure::new(ErrorKind::Refused, message, "end that process first, or choose another --realm or --domain")
+    let advice = "end that process first, or choose another --realm or --domain";
+    Failure::new(ErrorKind::Refused, message, advice).with_entry("bridge-exists")
 }
 
 /// Finds the bridge of a domain.
@@ -358,7 +359,8 @@ pub(crate) fn view(context: &Context, realm: &str) -> Result<(LocalBridge, Vec<H
     let Some(bridge) = bridge else {
         let message = "this domain has no bridge that would know other hosts";
         let advice = "start one with `partywall bridge`, or name a bridge of another host with --connect HOST:PORT";
-        return Err(Failure::new(ErrorKind::NotFound, message, advice));
+        let failure = Failure::new(ErrorKind::NotFound, message, advice);
+        return Err(failure.with_class("HostNotFound").with_entry("no-bridge"));
     };
     let mut endpoints = Endpoints { connect: bridge.record.endpoints.clone(), ..Endpoints::default() };
     bridge.complete(&mut endpoints)?;

@@ -280,7 +280,8 @@ pub(crate) fn yields_to(link: &Link, host: &str, instance: &str, start: Instant)
 /// Returns the failure of a host whose name another one has.
 pub(crate) fn host_taken(host: &str) -> Failure {
     let message = format!("another host is called //{host}");
-    Failure::new(ErrorKind::Refused, message, "give this host another name with --host, or end the other bridge")
+    let advice = "give this host another name with --host, or end the other bridge";
+    Failure::new(ErrorKind::Refused, message, advice).with_entry("host-taken")
 }
 
 fn ask_info(link: &Link, host: &str, instance: &str) -> Result<HostInfo, Unanswered> {

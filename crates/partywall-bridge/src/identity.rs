@@ -43,7 +43,8 @@ impl Identity {
         let pem = read("cert.pem")?;
         let bad = |why: String| {
             let path = directory.join("cert.pem");
-            Failure::new(ErrorKind::Usage, format!("{} cannot be used: {why}", path.display()), advice)
+            let message = format!("{} cannot be used: {why}", path.display());
+            Failure::new(ErrorKind::Usage, message, advice).with_entry("bad-certificate")
         };
         let (_, pem) = parse_x509_pem(&pem).map_err(|error| bad(format!("it is no certificate: {error}")))?;
         let certificate = pem.parse_x509().map_err(|error| bad(format!("it is no certificate: {error}")))?;

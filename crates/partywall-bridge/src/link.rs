@@ -287,7 +287,8 @@ fn check_endpoint(endpoint: &str, security: Security) -> Result<String, Failure>
             "{endpoint} is not on this machine, and nothing that crosses would be encrypted: every machine that reaches \
              it could read what is exported, and every one on the way what crosses"
         );
-        return Err(usage(message, "add --tls DIR, or --insecure-network if that network is private"));
+        let failure = usage(message, "add --tls DIR, or --insecure-network if that network is private");
+        return Err(failure.with_entry("not-encrypted"));
     }
     Ok(format!("{wanted}/{address}"))
 }

@@ -458,32 +458,39 @@ fn no_host(host: &str, known: &[HostView]) -> Failure {
     let there =
         if names.is_empty() { "there is no other host".to_owned() } else { format!("there are {}", names.join(", ")) };
     let advice = "start its bridge with --host, and let one of the two bridges --connect to the other";
-    Failure::new(ErrorKind::NotFound, format!("no host is called //{host}: {there}"), advice)
+    let failure = Failure::new(ErrorKind::NotFound, format!("no host is called //{host}: {there}"), advice);
+    failure.with_class("HostNotFound").with_entry("no-host")
 }
 
 fn unreachable(host: &str, for_ms: Option<u64>) -> Failure {
     let since = for_ms.map(|ms| format!(" for {:.1} s", ms as f64 / 1e3)).unwrap_or_default();
     let advice = "see whether its bridge runs and listens at an address that this host reaches";
-    Failure::new(ErrorKind::TimedOut, format!("//{host} is unreachable{since}"), advice)
+    let failure = Failure::new(ErrorKind::TimedOut, format!("//{host} is unreachable{since}"), advice);
+    failure.with_class("HostUnreachable").with_entry("host-unreachable")
 }
 
 fn refuse_foreign(view: &HostView) -> Result<(), Failure> {
     let Some(wire) = view.foreign else { return Ok(()) };
     let message = format!("//{} {}", view.host, Unanswered::Foreign(wire));
-    Err(Failure::new(ErrorKind::Refused, message, "run the same release of Partywall on both hosts"))
+    let failure = Failure::new(ErrorKind::Refused, message, "run the same release of Partywall on both hosts");
+    Err(failure.with_class("VersionMismatch").with_entry("other-protocol"))
 }
 
 /// Returns the failure of a question about a name.
 fn unanswered(from: &RemoteName, error: &Unanswered) -> Failure {
     let host = &from.host;
-    let (kind, advice) = match error {
+    let (kind, class, advice) = match error {
         Unanswered::Refused(Refusal::NoName) => (
             ErrorKind::NotFound,
+            "NameNotFound",
             format!("`partywall ls //{host}` lists what it exports (`partywall bridge --export`)"),
         ),
-        Unanswered::Refused(Refusal::NoVersion(_)) => (ErrorKind::NotFound, "leave out the version".into()),
+        Unanswered::Refused(Refusal::NoVersion(_)) => {
+            (ErrorKind::NotFound, "VersionNotFound", "leave out the version".into())
+        }
         Unanswered::Refused(Refusal::Kind(kind)) => (
             ErrorKind::Refused,
+            "WrongKind",
             match &kind[..] {
                 "topic" => format!("import it: `partywall bridge --import '{from}'`"),
                 "timeline" => {
@@ -494,16 +501,22 @@ fn unanswered(from: &RemoteName, error: &Unanswered) -> Failure {
                 _ => "copy what is in it to a segment there, and pull that".into(),
             },
         ),
-        Unanswered::Refused(Refusal::NotFrozen(_)) => {
-            (ErrorKind::Refused, "copy it to a frozen segment there (`partywall cp`), and pull that".into())
-        }
+        Unanswered::Refused(Refusal::NotFrozen(_)) => (
+            ErrorKind::Refused,
+            "WrongKind",
+            "copy it to a frozen segment there (`partywall cp`), and pull that".into(),
+        ),
         Unanswered::Silent => {
-            (ErrorKind::TimedOut, "see whether the host is stopped, or give a longer --timeout".into())
+            let advice = "see whether the host is stopped, or give a longer --timeout";
+            (ErrorKind::TimedOut, "HostUnreachable", advice.into())
         }
-        Unanswered::Foreign(_) => (ErrorKind::Refused, "run the same release of Partywall on both hosts".into()),
-        _ => (ErrorKind::Refused, "try again, or pull from another host".into()),
+        Unanswered::Foreign(_) => {
+            (ErrorKind::Refused, "VersionMismatch", "run the same release of Partywall on both hosts".into())
+        }
+        _ => (ErrorKind::Refused, "Error", "try again, or pull from another host".into()),
     };
-    Failure::new(kind, format!("cannot pull {from}: //{host} {error}"), advice)
+    let failure = Failure::new(kind, format!("cannot pull {from}: //{host} {error}"), advice);
+    failure.with_class(class).with_entry("cannot-pull")
 }
 
 /// The key of a replica's metadata that names its origin.

@@ -14,7 +14,7 @@ pub(super) struct Guard {
 }
 
 /// The guards. Every other step of `test` guards everything.
-pub(super) const GUARDS: [Guard; 6] = [
+pub(super) const GUARDS: [Guard; 7] = [
     Guard {
         step: "sweeps",
         paths: &[
@@ -31,6 +31,19 @@ pub(super) const GUARDS: [Guard; 6] = [
     Guard {
         step: "bridge",
         paths: &["crates/partywall-bridge", "crates/partywall-cli/src/bridge.rs", "crates/partywall-files/src/plan.rs"],
+        contained_in: None,
+    },
+    Guard {
+        step: "python-bridge",
+        paths: &[
+            "crates/partywall-bridge",
+            "crates/partywall-cli/src/bridge.rs",
+            "docs/hosts.md",
+            "python/examples",
+            "python/src/partywall/_command.py",
+            "python/src/partywall/_domain.py",
+            "python/tests/bridge",
+        ],
         contained_in: None,
     },
     Guard {

@@ -200,6 +200,12 @@ const TEST: &[Step] = &[
         run: python::on_simulated_gpu,
     },
     Step { name: "bridge", about: "the bridge between hosts, linted and tested", lane: Lane::Main, run: rust::bridge },
+    Step {
+        name: "python-bridge",
+        about: "the Python package, tested with the bridge between hosts",
+        lane: Lane::Main,
+        run: python::bridge,
+    },
     Step { name: "doc-tests", about: "the examples in rustdoc", lane: Lane::Main, run: rust::doc_tests },
     Step {
         name: "packages",

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use super::Outcome;
-use super::rust::{LIBCUDA, build_of_what_tests_run, build_what_tests_run, processors};
+use super::rust::{LIBCUDA, bridge_program, build_of_what_tests_run, build_what_tests_run, processors};
 use crate::tools::Workspace;
 
 /// The timeout for downloading the packages that tests need.
@@ -60,6 +60,15 @@ pub(super) fn on_simulated_gpu(workspace: &Workspace) -> Outcome {
 /// Names the folder of the programs in Rust that tests in Python start.
 fn examples(workspace: &Workspace) -> (&'static str, PathBuf) {
     ("PARTYWALL_EXAMPLES", workspace.target.join("debug/examples"))
+}
+
+/// Tests the package together with the program that knows other hosts, which is no part of it.
+pub(super) fn bridge(workspace: &Workspace) -> Outcome {
+    in_environment(workspace, |environment| {
+        let program = bridge_program(workspace)?;
+        install(environment)?;
+        environment.test_at_once("python/tests/bridge", &[("PARTYWALL_BRIDGE", program)])
+    })
 }
 
 /// Builds the wheels as their users do, optimised and with programs of their own, and tests them on host memory.

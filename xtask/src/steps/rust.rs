@@ -224,6 +224,12 @@ pub(super) fn bridge(workspace: &Workspace) -> Outcome {
     run().into()
 }
 
+/// Builds the program of the bridge as its own tests do, and returns its path.
+pub(super) fn bridge_program(workspace: &Workspace) -> Result<PathBuf, String> {
+    workspace.run(&mut workspace.cargo(["test", "--no-run", "--package", BRIDGE]))?;
+    Ok(workspace.target.join("debug").join(BRIDGE))
+}
+
 fn run_those_that(part: &str, workspace: &Workspace) -> Outcome {
     run(workspace, &Selection { with: &[part], ..Selection::default() }, &[]).into()
 }

@@ -2,7 +2,7 @@
 
 use partywall_harness::{Running, Signal};
 
-use crate::{Host, command};
+use crate::{Host, assert_quoted, command};
 
 // Holds 441.
 #[test]
@@ -37,6 +37,7 @@ fn second_bridge_and_second_host_of_a_name_are_refused() {
     let pid = a.bridge.as_ref().unwrap().pid().to_string();
     let second = a.run(&["bridge", "--host", "c", "--listen", "127.0.0.1:0"]).expect(5);
     assert!(second.stderr.contains(&format!("this domain has a bridge: process {pid}, as //a")), "{second:?}");
+    assert_quoted(&second);
     // Another realm is another network.
     let arguments = ["bridge", "--host", "a", "--listen", "127.0.0.1:0", "--realm", "r2"];
     let mut other = Running::spawn(&mut command(&a.sandbox, &arguments));
@@ -46,6 +47,7 @@ fn second_bridge_and_second_host_of_a_name_are_refused() {
     let arguments = ["bridge", "--host", "a", "--listen", "127.0.0.1:0", "--connect", &a.endpoint];
     let twin = Running::spawn(&mut command(&twin, &arguments)).wait().expect(5);
     assert!(twin.stderr.contains("another host is called //a"), "{twin:?}");
+    assert_quoted(&twin);
     for (arguments, part) in [
         (&["bridge", "--listen", "0.0.0.0:7447"][..], "could read what is exported"),
         (&["bridge", "--connect", "tls/127.0.0.1:7447"], "#2557"),

@@ -82,6 +82,19 @@ fn role() {
     }
 }
 
+/// Checks that a refusal names its entry of `docs/troubleshooting.md`, and that the entry quotes it.
+fn assert_quoted(refused: &Output) {
+    let message = refused.stderr.lines().find_map(|line| line.strip_prefix("error: ")).unwrap();
+    let entry = refused.stderr.rsplit_once("more: partywall explain ").unwrap().1.trim();
+    let page = include_str!("../../../../docs/troubleshooting.md");
+    let text = page.split_once(&format!("\n### {entry}\n")).unwrap().1;
+    let quoted = text.lines().find_map(|line| line.strip_prefix("    ")).unwrap();
+    let mut rest = message;
+    for part in quoted.split('…') {
+        rest = rest.split_once(part).unwrap_or_else(|| panic!("{message:?} is not {quoted:?}")).1;
+    }
+}
+
 /// Returns a command of `partywall` in a sandbox. Programs are found beside it.
 fn command(sandbox: &Sandbox, arguments: &[&str]) -> Command {
     sandbox.command(arguments)

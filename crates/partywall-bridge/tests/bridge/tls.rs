@@ -7,7 +7,7 @@ use rcgen::{BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa
 use serde_json::{Value, json};
 use zenoh::Wait;
 
-use crate::{Host, command, raw};
+use crate::{Host, assert_quoted, command, raw};
 
 /// An authority, which makes certificates in a folder.
 struct Authority {
@@ -90,6 +90,9 @@ fn certificates_that_cannot_be_used_are_refused_at_the_start() {
         let arguments = ["bridge", "--host", host, "--listen", "127.0.0.1:0", "--tls", directory];
         let refused = Running::spawn(&mut command(&sandbox, &arguments)).wait().expect(code);
         assert!(refused.stderr.contains(part), "{refused:?}");
+        if directory == &expired {
+            assert_quoted(&refused);
+        }
     }
     sandbox.broker();
 }
