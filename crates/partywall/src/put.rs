@@ -145,6 +145,7 @@ impl<'a> Put<'a> {
         let mut table = TableBuilder::new();
         plan.add_to(&mut table)?;
         let mut build = builder.table(table).commit_options(self.commit).allocate()?;
+        build.check_room()?;
         plan.copy_to(&build.uploader()?, self.threads, self.progress, self.cancel).map_err(unwrap)?;
         self.commit(build)
     }
@@ -158,6 +159,7 @@ impl<'a> Put<'a> {
         self.check()?;
         let mut build =
             self.domain.create(&self.name, self.place).like(source).commit_options(self.commit).allocate()?;
+        build.check_room()?;
         match copying_gpu(source, self.place) {
             Some(gpu) => {
                 self.refuse_cancelled()?;

@@ -293,6 +293,17 @@ pub(crate) fn native(place: Place) -> Result<&'static dyn Kind> {
     found.ok_or_else(|| Error::Unreachable(Unreachable::Refused(format!("no kind of memory lives at {place}"))))
 }
 
+/// Returns the bytes of host memory that the kernel can still give away, swap among them, and those of all of it.
+pub(crate) fn host_memory() -> Option<(u64, u64)> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let bytes = |key: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_suffix(" kB"))?;
+        Some(line.trim().parse::<u64>().ok()? << 10)
+    };
+    let swap = |key| bytes(key).unwrap_or(0);
+    Some((bytes("MemAvailable:")? + swap("SwapFree:"), bytes("MemTotal:")? + swap("SwapTotal:")))
+}
+
 /// Returns the kind that the protocol calls `wire`.
 pub(crate) fn by_wire(wire: WireKind) -> Result<&'static dyn Kind> {
     let found = KINDS.into_iter().find(|kind| kind.wire() == wire);

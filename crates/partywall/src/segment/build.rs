@@ -320,6 +320,21 @@ pub struct Build {
 }
 
 impl Build {
+    /// Refuses what has no room: in the broker's limits, and in host memory, which the kernel gives only as it is
+    /// written. Only the commit decides, but before it all bytes are copied.
+    pub(crate) fn check_room(&self) -> Result<()> {
+        let bytes = self.chunks.iter().sum();
+        let call = Call::CheckBytes { place: self.place.into(), bytes };
+        answered!(self.domain.link().call(call)?, Answer::Done => ()).map_err(|error| named(error, &self.name))?;
+        match kind::host_memory().filter(|(free, _)| self.place == Place::Host && bytes > *free) {
+            Some(memory) => {
+                let error = LimitReached::memory(&self.name, self.place, bytes, Some(memory));
+                Err(with_held(error, &self.domain))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Allocates the chunk of a tensor and all chunks before it, unless they are allocated already: of a build whose
     /// chunks are allocated [on demand](Builder::on_demand). The methods that take `&mut self` do it, too.
     ///
