@@ -32,6 +32,7 @@ mod content;
 #[allow(dead_code, reason = "the bridge uses the rest")]
 #[path = "../../crates/partywall-bridge/src/manifest.rs"]
 mod manifest;
+#[allow(dead_code, reason = "the bridge uses the rest")]
 #[path = "../../crates/partywall-bridge/src/message.rs"]
 mod message;
 #[path = "../../crates/partywall-bridge/src/name.rs"]

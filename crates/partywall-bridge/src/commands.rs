@@ -30,6 +30,7 @@ use crate::{
     link::{Endpoints, Link, bare, is_loopback},
     message::{HostView, decode},
     name::{RemotePattern, check_host},
+    presence::Presence,
     record::BridgeRecord,
     remote::{PullArguments, pull},
     serve::Exports,
@@ -226,9 +227,13 @@ fn bridge(context: &Context, arguments: BridgeArguments) -> Result<(), Failure> 
     let twin = has_twin.clone();
     let is_certified = endpoints.identity.is_some();
     let (watched, stopped, own) = (link.clone(), stop.clone(), host.clone());
+    let mut presence = Presence::new(&bridge.domain, &network.realm);
     let watching = spawn("partywall-twin", move || {
         for event in events {
             report(output, &event, &own);
+            if let Err(error) = presence.follow(&hosts.views()) {
+                output.note(format!("cannot say in this domain which hosts are there: {error}"));
+            }
             // Without certificates any process can say that it is this host.
             if let HostEvent::Twin { instance } = event
                 && is_certified

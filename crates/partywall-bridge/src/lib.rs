@@ -11,6 +11,7 @@
 //! | [`manifest`] | what a host says about a version |
 //! | [`message`] | the answers of hosts, and how they are read |
 //! | [`name`] | `//HOST/NAME[@V]` |
+//! | [`presence`] | names that tell which hosts are there |
 //! | [`pull`] | the content of another host, as `put` reads it |
 //! | [`record`] | the name by which the bridge of a domain is found |
 //! | [`remote`] | the commands that ask one host: `pull`, `ls`, `show` |
@@ -29,6 +30,7 @@ mod link;
 mod manifest;
 mod message;
 mod name;
+mod presence;
 mod pull;
 mod record;
 mod remote;

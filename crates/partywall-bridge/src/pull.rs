@@ -264,11 +264,11 @@ impl RemoteContent {
     ) -> Result<Option<ZBytes>, FileProblem> {
         let AskedPiece { piece, host, question, .. } = asked;
         let answer = loop {
-            match question.poll(CANCELLED_AFTER.min(self.timeout)) {
+            match question.poll(CANCELLED_AFTER.min(self.timeout / 2)) {
                 _ if is_cancelled() => return Err(FileProblem::Cancelled),
                 Some(answer) => break answer,
-                None if self.is_stalled(begun) => return Err(self.silent()),
                 None if self.gives_up(host) => return Ok(None),
+                None if self.is_stalled(begun) => return Err(self.silent()),
                 None => {}
             }
         };
@@ -326,7 +326,7 @@ impl RemoteContent {
             return false;
         }
         let Some(source) = sources.iter_mut().find(|source| source.host == host) else { return false };
-        let is_silent = source.progressed_at.elapsed() >= PATIENCE.min(self.timeout);
+        let is_silent = source.progressed_at.elapsed() >= PATIENCE.min(self.timeout / 2);
         if is_silent {
             source.put_aside(PATIENCE);
         }
@@ -617,14 +617,15 @@ mod tests {
     #[test]
     fn source_that_keeps_or_denies_its_pieces_holds_up_no_other() {
         let bytes = content();
-        let timeout = Duration::from_secs(2);
+        let timeout = Duration::from_secs(4);
         // Each piece comes in time, and all of them together do not.
         let slow: Reaction = |query, piece, bytes, tree| {
-            std::thread::sleep(Duration::from_millis(600));
+            std::thread::sleep(Duration::from_millis(800));
             right(query, piece, bytes, tree);
         };
-        let good = peer("good", &bytes, slow);
-        assert!(pull(&bytes, &[("good", &good)], timeout).unwrap() == bytes);
+        let slow = peer("slow", &bytes, slow);
+        assert!(pull(&bytes, &[("slow", &slow)], timeout).unwrap() == bytes);
+        let good = peer("good", &bytes, right);
         let deny: Reaction = |query, _, _, _| refuse(query, &Refusal::NoContent);
         let denier = peer("denier", &bytes, deny);
         let alone = what(pull(&bytes, &[("denier", &denier)], timeout).unwrap_err());

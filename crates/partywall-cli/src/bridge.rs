@@ -55,6 +55,11 @@ pub(crate) fn remote(
     }
 }
 
+/// Returns the host that a name `.bridge/REALM/HOST` stands for. A bridge has one for each host that it reaches.
+pub(crate) fn host_of(name: &str) -> Option<&str> {
+    name.strip_prefix(".bridge/")?.split_once('/').map(|(_, host)| host)
+}
+
 /// Returns whether an argument names something on another host.
 pub(crate) fn is_remote(argument: &str) -> bool {
     argument.starts_with("//")

@@ -118,6 +118,9 @@ pub(crate) fn take_over_description() {
     if let Some(program) = contained().map_or(Some(&LAB_PROGRAM), |lab| (lab.elsewhere)()) {
         program.take_over();
     }
+    if contained().is_none() && bridge::contained().is_none() {
+        bridge::BRIDGE_PROGRAM.take_over();
+    }
 }
 
 /// Returns the command of the program that contains the simulated driver: this one, or the one that is installed.

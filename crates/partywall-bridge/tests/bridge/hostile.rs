@@ -30,10 +30,13 @@ const WITHDRAWN: u8 = 5;
 
 /// Answers with the manifest of a version with these bytes.
 fn manifest(query: &Query, bytes: &[u8]) {
+    manifest_of(query, bytes.len() as u64, *blake3::hash(bytes).as_bytes());
+}
+
+fn manifest_of(query: &Query, length: u64, root: [u8; 32]) {
     let mut table = TableBuilder::new();
-    table.add("w", DType::U8, &[bytes.len() as u64]).unwrap();
-    let layout = table.layout(1 << 40, 8).unwrap();
-    let (length, root) = (bytes.len() as u64, *blake3::hash(bytes).as_bytes());
+    table.add("w", DType::U8, &[length]).unwrap();
+    let layout = table.layout(1 << 50, 8).unwrap();
     answer(query, 1, &("llm", 1_u64, "host memory", length, root, layout.chunks, layout.table));
 }
 
@@ -121,10 +124,17 @@ fn too_little_memory_of_any_place_is_said_before_the_first_byte() {
         let sandbox = Sandbox::simulated(1);
         let arguments = ["pull", "//big/llm", "--device", device, "--connect", &source.endpoint];
         let mut command = command(&sandbox, &arguments);
-        let refused = Running::spawn(command.env(variable, "4M")).wait().expect(5);
+        let refused = Running::spawn(command.env(variable, "4M")).wait().expect(6);
         assert!(refused.stderr.contains("8 MiB") && refused.stderr.contains("memory"), "{refused:?}");
         assert!(sandbox.run(["show", "llm"]).expect(3).stderr.contains("llm"));
     }
+    // More than the machine has: host memory is given only as it is written.
+    let vast = RawHost::start("vast", &[]);
+    vast.answers("manifest", "/**", |query| manifest_of(query, 1 << 45, [0; 32]));
+    let count = pieces.clone();
+    vast.answers("piece", "/**", move |_| _ = count.fetch_add(1, Ordering::Relaxed));
+    let refused = pull(&Sandbox::new(), &vast, &["--device", "host"]).expect(6);
+    assert!(refused.stderr.contains("cannot allocate 32 TiB") && refused.stderr.contains("host"), "{refused:?}");
     assert_eq!(pieces.load(Ordering::Relaxed), 0);
 }
 
@@ -170,7 +180,7 @@ fn nonsense_of_a_peer_harms_nobody() {
     let of_a = seen["hosts"].as_array().unwrap().iter().find(|host| host["host"] == "a").unwrap()["instance"].clone();
     let of_a = of_a.as_str().unwrap();
     let session = &mallory.session;
-    let garbage = noise(64 * 1024, 3);
+    let garbage = noise(8 * 1024, 3);
     for (number, bytes) in garbage.chunks(61).enumerate() {
         let to = number % 2 == 0;
         let (payload, head) = bytes.split_at(if to { 1 } else { 40 });

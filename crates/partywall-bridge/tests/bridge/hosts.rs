@@ -1,6 +1,6 @@
 //! Which hosts are there: names, deaths, returns, refusals.
 
-use partywall_harness::{Running, Signal};
+use partywall_harness::{Running, Signal, eventually};
 
 use crate::{Host, assert_quoted, command};
 
@@ -28,6 +28,25 @@ fn hosts_know_each_other_and_a_lost_one_is_unreachable() {
     assert!(missing.stderr.contains("--connect HOST:PORT"), "{missing:?}");
     let seen = b.run(&["--json", "hosts", "--connect", &a.endpoint]).expect(0).json();
     assert_eq!(seen["hosts"][0]["host"], "a");
+}
+
+// Holds 441.
+#[test]
+fn watch_tells_of_a_lost_host_and_of_its_return() {
+    let a = Host::start("a", &[], &[]);
+    let mut watch = Running::spawn(&mut command(&a.sandbox, &["watch", ".bridge/*/*"]));
+    let mut says = |what: &str| while !watch.line().ends_with(what) {};
+    // Begun before `b` is.
+    eventually("the watch is there", || a.run(&["ps"]).text().contains("watch"));
+    let mut b = Host::start("b", &[&a], &[]);
+    says("host found     //b");
+    let listed = a.run(&["--json", "show", ".bridge/default/b"]).expect(0).json();
+    assert_eq!(listed["metadata"]["instance"], a.view("b")["instance"]);
+    b.bridge.take().unwrap().kill();
+    says("host lost      //b");
+    b.bridge(&[&a.endpoint.clone()], &[]);
+    says("host found     //b");
+    watch.kill();
 }
 
 // Holds 442.

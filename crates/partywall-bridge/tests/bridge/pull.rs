@@ -55,6 +55,8 @@ fn pulled_version_is_its_origin_byte_for_byte() {
     );
     assert_eq!(pulled["root"], blake3::hash(&bytes).to_hex().as_str());
     assert!(get(&b, "llm") == bytes);
+    let copied = format!("copied     from //a/llm@1, root {}", blake3::hash(&bytes).to_hex());
+    assert!(b.run(&["show", "llm"]).expect(0).text().lines().any(|line| line == copied));
     // The same content again is nothing to do.
     assert_eq!(pull(&b, &["//a/llm@1"]).expect(0).json()["existed"], true);
     // Another content is the next version, and another name another name.

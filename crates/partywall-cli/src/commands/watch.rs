@@ -24,7 +24,7 @@ use partywall::{
 };
 use serde_json::{Value, json};
 
-use crate::{Context, describe, failure::Failure, output::Output, signals, text};
+use crate::{Context, bridge, describe, failure::Failure, output::Output, signals, text};
 
 /// The arguments of the command.
 #[derive(Debug, Args)]
@@ -93,7 +93,10 @@ fn line(event: &WatchEvent) -> String {
         Named::Segment => name.clone(),
         other => format!("{} {name}", other.name()),
     };
+    let host = bridge::host_of(name);
     let change = match change {
+        Change::Created { .. } if host.is_some() => format!("host found     //{}", host.unwrap_or_default()),
+        Change::Withdrawn { .. } if host.is_some() => format!("host lost      //{}", host.unwrap_or_default()),
         Change::Created { pid } => format!("created        {what} by pid {pid}"),
         Change::Committed { version, bytes: size, pid } => {
             format!("committed      {what}@{version}, {}, by pid {pid}", bytes(*size))
