@@ -2,7 +2,7 @@
 //!
 //! A session of zenoh carries ordered bytes, and says which hosts are there. Endpoints are given, nothing is searched
 //! for. Everything is sent with `Block` and in messages of at most [`PIECE_BYTES`], so that a congested link delays
-//! messages and closes nothing before the lease does.
+//! messages, and is closed only if it cannot take one within 10 s.
 //!
 //! The keys, in which R is the realm, H a host and I an instance, which is one life of its bridge:
 //!
@@ -99,8 +99,10 @@ impl Endpoints {
             ("scouting/gossip/enabled", false.into()),
             ("adminspace/enabled", false.into()),
             ("transport/link/tx/lease", LEASE_MS.into()),
-            // In microseconds. The lease ends a dead link long before.
-            ("transport/link/tx/queue/congestion_control/block/wait_before_close", 60_000_000.into()),
+            // In microseconds: how long one message may wait for its link, which is closed then. It waits under locks of
+            // the session, which the end of the lease needs, too: a dead link with full buffers holds up all hosts for so
+            // long. A piece passes a link of 1 Mbit/s in less.
+            ("transport/link/tx/queue/congestion_control/block/wait_before_close", 10_000_000.into()),
             ("transport/link/rx/buffer_size", (1 << 20).into()),
             // A hostile peer makes this process keep so much of a message that it never ends.
             ("transport/link/rx/max_message_size", (4 * PIECE_BYTES).into()),

@@ -10,6 +10,7 @@ use std::{
     os::fd::{AsFd, AsRawFd},
     path::Path,
     process::Command,
+    sync::Arc,
     thread,
     time::Duration,
 };
@@ -18,10 +19,10 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::{Actor, Running};
 
-/// A host: a network namespace, which ends with this and with the processes in it.
-#[derive(Debug)]
+/// A host: a network namespace, which ends with its last clone and with the processes in it.
+#[derive(Debug, Clone)]
 pub struct Host {
-    namespace: File,
+    namespace: Arc<File>,
     address: Ipv4Addr,
 }
 
@@ -65,7 +66,7 @@ impl Host {
         let mut process = Running::spawn(Command::new("unshare").args(["--net", "sh", "-c", "echo made; read _"]));
         assert_eq!(process.line(), "made");
         let namespace = File::open(format!("/proc/{}/ns/net", process.pid())).unwrap();
-        let host = Self { namespace, address };
+        let host = Self { namespace: Arc::new(namespace), address };
         // Its announcements would be packets that no test knows of.
         host.run(|| fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1")).unwrap();
         host.ip("link set lo up");
@@ -140,19 +141,41 @@ impl Switch {
         self.namespace.ip(&format!("link set port{host} {}", if is_in { "up" } else { "down" }));
     }
 
-    /// Limits the cable of a host, in each direction.
+    /// Limits the cable of a host, in each direction. Packets wait for at most 50 ms.
     ///
     /// # Panics
     /// If there is no such host.
     pub fn limit(&self, host: usize, megabits_per_second: u32) {
-        let rule = format!("root tbf rate {megabits_per_second}mbit burst 256kb latency 50ms");
-        self.namespace.tool("tc", &format!("qdisc replace dev port{host} {rule}"));
-        self.hosts[host].tool("tc", &format!("qdisc replace dev cable {rule}"));
+        self.congest(host, megabits_per_second, Duration::from_millis(50));
+    }
+
+    /// Limits the cable of a host, in each direction. A packet that would wait for longer than `most` is lost.
+    ///
+    /// # Panics
+    /// If there is no such host.
+    pub fn congest(&self, host: usize, megabits_per_second: u32, most: Duration) {
+        let latency = most.as_millis();
+        let rule = format!("root tbf rate {megabits_per_second}mbit burst 256kb latency {latency}ms");
+        self.queue(host, "replace", &rule);
+    }
+
+    /// Takes the limit from the cable of a host.
+    ///
+    /// # Panics
+    /// If it has none, or there is no such host.
+    pub fn unlimit(&self, host: usize) {
+        self.queue(host, "delete", "root");
+    }
+
+    fn queue(&self, host: usize, action: &str, rule: &str) {
+        self.namespace.tool("tc", &format!("qdisc {action} dev port{host} {rule}"));
+        self.hosts[host].tool("tc", &format!("qdisc {action} dev cable {rule}"));
     }
 }
 
 impl Line {
-    /// Makes two hosts, 10.84.0.1 and 10.84.0.2. With the same `seed`, the same packets are lost.
+    /// Makes two hosts, 10.84.0.1 and 10.84.0.2. With the same `seed`, the same packets are lost. `relay` is the program
+    /// [`relay`](crate::relay).
     ///
     /// # Panics
     /// If the machine refuses.

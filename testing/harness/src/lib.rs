@@ -30,7 +30,7 @@ pub use objects::{assert_contains, commit, send};
 pub use place::{device, kind, place};
 pub use process::{Output, Running, kill, pidfd_of};
 pub use rustix::process::Signal;
-pub use sandbox::{Sandbox, binary, copy_program, simulated_driver, write_script};
+pub use sandbox::{Sandbox, binary, copy_program, relay, simulated_driver, write_script};
 pub use terminal::Terminal;
 pub use world::{ROLE, World, cut_connections, linger, next_order, say, simulated};
 

@@ -311,6 +311,14 @@ pub fn simulated_driver() -> PathBuf {
     near("libsimcuda.so", "partywall-simcuda-library")
 }
 
+/// Returns the program `partywall-relay`, the line between two hosts: the one that was built beside this test.
+///
+/// # Panics
+/// If there is none.
+pub fn relay() -> PathBuf {
+    near("partywall-relay", "partywall-harness")
+}
+
 /// Returns a file that Cargo built beside this test.
 fn near(file: &str, package: &str) -> PathBuf {
     // target/debug/deps/test-0123 → target/debug/FILE

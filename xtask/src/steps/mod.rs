@@ -275,6 +275,12 @@ const LONG: &[Step] = &[
     },
     Step { name: "minutes", about: "tests in Rust that take minutes", lane: Lane::Main, run: rust::in_minutes },
     Step {
+        name: "bridge-minutes",
+        about: "tests of the bridge that take minutes: a thousand faults, and slow cables",
+        lane: Lane::Main,
+        run: rust::bridge_in_minutes,
+    },
+    Step {
         name: "simulated-gpu",
         about: "the integration tests once more, with segments on a simulated GPU",
         lane: Lane::Main,

@@ -212,11 +212,12 @@ pub(super) fn bridge(workspace: &Workspace) -> Outcome {
         build_what_tests_run(workspace)?;
         let lint = ["clippy", "--all-targets", "--package", BRIDGE, "--", "-D", "warnings"];
         workspace.run(&mut workspace.cargo(lint))?;
-        let mut command = workspace.cargo(["test", "--no-fail-fast", "--package", BRIDGE, "--"]);
+        let mut command =
+            workspace.cargo(["test", "--no-fail-fast", "--package", BRIDGE, "--", "--skip", "needs_minutes"]);
         // Each host of a test is a broker and a bridge.
         command.arg("--test-threads").arg(processors().to_string());
-        if !has_namespaces() {
-            workspace.say("this machine refuses namespaces: tests of the bridge that need them are skipped");
+        if !makes_hosts() {
+            workspace.say("this machine makes no network namespaces: tests of the bridge that need them are skipped");
             command.args(["--skip", "needs_namespaces"]);
         }
         workspace.run(in_test_environment(workspace, &mut command))
@@ -228,6 +229,25 @@ pub(super) fn bridge(workspace: &Workspace) -> Outcome {
 pub(super) fn bridge_program(workspace: &Workspace) -> Result<PathBuf, String> {
     workspace.run(&mut workspace.cargo(["test", "--no-run", "--package", BRIDGE]))?;
     Ok(workspace.target.join("debug").join(BRIDGE))
+}
+
+/// Tests the bridge for minutes: chaos, and samples that take long to cross.
+pub(super) fn bridge_in_minutes(workspace: &Workspace) -> Outcome {
+    if !makes_hosts() {
+        return Outcome::Skipped("this machine makes no network namespaces".to_owned());
+    }
+    let run = || {
+        build_what_tests_run(workspace)?;
+        let mut command = workspace.cargo(["test", "--no-fail-fast", "--package", BRIDGE, "--", "needs_minutes"]);
+        command.args(["--test-threads", "1"]);
+        workspace.run(in_test_environment(workspace, &mut command))
+    };
+    run().into()
+}
+
+/// Returns whether tests can have several hosts here.
+fn makes_hosts() -> bool {
+    has_namespaces() && is_root()
 }
 
 fn run_those_that(part: &str, workspace: &Workspace) -> Outcome {

@@ -1,9 +1,10 @@
 //! Bridges of several hosts on one machine: each host is a sandbox with a broker of its own, and all listen on the
-//! loopback.
+//! loopback. Those of [`network`] are in network namespaces, with cables between them.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are outside #[test]")]
 
 mod hostile;
 mod hosts;
+mod network;
 mod programs;
 mod pull;
 mod raw;
@@ -12,7 +13,7 @@ mod topics;
 
 use std::process::Command;
 
-use partywall_harness::{Output, Running, Sandbox, eventually};
+use partywall_harness::{Output, Running, Sandbox, eventually, hosts::Host as Network};
 use serde_json::Value;
 
 /// A host with a running bridge.
@@ -22,15 +23,26 @@ struct Host {
     bridge: Option<Running>,
     /// Where the bridge listens.
     endpoint: String,
+    /// The network namespace, if it has its own.
+    network: Option<Network>,
 }
 
 impl Host {
     /// Starts a broker and a bridge that connects to the bridges of these hosts.
     fn start(name: &str, others: &[&Self], options: &[&str]) -> Self {
-        let mut host =
-            Self { sandbox: Sandbox::new(), name: name.into(), bridge: None, endpoint: "127.0.0.1:0".into() };
+        let endpoint = "127.0.0.1:0".into();
+        let mut host = Self { sandbox: Sandbox::new(), name: name.into(), bridge: None, endpoint, network: None };
         let connect = others.iter().map(|other| &other.endpoint[..]).collect::<Vec<_>>();
         host.bridge(&connect, options);
+        host
+    }
+
+    /// Starts a broker in a network, without a bridge.
+    fn on(network: &Network, name: &str) -> Self {
+        let endpoint = format!("tcp/{}:7447", network.address());
+        let network = Some(network.clone());
+        let host = Self { sandbox: Sandbox::new(), name: name.into(), bridge: None, endpoint, network };
+        host.sandbox.broker();
         host
     }
 
@@ -38,17 +50,27 @@ impl Host {
     fn bridge(&mut self, connect: &[&str], options: &[&str]) {
         let mut arguments = vec!["--json", "bridge", "--host", &self.name, "--listen", &self.endpoint];
         arguments.extend(connect.iter().flat_map(|endpoint| ["--connect", endpoint]));
+        arguments.extend(self.network.is_some().then_some("--insecure-network"));
         arguments.extend(options);
-        let mut bridge = Running::spawn(&mut command(&self.sandbox, &arguments));
+        let mut bridge = self.spawn(&arguments);
         let said: Value = serde_json::from_str(&bridge.line()).unwrap();
         assert_eq!(said["host"], self.name, "{said}");
         self.endpoint = said["endpoints"][0].as_str().unwrap().to_owned();
         self.bridge = Some(bridge);
     }
 
+    /// Starts a command on this host.
+    fn spawn(&self, arguments: &[&str]) -> Running {
+        let spawn = || Running::spawn(&mut command(&self.sandbox, arguments));
+        match &self.network {
+            Some(network) => network.run(spawn),
+            None => spawn(),
+        }
+    }
+
     /// Runs a command on this host.
     fn run(&self, arguments: &[&str]) -> Output {
-        Running::spawn(&mut command(&self.sandbox, arguments)).wait()
+        self.spawn(arguments).wait()
     }
 
     /// Returns what this host knows about another one.

@@ -35,7 +35,7 @@ fn said(output: &Output) -> String {
 }
 
 /// Returns the bytes of a name of a host.
-fn get(host: &Host, name: &str) -> Vec<u8> {
+pub(crate) fn get(host: &Host, name: &str) -> Vec<u8> {
     let file: PathBuf = host.sandbox.path().join("got");
     let _ = fs::remove_file(&file);
     host.run(&["get", name, file.to_str().unwrap()]).expect(0);
@@ -187,7 +187,8 @@ fn legacy_memory_is_refused_by_name() {
 /// Starts a host on the simulated driver, with one GPU, which exports everything.
 fn simulated(name: &str, others: &[&Host]) -> Host {
     let sandbox = partywall_harness::Sandbox::simulated(1);
-    let mut host = Host { sandbox, name: name.into(), bridge: None, endpoint: "127.0.0.1:0".into() };
+    let endpoint = "127.0.0.1:0".into();
+    let mut host = Host { sandbox, name: name.into(), bridge: None, endpoint, network: None };
     let connect: Vec<_> = others.iter().map(|other| &other.endpoint[..]).collect();
     host.bridge(&connect, &["--export", "*"]);
     host
