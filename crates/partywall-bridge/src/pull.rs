@@ -620,8 +620,11 @@ mod tests {
         let timeout = Duration::from_secs(4);
         // Each piece comes in time, and all of them together do not.
         let slow: Reaction = |query, piece, bytes, tree| {
-            std::thread::sleep(Duration::from_millis(800));
-            right(query, piece, bytes, tree);
+            let (query, bytes, proof) = (query.clone(), bytes.to_vec(), encode(&Proof(tree.path(piece))));
+            std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(800) * (piece as u32 + 1));
+                reply(&query, bytes, &proof).unwrap();
+            });
         };
         let slow = peer("slow", &bytes, slow);
         assert!(pull(&bytes, &[("slow", &slow)], timeout).unwrap() == bytes);
