@@ -133,7 +133,7 @@ fn too_little_memory_of_any_place_is_said_before_the_first_byte() {
     vast.answers("manifest", "/**", |query| manifest_of(query, 1 << 43, [0; 32]));
     let count = pieces.clone();
     vast.answers("piece", "/**", move |_| _ = count.fetch_add(1, Ordering::Relaxed));
-    let refused = pull(&Sandbox::new(), &vast, &["--device", "host"]).expect(6);
+    let refused = pull(&Sandbox::new(), &vast, &["--device", "host"]).expect(5);
     assert!(refused.stderr.contains("cannot allocate 8 TiB") && refused.stderr.contains("host"), "{refused:?}");
     assert_eq!(pieces.load(Ordering::Relaxed), 0);
 }
