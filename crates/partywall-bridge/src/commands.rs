@@ -15,11 +15,11 @@ use std::{
 
 use clap::{ArgMatches, Args, FromArgMatches};
 use partywall::{
-    Domain, Error, ErrorKind, OpenOrBuild, Pattern, Place, Policy, Segment, Wait,
+    DeviceChoice, Domain, Error, ErrorKind, OpenOrBuild, Pattern, Place, Policy, Segment, Wait,
     error::{NotFound, Unreachable},
     info::SegmentInfo,
 };
-use partywall_cli::{Context, Failure, Output, cancel_flag, lab::Extension};
+use partywall_cli::{Context, Failure, Output, cancel_flag, device, lab::Extension};
 use partywall_os::thread::spawn;
 use serde_json::json;
 
@@ -116,6 +116,10 @@ struct BridgeArguments {
     /// Import this many samples from before, instead of the topic's own number
     #[arg(long, value_name = "SAMPLES")]
     history: Option<u32>,
+    /// Where imported topics are created that are not there yet: host, auto (the first GPU, else host memory), pinned
+    /// (host memory for GPUs) or pinned:N (on NUMA node N), cuda, cuda:N, or a GPU's UUID
+    #[arg(long, value_name = "DEVICE", default_value = "host")]
+    device: DeviceChoice,
     /// For this long, in seconds, publishers here wait for a host that blocks and is unreachable
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = clap::value_parser!(u32))]
     timeout: u32,
@@ -154,9 +158,10 @@ fn read<T: FromArgMatches>(matches: &ArgMatches) -> Result<T, Failure> {
 
 /// Runs the bridge until a signal, the end of its name or that of the broker.
 fn bridge(context: &Context, arguments: BridgeArguments) -> Result<(), Failure> {
-    let BridgeArguments { host, listen, export, import, policy, history, timeout, network } = arguments;
-    let topics = TopicOptions { policy, history, timeout: Duration::from_secs(timeout.into()) };
+    let BridgeArguments { host, listen, export, import, policy, history, device, timeout, network } = arguments;
     let output = context.output();
+    let place = device::place(output, device)?;
+    let topics = TopicOptions { policy, history, place, timeout: Duration::from_secs(timeout.into()) };
     let start = Instant::now();
     let mut endpoints = Endpoints { listen, connect: network.connect.clone(), ..network.endpoints()? };
     endpoints.allowed.extend(import.iter().map(|import| import.host.clone()));

@@ -75,7 +75,7 @@ impl Identity {
             json!({
                 "id": format!("own-{host}"), "permission": "allow", "flows": ["ingress"],
                 "messages": ["put", "delete", "reply", "declare_queryable", "liveliness_token"],
-                "key_exprs": [key(&format!("*/{host}/**")), key(&format!("data/*/{host}/**")), key("credit/**")],
+                "key_exprs": [key(&format!("*/{host}/**")), key(&format!("data/*/{host}/**"))],
             })
         };
         let mut rules: Vec<_> = hosts.iter().map(own).collect();

@@ -74,8 +74,9 @@ fn choose_threads() {
 
 const RUNTIME: &str = "ZENOH_RUNTIME";
 
-/// A peer that asks and does not read the answers may hold up one of these threads.
-const THREADS: &str = "(rx: (worker_threads: 8))";
+/// A peer that asks and does not read the answers may hold up a receiving thread; a link that ends while this process
+/// waits for it, a sending one until that wait is over.
+const THREADS: &str = "(rx: (worker_threads: 8), tx: (worker_threads: 8))";
 
 static CONTENTS: Contents = Contents { commands: commands::COMMANDS, ls: remote::ls, show: remote::show };
 

@@ -1,16 +1,16 @@
 //! What exports and imports of topics share: the keys, the window, and which samples are the bridge's own.
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, VecDeque},
     sync::{Arc, Mutex},
     time::Duration,
 };
 
-use partywall::{Policy, Topic};
+use partywall::{Domain, Place, Policy, Topic, error::NotFound, info::TopicShape};
 use partywall_os::lock::IgnorePoison;
 use zenoh::{Wait, bytes::ZBytes, qos::CongestionControl};
 
-use super::wire::{Instance, Message, StreamPolicy, ToOrigin, ToReceiver, Window};
+use super::wire::{Instance, Message, RingId, StreamPolicy, ToOrigin, ToReceiver, Window};
 use crate::link::Link;
 
 /// How topics cross.
@@ -20,6 +20,8 @@ pub(crate) struct TopicOptions {
     pub(crate) policy: Policy,
     /// Samples from before an import; `None` for the topic's own number.
     pub(crate) history: Option<u32>,
+    /// Where topics are created here.
+    pub(crate) place: Place,
     /// How long an export waits for a host that it does not hear.
     pub(crate) timeout: Duration,
 }
@@ -29,7 +31,7 @@ impl TopicOptions {
     pub(crate) fn window(&self) -> Window {
         // What is on its way is as old as the queue is long, so those that want what is new keep it short.
         let samples = match self.policy {
-            Policy::Block => 64,
+            Policy::Block => 256,
             Policy::DropOldest => 8,
             Policy::Latest => 2,
         };
@@ -38,18 +40,62 @@ impl TopicOptions {
 }
 
 /// The publishers of this bridge, in this life. What they publish is never exported, so rings of hosts have no loops.
+#[derive(Debug, Clone)]
+pub(crate) struct OwnPublishers {
+    /// The broker, whose rings have nothing to do with those of another one.
+    broker: u64,
+    rings: Arc<Mutex<HashMap<RingId, OwnIds>>>,
+}
+
+/// The publishers of this bridge in one topic.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct OwnPublishers(Arc<Mutex<HashSet<(String, u64, u64)>>>);
+pub(crate) struct OwnIds(Arc<Mutex<VecDeque<u64>>>);
 
 impl OwnPublishers {
+    /// # Errors
+    /// If the broker does not answer.
+    pub(crate) fn new(domain: &Domain) -> partywall::Result<Self> {
+        Ok(Self { broker: domain.watch("*")?.point().instance, rings: Arc::default() })
+    }
+
+    /// Returns the identity of a topic's ring, and its options. Neither name nor version is one: once a topic is gone,
+    /// another one of its name may have version 1 again.
+    ///
+    /// # Errors
+    /// If the topic was removed, or the broker does not answer.
+    pub(crate) fn ring(&self, topic: &Topic) -> partywall::Result<(RingId, TopicShape)> {
+        let name = format!("{}@{}", topic.name(), topic.version());
+        let version = topic.domain().inspect(&name)?.version;
+        let is_none = || NotFound::Version { name: topic.name().to_owned(), version: topic.version(), latest: None };
+        let shape = version.control.and_then(|control| control.topic).ok_or_else(is_none)?;
+        let number = version.committed_at << 16 | topic.version() & 0xFFFF;
+        Ok((RingId(u128::from(self.broker) << 64 | u128::from(number)), shape))
+    }
+
+    pub(crate) fn of(&self, ring: RingId) -> OwnIds {
+        self.rings.lock().ignore_poison().entry(ring).or_default().clone()
+    }
+}
+
+impl OwnIds {
     /// Adds a publisher, before it publishes.
-    pub(crate) fn add(&self, topic: &Topic, publisher: u64) {
-        self.0.lock().ignore_poison().insert((topic.name().to_owned(), topic.version(), publisher));
+    pub(crate) fn add(&self, publisher: u64) {
+        let mut ids = self.0.lock().ignore_poison();
+        ids.push_back(publisher);
+        // The ring has left what the first ones have published.
+        if ids.len() > MAX_OWN {
+            ids.pop_front();
+        }
     }
 
     /// Returns whether a publisher is the bridge's own.
-    pub(crate) fn contains(&self, topic: &Topic, publisher: u64) -> bool {
-        self.0.lock().ignore_poison().contains(&(topic.name().to_owned(), topic.version(), publisher))
+    pub(crate) fn contains(&self, publisher: u64) -> bool {
+        self.0.lock().ignore_poison().contains(&publisher)
+    }
+
+    /// Returns all of them.
+    pub(crate) fn ids(&self) -> Vec<u64> {
+        self.0.lock().ignore_poison().iter().copied().collect()
     }
 }
 
@@ -65,9 +111,9 @@ pub(crate) fn own_instance(link: &Link) -> Instance {
 }
 
 /// Returns the key of messages to an origin.
-pub(crate) fn key_to_origin(link: &Link, message: &ToOrigin, name: &str) -> String {
+pub(crate) fn key_to_origin(link: &Link, message: &ToOrigin, host: &str, name: &str) -> String {
     let (origin, receiver) = (message.stream.origin.0, message.stream.receiver.0);
-    link.key(format_args!("credit/{origin:032x}/{receiver:032x}/{name}"))
+    link.key(format_args!("credit/{host}/{origin:032x}/{receiver:032x}/{name}"))
 }
 
 /// Returns the key of messages to a receiver.
@@ -79,8 +125,17 @@ pub(crate) fn key_to_receiver(link: &Link, message: &ToReceiver, host: &str, nam
 /// Sends a message, and waits for the link as long as that has a lease. If the host is gone the message is lost, which
 /// streams expect.
 pub(crate) fn put(link: &Link, key: &str, message: &impl Message, payload: impl Into<ZBytes>) {
+    put_with(link, key, message, payload, CongestionControl::Block);
+}
+
+/// Sends a message unless the link is busy, for threads on which all hosts depend.
+pub(crate) fn put_now(link: &Link, key: &str, message: &impl Message) {
+    put_with(link, key, message, ZBytes::new(), CongestionControl::Drop);
+}
+
+fn put_with(link: &Link, key: &str, message: &impl Message, payload: impl Into<ZBytes>, control: CongestionControl) {
     let put = link.session().put(key, payload).attachment(message.encode());
-    let _ = put.congestion_control(CongestionControl::Block).wait();
+    let _ = put.congestion_control(control).wait();
 }
 
 /// Reads the name of a policy.
@@ -114,3 +169,6 @@ pub(crate) fn from_wire(policy: StreamPolicy) -> Policy {
 
 /// The bytes of a stream that may be on their way: 10 Gbit/s for 25 ms.
 pub(crate) const WINDOW_BYTES: u64 = 32 << 20;
+
+/// The most publishers of a bridge in a topic that are remembered: the samples of more do not fit a ring.
+const MAX_OWN: usize = 4096;

@@ -1,17 +1,23 @@
 //! Imports of topics: carries out the effects of a [`Receiver`] for each topic of each host that is imported.
 //!
-//! The topic here has the name that it has at its origin. It is created like that one, in host memory, unless it exists.
+//! The topic here has the name that it has at its origin. It is created like that one, in the place of `--device`, unless
+//! it exists.
 //! All of a stream happens on one thread. Nothing there waits for long: a loan that is not there yet, and a sample that
 //! subscribers here do not let in, are tried again. The credit that is missing meanwhile holds back the origin.
 
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{Arc, Mutex, mpsc},
+    ops::Range,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+        mpsc,
+    },
     time::{Duration, Instant},
 };
 
 use partywall::{
-    DType, Domain, Error, Filled, Loan, Place, Publisher, Topic, check_name,
+    DType, Domain, Error, Filled, Language, Loan, Place, Publisher, Topic, check_name,
     error::{Busy, InvalidArgument, NotFound},
 };
 use partywall_cli::{Failure, Output};
@@ -27,7 +33,7 @@ use super::{
 use crate::{
     Bridge,
     hosts::{ANSWER, HostEvent},
-    message::{ExportedName, decode},
+    message::{ExportedName, HostView, decode},
 };
 
 /// All imports of a bridge.
@@ -38,6 +44,8 @@ pub(super) struct TopicImports {
     own: OwnPublishers,
     output: Output,
     streams: Mutex<HashMap<(String, String), SharedInbox>>,
+    /// The number of the next import: its streams have greater ones than those of imports before it.
+    numbers: AtomicU64,
 }
 
 type SharedInbox = Arc<Inbox<Arrival>>;
@@ -45,15 +53,15 @@ type SharedInbox = Arc<Inbox<Arrival>>;
 /// What arrives for a stream. Messages are decoded by its thread.
 #[derive(Debug)]
 enum Arrival {
-    Event(ReceiverEvent<ZBytes>),
+    Event(ReceiverEvent<Piece>),
     Message(zenoh::sample::Sample),
 }
 
-/// Why the imports look again at what a host exports.
+/// A host that may export something new.
 #[derive(Debug)]
-enum Look {
-    Host(HostEvent),
-    Names { host: String, instance: String },
+struct Exporter {
+    host: String,
+    instance: String,
 }
 
 /// A topic of a host.
@@ -63,19 +71,47 @@ struct TopicImport {
     host: String,
     name: String,
     start: Instant,
-    receiver: Receiver<ZBytes>,
+    receiver: Receiver<Piece>,
     like: TopicInfo,
     topic: Option<Topic>,
     publisher: Option<Publisher>,
     loans: HashMap<LoanId, Loan>,
     asked: VecDeque<(LoanId, SampleHead)>,
     publishing: Option<(LoanId, Filled)>,
-    has_left: bool,
+    /// Why the latest sample was not published, or there is no stream, so that a reason is said once.
+    noted: Option<String>,
+    /// When it was last found that processes here find the topic by its name.
+    checked: Instant,
 }
 
-impl Payload for ZBytes {
+/// A part of the bytes of a message, which it shares.
+#[derive(Debug, Clone)]
+struct Piece {
+    all: ZBytes,
+    range: Range<usize>,
+}
+
+impl Payload for Piece {
     fn bytes(&self) -> u64 {
-        self.len() as u64
+        self.range.len() as u64
+    }
+
+    fn part(&self, offset: u64, bytes: u64) -> Self {
+        let start = self.range.start + offset as usize;
+        Self { all: self.all.clone(), range: start..start + bytes as usize }
+    }
+}
+
+impl Piece {
+    /// Returns the bytes, in as many parts as they have come in.
+    fn slices(&self) -> impl Iterator<Item = &[u8]> {
+        let mut start = 0;
+        self.all.slices().filter_map(move |slice| {
+            let from = self.range.start.clamp(start, start + slice.len()) - start;
+            let to = self.range.end.clamp(start, start + slice.len()) - start;
+            start += slice.len();
+            slice.get(from..to).filter(|part| !part.is_empty())
+        })
     }
 }
 
@@ -90,8 +126,8 @@ impl TopicImports {
         own: &OwnPublishers,
         output: Output,
     ) -> Result<Arc<Self>, Failure> {
-        let imports =
-            Arc::new(Self { bridge: bridge.clone(), options, own: own.clone(), output, streams: Mutex::default() });
+        let (streams, numbers) = (Mutex::default(), AtomicU64::new(0));
+        let imports = Arc::new(Self { bridge: bridge.clone(), options, own: own.clone(), output, streams, numbers });
         if bridge.imports.is_empty() {
             return Ok(imports);
         }
@@ -100,23 +136,24 @@ impl TopicImports {
         let arriving = imports.clone();
         let subscriber = bridge.link.session().declare_subscriber(bridge.link.key(format_args!("data/{us:032x}/**")));
         subscriber.callback(move |sample| arriving.arrived(sample)).background().wait().map_err(listening)?;
-        let (send, looks) = mpsc::channel();
+        let (send, exporters) = mpsc::channel();
         let names = send.clone();
         let subscriber = bridge.link.session().declare_subscriber(bridge.link.key("names/*/*"));
         let subscriber = subscriber.callback(move |sample| {
             // `pw1/R/names/H/I`
             let mut parts = sample.key_expr().as_str().split('/').skip(3).map(str::to_owned);
             if let (Some(host), Some(instance)) = (parts.next(), parts.next()) {
-                let _ = names.send(Look::Names { host, instance });
+                let _ = names.send(Exporter { host, instance });
             }
         });
         subscriber.background().wait().map_err(listening)?;
         let events = bridge.hosts.events();
         let failed = |error| Failure::system("starting a thread", error);
-        spawn("partywall-import-hosts", move || events.into_iter().try_for_each(|event| send.send(Look::Host(event))))
+        let watching = imports.clone();
+        spawn("partywall-import-hosts", move || events.into_iter().for_each(|event| watching.host_event(event, &send)))
             .map_err(failed)?;
-        let looking = imports.clone();
-        spawn("partywall-imports", move || looks.into_iter().for_each(|look| looking.look(look))).map_err(failed)?;
+        let finding = imports.clone();
+        spawn("partywall-imports", move || finding.find_all(&exporters)).map_err(failed)?;
         Ok(imports)
     }
 
@@ -139,53 +176,83 @@ impl TopicImports {
         let (Some(host), Some(name)) = (parts.next(), parts.nth(1)) else { return };
         let inbox = self.streams.lock().ignore_poison().get(&(host.to_owned(), name.to_owned())).cloned();
         if let Some(inbox) = inbox {
-            let bytes = sample.payload().len() as u64;
-            inbox.offer(Arrival::Message(sample), bytes);
+            let bytes = sample.payload().len() + sample.attachment().map_or(0, ZBytes::len);
+            inbox.offer(Arrival::Message(sample), bytes as u64);
         }
     }
 
-    fn look(self: &Arc<Self>, look: Look) {
-        match look {
-            Look::Host(HostEvent::Found { host, instance, .. }) => {
+    fn host_event(&self, event: HostEvent, exporters: &mpsc::Sender<Exporter>) {
+        match event {
+            HostEvent::Found { host, instance, .. } => {
                 let Some(number) = instance_of(&instance) else { return };
-                self.tell(&host, &ReceiverEvent::HostUp(number));
-                self.find(&host, &instance);
+                self.notify(&host, &ReceiverEvent::HostUp(number));
+                let _ = exporters.send(Exporter { host, instance });
             }
-            Look::Host(HostEvent::Lost { host, instance }) => {
+            HostEvent::Lost { host, instance } => {
                 let Some(instance) = instance_of(&instance) else { return };
-                self.tell(&host, &ReceiverEvent::HostLost(instance));
+                self.notify(&host, &ReceiverEvent::HostLost(instance));
             }
-            Look::Host(HostEvent::Twin { .. }) => {}
-            Look::Names { host, instance } => self.find(&host, &instance),
+            HostEvent::Twin { .. } => {}
         }
     }
 
-    fn tell(&self, host: &str, event: &ReceiverEvent<ZBytes>) {
+    fn notify(&self, host: &str, event: &ReceiverEvent<Piece>) {
         for (_, inbox) in self.streams.lock().ignore_poison().iter().filter(|((of, _), _)| of == host) {
             inbox.push(Arrival::Event(event.clone()));
         }
     }
 
-    /// Begins to import what a host exports and is not imported yet.
-    fn find(self: &Arc<Self>, host: &str, instance: &str) {
-        let Bridge { link, imports: wanted, .. } = &*self.bridge;
+    /// Finds topics until the session ends. A host that does not answer is asked again.
+    fn find_all(self: &Arc<Self>, exporters: &mpsc::Receiver<Exporter>) {
+        let mut silent: Vec<Exporter> = Vec::new();
+        loop {
+            let next = match silent.is_empty() {
+                true => exporters.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected),
+                false => exporters.recv_timeout(ANSWER),
+            };
+            match next {
+                Ok(exporter) => {
+                    silent.retain(|known| known.host != exporter.host);
+                    silent.extend(self.find(exporter).err());
+                }
+                Err(mpsc::RecvTimeoutError::Timeout) => {
+                    let again = std::mem::take(&mut silent);
+                    silent.extend(again.into_iter().filter_map(|exporter| self.find(exporter).err()));
+                }
+                Err(mpsc::RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    /// Begins to import what a host exports and is not imported yet. Returns the host if it does not answer.
+    fn find(self: &Arc<Self>, exporter: Exporter) -> Result<(), Exporter> {
+        let Bridge { link, hosts, imports: wanted, .. } = &*self.bridge;
         let output = self.output;
-        let patterns: Vec<_> = wanted.iter().filter(|import| import.host == host).collect();
-        let Some(number) = instance_of(instance).filter(|_| !patterns.is_empty()) else { return };
+        let Exporter { host, instance } = &exporter;
+        let is_there = |view: &HostView| view.instance == *instance && view.unreachable_ms.is_none();
+        let patterns: Vec<_> = wanted.iter().filter(|import| import.host == *host).collect();
+        let Some(number) = instance_of(instance).filter(|_| !patterns.is_empty()) else { return Ok(()) };
+        // It is asked when it is back.
+        if !hosts.views().iter().any(is_there) {
+            return Ok(());
+        }
         let asked = link.ask(&link.key(format_args!("names/{host}/{instance}")), ANSWER, MAX_NAMES);
         let names: Vec<ExportedName> = match asked.and_then(|bytes| decode(&bytes)) {
             Ok(names) => names,
-            // It says so when it has a new name, or comes back.
-            Err(error) => return output.note(format!("//{host} {error}")),
+            Err(error) => {
+                output.note(format!("//{host} {error}"));
+                return Err(exporter);
+            }
         };
         for ExportedName { name, kind, .. } in names {
             let is_wanted = patterns.iter().any(|import| import.pattern.matches(&name));
-            if kind != TOPIC || !is_wanted || check_name(&name).is_err() {
+            // Names that begin with a dot are those of bridges.
+            if kind != TOPIC || !is_wanted || check_name(&name).is_err() || name.starts_with('.') {
                 continue;
             }
             let mut streams = self.streams.lock().ignore_poison();
             let count = streams.len();
-            let of = (host.to_owned(), name);
+            let of = (host.clone(), name);
             if let Some(inbox) = streams.get(&of) {
                 inbox.push(Arrival::Event(ReceiverEvent::Offered));
                 continue;
@@ -203,46 +270,48 @@ impl TopicImports {
                 Err(error) => output.note(format!("cannot import //{host}/{}: {error}", of.1)),
             }
         }
+        Ok(())
     }
 }
 
 impl TopicImport {
     fn new(imports: &Arc<TopicImports>, (host, name): &(String, String)) -> Self {
         let options = imports.options;
-        let TopicOptions { policy, history, timeout } = options;
+        let TopicOptions { policy, history, timeout, .. } = options;
+        let number = imports.numbers.fetch_add(STREAMS_OF_AN_IMPORT, Ordering::Relaxed);
         let asks = ReceiverOptions { policy: to_wire(policy), history, window: options.window(), timeout };
         Self {
             imports: imports.clone(),
             host: host.clone(),
             name: name.clone(),
             start: Instant::now(),
-            receiver: Receiver::new(own_instance(&imports.bridge.link), 0, asks),
+            receiver: Receiver::new(own_instance(&imports.bridge.link), number, asks),
             like: TopicInfo::default(),
             topic: None,
             publisher: None,
             loans: HashMap::new(),
             asked: VecDeque::new(),
             publishing: None,
-            has_left: false,
+            noted: None,
+            checked: Instant::now(),
         }
     }
 
-    /// Runs until the bridge stops.
+    /// Runs until the topic is over, or the bridge stops.
     fn run(mut self, inbox: &Inbox<Arrival>) {
-        while !self.has_left {
+        loop {
             let waits = !self.asked.is_empty() || self.publishing.is_some();
             let deadline = match waits {
                 true => Some(Instant::now() + AGAIN),
                 false => self.receiver.deadline().map(|deadline| self.start + deadline),
             };
-            let mut next = inbox.pop(deadline);
-            // All that is there, so that one acknowledgement is enough for it.
+            // What is there, so that one acknowledgement is enough for it.
             let mut effects = Vec::new();
-            while let Some(arrival) = next {
+            for count in 0..MOST_AT_ONCE {
+                let Some(arrival) = inbox.pop(if count == 0 { deadline } else { Some(self.start) }) else { break };
                 if let Some(event) = decoded(arrival) {
                     self.receiver.apply(event, self.start.elapsed(), &mut effects);
                 }
-                next = inbox.pop(Some(self.start));
             }
             self.receiver.apply(ReceiverEvent::Tick, self.start.elapsed(), &mut effects);
             self.carry_out(effects);
@@ -251,16 +320,27 @@ impl TopicImport {
                 self.receiver.apply(event, self.start.elapsed(), &mut effects);
                 self.carry_out(effects);
             }
+            if self.receiver.is_over() {
+                let mut streams = self.imports.streams.lock().ignore_poison();
+                // Under the lock under which it would be offered again.
+                if inbox.close_if_empty() {
+                    streams.remove(&(self.host.clone(), self.name.clone()));
+                    return;
+                }
+            }
         }
-        let Self { imports, host, name, .. } = self;
-        imports.streams.lock().ignore_poison().remove(&(host, name));
     }
 
-    fn carry_out(&mut self, effects: Vec<ReceiverEffect<ZBytes>>) {
+    fn carry_out(&mut self, effects: Vec<ReceiverEffect<Piece>>) {
         for effect in effects {
             match effect {
                 ReceiverEffect::Send(message) => self.send(&message),
                 ReceiverEffect::Open(like) => self.open(like),
+                ReceiverEffect::OpenPublisher => {
+                    if let Err(error) = self.publisher() {
+                        self.note("publish", &error);
+                    }
+                }
                 ReceiverEffect::Borrow { loan, sample } => self.asked.push_back((loan, sample)),
                 ReceiverEffect::Write { loan, offset, payload } => self.write(loan, offset, &payload),
                 ReceiverEffect::Publish { loan, skip } => self.publish(loan, skip),
@@ -272,16 +352,20 @@ impl TopicImport {
     }
 
     /// Tries what had to wait. Returns what became of it.
-    fn try_again(&mut self) -> Option<ReceiverEvent<ZBytes>> {
+    fn try_again(&mut self) -> Option<ReceiverEvent<Piece>> {
+        self.leave_removed();
         if let Some((id, filled)) = self.publishing.take() {
             match filled.publish(AGAIN) {
-                Ok(_) => return Some(ReceiverEvent::Published(id)),
+                Ok(_) => {
+                    self.noted = None;
+                    return Some(ReceiverEvent::Published(id));
+                }
                 Err(failed) if matches!(failed.error, Error::Busy(Busy::TopicFull { .. }) | Error::Timeout { .. }) => {
                     self.publishing = Some((id, *failed.value));
                 }
                 Err(failed) => {
                     self.note("publish", &failed.error);
-                    // If the topic here was removed, the next sample makes another one.
+                    // The next sample joins again, or creates another topic.
                     self.publisher = None;
                     self.topic = None;
                     return Some(ReceiverEvent::NotPublished(id));
@@ -305,21 +389,41 @@ impl TopicImport {
         }
     }
 
-    fn borrow(&mut self, sample: &SampleHead) -> partywall::Result<Option<Loan>> {
-        let topic = match &self.topic {
-            Some(topic) => topic.clone(),
-            None => self.topic.insert(open(&self.imports.bridge.domain, &self.name, &self.like)?).clone(),
-        };
-        let publisher = match &self.publisher {
+    /// Returns the publisher here, and joins the topic if there is none.
+    fn publisher(&mut self) -> partywall::Result<&Publisher> {
+        let publisher = match self.publisher.take() {
             Some(publisher) => publisher,
             None => {
-                let publisher = topic.publisher().inspect_err(|_| self.topic = None)?;
-                self.imports.own.add(&topic, publisher.id());
-                self.publisher.insert(publisher)
+                let topic = match &self.topic {
+                    Some(topic) => topic.clone(),
+                    None => self.topic.insert(self.open_or_create()?).clone(),
+                };
+                let own = &self.imports.own;
+                let joined = own.ring(&topic).and_then(|ring| Ok((ring, topic.publisher()?)));
+                let ((ring, _), publisher) = joined.inspect_err(|_| self.topic = None)?;
+                own.of(ring).add(publisher.id());
+                publisher
             }
         };
+        Ok(self.publisher.insert(publisher))
+    }
+
+    /// Leaves a topic that was removed here, before the next sample, for which another one is created. Publishing would
+    /// go on, for subscribers that still have it.
+    fn leave_removed(&mut self) {
+        let is_due = self.publishing.is_none() && self.loans.is_empty() && self.checked.elapsed() >= CHECK;
+        if let Some(publisher) = self.publisher.as_ref().filter(|_| is_due && !self.asked.is_empty()) {
+            self.checked = Instant::now();
+            if publisher.check().is_err() {
+                self.publisher = None;
+                self.topic = None;
+            }
+        }
+    }
+
+    fn borrow(&mut self, sample: &SampleHead) -> partywall::Result<Option<Loan>> {
         let dtype: DType = sample.dtype.parse().map_err(|_| foreign(&self.name, sample))?;
-        let Some(mut loan) = publisher.try_loan(dtype, &sample.shape)? else { return Ok(None) };
+        let Some(mut loan) = self.publisher()?.try_loan(dtype, &sample.shape)? else { return Ok(None) };
         if loan.len() != sample.bytes {
             return Err(foreign(&self.name, sample));
         }
@@ -331,14 +435,22 @@ impl TopicImport {
     fn open(&mut self, like: TopicInfo) {
         self.like = like;
         if self.topic.is_none() {
-            match open(&self.imports.bridge.domain, &self.name, &self.like) {
+            match self.open_or_create() {
                 Ok(topic) => self.topic = Some(topic),
                 Err(error) => self.note("publish", &error),
             }
         }
     }
 
-    fn write(&mut self, id: LoanId, offset: u64, payload: &ZBytes) {
+    fn open_or_create(&self) -> partywall::Result<Topic> {
+        let TopicImports { bridge, options, .. } = &*self.imports;
+        // All imports of this name, and a process of this host.
+        let publishers = bridge.imports.iter().filter(|import| import.pattern.matches(&self.name)).count() as u32 + 1;
+        let like = TopicInfo { publishers: self.like.publishers.max(publishers), ..self.like.clone() };
+        open(&bridge.domain, &self.name, &like, options.place)
+    }
+
+    fn write(&mut self, id: LoanId, offset: u64, payload: &Piece) {
         let Some(loan) = self.loans.get_mut(&id) else { return };
         if let Err(error) = write(loan, offset, payload) {
             // It is not published then.
@@ -363,53 +475,66 @@ impl TopicImport {
     }
 
     fn send(&self, message: &ToOrigin) {
-        let link = &self.imports.bridge.link;
-        put(link, &key_to_origin(link, message, &self.name), message, ZBytes::new());
+        let Bridge { link, host, .. } = &*self.imports.bridge;
+        put(link, &key_to_origin(link, message, host, &self.name), message, ZBytes::new());
     }
 
     fn note_end(&mut self, end: StreamEnd) {
-        self.has_left |= end == StreamEnd::Left;
         let Self { host, name, .. } = self;
         let why = match end {
-            StreamEnd::Origin(reason) => format!("//{host} has ended it: {reason:?}"),
+            StreamEnd::Origin(reason) => format!("//{host} has ended it: {reason}"),
             StreamEnd::Violation(why) => format!("//{host} has broken the protocol: {why}"),
             StreamEnd::Left => return,
         };
         let ReceiverCounts { published, missed, failed } = self.receiver.counts();
         let counts = format!("{published} samples were published here, {missed} missed, and {failed} had failed");
-        self.imports.output.note(format!("//{host}/{name} is no longer imported: {why}; {counts}"));
+        let text = format!("//{host}/{name} is not imported: {why}; {counts}");
+        self.note_once(text);
     }
 
-    fn note(&self, action: &str, error: &Error) {
+    fn note(&mut self, action: &str, error: &Error) {
         let Self { host, name, .. } = self;
-        self.imports.output.note(format!("cannot {action} a sample of //{host}/{name}: {error}"));
+        let advice = error.advice_in(Language::Shell);
+        let text = format!("cannot {action} samples of //{host}/{name}: {error}; {advice}");
+        self.note_once(text);
     }
-}
 
-/// Reads what a peer sent. What is no message is lost.
-fn decoded(arrival: Arrival) -> Option<ReceiverEvent<ZBytes>> {
-    match arrival {
-        Arrival::Event(event) => Some(event),
-        Arrival::Message(sample) => {
-            let message = ToReceiver::decode(&sample.attachment()?.to_bytes()).ok()?;
-            Some(ReceiverEvent::Message(message, Some(sample.payload().clone())))
+    fn note_once(&mut self, text: String) {
+        if self.noted.as_ref() != Some(&text) {
+            self.imports.output.note(&text);
+            self.noted = Some(text);
         }
     }
 }
 
-/// Opens the topic here, or creates it in host memory like the one at its origin.
-fn open(domain: &Domain, name: &str, like: &TopicInfo) -> partywall::Result<Topic> {
+/// Reads what a peer sent. What is no message is lost.
+fn decoded(arrival: Arrival) -> Option<ReceiverEvent<Piece>> {
+    match arrival {
+        Arrival::Event(event) => Some(event),
+        Arrival::Message(sample) => {
+            let message = ToReceiver::decode(&sample.attachment()?.to_bytes()).ok()?;
+            let payload = Piece { all: sample.payload().clone(), range: 0..sample.payload().len() };
+            Some(ReceiverEvent::Message(message, Some(payload)))
+        }
+    }
+}
+
+/// Opens the topic here, or creates it like the one at its origin.
+fn open(domain: &Domain, name: &str, like: &TopicInfo, place: Place) -> partywall::Result<Topic> {
     match domain.topic(name).open() {
         Err(Error::NotFound(NotFound::Name { .. })) => {}
         opened => return opened,
     }
-    let TopicInfo { max_bytes, depth, .. } = *like;
-    let bytes = u64::from(depth).saturating_add(OTHER_BLOCKS).saturating_mul(max_bytes);
+    let TopicInfo { max_bytes, depth, history, publishers, subscribers, held, .. } = *like;
+    let [depth64, publishers64, subscribers64, held64] = [depth, publishers, subscribers, held].map(u64::from);
+    let blocks = subscribers64.saturating_mul(held64).saturating_add(depth64 + publishers64 * LOANS);
+    let bytes = blocks.saturating_mul(max_bytes);
     if bytes > MAX_TOPIC {
         let why = format!("a topic like it has {bytes} bytes here; create it first if that is right");
         return Err(InvalidArgument::Range { tensor: format!("a sample of {name:?}"), why }.into());
     }
-    let mut options = domain.topic(name).max_bytes(max_bytes).depth(depth).place(Place::Host);
+    let options = domain.topic(name).max_bytes(max_bytes).depth(depth).history(history).place(place);
+    let mut options = options.publishers(publishers).subscribers(subscribers).held(held);
     if let Some(dtype) = like.dtype.as_ref().and_then(|dtype| dtype.parse().ok()) {
         options = options.dtype(dtype);
     }
@@ -419,19 +544,11 @@ fn open(domain: &Domain, name: &str, like: &TopicInfo) -> partywall::Result<Topi
     options.open_or_create()
 }
 
-/// Writes a piece where it belongs. On a GPU, waits until it is there.
-fn write(loan: &mut Loan, mut offset: u64, payload: &ZBytes) -> partywall::Result<()> {
-    for part in payload.slices().filter(|part| !part.is_empty()) {
-        let end = offset + part.len() as u64;
-        match loan.bytes_mut() {
-            Ok(bytes) => bytes[offset as usize..end as usize].copy_from_slice(part),
-            Err(Error::Mismatch(_)) => {
-                let range = loan.device()?.slice(offset, part.len() as u64)?;
-                range.copy_from_host(range.gpu().stream(), part)?;
-            }
-            Err(error) => return Err(error),
-        }
-        offset = end;
+/// Writes a piece where it belongs, in any place. Returns once it is there.
+fn write(loan: &mut Loan, mut offset: u64, payload: &Piece) -> partywall::Result<()> {
+    for part in payload.slices() {
+        loan.write_at(offset, part)?;
+        offset += part.len() as u64;
     }
     Ok(())
 }
@@ -446,8 +563,17 @@ fn foreign(topic: &str, sample: &SampleHead) -> Error {
 /// What [`ExportedName`] calls a topic.
 const TOPIC: &str = "topic";
 
+/// Messages that are read before anything is done with them.
+const MOST_AT_ONCE: usize = 64;
+
 /// How long one attempt to publish waits, and the pause between attempts to get a loan.
 const AGAIN: Duration = Duration::from_millis(1);
+
+/// How often an import asks whether its topic was removed here, while there are samples.
+const CHECK: Duration = Duration::from_millis(500);
+
+/// More streams than an import ever has.
+const STREAMS_OF_AN_IMPORT: u64 = 1 << 32;
 
 /// What may wait of a stream's messages: its window, the piece that exceeds it, and a small message of each sample.
 const INBOX_BYTES: u64 = WINDOW_BYTES + (4 << 20);
@@ -461,5 +587,5 @@ const MAX_NAMES: usize = 1 << 22;
 /// The most bytes of a topic that is created because its origin says so.
 const MAX_TOPIC: u64 = 16 << 30;
 
-/// Blocks of a topic besides its depth, by the library's own numbers.
-const OTHER_BLOCKS: u64 = 12;
+/// Loans of each publisher of a topic, by the library's own number.
+const LOANS: u64 = 2;

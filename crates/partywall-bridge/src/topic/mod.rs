@@ -26,7 +26,15 @@
 //! receiver ask for those before it. If an acknowledgement does not come, the sender [probes](wire::FromOrigin::Probe)
 //! once a [`RETRY`], and a silent receiver of samples [asks](wire::Acknowledgement::asks) once a [`KEEPALIVE`].
 //!
+//! Small samples share a message: all that are in the ring when one is taken, up to [`BATCH_BYTES`](sender::BATCH_BYTES).
+//! Nothing waits for more of them.
+//!
 //! # Ends
+//!
+//! There is a publisher here as long as there is one at the origin and that is reachable, so waits for samples end here
+//! as they do there. A change is a number of the stream, between the samples: it is neither lost nor early. The
+//! publishers of the origin's own bridge do not count, or two hosts that import from each other would wait for each
+//! other.
 //!
 //! A stream belongs to two instances of bridges. If one of them is replaced, the stream is over; its messages are
 //! dropped by their [`StreamId`](wire::StreamId). If the hosts only lose sight of each other, the sender keeps what is
@@ -68,7 +76,7 @@ impl Topics {
     /// # Errors
     /// If the session has ended, no thread can be started, or the broker does not answer.
     pub(crate) fn start(bridge: &Arc<Bridge>, options: TopicOptions, output: Output) -> Result<Self, Failure> {
-        let own = OwnPublishers::default();
+        let own = OwnPublishers::new(&bridge.domain)?;
         let exports = TopicExports::start(bridge, options, &own)?;
         let imports = TopicImports::start(bridge, options, &own, output)?;
         Ok(Self { exports, imports })

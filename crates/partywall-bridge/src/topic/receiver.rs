@@ -8,8 +8,8 @@ use std::{
 use super::{
     KEEPALIVE, PIECE_BYTES, RETRY, Time, earliest,
     wire::{
-        Acknowledgement, Cursor, EndReason, FromOrigin, FromReceiver, Instance, Join, Resume, SampleHead, StreamId,
-        StreamPolicy, ToOrigin, ToReceiver, TopicInfo, Window,
+        Acknowledgement, Cursor, EndReason, FromOrigin, FromReceiver, Instance, Join, Resume, SampleHead, SampleKind,
+        StreamId, StreamPolicy, ToOrigin, ToReceiver, TopicInfo, Window,
     },
 };
 
@@ -31,6 +31,9 @@ pub(crate) struct Receiver<P> {
     next_loan: u64,
     /// The publisher is to be closed once no loan is left.
     closing: bool,
+    /// The origin has offered the topic while there was a stream, or an attempt. If that ends, it may be of a former
+    /// topic of this name.
+    was_offered: bool,
     /// Pieces that have arrived before they can be written, in order.
     pending: VecDeque<PendingPiece<P>>,
     pending_bytes: u64,
@@ -75,10 +78,12 @@ enum Phase {
 #[derive(Debug, Clone, Copy)]
 enum NextPhase {
     Join,
+    /// Join later.
+    Retry(EndReason),
     End(StreamEnd),
 }
 
-/// Why there is no stream, and no attempt to get one.
+/// Why there is no stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StreamEnd {
     /// The origin has ended it. Begins anew if it [offers](ReceiverEvent::Offered) the topic again.
@@ -100,6 +105,8 @@ struct InStream {
     arriving: Option<SampleHead>,
     /// No sample has an earlier position.
     least_position: u64,
+    /// The topic has no publisher at its origin.
+    is_idle: bool,
     /// Written and published since the latest acknowledgement.
     unsaid_bytes: u64,
     unsaid_samples: u32,
@@ -150,9 +157,12 @@ pub(crate) struct ReceiverCounts {
     pub(crate) failed: u64,
 }
 
-/// The bytes of a piece.
+/// The bytes of a message.
 pub(crate) trait Payload {
     fn bytes(&self) -> u64;
+
+    /// Returns a part, which is within these bytes.
+    fn part(&self, offset: u64, bytes: u64) -> Self;
 }
 
 /// The input of a [`Receiver`].
@@ -185,6 +195,8 @@ pub(crate) enum ReceiverEffect<P> {
     Send(ToOrigin),
     /// The stream exists. Open the topic here for the loans to come, or create it like this one.
     Open(TopicInfo),
+    /// Join the topic here, if that has not happened: as long as there is a publisher at the origin, there is one here.
+    OpenPublisher,
     /// Get a loan for a sample, then report [`ReceiverEvent::Borrowed`] or [`ReceiverEvent::NotBorrowed`]. Opens the
     /// publisher if it is closed. A stream that blocks may wait for the loan as long as the topic here has none.
     Borrow {
@@ -206,9 +218,10 @@ pub(crate) enum ReceiverEffect<P> {
     GiveBack {
         loan: LoanId,
     },
-    /// Leave the topic here: nobody may wait for an origin that is not there. No loan exists.
+    /// Leave the topic here, which is idle then as at its origin: nobody may wait for publishers that are not there. No
+    /// loan exists.
     ClosePublisher,
-    /// There is no stream any more.
+    /// There is no stream any more, and no attempt to get one for a while at least.
     Ended(StreamEnd),
 }
 
@@ -229,6 +242,7 @@ impl<P: Payload> Receiver<P> {
             unwanted: BTreeSet::new(),
             next_loan: 0,
             closing: false,
+            was_offered: false,
             pending: VecDeque::new(),
             pending_bytes: 0,
             unskipped: 0,
@@ -246,11 +260,11 @@ impl<P: Payload> Receiver<P> {
             ReceiverEvent::NotBorrowed(loan) => self.borrowed(loan, false, out),
             ReceiverEvent::Published(loan) => self.published(loan, true, now, out),
             ReceiverEvent::NotPublished(loan) => self.published(loan, false, now, out),
-            ReceiverEvent::Offered => {
-                if matches!(self.phase, Phase::Ended(StreamEnd::Origin(_))) {
-                    self.enter(NextPhase::Join, now, out);
-                }
-            }
+            ReceiverEvent::Offered => match self.phase {
+                Phase::Ended(StreamEnd::Origin(_)) => self.enter(NextPhase::Join, now, out),
+                Phase::Ended(_) => {}
+                _ => self.was_offered = true,
+            },
             ReceiverEvent::Stop => {
                 self.leave(out);
                 self.closing = true;
@@ -286,6 +300,13 @@ impl<P: Payload> Receiver<P> {
         }
     }
 
+    /// Returns whether the topic does not exist at its origin, or this side has left. There is nothing left to do then,
+    /// unless the topic is [offered](ReceiverEvent::Offered).
+    pub(crate) fn is_over(&self) -> bool {
+        let Phase::Ended(end) = self.phase else { return false };
+        matches!(end, StreamEnd::Left | StreamEnd::Origin(EndReason::TopicOver | EndReason::NotExported))
+    }
+
     /// Returns the bytes that wait to be written.
     #[cfg(test)]
     pub(crate) fn pending_bytes(&self) -> u64 {
@@ -316,6 +337,9 @@ impl<P: Payload> Receiver<P> {
             Phase::Streaming(stream) => {
                 stream.heard = now;
                 stream.ask_at = now + KEEPALIVE;
+                if !stream.is_idle {
+                    out.push(ReceiverEffect::OpenPublisher);
+                }
                 self.acknowledge(true, false, out);
             }
             _ => {}
@@ -328,7 +352,7 @@ impl<P: Payload> Receiver<P> {
         self.closing = true;
         self.abandon(out);
         // The sample that was half here is sent again from its start; the one that is being published is not.
-        let publishing = self.current.as_ref().map(|current| (current.number + 1, current.head.position + 1));
+        let publishing = self.current.as_ref().map(|current| (current.number + 1, current.head.next_position()));
         let settled = self.resume.map_or(0, |resume| resume.position);
         if let Phase::Streaming(stream) = &mut self.phase {
             let (number, least_position) = publishing.unwrap_or((stream.first, settled));
@@ -366,8 +390,8 @@ impl<P: Payload> Receiver<P> {
         stream.heard = now;
         stream.ask_at = now + KEEPALIVE;
         match (body, payload) {
-            (FromOrigin::First { number, sample }, Some(payload)) => {
-                self.piece(Cursor { number, piece: 0 }, Some(sample), payload, now, out);
+            (FromOrigin::First { number, samples }, Some(payload)) => {
+                self.first_pieces(number, &samples, &payload, now, out);
             }
             (FromOrigin::Next(at), Some(payload)) => self.piece(at, None, payload, now, out),
             (FromOrigin::First { .. } | FromOrigin::Next(_), None) => self.violation("a piece has no bytes", now, out),
@@ -388,14 +412,30 @@ impl<P: Payload> Receiver<P> {
             arrived: Cursor::default(),
             arriving: None,
             least_position: resume.position,
+            is_idle: false,
             unsaid_bytes: 0,
             unsaid_samples: 0,
             asked_again: None,
             heard: now,
             ask_at: now + KEEPALIVE,
         });
+        out.push(ReceiverEffect::OpenPublisher);
         // Pieces may have come before the answer.
         self.acknowledge(false, true, out);
+    }
+
+    fn first_pieces(&mut self, number: u64, samples: &[SampleHead], payload: &P, now: Time, out: &mut Effects<P>) {
+        // No more than the largest message may have.
+        let due: u64 = samples.iter().map(|head| head.piece_bytes(0)).sum();
+        if payload.bytes() != due {
+            return self.violation("pieces have another length than they must have", now, out);
+        }
+        let mut offset = 0;
+        for (number, head) in (0..).map(|index| number.saturating_add(index)).zip(samples) {
+            let bytes = head.piece_bytes(0);
+            self.piece(Cursor { number, piece: 0 }, Some(head.clone()), payload.part(offset, bytes), now, out);
+            offset += bytes;
+        }
     }
 
     fn piece(&mut self, at: Cursor, head: Option<SampleHead>, payload: P, now: Time, out: &mut Effects<P>) {
@@ -431,7 +471,7 @@ impl<P: Payload> Receiver<P> {
             return;
         }
         if at.piece + 1 == arriving.pieces() {
-            stream.least_position = arriving.position + 1;
+            stream.least_position = arriving.next_position();
             stream.arriving = None;
             stream.arrived = Cursor { number: at.number + 1, piece: 0 };
         } else {
@@ -476,9 +516,37 @@ impl<P: Payload> Receiver<P> {
                     let skip = std::mem::take(&mut self.unskipped);
                     out.push(ReceiverEffect::Publish { loan, skip });
                 }
-                None => self.settle(false),
+                None => self.pass(out),
             }
         }
+    }
+
+    /// There is nothing to publish for the current number.
+    fn pass(&mut self, out: &mut Effects<P>) {
+        let Some(kind) = self.current.as_ref().map(|current| current.head.kind) else { return };
+        self.settle(false);
+        if kind == SampleKind::Idle {
+            self.closing = true;
+            if let Phase::Streaming(stream) = &mut self.phase {
+                stream.is_idle = true;
+            }
+            // Before the next sample, for which it is opened again.
+            self.close_if_idle(out);
+        } else if kind != SampleKind::Whole {
+            self.mark_busy();
+            if !self.closing {
+                out.push(ReceiverEffect::OpenPublisher);
+            }
+        }
+    }
+
+    /// The topic has a publisher at its origin.
+    fn mark_busy(&mut self) {
+        if let Phase::Streaming(stream) = &mut self.phase {
+            stream.is_idle = false;
+        }
+        // Without the origin there is no publisher here.
+        self.closing &= self.reachable().is_none();
     }
 
     /// Begins with the next sample that has arrived. Returns false if there is none.
@@ -486,15 +554,17 @@ impl<P: Payload> Receiver<P> {
         let Some(piece) = self.pending.front_mut() else { return false };
         // Samples arrive from their first piece on, and each is taken from here whole.
         let Some(head) = piece.head.take() else { return false };
-        let state = if head.failed {
+        let number = piece.number;
+        let state = if head.kind != SampleKind::Whole {
             SampleState::Discarding
         } else {
+            self.mark_busy();
             let loan = LoanId(self.next_loan);
             self.next_loan += 1;
             out.push(ReceiverEffect::Borrow { loan, sample: head.clone() });
             SampleState::Borrowing(loan)
         };
-        self.current = Some(CurrentSample { number: piece.number, head, state, done: 0 });
+        self.current = Some(CurrentSample { number, head, state, done: 0 });
         true
     }
 
@@ -523,17 +593,18 @@ impl<P: Payload> Receiver<P> {
     /// The current sample is published, or missed.
     fn settle(&mut self, was_published: bool) {
         let Some(CurrentSample { number, head, .. }) = self.current.take() else { return };
-        match was_published {
-            true => self.counts.published += 1,
-            false if head.failed => self.counts.failed += 1,
-            false => self.counts.missed = self.counts.missed.saturating_add(1),
+        match (head.kind, was_published) {
+            (SampleKind::Whole, true) => self.counts.published += 1,
+            (SampleKind::Whole, false) => self.counts.missed = self.counts.missed.saturating_add(1),
+            (SampleKind::Failed, _) => self.counts.failed += 1,
+            (SampleKind::Idle | SampleKind::Busy, _) => {}
         }
-        if !was_published {
+        if head.kind.is_sample() && !was_published {
             self.unskipped = self.unskipped.saturating_add(1);
         }
         // Its ring is still the latest: a stream of another one begins only after this.
         if let Some(resume) = &mut self.resume {
-            resume.position = head.position + 1;
+            resume.position = head.next_position();
         }
         if let Phase::Streaming(stream) = &mut self.phase {
             stream.first = number + 1;
@@ -543,12 +614,14 @@ impl<P: Payload> Receiver<P> {
 
     fn ended(&mut self, reason: EndReason, missed: u64, now: Time, out: &mut Effects<P>) {
         let next = match reason {
-            EndReason::Parted | EndReason::Unknown => NextPhase::Join,
+            EndReason::Detached | EndReason::Unknown => NextPhase::Join,
+            _ if self.was_offered => NextPhase::Join,
+            EndReason::Full | EndReason::Stopped => NextPhase::Retry(reason),
             _ => NextPhase::End(StreamEnd::Origin(reason)),
         };
         self.counts.missed = self.counts.missed.saturating_add(missed);
         self.unskipped = self.unskipped.saturating_add(missed);
-        if let NextPhase::End(_) = next {
+        if let NextPhase::End(_) | NextPhase::Retry(_) = next {
             self.closing = true;
         }
         self.stop(next, now, out);
@@ -613,7 +686,14 @@ impl<P: Payload> Receiver<P> {
         match next {
             NextPhase::Join => {
                 self.number += 1;
+                self.was_offered = false;
                 self.join(now, out);
+            }
+            NextPhase::Retry(reason) => {
+                self.number += 1;
+                self.was_offered = false;
+                self.phase = Phase::Joining { retry_at: now + KEEPALIVE };
+                out.push(ReceiverEffect::Ended(StreamEnd::Origin(reason)));
             }
             NextPhase::End(end) => {
                 self.phase = Phase::Ended(end);
@@ -692,8 +772,8 @@ fn check_head(head: &SampleHead, least_position: u64) -> Result<(), &'static str
     if head.missed > head.position - least_position {
         return Err("a sample has missed more than there was");
     }
-    if head.failed && head.bytes > 0 {
-        return Err("a failed sample has bytes");
+    if head.kind != SampleKind::Whole && head.bytes > 0 {
+        return Err("something has bytes that is no whole sample");
     }
     Ok(())
 }

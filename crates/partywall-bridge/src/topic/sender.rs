@@ -5,8 +5,8 @@ use std::{collections::VecDeque, time::Duration};
 use super::{
     RETRY, Time, earliest,
     wire::{
-        Acknowledgement, Cursor, EndReason, FromOrigin, FromReceiver, Instance, Join, Resume, RingId, SampleHead,
-        StreamId, ToOrigin, ToReceiver, TopicInfo, Window,
+        Acknowledgement, Bounded, Cursor, EndReason, FromOrigin, FromReceiver, Instance, Join, MAX_BATCH, Resume,
+        RingId, SampleHead, SampleKind, StreamId, ToOrigin, ToReceiver, TopicInfo, Window,
     },
 };
 
@@ -19,7 +19,7 @@ pub(crate) struct Sender {
     timeout: Duration,
     host: Option<ReceivingHost>,
     stream: Option<OutStream>,
-    /// The end of the latest stream, which its receiver may have to be told again.
+    /// The end of the latest stream, of which its receiver may have to be notified again.
     ended: Option<(StreamId, FromOrigin)>,
 }
 
@@ -75,9 +75,9 @@ pub(crate) enum SenderEvent {
     Subscribed { stream: StreamId, ring: RingId, position: u64, topic: TopicInfo },
     /// It could not.
     Refused { stream: StreamId, reason: EndReason },
-    /// A sample was taken from the ring, which happens only while there is [credit](Sender::has_credit). Its `missed`
-    /// is what the ring counts.
-    Taken(SampleHead),
+    /// Samples were taken from the ring, no more than there was [credit](Sender::credit) for. Their `missed` is what
+    /// the ring counts.
+    Taken(Vec<SampleHead>),
     /// A sample was taken that does not cross, because this bridge has published it.
     Skipped { position: u64, missed: u64 },
     /// The topic is over. As many samples were missed since the last one that was taken.
@@ -101,8 +101,10 @@ pub(crate) enum SenderEffect {
     Unsubscribe {
         stream: StreamId,
     },
-    /// Keep the sample that was just taken, under this number. Without this effect it is not needed.
+    /// Keep one of the samples that were just taken, under this number. Without this effect it is not needed.
     Keep {
+        /// Which of [`SenderEvent::Taken`].
+        taken: usize,
         number: u64,
     },
     /// Let go of a sample.
@@ -110,13 +112,19 @@ pub(crate) enum SenderEffect {
         number: u64,
     },
     Send(ToReceiver),
-    /// Send a part of a kept sample.
-    SendPiece {
-        number: u64,
-        offset: u64,
-        bytes: u64,
+    /// Send a message with these parts of kept samples, one after another.
+    SendPieces {
+        pieces: Vec<SentPiece>,
         message: ToReceiver,
     },
+}
+
+/// A part of a kept sample.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SentPiece {
+    pub(crate) number: u64,
+    pub(crate) offset: u64,
+    pub(crate) bytes: u64,
 }
 
 type Effects = Vec<SenderEffect>;
@@ -146,10 +154,10 @@ impl Sender {
                     self.end(reason, 0, out);
                 }
             }
-            SenderEvent::Taken(sample) => self.taken(sample, now, out),
+            SenderEvent::Taken(samples) => self.taken(samples, now, out),
             SenderEvent::Skipped { position, missed } => {
                 if let Some(stream) = &mut self.stream
-                    && let Some(missed) = stream.missed_before(position, missed)
+                    && let Some(missed) = stream.missed_before(position, position + 1, missed)
                 {
                     stream.missed = missed;
                 }
@@ -165,16 +173,14 @@ impl Sender {
         }
     }
 
-    /// Returns whether the next sample may be taken from the ring.
-    pub(crate) fn has_credit(&self) -> bool {
-        let is_reachable = self.host.as_ref().is_some_and(|host| host.lost_at.is_none());
-        is_reachable
-            && self.stream.as_ref().is_some_and(|stream| {
-                stream.ring.is_some()
-                    && stream.over.is_none()
-                    && stream.held.len() < stream.window.samples as usize
-                    && stream.unwritten < stream.window.bytes
-            })
+    /// Returns what may be taken from the ring: as many samples, and another one as long as those taken have fewer
+    /// bytes. `None` if nothing may.
+    pub(crate) fn credit(&self) -> Option<Window> {
+        self.host.as_ref().filter(|host| host.lost_at.is_none())?;
+        let stream = self.stream.as_ref().filter(|stream| stream.ring.is_some() && stream.over.is_none())?;
+        let samples = stream.window.samples.saturating_sub(stream.held.len() as u32);
+        let bytes = stream.window.bytes.saturating_sub(stream.unwritten);
+        (samples > 0 && bytes > 0).then_some(Window { samples, bytes })
     }
 
     /// Returns when [`SenderEvent::Tick`] is due.
@@ -196,7 +202,7 @@ impl Sender {
         let is_same = self.host.as_ref().is_some_and(|host| host.instance == instance);
         self.host = Some(ReceivingHost { instance, lost_at: None });
         if !is_same {
-            // Nobody is there any more who could be told.
+            // Nobody is there any more who could be notified.
             self.close(out);
             self.ended = None;
         } else if let Some(stream) = &mut self.stream {
@@ -269,23 +275,26 @@ impl Sender {
         stream.confirm(out);
     }
 
-    fn taken(&mut self, mut sample: SampleHead, now: Time, out: &mut Effects) {
+    fn taken(&mut self, samples: Vec<SampleHead>, now: Time, out: &mut Effects) {
         let Some(stream) = &mut self.stream else { return };
-        // The receiver has it, from an earlier stream.
-        let Some(missed) = stream.missed_before(sample.position, sample.missed) else { return };
-        stream.missed = 0;
-        stream.resume = None;
-        sample.missed = missed;
-        if sample.failed {
-            sample.bytes = 0;
+        for (taken, mut sample) in samples.into_iter().enumerate() {
+            let missed = stream.missed_before(sample.position, sample.next_position(), sample.missed);
+            // The receiver has it, from an earlier stream.
+            let Some(missed) = missed else { continue };
+            stream.missed = 0;
+            stream.resume = None;
+            sample.missed = missed;
+            if sample.kind != SampleKind::Whole {
+                sample.bytes = 0;
+            }
+            if stream.held.is_empty() {
+                stream.heard = now;
+                stream.probe_at = now + RETRY;
+            }
+            stream.unwritten = stream.unwritten.saturating_add(sample.bytes);
+            out.push(SenderEffect::Keep { taken, number: stream.end() });
+            stream.held.push_back(sample);
         }
-        if stream.held.is_empty() {
-            stream.heard = now;
-            stream.probe_at = now + RETRY;
-        }
-        stream.unwritten = stream.unwritten.saturating_add(sample.bytes);
-        out.push(SenderEffect::Keep { number: stream.end() });
-        stream.held.push_back(sample);
         stream.send(out);
     }
 
@@ -298,7 +307,7 @@ impl Sender {
         // A silent receiver is as good as an unreachable one.
         let since = lost_at.unwrap_or(stream.heard);
         if now >= since + self.timeout {
-            self.end(EndReason::Parted, 0, out);
+            self.end(EndReason::Detached, 0, out);
         } else {
             stream.probe(now, out);
         }
@@ -372,12 +381,12 @@ impl OutStream {
     }
 
     /// Returns how many samples are missed before the one at a position, before which the ring counts `missed`. `None`
-    /// for a position that the receiver knows.
-    fn missed_before(&mut self, position: u64, missed: u64) -> Option<u64> {
+    /// for a position that the receiver knows. The next one has at least the position `next`.
+    fn missed_before(&mut self, position: u64, next: u64, missed: u64) -> Option<u64> {
         let missed = match &mut self.resume {
             Some(resume) => {
                 let missed = position.checked_sub(resume.position)?;
-                resume.position = position + 1;
+                resume.position = next;
                 missed
             }
             None => missed,
@@ -437,26 +446,48 @@ impl OutStream {
         }
     }
 
-    /// Sends as many pieces as the window allows.
+    /// Sends as many pieces as the window allows, and small samples together.
     fn send(&mut self, out: &mut Effects) {
         while self.sent.number < self.end() && self.in_flight < self.window.bytes {
-            let Cursor { number, piece } = self.sent;
-            let sample = &self.held[(number - self.first) as usize];
-            let bytes = sample.piece_bytes(piece);
-            let body = match piece {
-                0 => FromOrigin::First { number, sample: sample.clone() },
-                _ => FromOrigin::Next(self.sent),
-            };
-            let message = ToReceiver { stream: self.id, body };
-            let offset = piece * super::PIECE_BYTES;
-            out.push(SenderEffect::SendPiece { number, offset, bytes, message });
-            self.in_flight += bytes;
-            self.sent = match piece + 1 {
-                next if next == sample.pieces() => Cursor { number: number + 1, piece: 0 },
-                next => Cursor { number, piece: next },
-            };
+            let first = self.sent;
+            let mut samples = Vec::new();
+            let mut pieces = Vec::new();
+            let mut bytes = 0;
+            while self.may_send_with(&samples, bytes) {
+                let Cursor { number, piece } = self.sent;
+                let sample = &self.held[(number - self.first) as usize];
+                let piece_bytes = sample.piece_bytes(piece);
+                pieces.push(SentPiece { number, offset: piece * super::PIECE_BYTES, bytes: piece_bytes });
+                bytes += piece_bytes;
+                self.in_flight += piece_bytes;
+                self.sent = match piece + 1 {
+                    next if next == sample.pieces() => Cursor { number: number + 1, piece: 0 },
+                    next => Cursor { number, piece: next },
+                };
+                if piece > 0 {
+                    break;
+                }
+                samples.push(sample.clone());
+            }
             self.frontier = self.frontier.max(self.sent);
+            let body = match first.piece {
+                // As many as there may be.
+                0 => FromOrigin::First { number: first.number, samples: Bounded::new(samples).unwrap_or_default() },
+                _ => FromOrigin::Next(first),
+            };
+            out.push(SenderEffect::SendPieces { pieces, message: ToReceiver { stream: self.id, body } });
         }
+    }
+
+    /// Returns whether the next piece may be sent in the message that has these samples already, of `bytes` bytes.
+    fn may_send_with(&self, samples: &[SampleHead], bytes: u64) -> bool {
+        let Cursor { number, piece } = self.sent;
+        let Some(next) = self.held.get((number - self.first) as usize) else { return false };
+        samples.is_empty()
+            || piece == 0
+                && samples.len() < MAX_BATCH
+                && bytes + next.piece_bytes(0) <= BATCH_BYTES
+                && self.in_flight < self.window.bytes
     }
 
     fn probe(&mut self, now: Time, out: &mut Effects) {
@@ -486,3 +517,6 @@ impl OutStream {
         before(to).saturating_sub(before(from))
     }
 }
+
+/// The most bytes of a message with several samples: they are copied together.
+pub(crate) const BATCH_BYTES: u64 = 32 << 10;

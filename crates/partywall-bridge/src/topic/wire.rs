@@ -118,8 +118,8 @@ pub(crate) struct ToReceiver {
 pub(crate) enum FromOrigin {
     /// Answers a join. The position is that of the first sample which the ring gives to a stream that does not resume.
     Joined { ring: RingId, position: u64, topic: TopicInfo },
-    /// The first piece of a sample.
-    First { number: u64, sample: SampleHead },
+    /// The first pieces of samples in a row. If there are several, each is its sample's only one.
+    First { number: u64, samples: Bounded<SampleHead, MAX_BATCH> },
     /// A later piece of the sample that is arriving.
     Next(Cursor),
     /// Asks for an acknowledgement. Everything before this place was sent.
@@ -133,6 +133,10 @@ pub(crate) enum FromOrigin {
 pub(crate) struct TopicInfo {
     pub(crate) max_bytes: u64,
     pub(crate) depth: u32,
+    pub(crate) history: u32,
+    pub(crate) publishers: u32,
+    pub(crate) subscribers: u32,
+    pub(crate) held: u32,
     pub(crate) dtype: Option<Text<MAX_DTYPE>>,
     pub(crate) shape: Option<Bounded<Option<u64>, MAX_RANK>>,
 }
@@ -141,10 +145,10 @@ pub(crate) struct TopicInfo {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum EndReason {
     /// The receiver was unreachable for longer than the timeout. It may join again.
-    Parted,
+    Detached,
     /// The origin knows no such stream. It may join again.
     Unknown,
-    /// The topic was removed. Everything before was acknowledged.
+    /// The topic was removed, or nobody but the bridge uses it. Everything before was acknowledged.
     TopicOver,
     /// The topic is not exported to this host, or does not exist.
     NotExported,
@@ -156,10 +160,25 @@ pub(crate) enum EndReason {
     Violation,
 }
 
-/// Describes a sample.
+impl fmt::Display for EndReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Detached => "this host was unreachable for too long",
+            Self::Unknown => "there is no such import",
+            Self::TopicOver => "the topic has ended there",
+            Self::NotExported => "there is no such topic, or it is not exported",
+            Self::Full => "the topic has no room for another subscriber there, or the bridge none for another export",
+            Self::Stopped => "its bridge stops, or cannot read the topic any more",
+            Self::Violation => "it does not accept what this bridge says",
+        })
+    }
+}
+
+/// Describes a sample, or a change of the topic between two samples.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SampleHead {
-    /// Its position in the origin's ring.
+    pub(crate) kind: SampleKind,
+    /// Its position in the origin's ring; that of the next sample if it is none itself.
     pub(crate) position: u64,
     /// Its publisher there, and that one's number for it.
     pub(crate) publisher: u64,
@@ -170,11 +189,47 @@ pub(crate) struct SampleHead {
     pub(crate) shape: Bounded<u64, MAX_RANK>,
     pub(crate) bytes: u64,
     pub(crate) header: Bounded<u8, MAX_HEADER>,
-    /// Its publisher died before it was complete. It has no bytes.
-    pub(crate) failed: bool,
+}
+
+/// What a number of a stream stands for. Only whole samples have bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum SampleKind {
+    Whole,
+    /// The publisher died before the sample was complete.
+    Failed,
+    /// No sample: the topic has no publisher any more.
+    Idle,
+    /// No sample: it has one again.
+    Busy,
+}
+
+impl SampleKind {
+    pub(crate) fn is_sample(self) -> bool {
+        matches!(self, Self::Whole | Self::Failed)
+    }
 }
 
 impl SampleHead {
+    /// Returns what is no sample.
+    pub(crate) fn change(kind: SampleKind, position: u64, missed: u64) -> Self {
+        Self {
+            kind,
+            position,
+            missed,
+            publisher: 0,
+            sequence: 0,
+            dtype: Text::default(),
+            shape: Bounded::default(),
+            bytes: 0,
+            header: Bounded::default(),
+        }
+    }
+
+    /// Returns the first position that a later sample may have.
+    pub(crate) fn next_position(&self) -> u64 {
+        self.position + u64::from(self.kind.is_sample())
+    }
+
     /// Returns the number of its pieces. A sample without bytes has one, too.
     pub(crate) fn pieces(&self) -> u64 {
         self.bytes.div_ceil(PIECE_BYTES).max(1)
@@ -187,9 +242,15 @@ impl SampleHead {
 }
 
 /// At most `MOST` values.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub(crate) struct Bounded<T, const MOST: usize>(Vec<T>);
+
+impl<T, const MOST: usize> Default for Bounded<T, MOST> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
 
 impl<T, const MOST: usize> Bounded<T, MOST> {
     /// Returns `None` for more values.
@@ -277,7 +338,7 @@ impl fmt::Display for Malformed {
             Self::Version(theirs) => {
                 write!(f, "it speaks version {theirs} of the protocol of topics, and this bridge version {VERSION}")
             }
-            Self::Long(bytes) => write!(f, "it has {bytes} bytes, and no message has more than {MAX_MESSAGE}"),
+            Self::Long(bytes) => write!(f, "it has {bytes} bytes, more than any message"),
             Self::Invalid => f.write_str("its bytes are no message"),
         }
     }
@@ -285,6 +346,9 @@ impl fmt::Display for Malformed {
 
 /// A message that can be sent.
 pub(crate) trait Message: Serialize + for<'de> Deserialize<'de> {
+    /// The most bytes of a message, without those of its pieces.
+    const MOST: usize;
+
     /// Returns its bytes.
     fn encode(&self) -> Vec<u8> {
         // Of bounded types only, and into memory: `encoded_messages_have_their_bound` tests the length.
@@ -293,7 +357,7 @@ pub(crate) trait Message: Serialize + for<'de> Deserialize<'de> {
 
     /// Reads a message that fills `bytes`.
     fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
-        if bytes.len() > MAX_MESSAGE {
+        if bytes.len() > Self::MOST {
             return Err(Malformed::Long(bytes.len()));
         }
         let (&version, rest) = bytes.split_first().ok_or(Malformed::Invalid)?;
@@ -307,13 +371,18 @@ pub(crate) trait Message: Serialize + for<'de> Deserialize<'de> {
     }
 }
 
-impl Message for ToOrigin {}
-impl Message for ToReceiver {}
+impl Message for ToOrigin {
+    const MOST: usize = 256;
+}
+
+impl Message for ToReceiver {
+    const MOST: usize = 32 << 10;
+}
 
 /// Of the protocol: changed with each change of a message.
-const VERSION: u8 = 1;
-/// The most bytes of a message, without those of a piece.
-pub(crate) const MAX_MESSAGE: usize = 1024;
+const VERSION: u8 = 2;
+/// The most samples of a message.
+pub(crate) const MAX_BATCH: usize = 64;
 /// The most bytes of a type's name.
 pub(crate) const MAX_DTYPE: usize = 64;
 /// The most dimensions of a sample.

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use partywall::{DType, Domain, Place, Policy, Publisher, Subscriber, Topic};
+use partywall::{DType, DeviceChoice, Domain, Error, Place, Policy, Publisher, Subscriber, Topic, error::Gone, gpu};
 
-use partywall_harness::{Signal, eventually};
+use partywall_harness::{Running, Sandbox, Signal, eventually, simulated};
 
-use super::Host;
+use super::{Host, command};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -75,12 +75,12 @@ fn samples_that_are_dropped_at_the_origin_show_as_a_gap() {
             }
         });
         // The last one is never dropped. Received and missed are all that was published, at each sample.
-        loop {
+        let mut published = 0;
+        while published < 300 {
             let sample = subscriber.recv(TIMEOUT).unwrap();
+            published += sample.missed() + 1;
             assert_eq!(sample.header(), sample.sequence().to_le_bytes());
-            if sample.sequence() == 299 {
-                break;
-            }
+            assert_eq!(sample.sequence() + 1, published);
         }
     });
 }
@@ -164,6 +164,162 @@ fn killed_exporter_leaves_a_gap_that_shows_and_nothing_twice() {
     let sample = subscriber.recv(TIMEOUT).unwrap();
     // Another publisher of the bridge: its numbers count from the samples that were missed.
     assert_eq!((sample.bytes().unwrap()[0], sample.sequence()), (20, 10));
+}
+
+// Holds 455.
+#[test]
+fn wait_for_samples_ends_with_the_publishers_of_the_other_host() {
+    let mut a = Host::start("a", &[], &["--export", "counts"]);
+    let b = Host::start("b", &[&a], &["--import", "//a/counts", "--policy", "block"]);
+    let origin = create(&a.sandbox.domain(), "counts", 8);
+    let publisher = origin.publisher().unwrap();
+    publisher.wait_for_subscribers(1, TIMEOUT).unwrap();
+    let here = open(&b.sandbox.domain(), "counts");
+    let subscriber = here.subscribe(Policy::Block).until_idle(true).join().unwrap();
+    let is_over = || matches!(subscriber.recv(TIMEOUT), Err(Error::Gone(Gone::TopicIdle { .. })));
+    (0..20).for_each(|value| publish(&publisher, value, 8));
+    drop(publisher);
+    (0..20).for_each(|value| receive(&subscriber, value, 8));
+    assert!(is_over());
+    // What this host has is there for those that come later.
+    receive(&here.subscribe(Policy::Latest).history(1).join().unwrap(), 19, 8);
+    // It goes on with another publisher, and before that publishes.
+    let publisher = origin.publisher().unwrap();
+    eventually("the topic is busy again", || subscriber.try_recv().is_ok());
+    publish(&publisher, 20, 8);
+    receive(&subscriber, 20, 8);
+    // Its publisher lives, but nobody knows.
+    a.bridge.take().unwrap().kill();
+    assert!(is_over());
+}
+
+// Holds 455.
+#[test]
+fn topic_ends_with_the_last_process_of_its_host_and_may_be_created_again() {
+    let a = Host::start("a", &[], &["--export", "counts"]);
+    let b = Host::start("b", &[&a], &["--import", "//a/counts", "--policy", "block"]);
+    for round in 0..3 {
+        let (origin, here) = (a.sandbox.domain(), b.sandbox.domain());
+        let topic = create(&origin, "counts", 8);
+        let publisher = topic.publisher().unwrap();
+        publisher.wait_for_subscribers(1, TIMEOUT).unwrap();
+        let subscriber = open(&here, "counts").subscriber(Policy::Block).unwrap();
+        // Fewer than before, in another ring.
+        let count = 30 - 10 * round;
+        (0..count).for_each(|value| {
+            publish(&publisher, value, 8);
+            receive(&subscriber, value, 8);
+        });
+        if round < 2 {
+            drop((publisher, topic, subscriber));
+            for domain in [&origin, &here] {
+                eventually("the topic is gone", || domain.inspect("counts").is_err());
+            }
+            continue;
+        }
+        // At once, so that the new one is offered before the export of the former one has noticed.
+        origin.remove("counts").unwrap();
+        let publisher = create(&origin, "counts", 8).publisher().unwrap();
+        publisher.wait_for_subscribers(1, TIMEOUT).unwrap();
+        publish(&publisher, 77, 8);
+        receive(&subscriber, 77, 8);
+    }
+}
+
+// Holds 453.
+#[test]
+fn topic_that_was_removed_here_is_created_again() {
+    let a = Host::start("a", &[], &["--export", "counts"]);
+    let b = Host::start("b", &[&a], &["--import", "//a/counts", "--policy", "block"]);
+    let publisher = create(&a.sandbox.domain(), "counts", 8).publisher().unwrap();
+    publisher.wait_for_subscribers(1, TIMEOUT).unwrap();
+    let here = b.sandbox.domain();
+    open(&here, "counts");
+    here.remove("counts").unwrap();
+    let again = || here.topic("counts").open().ok();
+    eventually("the next sample creates it", || {
+        publish(&publisher, 1, 8);
+        again().is_some()
+    });
+    let subscriber = again().unwrap().subscriber(Policy::Block).unwrap();
+    publish(&publisher, 2, 8);
+    while subscriber.recv(TIMEOUT).unwrap().bytes().unwrap() != bytes(2, 8) {}
+}
+
+/// A host on the simulated driver.
+fn simulated_host(name: &str, others: &[&Host], options: &[&str]) -> Host {
+    let sandbox = Sandbox::simulated(1);
+    let endpoint = "127.0.0.1:0".into();
+    let mut host = Host { sandbox, name: name.into(), bridge: None, endpoint, network: None };
+    host.bridge(&others.iter().map(|other| &other.endpoint[..]).collect::<Vec<_>>(), options);
+    host
+}
+
+// Holds 453.
+#[test]
+fn samples_cross_between_gpus_and_pinned_memory() {
+    simulated("topics::samples_cross_between_gpus_and_pinned_memory", |_| {
+        let gpu = gpu::resolve(DeviceChoice::Cuda(0)).unwrap().0;
+        let pinned = gpu::resolve(DeviceChoice::Pinned(None)).unwrap().0;
+        for (from, device, to) in [(gpu, "pinned", pinned), (pinned, "cuda:0", gpu)] {
+            let a = simulated_host("a", &[], &["--export", "frames"]);
+            let options = ["--import", "//a/frames", "--policy", "block", "--device", device];
+            let b = simulated_host("b", &[&a], &options);
+            let topic = a.sandbox.domain().topic("frames").max_bytes(3 << 20).place(from).create().unwrap();
+            let publisher = topic.publisher().unwrap();
+            publisher.wait_for_subscribers(1, TIMEOUT).unwrap();
+            let here = open(&b.sandbox.domain(), "frames");
+            assert_eq!(here.place(), to);
+            let subscriber = here.subscriber(Policy::Block).unwrap();
+            let lengths = [5, 3 << 20, 0, 1 << 20, (1 << 20) + 7];
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    for (value, len) in (0..).zip(lengths) {
+                        let mut loan = publisher.loan(DType::U8, &[len as u64], TIMEOUT).unwrap();
+                        loan.write(&bytes(value, len)).unwrap();
+                        // Complete once a stream has got there.
+                        let published = match topic.gpu() {
+                            Some(gpu) => loan.filled().publish_on(gpu.stream(), TIMEOUT),
+                            None => loan.filled().publish(TIMEOUT),
+                        };
+                        published.unwrap();
+                    }
+                });
+                for (value, len) in (0..).zip(lengths) {
+                    let sample = subscriber.recv(TIMEOUT).unwrap();
+                    let mut got = vec![0; sample.len() as usize];
+                    sample.read_at(0, &mut got).unwrap();
+                    assert!(got == bytes(value, len), "sample {value} has other bytes");
+                }
+            });
+        }
+    });
+}
+
+// Holds 453.
+#[test]
+fn place_that_is_not_there_is_refused_at_the_start() {
+    let sandbox = Sandbox::simulated(1);
+    for (device, why) in [("cuda:7", "cuda:7"), ("moon", "is not a device")] {
+        let arguments = ["bridge", "--listen", "127.0.0.1:0", "--import", "//a/frames", "--device", device];
+        let refused = Running::spawn(&mut command(&sandbox, &arguments)).wait();
+        assert!(refused.code != Some(0) && refused.stderr.contains(why), "{}", refused.stderr);
+    }
+}
+
+// Holds 454.
+#[test]
+fn samples_that_the_topic_here_does_not_take_are_missed() {
+    let a = Host::start("a", &[], &["--export", "frames"]);
+    let mut b = Host::start("b", &[&a], &[]);
+    let subscriber = create(&b.sandbox.domain(), "frames", 8).subscriber(Policy::Block).unwrap();
+    b.bridge.take().unwrap().kill();
+    b.bridge(&[&a.endpoint], &["--import", "//a/frames", "--policy", "block"]);
+    let publisher = create(&a.sandbox.domain(), "frames", 1 << 20).publisher().unwrap();
+    publisher.wait_for_subscribers(1, TIMEOUT).unwrap();
+    [8, 9, 1 << 20, 8].into_iter().for_each(|len| publish(&publisher, 1, len));
+    let missed = [(); 2].map(|()| subscriber.recv(TIMEOUT).unwrap().missed());
+    assert_eq!(missed, [0, 2]);
 }
 
 // Holds 455.

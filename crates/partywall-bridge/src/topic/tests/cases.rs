@@ -2,9 +2,10 @@ use std::time::Duration;
 
 use super::world::{RingEntry, World, WorldOptions};
 use crate::topic::{
-    PIECE_BYTES,
-    receiver::{ReceiverEvent, StreamEnd},
-    wire::{EndReason, FromOrigin, FromReceiver, StreamPolicy, Window},
+    KEEPALIVE, PIECE_BYTES,
+    receiver::{Payload, ReceiverEvent, StreamEnd},
+    sender::{BATCH_BYTES, SenderEvent},
+    wire::{EndReason, FromOrigin, FromReceiver, SampleKind, StreamPolicy, Window},
 };
 
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -83,7 +84,7 @@ fn publishers_are_free_once_the_timeout_is_over() {
 }
 
 #[test]
-fn receiver_that_says_nothing_is_parted_from_as_well() {
+fn silent_receiver_is_detached_as_well() {
     let mut world = blocking();
     world.open = (false, true);
     assert_eq!(publish_until_full(&mut world), 6);
@@ -115,7 +116,7 @@ fn half_a_sample_gives_its_loan_back_and_is_sent_again() {
     world.publish(sample(3 * PIECE_BYTES));
     world.take();
     world.deliver_down(0, false);
-    world.lend(true);
+    world.grant(true);
     world.deliver_down(0, false);
     assert_eq!(world.loans(), 1);
     world.down.clear();
@@ -132,7 +133,7 @@ fn sample_that_is_being_published_is_not_sent_again() {
     world.publish(sample(1));
     world.take();
     world.deliver_down(0, false);
-    world.lend(true);
+    world.grant(true);
     world.disconnect();
     assert!(world.publisher_is_open());
     world.finish(true);
@@ -149,7 +150,7 @@ fn lost_piece_is_asked_for_before_the_receiver_notices_the_silence() {
     world.down.clear();
     world.pass(Duration::from_secs(1));
     assert!(matches!(world.down[0].0.body, FromOrigin::Probe { .. }));
-    while world.deliver_down(0, false) || world.deliver_up(0, false) || world.lend(true) || world.finish(true) {}
+    while world.deliver_down(0, false) || world.deliver_up(0, false) || world.grant(true) || world.finish(true) {}
     assert_eq!(world.local.len(), 1);
 }
 
@@ -206,7 +207,33 @@ fn origin_that_ignores_the_credit_fills_no_memory() {
 }
 
 #[test]
-fn samples_missed_before_a_skipped_one_are_told_once() {
+fn topic_without_room_is_asked_for_again() {
+    let mut world = blocking();
+    world.sender_event(SenderEvent::Stop(EndReason::Full), Vec::new());
+    world.deliver_down(0, false);
+    assert_eq!(world.end, Some(StreamEnd::Origin(EndReason::Full)));
+    assert!(world.up.is_empty() && !world.publisher_is_open());
+    world.publish(sample(1));
+    world.pass(KEEPALIVE);
+    world.settle();
+    assert_eq!((world.local.len(), world.counts().missed), (1, 0));
+}
+
+/// A topic that is created again is offered before its export notices that the former one is over.
+#[test]
+fn topic_that_was_offered_is_joined_after_the_end_of_the_former_one() {
+    let mut world = blocking();
+    world.offer();
+    world.end_topic();
+    world.settle();
+    assert_eq!((world.end, world.joins), (None, 2));
+    world.end_topic();
+    world.settle();
+    assert_eq!((world.end, world.joins), (Some(StreamEnd::Origin(EndReason::TopicOver)), 2));
+}
+
+#[test]
+fn samples_missed_before_a_skipped_one_are_counted_once() {
     let mut world = world(StreamPolicy::Latest, Window { samples: 4, bytes: PIECE_BYTES });
     world.publish(sample(1));
     world.publish(RingEntry { own: true, ..sample(1) });
@@ -225,7 +252,7 @@ fn messages_of_an_old_instance_are_dropped() {
     let mut world = blocking();
     world.publish(sample(1));
     world.take();
-    while world.deliver_down(0, false) || world.lend(true) || world.finish(true) {}
+    while world.deliver_down(0, false) || world.grant(true) || world.finish(true) {}
     let late = std::mem::take(&mut world.up);
     assert!(matches!(late[0].body, FromReceiver::Acknowledge(_)));
     world.kill_receiver();
@@ -239,15 +266,90 @@ fn messages_of_an_old_instance_are_dropped() {
     assert!(world.down.is_empty());
 }
 
+fn samples_of_messages(world: &World) -> Vec<usize> {
+    let samples = |body: &FromOrigin| match body {
+        FromOrigin::First { samples, .. } => samples.len(),
+        _ => 0,
+    };
+    world.down.iter().map(|(message, _)| samples(&message.body)).collect()
+}
+
 #[test]
-fn failed_sample_is_told_and_not_sent() {
+fn small_samples_share_a_message() {
+    let mut world = world(StreamPolicy::DropOldest, Window { samples: 8, bytes: 4 * PIECE_BYTES });
+    for bytes in [BATCH_BYTES - 1, 1, 1, PIECE_BYTES + 1] {
+        world.publish(sample(bytes));
+    }
+    world.take_up_to(4);
+    // As many as fit; the large one has a second piece.
+    assert_eq!(samples_of_messages(&world), [2, 1, 1, 0]);
+    world.settle();
+    assert_eq!(world.local.len(), 4);
+}
+
+#[test]
+fn lost_message_of_several_samples_is_sent_again() {
+    let mut world = world(StreamPolicy::DropOldest, Window { samples: 8, bytes: 4 * PIECE_BYTES });
+    (0..3).for_each(|_| world.publish(sample(1)));
+    world.take_up_to(3);
+    world.down.clear();
+    world.publish(sample(1));
+    world.take();
+    world.deliver_down(0, false);
+    world.deliver_up(0, false);
+    // All that came too early, together.
+    assert_eq!(samples_of_messages(&world), [4]);
+    // Twice, and in part known.
+    world.deliver_down(0, true);
+    world.settle();
+    assert_eq!((world.local.len(), world.counts().missed), (4, 0));
+}
+
+// Holds 455.
+#[test]
+fn topic_here_is_idle_once_that_of_the_origin_is() {
+    let mut world = blocking();
+    assert!(world.publisher_is_open());
+    world.publish(sample(1));
+    world.set_publisher(false);
+    assert!(world.take() && world.take());
+    // Both are lost.
+    world.down.clear();
+    world.pass(Duration::from_secs(1));
+    while world.deliver_down(0, false) || world.deliver_up(0, false) {}
+    // Not before its sample is published.
+    assert!(world.publisher_is_open());
+    world.settle();
+    assert!(!world.publisher_is_open() && world.local.len() == 1);
+    // A publisher joins, and publishes nothing yet.
+    world.set_publisher(true);
+    world.settle();
+    assert!(world.publisher_is_open());
+}
+
+// Holds 455.
+#[test]
+fn topic_here_is_idle_while_its_origin_is_unreachable() {
+    let mut world = blocking();
+    for has_publisher in [true, false] {
+        world.set_publisher(has_publisher);
+        world.settle();
+        world.disconnect();
+        assert!(!world.publisher_is_open());
+        world.connect();
+        assert_eq!(world.publisher_is_open(), has_publisher);
+    }
+}
+
+#[test]
+fn failed_sample_is_counted_and_not_sent() {
     let mut world = blocking();
     world.publish(RingEntry { bytes: 5 * PIECE_BYTES, failed: true, own: false });
     world.publish(sample(1));
     world.take();
     let (message, payload) = &world.down[0];
-    assert!(matches!(&message.body, FromOrigin::First { sample, .. } if sample.failed));
-    assert_eq!(payload.map(|payload| payload.bytes), Some(0));
+    assert!(matches!(&message.body, FromOrigin::First { samples, .. } if samples[0].kind == SampleKind::Failed));
+    assert_eq!(payload.as_ref().map(Payload::bytes), Some(0));
     world.settle();
     assert_eq!((world.counts().failed, world.counts().missed), (1, 0));
     assert_eq!(world.local[0].sequence, 1);

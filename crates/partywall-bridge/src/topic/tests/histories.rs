@@ -2,11 +2,14 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::world::{RingEntry, Tag, World, WorldOptions};
+use super::world::{RingEntry, Tag, Tags, World, WorldOptions};
 use crate::topic::{
     PIECE_BYTES,
     receiver::{ReceiverEvent, StreamEnd},
-    wire::{Cursor, EndReason, FromOrigin, FromReceiver, Resume, RingId, StreamPolicy, Window},
+    wire::{
+        Bounded, Cursor, EndReason, FromOrigin, FromReceiver, Resume, RingId, SampleHead, SampleKind, StreamPolicy,
+        Window,
+    },
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -16,7 +19,9 @@ const NEVER: Duration = Duration::from_secs(1 << 30);
 #[derive(Debug, Clone)]
 enum Step {
     Publish(RingEntry),
-    Take,
+    Take(u32),
+    /// A publisher joins, or all leave.
+    Publisher(bool),
     /// Deliver a message out of order, and keep it to be delivered again.
     Up(usize, bool),
     Down(usize, bool),
@@ -24,7 +29,7 @@ enum Step {
     LoseDown(usize),
     /// Deliver everything in order.
     Run,
-    Lend(bool),
+    Grant(bool),
     Finish(bool),
     Pass(Duration),
     /// Whether messages get through, up and down, while the hosts believe each other alive.
@@ -69,13 +74,14 @@ fn step(troubles: Troubles) -> impl Strategy<Value = Step> {
     let number = || prop_oneof![0..8_u64, any::<u64>(), Just(u64::MAX)];
     let usual = prop_oneof![
         12 => entry.prop_map(Step::Publish),
-        12 => Just(Step::Take),
+        12 => prop_oneof![2 => Just(1), 1 => 2..6_u32].prop_map(Step::Take),
+        2 => any::<bool>().prop_map(Step::Publisher),
         16 => (at(), again()).prop_map(|(index, again)| Step::Up(index, again)),
         24 => (at(), again()).prop_map(|(index, again)| Step::Down(index, again)),
         1 => at().prop_map(Step::LoseUp),
         1 => at().prop_map(Step::LoseDown),
         2 => Just(Step::Run),
-        10 => succeeds().prop_map(Step::Lend),
+        10 => succeeds().prop_map(Step::Grant),
         10 => succeeds().prop_map(Step::Finish),
         4 => (1..1500_u32).prop_map(|ms| Step::Pass(MS * ms)),
         1 => (1..12_000_u32).prop_map(|ms| Step::Pass(MS * ms)),
@@ -111,14 +117,15 @@ fn history(world: &mut World, steps: Vec<Step>) {
     for step in steps {
         match step {
             Step::Publish(entry) => world.publish(entry),
-            Step::Take => drop(world.take()),
+            Step::Take(most) => drop(world.take_up_to(most)),
+            Step::Publisher(is_there) => world.set_publisher(is_there),
             Step::Up(index, again) => drop(world.deliver_up(index, again)),
             Step::Down(index, again) => drop(world.deliver_down(index, again)),
             Step::LoseUp(index) if !world.up.is_empty() => drop(world.up.remove(index % world.up.len())),
             Step::LoseDown(index) if !world.down.is_empty() => drop(world.down.remove(index % world.down.len())),
             Step::LoseUp(_) | Step::LoseDown(_) => {}
             Step::Run => while world.deliver_up(0, false) || world.deliver_down(0, false) {},
-            Step::Lend(grants) => drop(world.lend(grants)),
+            Step::Grant(grants) => drop(world.grant(grants)),
             Step::Finish(succeeds) => drop(world.finish(succeeds)),
             Step::Pass(time) => world.pass(time),
             Step::Cut(up, down) => world.open = (up, down),
@@ -167,21 +174,32 @@ fn forge_down(world: &mut World, index: usize, field: u8, to: u64) {
     match (&mut message.body, field % 10) {
         (_, 0) => message.stream.number = to,
         (_, 1) => payload = None,
-        (_, 2) => payload = Some(Tag { position: 0, offset: 0, bytes: to }),
+        (_, 2) => payload = Some(Tags(vec![Tag { position: 0, offset: 0, bytes: to }])),
         (FromOrigin::First { number, .. }, 3) => *number = to,
-        (FromOrigin::First { sample, .. }, 4) => sample.position = to,
-        (FromOrigin::First { sample, .. }, 5) => sample.missed = to,
-        (FromOrigin::First { sample, .. }, 6) => sample.failed = !sample.failed,
-        (FromOrigin::First { sample, .. }, _) => sample.bytes = to,
+        (FromOrigin::First { samples, .. }, field) => {
+            let mut changed = samples.to_vec();
+            let at = to as usize % changed.len().max(1);
+            match (changed.get_mut(at), field) {
+                (Some(sample), 4) => sample.position = to,
+                (Some(sample), 5) => sample.missed = to,
+                (Some(sample), 6) => sample.kind = KINDS[to as usize % 4],
+                (Some(sample), 7) => sample.bytes = to,
+                (Some(_), 8) => drop(changed.remove(at)),
+                _ => changed.push(SampleHead::change(SampleKind::Idle, to, 0)),
+            }
+            *samples = Bounded::new(changed).expect("they are few");
+        }
         (FromOrigin::Next(at), 3) => at.piece = to,
         (FromOrigin::Next(at), _) => at.number = to,
         (FromOrigin::Joined { ring, .. }, 3) => *ring = RingId(to.into()),
         (FromOrigin::Joined { position, .. }, _) => *position = to,
         (FromOrigin::Probe { sent }, _) => sent.number = to,
-        (body, _) => *body = FromOrigin::End { reason: EndReason::Parted, missed: to },
+        (body, _) => *body = FromOrigin::End { reason: EndReason::Detached, missed: to },
     }
     world.down.insert(index, (message, payload));
 }
+
+const KINDS: [SampleKind; 4] = [SampleKind::Whole, SampleKind::Failed, SampleKind::Idle, SampleKind::Busy];
 
 /// Checks that each sample since the receiver began is published or counted, and that gaps show in the sequence.
 fn check_counts(world: &World) {

@@ -1,9 +1,9 @@
 use proptest::prelude::*;
 
 use crate::topic::wire::{
-    Acknowledgement, Bounded, Cursor, EndReason, FromOrigin, FromReceiver, Instance, Join, MAX_DTYPE, MAX_HEADER,
-    MAX_MESSAGE, MAX_RANK, Malformed, Message, Resume, RingId, SampleHead, StreamId, StreamPolicy, Text, ToOrigin,
-    ToReceiver, TopicInfo, Window,
+    Acknowledgement, Bounded, Cursor, EndReason, FromOrigin, FromReceiver, Instance, Join, MAX_BATCH, MAX_DTYPE,
+    MAX_HEADER, MAX_RANK, Malformed, Message, Resume, RingId, SampleHead, SampleKind, StreamId, StreamPolicy, Text,
+    ToOrigin, ToReceiver, TopicInfo, Window,
 };
 
 fn stream() -> impl Strategy<Value = StreamId> {
@@ -39,9 +39,11 @@ fn sample() -> impl Strategy<Value = SampleHead> {
     let shape = prop::collection::vec(any::<u64>(), 0..=MAX_RANK);
     let header = prop::collection::vec(any::<u8>(), 0..=MAX_HEADER);
     let numbers = prop::array::uniform5(any::<u64>());
-    ("[a-z0-9é]{0,32}", shape, header, numbers, any::<bool>()).prop_map(|(dtype, shape, header, numbers, failed)| {
+    let kind = prop::sample::select(vec![SampleKind::Whole, SampleKind::Failed, SampleKind::Idle, SampleKind::Busy]);
+    ("[a-z0-9é]{0,32}", shape, header, numbers, kind).prop_map(|(dtype, shape, header, numbers, kind)| {
         let [position, publisher, sequence, missed, bytes] = numbers;
         SampleHead {
+            kind,
             position,
             publisher,
             sequence,
@@ -50,17 +52,20 @@ fn sample() -> impl Strategy<Value = SampleHead> {
             shape: Bounded::new(shape).unwrap(),
             bytes,
             header: Bounded::new(header).unwrap(),
-            failed,
         }
     })
 }
 
 fn topic() -> impl Strategy<Value = TopicInfo> {
     let shape = prop::option::of(prop::collection::vec(any::<Option<u64>>(), 0..=MAX_RANK));
-    let numbers = (any::<u64>(), any::<u32>());
-    (numbers, prop::option::of("[a-z0-9]{0,64}"), shape).prop_map(|((max_bytes, depth), dtype, shape)| TopicInfo {
+    let numbers = (any::<u64>(), prop::array::uniform5(any::<u32>()));
+    (numbers, prop::option::of("[a-z0-9]{0,64}"), shape).prop_map(|((max_bytes, numbers), dtype, shape)| TopicInfo {
         max_bytes,
-        depth,
+        depth: numbers[0],
+        history: numbers[1],
+        publishers: numbers[2],
+        subscribers: numbers[3],
+        held: numbers[4],
         dtype: dtype.map(|dtype| Text::new(&dtype).unwrap()),
         shape: shape.map(|shape| Bounded::new(shape).unwrap()),
     })
@@ -73,7 +78,8 @@ fn to_receiver() -> impl Strategy<Value = ToReceiver> {
             position,
             topic
         }),
-        (any::<u64>(), sample()).prop_map(|(number, sample)| FromOrigin::First { number, sample }),
+        (any::<u64>(), prop::collection::vec(sample(), 0..4))
+            .prop_map(|(number, samples)| FromOrigin::First { number, samples: Bounded::new(samples).unwrap() }),
         cursor().prop_map(FromOrigin::Next),
         cursor().prop_map(|sent| FromOrigin::Probe { sent }),
         any::<u64>().prop_map(|missed| FromOrigin::End { reason: EndReason::Full, missed }),
@@ -108,7 +114,7 @@ proptest! {
         let at = at.index(bytes.len());
         bytes[at] = to;
         if let Ok(message) = ToReceiver::decode(&bytes) {
-            prop_assert!(message.encode().len() <= MAX_MESSAGE);
+            prop_assert!(message.encode().len() <= ToReceiver::MOST);
         }
         bytes[at..].iter_mut().for_each(|byte| *byte = to);
         drop(ToReceiver::decode(&bytes));
@@ -121,9 +127,11 @@ proptest! {
     }
 }
 
-fn largest() -> ToReceiver {
-    let stream = StreamId { origin: Instance(u128::MAX), receiver: Instance(u128::MAX), number: u64::MAX };
+const STREAM: StreamId = StreamId { origin: Instance(u128::MAX), receiver: Instance(u128::MAX), number: u64::MAX };
+
+fn largest(samples: usize) -> ToReceiver {
     let sample = SampleHead {
+        kind: SampleKind::Busy,
         position: u64::MAX,
         publisher: u64::MAX,
         sequence: u64::MAX,
@@ -132,21 +140,29 @@ fn largest() -> ToReceiver {
         shape: Bounded::new(vec![u64::MAX; MAX_RANK]).unwrap(),
         bytes: u64::MAX,
         header: Bounded::new(vec![255; MAX_HEADER]).unwrap(),
-        failed: true,
     };
-    ToReceiver { stream, body: FromOrigin::First { number: u64::MAX, sample } }
+    let samples = Bounded::new(vec![sample; samples]).unwrap();
+    ToReceiver { stream: STREAM, body: FromOrigin::First { number: u64::MAX, samples } }
 }
 
 #[test]
 fn encoded_messages_have_their_bound() {
-    let bytes = largest().encode();
-    assert!(bytes.len() <= MAX_MESSAGE);
-    assert_eq!(ToReceiver::decode(&bytes), Ok(largest()));
+    let bytes = largest(MAX_BATCH).encode();
+    assert!(bytes.len() <= ToReceiver::MOST);
+    assert_eq!(ToReceiver::decode(&bytes), Ok(largest(MAX_BATCH)));
+    let most = Cursor { number: u64::MAX, piece: u64::MAX };
+    let known = Acknowledgement { serial: u64::MAX, written: most, arrived: most, resend: true, asks: true };
+    let window = Window { samples: u32::MAX, bytes: u64::MAX };
+    let resume = Some(Resume { ring: RingId(u128::MAX), position: u64::MAX });
+    let join = Join { policy: StreamPolicy::Latest, history: Some(u32::MAX), window, resume };
+    for body in [FromReceiver::Acknowledge(known), FromReceiver::Join(join)] {
+        assert!(ToOrigin { stream: STREAM, body }.encode().len() <= ToOrigin::MOST);
+    }
 }
 
 #[test]
 fn messages_with_more_than_allowed_are_refused() {
-    let bytes = largest().encode();
+    let bytes = largest(1).encode();
     // The length of each part, where the encoding has it.
     let at = |length: &[u8]| bytes.windows(length.len()).position(|window| window == length).unwrap();
     let dtype = at(&[MAX_DTYPE as u8, b'x']);
@@ -165,7 +181,7 @@ fn messages_with_more_than_allowed_are_refused() {
     assert_eq!(ToReceiver::decode(&endless), Err(Malformed::Invalid));
     assert!(Text::<2>::new("xyz").is_none());
     assert!(Bounded::<u8, 2>::new(vec![0; 3]).is_none());
-    assert_eq!(ToReceiver::decode(&[0; MAX_MESSAGE + 1]), Err(Malformed::Long(MAX_MESSAGE + 1)));
+    assert_eq!(ToReceiver::decode(&[0; ToReceiver::MOST + 1]), Err(Malformed::Long(ToReceiver::MOST + 1)));
     assert_eq!(ToOrigin::decode(&[]), Err(Malformed::Invalid));
     assert_eq!(ToOrigin::decode(&[9, 0]), Err(Malformed::Version(9)));
 }

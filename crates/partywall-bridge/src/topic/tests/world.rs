@@ -6,14 +6,16 @@ use std::{collections::BTreeMap, time::Duration};
 use crate::topic::{
     PIECE_BYTES, Time,
     receiver::{LoanId, Payload, Receiver, ReceiverCounts, ReceiverEffect, ReceiverEvent, ReceiverOptions, StreamEnd},
-    sender::{Sender, SenderEffect, SenderEvent},
+    sender::{BATCH_BYTES, Sender, SenderEffect, SenderEvent, SentPiece},
     wire::{
-        Bounded, EndReason, Instance, Message, RingId, SampleHead, StreamId, StreamPolicy, Text, ToOrigin, ToReceiver,
-        TopicInfo, Window,
+        Bounded, EndReason, Instance, Message, RingId, SampleHead, SampleKind, StreamId, StreamPolicy, Text, ToOrigin,
+        ToReceiver, TopicInfo, Window,
     },
 };
 
 pub(super) const DEPTH: u64 = 4;
+/// What a hostile receiver gets, whatever it asks for.
+const MOST_HELD: u32 = 64;
 
 /// What was published at the origin, at each position.
 #[derive(Debug, Clone, Copy)]
@@ -39,9 +41,26 @@ pub(super) struct Tag {
     pub(super) bytes: u64,
 }
 
-impl Payload for Tag {
+/// Stands for the bytes of a message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Tags(pub(super) Vec<Tag>);
+
+impl Payload for Tags {
     fn bytes(&self) -> u64 {
-        self.bytes
+        self.0.iter().map(|tag| tag.bytes).sum()
+    }
+
+    fn part(&self, offset: u64, bytes: u64) -> Self {
+        let mut start = 0;
+        let parts = self.0.iter().filter_map(|tag| {
+            let end = start + tag.bytes;
+            let from = offset.clamp(start, end);
+            let bytes = (offset + bytes).clamp(from, end.max(from)) - from;
+            let part = Tag { offset: tag.offset + (from - start), bytes, ..*tag };
+            start = end;
+            (bytes > 0).then_some(part)
+        });
+        Self(parts.collect())
     }
 }
 
@@ -51,6 +70,8 @@ struct RingCursor {
     policy: StreamPolicy,
     next: u64,
     missed: u64,
+    /// What was taken last says that the topic is idle.
+    is_idle: bool,
 }
 
 #[derive(Debug)]
@@ -63,7 +84,7 @@ struct ModelLoan {
 #[derive(Debug, PartialEq, Eq)]
 enum ModelLoanState {
     Asked,
-    Lent,
+    Granted,
     Publishing,
 }
 
@@ -88,12 +109,14 @@ pub(super) struct World {
     pub(super) options: WorldOptions,
     pub(super) now: Time,
     pub(super) ring: Vec<RingEntry>,
+    /// Whether the topic has a publisher at the origin.
+    has_publisher: bool,
     cursor: Option<RingCursor>,
     pub(super) sender: Sender,
-    /// The positions of the samples that the origin's bridge holds, by number.
-    kept: BTreeMap<u64, u64>,
+    /// The positions of the samples that the origin's bridge holds, by number; `None` for what is no sample.
+    kept: BTreeMap<u64, Option<u64>>,
     origin: Instance,
-    pub(super) receiver: Receiver<Tag>,
+    pub(super) receiver: Receiver<Tags>,
     receiving: Instance,
     loans: BTreeMap<LoanId, ModelLoan>,
     pub(super) local: Vec<LocalSample>,
@@ -103,7 +126,7 @@ pub(super) struct World {
     /// The position at which the present receiver began.
     pub(super) start: Option<u64>,
     pub(super) up: Vec<ToOrigin>,
-    pub(super) down: Vec<(ToReceiver, Option<Tag>)>,
+    pub(super) down: Vec<(ToReceiver, Option<Tags>)>,
     /// Whether messages get through, up and down.
     pub(super) open: (bool, bool),
     pub(super) is_connected: bool,
@@ -122,6 +145,7 @@ impl World {
             options,
             now: Time::ZERO,
             ring: Vec::new(),
+            has_publisher: true,
             cursor: None,
             sender: new_sender(origin, options),
             kept: BTreeMap::new(),
@@ -153,6 +177,7 @@ impl World {
         if self.cursor.as_ref().is_some_and(waits) {
             return;
         }
+        self.has_publisher = true;
         self.ring.push(entry);
         let head = head + 1;
         if let Some(cursor) = &mut self.cursor {
@@ -163,25 +188,60 @@ impl World {
         }
     }
 
-    /// Takes the next sample from the ring, if there is credit. Returns whether it did.
-    pub(super) fn take(&mut self) -> bool {
-        if !self.sender.has_credit() {
-            return false;
-        }
-        let cursor = self.cursor.as_mut().expect("there is credit only for a stream");
-        let Some(&entry) = self.ring.get(cursor.next as usize) else { return false };
-        let position = cursor.next;
-        cursor.next += 1;
-        let missed = std::mem::take(&mut cursor.missed);
-        if entry.own {
-            self.sender_event(SenderEvent::Skipped { position, missed }, None);
-        } else {
-            self.sender_event(SenderEvent::Taken(head(position, entry, missed)), Some(position));
-        }
-        true
+    /// A publisher joins at the origin, or all leave.
+    pub(super) fn set_publisher(&mut self, has_publisher: bool) {
+        self.has_publisher = has_publisher;
     }
 
-    pub(super) fn sender_event(&mut self, event: SenderEvent, mut taken: Option<u64>) {
+    /// Takes the next sample from the ring, if there is credit. Returns whether it did.
+    pub(super) fn take(&mut self) -> bool {
+        self.take_up_to(1)
+    }
+
+    /// Takes as many samples at once, or fewer if there is no more credit.
+    pub(super) fn take_up_to(&mut self, most: u32) -> bool {
+        let Some(Window { samples, bytes }) = self.sender.credit() else { return false };
+        let cursor = self.cursor.as_mut().expect("there is credit only for a stream");
+        let mut heads: Vec<SampleHead> = Vec::new();
+        let mut taken = Vec::new();
+        let has_room = |heads: &[SampleHead]| {
+            heads.len() < most.min(samples) as usize && heads.iter().map(|head| head.bytes).sum::<u64>() < bytes
+        };
+        while has_room(&heads) {
+            let position = cursor.next;
+            let change = if self.has_publisher { SampleKind::Busy } else { SampleKind::Idle };
+            match self.ring.get(position as usize) {
+                Some(RingEntry { own: true, .. }) if heads.is_empty() => {
+                    cursor.next += 1;
+                    let missed = std::mem::take(&mut cursor.missed);
+                    self.sender_event(SenderEvent::Skipped { position, missed }, Vec::new());
+                    return true;
+                }
+                Some(RingEntry { own: true, .. }) => break,
+                Some(&entry) => {
+                    cursor.next += 1;
+                    cursor.is_idle = false;
+                    heads.push(head(position, entry, std::mem::take(&mut cursor.missed)));
+                    taken.push(Some(position));
+                }
+                None if cursor.is_idle == self.has_publisher => {
+                    cursor.is_idle = !self.has_publisher;
+                    heads.push(SampleHead::change(change, position, std::mem::take(&mut cursor.missed)));
+                    taken.push(None);
+                }
+                None => break,
+            }
+        }
+        let did = !heads.is_empty();
+        if did {
+            self.sender_event(SenderEvent::Taken(heads), taken);
+        }
+        did
+    }
+
+    /// Applies an event. `taken` are the positions of what was taken.
+    pub(super) fn sender_event(&mut self, event: SenderEvent, taken: Vec<Option<u64>>) {
+        let mut taken: Vec<_> = taken.into_iter().map(Some).collect();
         let mut effects = Vec::new();
         self.sender.apply(event, self.now, &mut effects);
         for effect in effects {
@@ -192,7 +252,7 @@ impl World {
                     let head = self.ring.len() as u64;
                     let history = if join.resume.is_some() { DEPTH - 1 } else { join.history.unwrap_or(0).into() };
                     let next = head.saturating_sub(history);
-                    self.cursor = Some(RingCursor { stream, policy: join.policy, next, missed: 0 });
+                    self.cursor = Some(RingCursor { stream, policy: join.policy, next, missed: 0, is_idle: false });
                     self.sender_event(
                         SenderEvent::Subscribed {
                             stream,
@@ -200,7 +260,7 @@ impl World {
                             position: next,
                             topic: TopicInfo::default(),
                         },
-                        None,
+                        Vec::new(),
                     );
                 }
                 SenderEffect::Unsubscribe { stream } => {
@@ -209,29 +269,41 @@ impl World {
                     }
                     assert!(self.kept.is_empty(), "a sample is held without a stream");
                 }
-                SenderEffect::Keep { number } => {
-                    let position = taken.take().expect("only what was taken is kept, once");
-                    assert_eq!(self.kept.insert(number, position), None);
+                SenderEffect::Keep { taken: which, number } => {
+                    let kept = taken[which].take().expect("what was taken is kept once");
+                    assert_eq!(self.kept.insert(number, kept), None);
                 }
                 SenderEffect::Release { number } => assert!(self.kept.remove(&number).is_some(), "released twice"),
                 SenderEffect::Send(message) => self.send_down(message, None),
-                SenderEffect::SendPiece { number, offset, bytes, message } => {
-                    let position = self.kept[&number];
-                    assert!(offset + bytes <= self.ring[position as usize].bytes);
-                    self.send_down(message, Some(Tag { position, offset, bytes }));
+                SenderEffect::SendPieces { pieces, message } => {
+                    let is_batch = pieces.len() > 1;
+                    let tags = pieces.iter().filter_map(|piece| {
+                        let SentPiece { number, offset, bytes } = *piece;
+                        let Some(position) = self.kept[&number] else {
+                            assert_eq!((offset, bytes), (0, 0), "what is no sample has bytes");
+                            return None;
+                        };
+                        let has = self.ring[position as usize].crossing_bytes();
+                        assert!(if is_batch { (offset, bytes) == (0, has) } else { offset + bytes <= has });
+                        Some(Tag { position, offset, bytes })
+                    });
+                    let tags = Tags(tags.collect());
+                    assert!(!is_batch || tags.bytes() <= BATCH_BYTES);
+                    self.send_down(message, Some(tags));
                 }
             }
         }
         self.check();
     }
 
-    pub(super) fn receiver_event(&mut self, event: ReceiverEvent<Tag>) {
+    pub(super) fn receiver_event(&mut self, event: ReceiverEvent<Tags>) {
         let mut effects = Vec::new();
         self.receiver.apply(event, self.now, &mut effects);
         for effect in effects {
             match effect {
                 ReceiverEffect::Send(message) => self.send_up(message),
                 ReceiverEffect::Open(topic) => assert_eq!(topic, TopicInfo::default()),
+                ReceiverEffect::OpenPublisher => self.publisher_is_open = true,
                 ReceiverEffect::Borrow { loan, sample } => {
                     self.publisher_is_open = true;
                     let asked = ModelLoan { sample, state: ModelLoanState::Asked, written: 0 };
@@ -239,24 +311,25 @@ impl World {
                 }
                 ReceiverEffect::Write { loan, offset, payload } => {
                     let loan = self.loans.get_mut(&loan).expect("only what is lent is written");
-                    assert_eq!(loan.state, ModelLoanState::Lent);
+                    assert_eq!(loan.state, ModelLoanState::Granted);
                     assert_eq!(offset, loan.written * PIECE_BYTES);
-                    assert!(offset + payload.bytes <= loan.sample.bytes);
+                    assert!(offset + payload.bytes() <= loan.sample.bytes);
                     loan.written += 1;
-                    if !self.options.hostile {
-                        assert_eq!((payload.position, payload.offset), (loan.sample.position, offset));
+                    let tags = payload.0.iter().map(|tag| (tag.position, tag.offset));
+                    if !self.options.hostile && payload.bytes() > 0 {
+                        assert!(tags.eq([(loan.sample.position, offset)]), "other bytes");
                     }
                 }
                 ReceiverEffect::Publish { loan, skip } => {
                     let loan = self.loans.get_mut(&loan).expect("only what is lent is published");
-                    assert_eq!(loan.state, ModelLoanState::Lent);
+                    assert_eq!(loan.state, ModelLoanState::Granted);
                     assert_eq!(loan.written, loan.sample.pieces(), "half a sample is published");
                     loan.state = ModelLoanState::Publishing;
                     self.sequence = self.sequence.saturating_add(skip);
                 }
                 ReceiverEffect::GiveBack { loan } => {
                     let loan = self.loans.remove(&loan).expect("only what is lent is given back");
-                    assert_eq!(loan.state, ModelLoanState::Lent);
+                    assert_eq!(loan.state, ModelLoanState::Granted);
                 }
                 ReceiverEffect::ClosePublisher => {
                     assert!(self.loans.is_empty(), "the publisher is closed while it has loans");
@@ -272,11 +345,11 @@ impl World {
     }
 
     /// Answers the oldest request for a loan.
-    pub(super) fn lend(&mut self, grants: bool) -> bool {
+    pub(super) fn grant(&mut self, grants: bool) -> bool {
         let asked = |(loan, state): (&LoanId, &ModelLoan)| (state.state == ModelLoanState::Asked).then_some(*loan);
         let Some(loan) = self.loans.iter().find_map(asked) else { return false };
         if grants {
-            self.loans.get_mut(&loan).expect("it was found").state = ModelLoanState::Lent;
+            self.loans.get_mut(&loan).expect("it was found").state = ModelLoanState::Granted;
             self.receiver_event(ReceiverEvent::Borrowed(loan));
         } else {
             self.refused += 1;
@@ -304,20 +377,20 @@ impl World {
 
     pub(super) fn pass(&mut self, time: Duration) {
         self.now += time;
-        self.sender_event(SenderEvent::Tick, None);
+        self.sender_event(SenderEvent::Tick, Vec::new());
         self.receiver_event(ReceiverEvent::Tick);
     }
 
     /// Both hosts lose sight of each other.
     pub(super) fn disconnect(&mut self) {
         self.is_connected = false;
-        self.sender_event(SenderEvent::HostLost(self.receiving), None);
+        self.sender_event(SenderEvent::HostLost(self.receiving), Vec::new());
         self.receiver_event(ReceiverEvent::HostLost(self.origin));
     }
 
     pub(super) fn connect(&mut self) {
         self.is_connected = true;
-        self.sender_event(SenderEvent::HostUp(self.receiving), None);
+        self.sender_event(SenderEvent::HostUp(self.receiving), Vec::new());
         self.receiver_event(ReceiverEvent::HostUp(self.origin));
     }
 
@@ -334,6 +407,7 @@ impl World {
     pub(super) fn kill_receiver(&mut self) {
         self.receiving = self.new_instance();
         self.loans.clear();
+        self.publisher_is_open = false;
         self.local.clear();
         self.sequence = 0;
         self.start = None;
@@ -348,7 +422,7 @@ impl World {
         }
         let index = index % self.up.len();
         let message = if doubles { self.up[index].clone() } else { self.up.remove(index) };
-        self.sender_event(SenderEvent::Message(message), None);
+        self.sender_event(SenderEvent::Message(message), Vec::new());
         true
     }
 
@@ -373,13 +447,16 @@ impl World {
             let mut changed = false;
             while self.deliver_up(0, false)
                 || self.deliver_down(0, false)
-                || self.lend(true)
+                || self.grant(true)
                 || self.finish(true)
                 || self.take()
             {
                 changed = true;
             }
             if !changed && self.is_quiet() {
+                let is_joined = self.receiver.stream().is_some();
+                let is_open = is_joined && self.has_publisher;
+                assert!(self.options.hostile || self.publisher_is_open == is_open, "the topic here ends otherwise");
                 return;
             }
             self.pass(Duration::from_millis(500));
@@ -391,7 +468,10 @@ impl World {
     fn is_quiet(&self) -> bool {
         let is_idle = self.kept.is_empty() && self.loans.is_empty() && self.receiver.pending_bytes() == 0;
         let is_joined = self.receiver.stream().is_some() && self.receiver.stream() == self.sender.stream();
-        let is_through = self.cursor.as_ref().is_some_and(|cursor| cursor.next == self.ring.len() as u64);
+        let is_through = self
+            .cursor
+            .as_ref()
+            .is_some_and(|cursor| cursor.next == self.ring.len() as u64 && cursor.is_idle != self.has_publisher);
         let is_over = self.receiver.stream().is_none() && self.sender.stream().is_none() && self.end.is_some();
         is_idle && (is_joined && is_through || is_over)
     }
@@ -422,10 +502,11 @@ impl World {
 
     fn check(&self) {
         let Window { samples, bytes } = self.options.window;
+        assert!(self.kept.len() <= MOST_HELD as usize, "more samples are held than any receiver may ask for");
         if !self.options.hostile {
             assert!(self.kept.len() <= samples as usize, "more samples are held than there is credit");
-            let sizes: Vec<u64> =
-                self.kept.values().map(|position| self.ring[*position as usize].crossing_bytes()).collect();
+            let positions = self.kept.values().flatten();
+            let sizes: Vec<u64> = positions.map(|position| self.ring[*position as usize].crossing_bytes()).collect();
             let largest = sizes.iter().max().copied().unwrap_or(0);
             // The first one may be written as good as whole.
             assert!(sizes.iter().sum::<u64>() < bytes + 2 * largest.max(1), "more bytes are held than there is credit");
@@ -448,7 +529,7 @@ impl World {
         }
     }
 
-    fn send_down(&mut self, message: ToReceiver, payload: Option<Tag>) {
+    fn send_down(&mut self, message: ToReceiver, payload: Option<Tags>) {
         assert_eq!(ToReceiver::decode(&message.encode()).as_ref(), Ok(&message));
         if self.open.1 && self.is_connected {
             self.down.push((message, payload));
@@ -464,7 +545,7 @@ impl World {
     pub(super) fn end_topic(&mut self) {
         let head = self.ring.len() as u64;
         let missed = self.cursor.as_ref().map_or(0, |cursor| head - cursor.next + cursor.missed);
-        self.sender_event(SenderEvent::TopicOver { missed }, None);
+        self.sender_event(SenderEvent::TopicOver { missed }, Vec::new());
     }
 
     /// The topic is exported again.
@@ -474,22 +555,23 @@ impl World {
     }
 
     pub(super) fn stop_export(&mut self) {
-        self.sender_event(SenderEvent::Stop(EndReason::NotExported), None);
+        self.sender_event(SenderEvent::Stop(EndReason::NotExported), Vec::new());
     }
 }
 
 fn new_sender(us: Instance, options: WorldOptions) -> Sender {
-    let any = Window { samples: 64, bytes: 1 << 40 };
+    let any = Window { samples: MOST_HELD, bytes: 1 << 40 };
     Sender::new(us, if options.hostile { any } else { options.window }, options.timeout)
 }
 
-fn new_receiver(us: Instance, options: WorldOptions) -> Receiver<Tag> {
+fn new_receiver(us: Instance, options: WorldOptions) -> Receiver<Tags> {
     let WorldOptions { policy, window, timeout, .. } = options;
     Receiver::new(us, 0, ReceiverOptions { policy, history: Some(2), window, timeout })
 }
 
 fn head(position: u64, entry: RingEntry, missed: u64) -> SampleHead {
     SampleHead {
+        kind: if entry.failed { SampleKind::Failed } else { SampleKind::Whole },
         position,
         publisher: 5,
         sequence: position,
@@ -498,6 +580,5 @@ fn head(position: u64, entry: RingEntry, missed: u64) -> SampleHead {
         shape: Bounded::new(vec![entry.bytes]).expect("it is short"),
         bytes: entry.bytes,
         header: Bounded::default(),
-        failed: entry.failed,
     }
 }
