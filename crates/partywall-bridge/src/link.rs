@@ -89,7 +89,8 @@ impl Endpoints {
             ("listen/endpoints", self.listen.clone().into()),
             ("listen/exit_on_failure", true.into()),
             ("connect/endpoints", self.connect.clone().into()),
-            ("connect/timeout_ms", 0.into()),
+            // For ever, in the background. With 0, zenoh tries once.
+            ("connect/timeout_ms", (-1).into()),
             ("connect/exit_on_failure", false.into()),
             (
                 "connect/retry",

@@ -186,7 +186,7 @@ fn nonsense_of_a_peer_harms_nobody() {
         let (payload, head) = bytes.split_at(if to { 1 } else { 40 });
         for key in [
             format!("names/mallory/{}", session.zid()),
-            format!("credit/{of_a:0>32}/{:0>32}/llm", session.zid().to_string()),
+            format!("credit/mallory/{of_a:0>32}/{:0>32}/llm", session.zid().to_string()),
             format!("data/{of_a:0>32}/mallory/{:0>32}/llm", session.zid().to_string()),
         ] {
             session.put(format!("pw1/default/{key}"), payload).attachment(head).wait().unwrap();

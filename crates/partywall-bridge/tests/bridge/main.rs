@@ -1,7 +1,8 @@
 //! Bridges of several hosts on one machine: each host is a sandbox with a broker of its own, and all listen on the
-//! loopback. Those of [`network`] are in network namespaces, with cables between them.
+//! loopback. Those of [`network`] and [`chaos`] are in network namespaces, with cables between them.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are outside #[test]")]
 
+mod chaos;
 mod hostile;
 mod hosts;
 mod network;
@@ -13,7 +14,7 @@ mod topics;
 
 use std::process::Command;
 
-use partywall_harness::{Output, Running, Sandbox, eventually, hosts::Host as Network};
+use partywall_harness::{Output, ROLE, Running, Sandbox, eventually, hosts::Host as Network};
 use serde_json::Value;
 
 /// A host with a running bridge.
@@ -120,4 +121,12 @@ fn assert_quoted(refused: &Output) {
 /// Returns a command of `partywall` in a sandbox. Programs are found beside it.
 fn command(sandbox: &Sandbox, arguments: &[&str]) -> Command {
     sandbox.command(arguments)
+}
+
+/// The processes of [`chaos`], which the tests start as this program.
+#[test]
+fn role() {
+    if let Ok(role) = std::env::var(ROLE) {
+        chaos::play(&role);
+    }
 }
