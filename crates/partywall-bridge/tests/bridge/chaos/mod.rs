@@ -562,8 +562,8 @@ fn is_right(sample: &Sample, pattern: &[u8]) -> bool {
 fn is_refused(output: &Output) -> bool {
     match output.code {
         Some(0) => false,
-        // Not found, or timed out.
-        Some(3 | 7) => {
+        // Not found, the bridge here is stopped, or timed out.
+        Some(3 | 4 | 7) => {
             eprintln!("refused: {} {}", output.text(), output.stderr);
             true
         }
