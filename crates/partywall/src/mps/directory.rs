@@ -133,11 +133,18 @@ impl Directory {
     /// daemon. Called under the lock.
     pub(super) fn remove(&self) -> Result<()> {
         self.remove_pipes()?;
-        match self.lock_holds()? {
-            // Its lock is kept until the directory is gone, so that a process that wants to hold the daemon waits for
-            // that.
-            Some(_unheld) => remove_all(&self.root).map_err(|error| self.failed("removing", errno_of(&error))),
-            None => Ok(()),
+        let deadline = Instant::now() + GLANCE;
+        loop {
+            match self.lock_holds()? {
+                // Its lock is kept until the directory is gone, so that a process that wants to hold the daemon waits
+                // for that.
+                Some(_unheld) => {
+                    return remove_all(&self.root).map_err(|error| self.failed("removing", errno_of(&error)));
+                }
+                // A process that only asks whether the daemon is held has the lock for a moment.
+                None if Instant::now() < deadline => std::thread::sleep(POLL),
+                None => return Ok(()),
+            }
         }
     }
 
