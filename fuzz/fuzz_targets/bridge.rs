@@ -236,7 +236,7 @@ fn root_of(bytes: &[u8], index: u64, sides: &[bool], path: &[ChainingValue]) -> 
 fn sample<T: Message + PartialEq + Debug>(body: &[u8]) {
     if let Ok(message) = T::decode(body) {
         let encoded = message.encode();
-        assert!(encoded.len() <= wire::MAX_MESSAGE);
+        assert!(encoded.len() <= T::MOST);
         assert_eq!(T::decode(&encoded), Ok(message));
     }
 }
