@@ -317,7 +317,7 @@ impl RemoteContent {
         Ok(Some(bytes))
     }
 
-    /// Returns whether a source has sent nothing for a while although another one may do better, and puts it aside.
+    /// Returns whether a source has sent nothing for a while although another one may do better, and pauses it.
     fn gives_up(&self, host: &str) -> bool {
         let mut sources = self.sources.lock().ignore_poison();
         let is_ready = |source: &ContentSource| matches!(source.state, SourceState::Ready(_));
@@ -464,13 +464,13 @@ impl FileReader for PieceReader<'_> {
 /// The pieces of a source that are under way.
 const IN_FLIGHT: usize = 8;
 
-/// After this time without a piece a source is put aside, if there is another: two pieces at one Mbit/s.
+/// After this time without a piece a source is paused, if there is another: two pieces at one Mbit/s.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// How often a source may say that it has the content, and then refuse a piece of it.
 const MOST_DENIALS: u32 = 5;
 
-/// For zenoh, which is to give up no question that is still waited for, and the longest time that a source is put aside.
+/// For zenoh, which is to give up no question that is still waited for, and the longest pause of a source.
 const LONGEST: Duration = Duration::from_secs(3600);
 
 /// How long to wait before a source that was silent or busy is asked again.

@@ -355,7 +355,7 @@ impl Exports {
             let name = match event {
                 Some(WatchEvent::Name(event)) if matches!(event.change, Change::Committed { .. }) => event.name,
                 Some(WatchEvent::Name(event)) if matches!(event.change, Change::DeadlineSet { .. }) => {
-                    // Whoever holds it then may be evicted. Pullers are told that it is gone.
+                    // A holder may be evicted at the deadline. Pullers get the answer that the version is gone.
                     self.contents.lock().ignore_poison().open.retain(|open| open.content.segment.name() != event.name);
                     continue;
                 }

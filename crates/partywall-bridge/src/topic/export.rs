@@ -3,8 +3,8 @@
 //! A stream has three threads. One takes samples from the ring while there is credit and sends them, the second handles
 //! messages and deadlines, and the third sends what the second has for the link. The first two apply events under one
 //! lock, under which the effects are carried out, so these keep their order; messages are put into the [`Outbox`] then.
-//! Whoever sends may have to wait for a link that is full, and for long if the other host has stopped. Nobody does that
-//! under the lock, so the second thread detaches from the topic in time.
+//! A link that is full holds up its sender, and for long if the other host has stopped. No thread sends under the lock,
+//! so the second one detaches from the topic in time.
 
 use std::{
     collections::{HashMap, VecDeque},

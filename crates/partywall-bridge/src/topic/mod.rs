@@ -32,9 +32,8 @@
 //! # Ends
 //!
 //! There is a publisher here as long as there is one at the origin and that is reachable, so waits for samples end here
-//! as they do there. A change is a number of the stream, between the samples: it is neither lost nor early. The
-//! publishers of the origin's own bridge do not count, or two hosts that import from each other would wait for each
-//! other.
+//! as they do there. A change is a number of the stream, between the samples: it is neither lost nor early. Publishers
+//! of the origin's bridge do not count: two hosts that import from each other would wait for each other.
 //!
 //! A stream belongs to two instances of bridges. If one of them is replaced, the stream is over; its messages are
 //! dropped by their [`StreamId`](wire::StreamId). If the hosts only lose sight of each other, the sender keeps what is
