@@ -109,6 +109,7 @@ pub(crate) const IPC_MEM_LAZY_ENABLE_PEER_ACCESS: u32 = 1;
 
 #[cfg(feature = "experiment")]
 pub(crate) const MEM_ATTACH_GLOBAL: u32 = 1;
+pub(crate) const LIMIT_STACK_SIZE: u32 = 0;
 pub(crate) const MEMORYTYPE_HOST: u32 = 1;
 pub(crate) const MEMORYTYPE_DEVICE: u32 = 2;
 pub(crate) const POINTER_ATTRIBUTE_MEMORY_TYPE: u32 = 2;
@@ -242,6 +243,7 @@ mod tests {
             (MEMHOSTREGISTER_READ_ONLY, sys::CU_MEMHOSTREGISTER_READ_ONLY),
             (IPC_MEM_LAZY_ENABLE_PEER_ACCESS, IpcMem::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32),
             (MEM_ATTACH_GLOBAL, sys::CUmemAttach_flags::CU_MEM_ATTACH_GLOBAL as u32),
+            (LIMIT_STACK_SIZE, sys::CUlimit::CU_LIMIT_STACK_SIZE as u32),
             (MEMORYTYPE_HOST, MemoryType::CU_MEMORYTYPE_HOST as u32),
             (MEMORYTYPE_DEVICE, MemoryType::CU_MEMORYTYPE_DEVICE as u32),
             (POINTER_ATTRIBUTE_MEMORY_TYPE, PointerAttribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE as u32),

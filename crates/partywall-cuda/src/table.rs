@@ -426,6 +426,7 @@ entry_points! {
         required ctx_get_current = "cuCtxGetCurrent" (context: *mut Handle);
         required ctx_get_device = "cuCtxGetDevice" (device: *mut RawDevice);
         required ctx_synchronize = "cuCtxSynchronize" ();
+        required ctx_get_limit = "cuCtxGetLimit" (value: *mut usize, limit: u32);
     }
     "MEM" {
         required mem_get_info = "cuMemGetInfo_v2" (free: *mut usize, total: *mut usize);

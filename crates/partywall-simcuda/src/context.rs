@@ -136,7 +136,7 @@ impl Contexts {
 }
 
 /// The local memory in bytes per thread that a context has at its creation: the default limit of a thread's stack.
-const LOCAL_BYTES: u64 = 1024;
+pub(crate) const LOCAL_BYTES: u64 = 1024;
 /// Handles differ from pointers and from small numbers, so that a confusion shows.
 const FIRST_HANDLE: Handle = 0xC0DA_0000_0000;
 

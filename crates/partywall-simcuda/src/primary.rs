@@ -8,6 +8,9 @@ use crate::{capture, context, device, ledger, memory, stream};
 
 const CONTEXT: &str = "primary context";
 
+/// `CU_LIMIT_STACK_SIZE`, the only limit that is simulated.
+const STACK_SIZE: u32 = 0;
+
 entry_points! {
     fn cuDevicePrimaryCtxRetain(context: *mut Handle, device: RawDevice) {
         let (device, _) = device::numbered(device)?;
@@ -34,6 +37,10 @@ entry_points! {
         let lives = context::all().lives(device);
         store(flags, 0)?;
         store(active, c_int::from(lives))
+    }
+    fn cuCtxGetLimit(value: *mut usize, limit: u32) {
+        context::current()?;
+        if limit == STACK_SIZE { store(value, context::LOCAL_BYTES as usize) } else { Err(Code::NOT_SUPPORTED) }
     }
     fn cuCtxSynchronize() {
         let context = context::current()?;

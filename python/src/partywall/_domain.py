@@ -170,8 +170,9 @@ class Domain(Handle[_native.Domain]):
             d.resume()
 
         Leases and addresses stay: tensors and captured CUDA graphs are valid again after `resume`, and must not be used
-        before. No thread may open anything meanwhile. Waits for the work of this process on its GPUs first. Segments in
-        host memory stay as they are. An interrupt resumes what was suspended.
+        before. No thread may open anything meanwhile, or ask for a stream or an event, or wait for one: that ends a
+        process that is being checkpointed. Waits for the work of this process on its GPUs first. Segments in host memory
+        stay as they are. An interrupt resumes what was suspended.
 
         Raises `StillShared` if the process holds other memory of a GPU or pinned memory that it can share, such as
         that of pools, topics and queues; `WrongKind` for a segment of published memory; `Captured` during a capture;

@@ -195,7 +195,7 @@ with pw.connect(socket=sys.argv[1], start=False) as d, d.timeline("t", writer=Tr
 """,
         domain.socket,
         # The process that checks its context.
-        SIMCUDA_FAULTS="cuStreamQuery:1=719",
+        SIMCUDA_FAULTS="cuCtxGetLimit:1=719",
     )
     assert faulty.says() == "broken-context True 719"
     # Although the process still lives.

@@ -197,6 +197,7 @@ entry_points! {
     ctx_set_current = "cuCtxSetCurrent" (context: Handle);
     ctx_get_current = "cuCtxGetCurrent" (context: &mut Handle);
     ctx_get_device = "cuCtxGetDevice" (device: &mut c_int);
+    ctx_get_limit = "cuCtxGetLimit" (value: &mut usize, limit: u32);
     ctx_synchronize = "cuCtxSynchronize" ();
 
     mem_get_info = "cuMemGetInfo_v2" (free: &mut usize, total: &mut usize);

@@ -1,7 +1,7 @@
 //! Detects the loss of CUDA contexts of this process.
 //!
 //! A fault in a kernel ends the context, and with it all work that other processes wait for. A process that makes no
-//! calls does not notice, so a thread queries its own stream periodically. This is not the service thread, which must
+//! calls does not notice, so a thread asks the driver periodically. This is not the service thread, which must
 //! not block: the driver may block a call while another thread waits in the driver.
 
 use std::{
@@ -14,12 +14,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use partywall_cuda::{CudaError, DeviceUuid, Stream};
+use partywall_cuda::{CudaError, DeviceUuid};
 use partywall_os::{lock::IgnorePoison, thread::spawn};
 
 use crate::{
     error::{DeviceFault, Error, Result},
-    gpu::{Gpu, cuda_error},
+    gpu::Gpu,
 };
 
 /// The thread's name. Tests exempt it from the calls that the simulated driver counts and fails.
@@ -38,7 +38,7 @@ pub(crate) struct Health {
 }
 
 struct HealthShared {
-    watched: Mutex<Vec<Arc<WatchedGpu>>>,
+    watched: Mutex<Vec<Arc<Gpu>>>,
     lost: Arc<OnceLock<Lost>>,
     /// Called once, with the lost context.
     notify: Box<dyn Fn(&Lost) + Send + Sync>,
@@ -54,12 +54,6 @@ pub(crate) struct Lost {
     pub(crate) error: CudaError,
 }
 
-struct WatchedGpu {
-    gpu: Arc<Gpu>,
-    /// A separate stream, so that no graph captures it.
-    stream: Stream,
-}
-
 impl Health {
     /// Creates a checker. When a context is found lost, it sets `lost` and calls `notify` once, on any thread.
     pub(crate) fn new(lost: Arc<OnceLock<Lost>>, notify: impl Fn(&Lost) + Send + Sync + 'static) -> Self {
@@ -70,10 +64,7 @@ impl Health {
 
     /// Checks this GPU from now on.
     pub(crate) fn watch(&self, gpu: &Arc<Gpu>) -> Result<()> {
-        let stream =
-            Stream::new(gpu.context()).map_err(cuda_error(format!("creating a stream on GPU {}", gpu.uuid())))?;
-        let watched = Arc::new(WatchedGpu { gpu: gpu.clone(), stream });
-        self.shared.watched.lock().ignore_poison().push(watched);
+        self.shared.watched.lock().ignore_poison().push(gpu.clone());
         let mut thread = self.thread.lock().ignore_poison();
         if thread.is_none() {
             let shared = self.shared.clone();
@@ -135,10 +126,8 @@ impl HealthShared {
                 return;
             }
             let watched = self.watched.lock().ignore_poison().clone();
-            for WatchedGpu { gpu, stream } in watched.iter().map(|watched| &**watched) {
-                // In relaxed mode, so that a capture of another thread stays valid.
-                let asked = gpu.context().guard_relaxed().and_then(|_guard| stream.as_ref().is_done());
-                if let Err(error) = asked {
+            for gpu in watched {
+                if let Err(error) = gpu.context().check() {
                     self.note(gpu.uuid(), &error);
                 }
             }

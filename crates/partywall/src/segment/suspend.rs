@@ -29,7 +29,9 @@ impl Segment {
     /// suspended segment changes nothing.
     ///
     /// With all segments of a process suspended, and neither pools nor topics of GPU or pinned memory open, the process
-    /// can be checkpointed and restored. [`check_suspended`] checks that.
+    /// can be checkpointed and restored. [`check_suspended`] checks that. No thread may ask for a stream or an event
+    /// during a checkpoint, or wait for one: the driver does not hold such calls up, and the process ends (measured,
+    /// driver 580).
     ///
     /// ```no_run
     /// # use partywall::{Result, Segment, check_suspended};

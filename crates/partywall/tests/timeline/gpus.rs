@@ -7,7 +7,7 @@ use super::{
     blocks, graphs, permits,
     scenes::{self, Stage},
     tasks,
-    world::{World, gpu, next_order, say, simulated},
+    world::{World, eventually, gpu, next_order, say, simulated},
 };
 
 /// Runs each scene in a process of its own.
@@ -99,6 +99,8 @@ tests! {
         failed_registration_of_words_is_retried,
         // Holds 346.
         wait_and_signal_make_three_extra_driver_calls,
+        // Holds 387.
+        checks_of_a_context_neither_query_nor_wait,
     }
 }
 
@@ -138,6 +140,19 @@ mod alone {
         role.request("another device");
         assert_eq!(role.request("signal"), format!("{asked} cuStreamWriteValue64 cuCtxPopCurrent"));
         assert_eq!(role.request("wait"), format!("{asked} cuStreamWaitValue64 cuCtxPopCurrent"));
+    }
+
+    /// A query or a synchronization would end a process that is being checkpointed.
+    pub(super) fn checks_of_a_context_neither_query_nor_wait(world: &World) {
+        let log = tempfile::NamedTempFile::new().unwrap();
+        let _role = world.play_with("calls", |command| {
+            command.env(CALLS, log.path());
+        });
+        let calls = || std::fs::read_to_string(log.path()).unwrap();
+        let before = calls().len();
+        eventually("two checks", || calls()[before..].matches("cuCtxGetLimit").count() >= 2);
+        let later = calls().split_off(before);
+        assert!(!later.contains("Query") && !later.contains("Synchronize"), "{later}");
     }
 }
 

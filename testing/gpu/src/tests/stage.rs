@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::ffi::CStr;
 use std::fmt::Debug;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use partywall::cuda::{CuResult, kernels};
@@ -429,6 +429,12 @@ impl Peer {
     pub(crate) fn kill(&mut self) -> Result<(), String> {
         self.child.kill().map_err(error_text)?;
         self.child.wait().map(drop).map_err(error_text)
+    }
+
+    /// Waits until the process has ended by itself.
+    pub(crate) fn end(&mut self) -> Result<ExitStatus, String> {
+        ensure(self.line.hear()?.is_none(), || format!("{} speaks instead of ending", self.role))?;
+        self.child.wait().map_err(error_text)
     }
 
     /// Closes the line, and waits until the process ends successfully.

@@ -1,16 +1,22 @@
 //! Checkpoints of a process (`cuCheckpointProcess*`): what it may share when it is to be restored.
 
 use std::os::fd::AsFd;
+use std::os::unix::process::ExitStatusExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 use partywall::cuda::CuResult;
+use rustix::process::Signal;
 
 use super::pinned;
 use super::{BYTES, OK};
-use crate::raw::{self, AccessRule, LAZY_PEER, POSIX_FD, READ_WRITE};
+use crate::raw::{self, AccessRule, Answer, Cuda, LAZY_PEER, POSIX_FD, READ_WRITE};
 use crate::tests::stage::{Check, Line, Peer};
 
 /// `CU_PROCESS_STATE_CHECKPOINTED`.
 const CHECKPOINTED: u32 = 2;
+/// `CU_LIMIT_STACK_SIZE`.
+const STACK_SIZE: u32 = 0;
 
 /// What a process has when it is checkpointed.
 pub(super) fn checkpointed(check: &Check, line: &Line) -> Result<(), String> {
@@ -66,17 +72,49 @@ pub(super) fn checkpointed(check: &Check, line: &Line) -> Result<(), String> {
             let seen = [address, address + 8].map(|word| check.bytes(word).map(u64::from_ne_bytes));
             check.same("the words afterwards", seen, [Ok(7), Ok(8)]);
         }
+        "query" => {
+            let stream = check.stream()?;
+            return while_asking(check, line, move |cuda| cuda.stream_query(stream));
+        }
+        "limit" => return while_asking(check, line, |cuda| cuda.ctx_get_limit(&mut 0, STACK_SIZE)),
         other => return Err(format!("unknown command {other:?}")),
     }
     line.send("done")?;
     line.hear().map(drop)
 }
 
+/// Asks the driver again and again on a thread of its own until the test has spoken, and checks that it always answered.
+fn while_asking(check: &Check, line: &Line, ask: impl Fn(&Cuda) -> Answer + Sync) -> Result<(), String> {
+    let mut context = 0;
+    check.cuda.ctx_get_current(&mut context).ok()?;
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let asking = scope.spawn(|| {
+            let cuda = Cuda::load()?;
+            cuda.ctx_set_current(context).ok()?;
+            while !stop.load(Ordering::Acquire) {
+                ask(&cuda).ok()?;
+            }
+            Ok(())
+        });
+        let heard = line.send("ready").and_then(|()| line.hear().map(drop));
+        stop.store(true, Ordering::Release);
+        heard.and(asking.join().map_err(|_| "the thread panicked")?)
+    })?;
+    line.send("done")?;
+    line.hear().map(drop)
+}
+
+/// Checkpoints a process that is ready, and returns the driver's answer.
+fn checkpoint(check: &Check, peer: &Peer) -> Result<CuResult, String> {
+    check.cuda.checkpoint_lock(peer.pid(), &[5000, 0, 0, 0, 0, 0, 0, 0]).ok()?;
+    Ok(check.cuda.checkpoint_checkpoint(peer.pid(), 0).code)
+}
+
 /// Checkpoints a process that is ready, and returns the driver's answer to its restoration.
 fn restore(check: &Check, peer: &Peer) -> Result<CuResult, String> {
     let pid = peer.pid();
-    check.cuda.checkpoint_lock(pid, &[5000, 0, 0, 0, 0, 0, 0, 0]).ok()?;
-    check.cuda.checkpoint_checkpoint(pid, 0).ok()?;
+    check.same("it is checkpointed", checkpoint(check, peer)?, OK);
     let mut state = 0;
     check.cuda.checkpoint_get_state(pid, &mut state).ok()?;
     check.same("its state", state, CHECKPOINTED);
@@ -152,6 +190,23 @@ pub(super) fn an_owner_is_restored_with_a_copy(check: &Check) -> Result<(), Stri
 pub(super) fn registered_host_memory_is_restored(check: &Check) -> Result<(), String> {
     check.start()?;
     let mut peer = start(|peer| peer.send("registered"))?;
+    check.same("it is restored", restore(check, &peer)?, OK);
+    peer.send("go")?;
+    peer.expect("done")?;
+    peer.finish()
+}
+
+pub(super) fn a_thread_that_queries_a_stream_ends_its_process(check: &Check) -> Result<(), String> {
+    check.start()?;
+    let mut peer = start(|peer| peer.send("query"))?;
+    check.same("the checkpoint", checkpoint(check, &peer)?, CuResult::OPERATING_SYSTEM);
+    check.same("the signal that ended it", peer.end()?.signal(), Some(Signal::SEGV.as_raw()));
+    Ok(())
+}
+
+pub(super) fn a_thread_that_asks_for_a_limit_is_held_up(check: &Check) -> Result<(), String> {
+    check.start()?;
+    let mut peer = start(|peer| peer.send("limit"))?;
     check.same("it is restored", restore(check, &peer)?, OK);
     peer.send("go")?;
     peer.expect("done")?;

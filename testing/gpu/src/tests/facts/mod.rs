@@ -224,6 +224,8 @@ facts! {
         Measured CHECKPOINTS a_process_with_pinned_memory_is_not_restored
         Found CHECKPOINTS an_owner_is_restored_with_a_copy
         Measured CHECKPOINTS registered_host_memory_is_restored
+        Found CHECKPOINTS a_thread_that_queries_a_stream_ends_its_process
+        Found CHECKPOINTS a_thread_that_asks_for_a_limit_is_held_up
     }
     namespaces {
         Measured NAMESPACES handles_cross_pid_and_ipc_namespaces
