@@ -106,19 +106,38 @@ if [ "${1:-}" = --bench ]; then
         status=1
     }
 fi
+# pytest_of NAME OPTIONS [PART...] -- FILE...: tests of these files with a part in their names
+pytest_of() {
+    report="$out/python-tests-$1.xml" options=$2 parts=
+    shift 2
+    while [ "$1" != -- ]; do
+        parts="${parts:+$parts or }$1"
+        shift
+    done
+    shift
+    # shellcheck disable=SC2086 # several words
+    PYTHONPATH="$site" PYTHONDONTWRITEBYTECODE=1 python3 -m pytest -p no:cacheprovider -ra $options \
+        --junitxml "$report" ${parts:+-k "$parts"} "$@"
+    ended=$?
+    # pytest returns 5 if no test has that part in its name.
+    [ $ended -eq 0 ] || [ $ended -eq 5 ]
+}
 python_tests() {
     python3 -c 'import sys, pytest, torch; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || {
         echo "tests of the Python package: skipped (no Python 3.11 or later with pytest and torch)"
         return 0
     }
     site=$(mktemp -d) || return 1
-    unpack "$site" &&
-        PYTHONPATH="$site" PYTHONDONTWRITEBYTECODE=1 python3 -m pytest -p no:cacheprovider -ra \
-            --junitxml "$out/python-tests.xml" ${1:+-k "$(echo "$*" | sed 's/ / or /g')"} "$here/tests"
-    tests=$?
+    unpack "$site" || return 1
+    # Tests that fill the GPU, or measure how much of it is free, have it to themselves. The others run side by side.
+    tests=0
+    # shellcheck disable=SC2046 # several words
+    pytest_of alone "" "$@" -- $(grep -lr mem_get_info --include 'test_*.py' "$here/tests") || tests=1
+    # shellcheck disable=SC2046 # several words
+    pytest_of beside "$(python3 -c 'import xdist' 2>/dev/null && echo ' -n 3 --dist loadfile')" "$@" -- \
+        $(grep -Lr mem_get_info --include 'test_*.py' "$here/tests") || tests=1
     rm -rf -- "$site"
-    # pytest returns 5 if no test has that part in its name.
-    [ $tests -eq 0 ] || [ $tests -eq 5 ]
+    return $tests
 }
 python_tests "$@" || {
     echo "the tests of the Python package failed, see above" >&2
