@@ -19,16 +19,17 @@ use partywall::{
     error::{NotFound, Unreachable},
     info::SegmentInfo,
 };
-use partywall_cli::{Context, Failure, Output, cancel_flag, device, lab::Extension};
+use partywall_cli::{Context, Failure, Output, cancel_flag, device, lab::Extension, text::parse_seconds};
 use partywall_os::thread::spawn;
 use serde_json::json;
 
 use crate::{
     BRIDGES, Bridge,
+    attempts::{Attempts, Unreached},
     hosts::{ANSWER, HostEvent, Hosts, announce, host_taken, yields_to},
     identity::Identity,
     link::{Endpoints, Link, bare, is_loopback},
-    message::{HostView, decode},
+    message::{HostView, Refusal, Unanswered, decode},
     name::{RemotePattern, check_host},
     presence::Presence,
     record::BridgeRecord,
@@ -129,6 +130,9 @@ struct BridgeArguments {
 
 #[derive(Debug, Args)]
 struct HostsArguments {
+    /// Give up once the bridge has not answered for so long [default: 20, or 10 if there is no bridge]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    timeout: Option<Duration>,
     #[command(flatten)]
     network: Network,
 }
@@ -343,10 +347,10 @@ pub(crate) fn metadata(info: &SegmentInfo, key: &str) -> Option<String> {
 }
 
 /// Returns the hosts: those that this domain's bridge knows, or with `--connect` those at these addresses.
-fn known_hosts(context: &Context, network: &Network) -> Result<Vec<HostView>, Failure> {
+fn known_hosts(context: &Context, network: &Network, attempts: &Attempts<'_>) -> Result<Vec<HostView>, Failure> {
     let Network { realm, connect, .. } = network;
     if connect.is_empty() {
-        return Ok(view(context, realm)?.1);
+        return Ok(attempts.until(|| view(context, realm, attempts))?.1);
     }
     let endpoints = Endpoints { connect: connect.clone(), ..network.endpoints()? }.check()?;
     if endpoints.identity.is_some() && endpoints.allowed.is_empty() {
@@ -356,39 +360,67 @@ fn known_hosts(context: &Context, network: &Network) -> Result<Vec<HostView>, Fa
     let link = Link::open(realm, &endpoints)?;
     let hosts = Hosts::watch(&link, None)?;
     let is_met = |hosts: &[HostView]| hosts.len() >= connect.len() && hosts.iter().all(|host| host.info.is_some());
-    Ok(hosts.wait_until(Instant::now() + ANSWER, is_met))
+    Ok(hosts.wait_until(Instant::now() + attempts.unknown(), is_met))
 }
 
-/// Returns the bridge of the domain, and the hosts that it knows.
-pub(crate) fn view(context: &Context, realm: &str) -> Result<(LocalBridge, Vec<HostView>), Failure> {
-    let bridge = match context.options().start(false).connect() {
-        Ok(domain) => local_bridge(&domain, realm)?,
+/// Asks the bridge of the domain which hosts it knows, once.
+///
+/// # Errors
+/// [`Unreached`].
+pub(crate) fn view(
+    context: &Context,
+    realm: &str,
+    attempts: &Attempts<'_>,
+) -> Result<(LocalBridge, Vec<HostView>), Unreached> {
+    let domain = match context.options().start(false).connect() {
+        Ok(domain) => Some(domain),
         Err(Error::Unreachable(Unreachable::NoAnswer { .. })) => None,
-        Err(error) => return Err(error.into()),
+        Err(error) => return Err(Failure::from(error).into()),
     };
-    let Some(bridge) = bridge else {
+    let find = || domain.as_ref().map_or(Ok(None), |domain| local_bridge(domain, realm));
+    let Some(bridge) = find()? else {
         let message = "this domain has no bridge that would know other hosts";
         let advice = "start one with `partywall bridge`, or name a bridge of another host with --connect HOST:PORT";
         let failure = Failure::new(ErrorKind::NotFound, message, advice);
-        return Err(failure.with_class("HostNotFound").with_entry("no-bridge"));
+        return Err(Unreached::Unknown(failure.with_class("HostNotFound").with_entry("no-bridge")));
     };
     let mut endpoints = Endpoints { connect: bridge.record.endpoints.clone(), ..Endpoints::default() };
     bridge.complete(&mut endpoints)?;
     let link = Link::open(realm, &endpoints.check()?)?;
     let there = Hosts::watch(&link, None)?;
-    there.wait_until(Instant::now() + ANSWER, |hosts| hosts.iter().any(|host| host.host == bridge.record.host));
-    let key = link.key(format_args!("view/{}/{}", bridge.record.host, bridge.record.instance));
-    let views = link.ask(&key, ANSWER, MAX_VIEW).and_then(|bytes| decode(&bytes));
-    let views = views.map_err(|error| {
-        let message = format!("the bridge of this domain, process {}, {error}", bridge.pid);
-        Failure::new(ErrorKind::Unreachable, message, "see whether it is stopped, and start it again")
-    })?;
-    Ok((bridge, views))
+    let BridgeRecord { host, instance, .. } = &bridge.record;
+    let has_it = |known: &[HostView]| known.iter().any(|view| view.host == *host && view.instance == *instance);
+    let deadline = Instant::now() + ANSWER.min(attempts.left());
+    // It is over, too, once the bridge has ended: the next one is asked then.
+    let is_over = || attempts.is_cancelled() || !matches!(find(), Ok(Some(found)) if found.record == bridge.record);
+    while !has_it(&there.wait_until(deadline.min(Instant::now() + CHECK), has_it)) {
+        if Instant::now() >= deadline || is_over() {
+            return Err(Unreached::Silent(silent_bridge(&bridge, &Unanswered::Silent)));
+        }
+    }
+    let key = link.key(format_args!("view/{host}/{instance}"));
+    let asked = link.question(&key, ANSWER.min(attempts.left()), MAX_VIEW).wait(&is_over);
+    match asked.and_then(|bytes| decode(&bytes)) {
+        Ok(views) => Ok((bridge, views)),
+        Err(error @ (Unanswered::Silent | Unanswered::Refused(Refusal::Busy))) => {
+            Err(Unreached::Silent(silent_bridge(&bridge, &error)))
+        }
+        Err(error) => Err(silent_bridge(&bridge, &error).into()),
+    }
+}
+
+fn silent_bridge(bridge: &LocalBridge, error: &Unanswered) -> Failure {
+    let message = format!("the bridge of this domain, process {}, {error}", bridge.pid);
+    let advice = "see whether it is stopped, give a longer --timeout, or end it and start it again";
+    let failure = Failure::new(ErrorKind::TimedOut, message, advice);
+    failure.with_class("HostUnreachable").with_entry("bridge-silent")
 }
 
 fn hosts(context: &Context, arguments: &HostsArguments) -> Result<(), Failure> {
     let output = context.output();
-    let hosts = known_hosts(context, &arguments.network)?;
+    let note = |text| output.note(text);
+    let attempts = Attempts::new(arguments.timeout, INTERACTIVE, &NEVER).with_note(&note);
+    let hosts = known_hosts(context, &arguments.network, &attempts)?;
     let value = |host: &HostView| {
         json!({
             "host": host.host,
@@ -442,6 +474,15 @@ const PROOF: Duration = Duration::from_secs(1);
 
 /// How long a starting bridge waits for the hosts that it connects to. Afterwards it goes on trying.
 const CONNECT: Duration = Duration::from_secs(2);
+
+/// How long commands wait by default that only ask.
+pub(crate) const INTERACTIVE: Duration = Duration::from_secs(20);
+
+/// How often a command that waits for its bridge looks whether that has ended.
+const CHECK: Duration = Duration::from_millis(200);
+
+/// The flag of commands that any signal ends.
+pub(crate) static NEVER: AtomicBool = AtomicBool::new(false);
 
 /// The most that a bridge may say about its hosts.
 const MAX_VIEW: usize = 1 << 22;

@@ -3,6 +3,7 @@
 //!
 //! | module | holds |
 //! |---|---|
+//! | [`attempts`] | how long commands wait for what does not answer |
 //! | [`commands`] | `bridge`, `hosts`, `pull`, and `ls` and `show` of other hosts |
 //! | [`content`] | the bytes of a version, their root, and the proof of a piece |
 //! | [`hosts`] | which hosts are there |
@@ -22,6 +23,7 @@
 //! it is used, and a peer can harm its own streams only.
 #![forbid(unsafe_code)]
 
+mod attempts;
 mod commands;
 mod content;
 mod hosts;

@@ -158,6 +158,8 @@ impl Link {
         // More than this from a peer that floods is dropped, and the answer then lacks a part.
         let (send, replies) = mpsc::sync_channel(limit / PIECE_BYTES + 4);
         let deadline = Instant::now() + within;
+        // At its own time-out zenoh answers with an error, which would be read as one of a peer.
+        let within = within.saturating_add(Duration::from_secs(1));
         let get = self.session.get(key).target(QueryTarget::All).consolidation(ConsolidationMode::None);
         let get = get.congestion_control(CongestionControl::Block).timeout(within);
         let get = get.callback(move |reply| drop(send.try_send(reply)));

@@ -7,7 +7,10 @@
 //! and `tensors`, each with `name`, `dtype`, `shape`, `strides`, `bytes`.
 
 use std::{
-    sync::{Arc, atomic::AtomicBool, atomic::Ordering, mpsc},
+    sync::{
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
     time::{Duration, Instant},
 };
 
@@ -25,7 +28,8 @@ use serde_json::{Value, json};
 use zenoh::Wait as _;
 
 use crate::{
-    commands::{LocalBridge, Network, metadata, view},
+    attempts::{Attempts, Unreached},
+    commands::{INTERACTIVE, LocalBridge, NEVER, Network, metadata, view},
     hosts::{ANSWER, Hosts},
     link::{Endpoints, Link, bare},
     manifest::{MAX_MANIFEST, Manifest},
@@ -60,9 +64,10 @@ pub(crate) struct PullArguments {
     /// Give the name to another process: it ends with the member of this token
     #[arg(long, value_name = "TOKEN", conflicts_with = "hold")]
     owner: Option<u64>,
-    /// Give up once no byte has come for so long
-    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = parse_seconds)]
-    timeout: Duration,
+    /// Give up once no byte has come for so long [default: 60, or 10 for a bridge or a host that nobody
+    /// knows]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    timeout: Option<Duration>,
     #[command(flatten)]
     network: Network,
 }
@@ -76,7 +81,7 @@ struct Puller<'a> {
     name: String,
     link: Link,
     hosts: Hosts,
-    cancel: Arc<AtomicBool>,
+    cancel: &'a AtomicBool,
 }
 
 /// What a version is pulled with.
@@ -96,22 +101,25 @@ pub(crate) fn pull(context: &Context, arguments: &PullArguments) -> Result<(), F
         let message = format!("cannot follow {from}: a version does not change");
         return Err(Failure::new(ErrorKind::Usage, message, "leave out the version, or --follow"));
     }
-    let wanted: Vec<_> = [&from.host].into_iter().chain(&arguments.also).cloned().collect();
-    let (link, hosts) = reach(context, &arguments.network, &wanted)?;
-    let domain = context.options().connect()?;
-    let place = device::place(context.output(), arguments.device)?;
+    let output = context.output();
+    let place = device::place(output, arguments.device)?;
     let cancel = cancel_flag()?;
-    let puller = Puller { context, arguments, domain, place, name, link, hosts, cancel };
-    if arguments.follow { puller.follow() } else { puller.once() }
+    let note = |text| output.note(text);
+    let attempts = Attempts::new(arguments.timeout, SILENCE, &cancel).with_note(&note);
+    let wanted: Vec<_> = [&from.host].into_iter().chain(&arguments.also).cloned().collect();
+    let (link, hosts) = reach(context, &arguments.network, &wanted, &attempts)?;
+    let domain = context.options().connect()?;
+    let puller = Puller { context, arguments, domain, place, name, link, hosts, cancel: &cancel };
+    if arguments.follow { puller.follow(&attempts) } else { puller.once(&attempts) }
 }
 
 impl Puller<'_> {
-    fn once(&self) -> Result<(), Failure> {
-        let wanted = self.wanted(self.arguments.timeout)?;
+    fn once(&self, attempts: &Attempts<'_>) -> Result<(), Failure> {
+        let wanted = self.wanted(attempts, attempts.left())?;
         let segment = self.pull(&wanted)?;
         match segment {
             Some(segment) if self.arguments.hold => {
-                match segment.wait_withdrawn(Wait::from(Duration::MAX).cancelled_by(&*self.cancel)) {
+                match segment.wait_withdrawn(Wait::from(Duration::MAX).cancelled_by(self.cancel)) {
                     Ok(_) | Err(Error::Cancelled { .. }) => Ok(()),
                     Err(error) => Err(error.into()),
                 }
@@ -122,7 +130,7 @@ impl Puller<'_> {
     }
 
     /// Pulls each version that is the newest when the one before is there.
-    fn follow(&self) -> Result<(), Failure> {
+    fn follow(&self, attempts: &Attempts<'_>) -> Result<(), Failure> {
         let output = self.context.output();
         let from = &self.arguments.from;
         let (send, news) = mpsc::sync_channel(1);
@@ -136,50 +144,53 @@ impl Puller<'_> {
             }
         });
         subscriber.background().wait().map_err(|error| Failure::system("following the names of a host", error))?;
-        let mut pulled = None;
-        let mut is_first = true;
-        let mut said = String::new();
+        let release = |segment: Option<Segment>| segment.map_or(Ok(()), Segment::release);
+        let first = self.wanted(attempts, attempts.left())?;
+        release(self.pull(&first)?)?;
+        let mut pulled = (first.manifest.version, first.manifest.root);
+        let mut said = None;
         while !self.cancel.load(Ordering::Relaxed) {
-            let wanted = self.wanted(if is_first { self.arguments.timeout } else { ANSWER });
-            let done = wanted.and_then(|wanted| {
-                let version = (wanted.manifest.version, wanted.manifest.root);
-                if pulled.as_ref() != Some(&version) {
-                    if let Some(segment) = self.pull(&wanted)? {
-                        segment.release()?;
-                    }
-                    pulled = Some(version);
-                }
-                Ok(())
-            });
-            match done {
-                Ok(()) => said.clear(),
-                Err(failure) if is_first => return Err(failure),
-                // The source may come back, and a newer version may be right.
-                Err(failure) if failure.error.is_none() || is_of_source(&failure) => {
-                    if said != failure.message && !self.cancel.load(Ordering::Relaxed) {
-                        output.remark(&failure.message);
-                        said = failure.message;
-                    }
-                }
-                Err(failure) => return Err(failure),
-            }
-            is_first = false;
-            let until = Instant::now() + LOOK;
+            let until = Instant::now() + POLL;
             while !self.cancel.load(Ordering::Relaxed) && Instant::now() < until {
                 if news.recv_timeout(Duration::from_millis(100)).is_ok() {
                     break;
                 }
             }
+            // That the host is lost is said soon. A host that is there may have a large version to hash.
+            let attempts = Attempts::new(Some(ANSWER), ANSWER, self.cancel);
+            let done = self.wanted(&attempts, self.timeout()).and_then(|wanted| {
+                let version = (wanted.manifest.version, wanted.manifest.root);
+                if pulled != version {
+                    release(self.pull(&wanted)?)?;
+                    pulled = version;
+                }
+                Ok(())
+            });
+            match done {
+                Ok(()) => said = None,
+                Err(failure) if may_pass(&failure) => {
+                    if said != Some(failure.kind) && !self.cancel.load(Ordering::Relaxed) {
+                        output.remark(format!("{}; trying again", failure.message));
+                        said = Some(failure.kind);
+                    }
+                }
+                Err(failure) => return Err(failure),
+            }
         }
         Ok(())
     }
 
-    /// Asks the host for the manifest.
-    fn wanted(&self, within: Duration) -> Result<Wanted, Failure> {
+    /// Asks the host for the manifest. `within` is how long one that is there may take to answer: it may have to hash the
+    /// version.
+    fn wanted(&self, attempts: &Attempts<'_>, within: Duration) -> Result<Wanted, Failure> {
         let from = &self.arguments.from;
-        let (manifest, table) = manifest(&self.link, &self.hosts, from, within, &self.cancel)?;
+        let (manifest, table) = manifest(&self.link, &self.hosts, from, "pull", attempts, within)?;
         let from = RemoteName { version: Some(manifest.version), ..from.clone() };
         Ok(Wanted { from, manifest, table })
+    }
+
+    fn timeout(&self) -> Duration {
+        self.arguments.timeout.unwrap_or(SILENCE)
     }
 
     /// Pulls a version, unless it is there. Of several processes that want it, one pulls it.
@@ -221,12 +232,12 @@ impl Puller<'_> {
     }
 
     fn put(&self, wanted: &Wanted, claim: Option<Claim>, root: &str) -> Result<Segment, Failure> {
-        let PullArguments { also, timeout, hold, owner, .. } = self.arguments;
+        let PullArguments { also, hold, owner, .. } = self.arguments;
         let threads = default_threads();
         let sources = [&wanted.from.host].into_iter().chain(also).cloned().collect();
         let session = (self.link.clone(), self.hosts.clone());
         let from = wanted.from.clone();
-        let content = RemoteContent::new(session, from, &wanted.manifest, sources, threads, *timeout);
+        let content = RemoteContent::new(session, from, &wanted.manifest, sources, threads, self.timeout());
         let origin = wanted.from.to_string();
         let own = [(ORIGIN, &*origin), (ROOT, root)];
         let kept = wanted.table.metadata().filter(|(key, _)| ![ORIGIN, ROOT].contains(key));
@@ -236,7 +247,7 @@ impl Puller<'_> {
         let progress = progress::of_bytes(self.context.output(), &self.name, plan.total_bytes());
         let add = |bytes| progress.inc(bytes);
         let put = self.domain.put(&self.name, self.place).kept(!hold && owner.is_none()).threads(threads);
-        let put = put.when_some(*owner, Put::owner).progress(&add).cancel(&self.cancel);
+        let put = put.when_some(*owner, Put::owner).progress(&add).cancel(self.cancel);
         let put = match claim {
             Some(claim) => put.claimed(claim, &plan),
             None => put.plan(&plan),
@@ -270,40 +281,52 @@ impl Puller<'_> {
 
     /// Another process pulls for as long as it makes progress, which this one does not see.
     fn waiting(&self) -> Wait<'_> {
-        Wait::from(Duration::MAX).cancelled_by(&*self.cancel)
+        Wait::from(Duration::MAX).cancelled_by(self.cancel)
     }
 }
 
-/// Returns whether a failure is one of the other host, so that a newer version of it may be pulled.
-fn is_of_source(failure: &Failure) -> bool {
-    matches!(failure.error.as_deref(), Some(Error::File(_)))
+/// Returns whether a follower goes on after a failure: if it is one of the other host, which may come back or commit a
+/// version that is right, or a lack of memory here.
+fn may_pass(failure: &Failure) -> bool {
+    match failure.error.as_deref() {
+        None | Some(Error::File(_)) => true,
+        Some(error) => matches!(error.kind(), ErrorKind::Refused | ErrorKind::Device),
+    }
 }
 
-/// Opens a session with hosts.
-fn reach(context: &Context, network: &Network, wanted: &[String]) -> Result<(Link, Hosts), Failure> {
+/// Opens a session with hosts. The first of them has to be known.
+fn reach(
+    context: &Context,
+    network: &Network,
+    wanted: &[String],
+    attempts: &Attempts<'_>,
+) -> Result<(Link, Hosts), Failure> {
     let mut endpoints = Endpoints { connect: network.connect.clone(), ..network.endpoints()? };
     endpoints.allowed.extend(wanted.iter().cloned());
     if network.connect.is_empty() {
-        let deadline = Instant::now() + ANSWER;
-        let (bridge, known) = loop {
-            let (bridge, known) = view(context, &network.realm)?;
-            // One that has just come has not said where it listens.
-            let is_new = |view: &HostView| wanted.contains(&view.host) && view.unreachable_ms.is_none();
-            let is_asked = known.iter().any(|view| is_new(view) && view.info.is_none() && view.foreign.is_none());
-            if !is_asked || Instant::now() >= deadline {
-                break (bridge, known);
+        let start = Instant::now();
+        let (bridge, connect, missing) = attempts.until(|| {
+            let (bridge, known) = view(context, &network.realm, attempts)?;
+            let mut connect = addresses(&wanted[0], &bridge, &known)?;
+            let mut missing = Vec::new();
+            // The others are there for the case that the first one is not.
+            for host in &wanted[1..] {
+                match addresses(host, &bridge, &known) {
+                    Ok(found) => connect.extend(found),
+                    // It has just come, and has not said where it listens.
+                    Err(Unreached::Silent(failure)) if is_there(host, &known) && start.elapsed() < ANSWER => {
+                        return Err(Unreached::Silent(failure));
+                    }
+                    Err(Unreached::Final(failure) | Unreached::Unknown(failure) | Unreached::Silent(failure)) => {
+                        missing.push(failure.message);
+                    }
+                }
             }
-            std::thread::sleep(Duration::from_millis(100));
-        };
+            Ok((bridge, connect, missing))
+        })?;
         bridge.complete(&mut endpoints)?;
-        for (number, host) in wanted.iter().enumerate() {
-            match addresses(host, &bridge, &known) {
-                Ok(found) => endpoints.connect.extend(found),
-                // It is there for the case that one of them is not.
-                Err(failure) if number > 0 => context.output().remark(failure.message),
-                Err(failure) => return Err(failure),
-            }
-        }
+        endpoints.connect.extend(connect);
+        missing.iter().for_each(|message| context.output().remark(message));
     }
     let link = Link::open(&network.realm, &endpoints.check()?)?;
     let hosts = Hosts::watch(&link, None)?;
@@ -311,74 +334,79 @@ fn reach(context: &Context, network: &Network, wanted: &[String]) -> Result<(Lin
 }
 
 /// Returns where a host listens.
-fn addresses(host: &str, bridge: &LocalBridge, known: &[HostView]) -> Result<Vec<String>, Failure> {
+fn addresses(host: &str, bridge: &LocalBridge, known: &[HostView]) -> Result<Vec<String>, Unreached> {
     if *host == bridge.record.host {
         let message = format!("//{host} is this host");
         let advice = "use its names without //HOST/, and `partywall cp`";
-        return Err(Failure::new(ErrorKind::Usage, message, advice));
+        return Err(Failure::new(ErrorKind::Usage, message, advice).into());
     }
-    let found = known.iter().find(|view| view.host == *host).ok_or_else(|| no_host(host, known))?;
+    let found = known.iter().find(|view| view.host == *host);
+    let found = found.ok_or_else(|| Unreached::Unknown(no_host(host, known)))?;
     refuse_foreign(found)?;
-    let info = found.info.as_ref().ok_or_else(|| unreachable(host, found.unreachable_ms))?;
+    let info = found.info.as_ref().ok_or_else(|| Unreached::Silent(unreachable(host, found.unreachable_ms)))?;
     if info.endpoints.is_empty() {
         let message = format!("//{host} listens at no address that other hosts reach");
-        return Err(Failure::new(ErrorKind::Refused, message, "start its bridge with --listen and such an address"));
+        let advice = "start its bridge with --listen and such an address";
+        return Err(Failure::new(ErrorKind::Refused, message, advice).into());
     }
     Ok(info.endpoints.iter().take(MAX_ENDPOINTS).map(|endpoint| bare(endpoint).to_owned()).collect())
 }
 
-/// Waits for a host, and returns its instance.
-fn instance(hosts: &Hosts, host: &str, deadline: Instant, cancel: &AtomicBool) -> Result<String, Failure> {
-    loop {
-        let slice = deadline.min(Instant::now() + Duration::from_millis(200));
-        let is_there = |view: &&HostView| view.host == host && view.unreachable_ms.is_none();
-        let known = hosts.wait_until(slice, |known| known.iter().any(|view| is_there(&view)));
-        if let Some(found) = known.iter().find(is_there) {
-            return Ok(found.instance.clone());
-        }
-        if cancel.load(Ordering::Relaxed) {
-            return Err(Error::Cancelled { what: format!("waiting for //{host}") }.into());
-        }
-        if Instant::now() >= deadline {
-            let found = known.iter().find(|view| view.host == host);
-            return Err(match found {
-                None if !known.is_empty() => no_host(host, &known),
-                found => unreachable(host, found.and_then(|found| found.unreachable_ms)),
-            });
-        }
+fn is_there(host: &str, known: &[HostView]) -> bool {
+    known.iter().any(|view| view.host == host && view.unreachable_ms.is_none())
+}
+
+/// Waits a moment for a host, and returns its instance.
+fn instance(hosts: &Hosts, host: &str, attempts: &Attempts<'_>) -> Result<String, Unreached> {
+    let moment = Instant::now() + attempts.left().min(Duration::from_millis(200));
+    let known = hosts.wait_until(moment, |known| is_there(host, known));
+    let found = known.iter().find(|view| view.host == host);
+    match found {
+        Some(found) if found.unreachable_ms.is_none() => Ok(found.instance.clone()),
+        None if !known.is_empty() => Err(Unreached::Unknown(no_host(host, &known))),
+        found => Err(Unreached::Silent(unreachable(host, found.and_then(|found| found.unreachable_ms)))),
     }
 }
 
-/// Asks a host for the manifest of a name, until it answers.
+/// Asks a host at the key of its instance until it answers, each time for at most `within`. `failed` describes what it
+/// answers instead.
+fn ask<T>(
+    (link, hosts): (&Link, &Hosts),
+    host: &str,
+    key: impl Fn(&str) -> String,
+    (attempts, within): (&Attempts<'_>, Duration),
+    read: impl Fn(&[u8]) -> Result<T, Unanswered>,
+    failed: impl Fn(&Unanswered) -> Failure,
+) -> Result<T, Failure> {
+    attempts.until(|| {
+        let instance = instance(hosts, host, attempts)?;
+        let is_cancelled = || attempts.is_cancelled();
+        let asked = link.question(&key(&instance), within, MAX_MANIFEST).wait(&is_cancelled);
+        asked.and_then(|bytes| read(&bytes)).map_err(|error| match &error {
+            Unanswered::Silent | Unanswered::Refused(Refusal::Busy) => Unreached::Silent(failed(&error)),
+            _ => failed(&error).into(),
+        })
+    })
+}
+
+/// Asks a host for the manifest of a name.
 fn manifest(
     link: &Link,
     hosts: &Hosts,
     from: &RemoteName,
+    verb: &str,
+    attempts: &Attempts<'_>,
     within: Duration,
-    cancel: &AtomicBool,
 ) -> Result<(Manifest, Table<Vec<u8>>), Failure> {
-    let deadline = Instant::now() + within;
-    loop {
-        let instance = instance(hosts, &from.host, deadline, cancel)?;
-        let left = deadline.saturating_duration_since(Instant::now());
-        let is_cancelled = || cancel.load(Ordering::Relaxed);
-        let asked = link.question(&manifest_key(link, &instance, from), left, MAX_MANIFEST).wait(&is_cancelled);
-        if is_cancelled() {
-            return Err(Error::Cancelled { what: format!("waiting for //{}", from.host) }.into());
+    let read = |bytes: &[u8]| {
+        let (manifest, table) = Manifest::read(bytes)?;
+        if manifest.name != from.name || from.version.is_some_and(|version| version != manifest.version) {
+            return Err(Unanswered::Malformed("it is of another name or version"));
         }
-        match asked.and_then(|bytes| Manifest::read(&bytes)) {
-            Ok((manifest, _))
-                if manifest.name != from.name || from.version.is_some_and(|version| version != manifest.version) =>
-            {
-                return Err(unanswered(from, &Unanswered::Malformed("it is of another name or version")));
-            }
-            Ok(found) => return Ok(found),
-            Err(Unanswered::Silent | Unanswered::Refused(Refusal::Busy)) if Instant::now() < deadline => {
-                std::thread::sleep(Duration::from_millis(50));
-            }
-            Err(error) => return Err(unanswered(from, &error)),
-        }
-    }
+        Ok((manifest, table))
+    };
+    let key = |instance: &str| manifest_key(link, instance, from);
+    ask((link, hosts), &from.host, key, (attempts, within), read, |error| unanswered(from, verb, error))
 }
 
 /// Lists the names that a host exports.
@@ -388,13 +416,21 @@ pub(crate) fn ls(context: &Context, text: &str) -> Result<(), Failure> {
     let usage = |why: String| Failure::new(ErrorKind::Usage, why, "give //HOST, or //HOST/PATTERN");
     let host = check_host(host).map_err(usage)?;
     let pattern = pattern.filter(|pattern| !pattern.is_empty()).map(Pattern::new).transpose().map_err(usage)?;
-    let (link, hosts) = reach(context, &Network::of_the_bridge(), std::slice::from_ref(&host))?;
-    let instance = instance(&hosts, &host, Instant::now() + ANSWER, &NEVER)?;
-    let asked = link.ask(&link.key(format_args!("names/{host}/{instance}")), ANSWER, MAX_MANIFEST);
-    let names = asked.and_then(|bytes| decode::<Vec<ExportedName>>(&bytes));
-    let mut names = names.map_err(|error| Failure::new(ErrorKind::Unreachable, format!("//{host} {error}"), ""))?;
-    names.retain(|name| pattern.as_ref().is_none_or(|pattern| pattern.matches(&name.name)));
     let output = context.output();
+    let note = |text| output.note(text);
+    let attempts = Attempts::new(None, INTERACTIVE, &NEVER).with_note(&note);
+    let (link, hosts) = reach(context, &Network::of_the_bridge(), std::slice::from_ref(&host), &attempts)?;
+    let key = |instance: &str| link.key(format_args!("names/{host}/{instance}"));
+    let failed = |error: &Unanswered| {
+        let kind = if *error == Unanswered::Silent { ErrorKind::TimedOut } else { ErrorKind::Refused };
+        let message = format!("cannot list //{host}: it {error}");
+        let advice = "see whether that host runs (`partywall hosts`) and has the same release of Partywall";
+        let class = if *error == Unanswered::Silent { "HostUnreachable" } else { "Error" };
+        Failure::new(kind, message, advice).with_class(class)
+    };
+    let within = (&attempts, ANSWER);
+    let mut names = ask((&link, &hosts), &host, key, within, decode::<Vec<ExportedName>>, failed)?;
+    names.retain(|name| pattern.as_ref().is_none_or(|pattern| pattern.matches(&name.name)));
     let value = |name: &ExportedName| {
         let ExportedName { name, kind, version, place, bytes, tensors } = name;
         json!({ "name": name, "kind": kind, "version": version, "place": place, "bytes": bytes, "tensors": tensors })
@@ -417,11 +453,13 @@ pub(crate) fn ls(context: &Context, text: &str) -> Result<(), Failure> {
 pub(crate) fn show(context: &Context, text: &str) -> Result<(), Failure> {
     let from: RemoteName =
         text.parse().map_err(|why: String| Failure::new(ErrorKind::Usage, why, "give //HOST/NAME[@V]"))?;
-    let (link, hosts) = reach(context, &Network::of_the_bridge(), std::slice::from_ref(&from.host))?;
-    // The host may have to hash the version first.
-    let (manifest, table) = manifest(&link, &hosts, &from, Duration::from_secs(60), &NEVER)?;
-    let root = Hash::from_bytes(manifest.root).to_hex();
     let output = context.output();
+    let note = |text| output.note(text);
+    // The host may have to hash the version first.
+    let attempts = Attempts::new(None, SILENCE, &NEVER).with_note(&note);
+    let (link, hosts) = reach(context, &Network::of_the_bridge(), std::slice::from_ref(&from.host), &attempts)?;
+    let (manifest, table) = manifest(&link, &hosts, &from, "show", &attempts, attempts.left())?;
+    let root = Hash::from_bytes(manifest.root).to_hex();
     let tensors = table.in_given_order();
     let values = tensors.iter().map(|tensor| {
         json!({
@@ -477,7 +515,7 @@ fn refuse_foreign(view: &HostView) -> Result<(), Failure> {
 }
 
 /// Returns the failure of a question about a name.
-fn unanswered(from: &RemoteName, error: &Unanswered) -> Failure {
+fn unanswered(from: &RemoteName, verb: &str, error: &Unanswered) -> Failure {
     let host = &from.host;
     let (kind, class, advice) = match error {
         Unanswered::Refused(Refusal::NoName) => (
@@ -515,7 +553,7 @@ fn unanswered(from: &RemoteName, error: &Unanswered) -> Failure {
         }
         _ => (ErrorKind::Refused, "Error", "try again, or pull from another host".into()),
     };
-    let failure = Failure::new(kind, format!("cannot pull {from}: //{host} {error}"), advice);
+    let failure = Failure::new(kind, format!("cannot {verb} {from}: //{host} {error}"), advice);
     failure.with_class(class).with_entry("cannot-pull")
 }
 
@@ -528,7 +566,8 @@ const TURNS: &str = ".pull/";
 /// The addresses of a host that are tried.
 const MAX_ENDPOINTS: usize = 16;
 
-/// How often a follower looks at the origin without being told to.
-const LOOK: Duration = Duration::from_secs(5);
+/// How often a follower asks the origin without being told to.
+const POLL: Duration = Duration::from_secs(5);
 
-static NEVER: AtomicBool = AtomicBool::new(false);
+/// How long a pull goes on by default while no byte comes.
+const SILENCE: Duration = Duration::from_secs(60);

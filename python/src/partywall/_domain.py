@@ -18,7 +18,7 @@ from partywall._options import (
     ClaimOptions,
     CommitOptions,
     FileOptions,
-    NetworkOptions,
+    HostsOptions,
     PublishOptions,
     PullOptions,
     UrlOptions,
@@ -331,12 +331,12 @@ class Domain(Handle[_native.Domain]):
         return Replicas(self, access, ["--follow", *flags, "--", *words])
 
     @spelled_out
-    def hosts(self, **options: Unpack[NetworkOptions]) -> list[Host]:
+    def hosts(self, **options: Unpack[HostsOptions]) -> list[Host]:
         """Lists the hosts that this domain's bridge knows, or those at `connect`, by name.
 
-        Raises `HostNotFound` if there is no bridge. Needs the program `partywall-bridge`.
+        Raises `HostNotFound` if there is no bridge, `HostUnreachable` if it does not answer. Needs the program `partywall-bridge`.
         """
-        words = _command.flags(converted(options, NetworkOptions))
+        words = _command.flags(converted(options, HostsOptions))
         return [
             Host(
                 name=host["host"],

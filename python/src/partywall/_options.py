@@ -88,6 +88,13 @@ class NetworkOptions(TypedDict, total=False):
     """The realm of the bridges, by default `default`."""
 
 
+class HostsOptions(NetworkOptions, total=False):
+    """Options of the list of hosts."""
+
+    timeout: float | None
+    """The seconds that the bridge may take to answer, by default 20, or 10 if there is none."""
+
+
 class PullOptions(_Allocation, NetworkOptions, total=False):
     """Options of a version that is copied from another host."""
 
@@ -95,7 +102,7 @@ class PullOptions(_Allocation, NetworkOptions, total=False):
     also: str | Sequence[str] | None
     """Further hosts that are asked for the same content."""
     timeout: float | None
-    """The seconds without a byte after which it fails, by default 60."""
+    """The seconds without a byte after which it fails, by default 60, or 10 if nobody knows the bridge or the host."""
 
 
 F = TypeVar("F", bound=Callable[..., Any])

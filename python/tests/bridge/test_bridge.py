@@ -59,7 +59,7 @@ def test_hosts_are_listed_with_their_states(pair, host):
     c = host("c")
     eventually(lambda: b.members() == 1)
     with pytest.raises(pw.HostNotFound, match="this domain has no bridge") as raised:
-        b.domain.hosts()
+        b.domain.hosts(timeout=0)
     assert_quoted(raised.value)
     assert [found.name for found in b.domain.hosts(connect=c.endpoint)] == ["c"]
     assert b.domain.hosts(connect=[c.endpoint], realm="other") == []
@@ -74,7 +74,7 @@ def test_failures_are_the_usual_exceptions(pair):
         (pw.NameNotFound, "//a/nothing", {}),
         (pw.VersionNotFound, "//a/llm@7", {}),
         (pw.WrongKind, "//a/live", {}),
-        (pw.HostNotFound, "//z/llm", {}),
+        (pw.HostNotFound, "//z/llm", {"timeout": 5}),
         (pw.HostUnreachable, "//a/llm", {"connect": "127.0.0.1:9", "timeout": 0.1}),
         (pw.BadValue, "//a/llm", {"connect": ["10.1.2.3:7447"]}),
     ]:
@@ -94,6 +94,22 @@ def test_failures_are_the_usual_exceptions(pair):
     with pytest.raises(TypeError, match="unexpected keyword"):
         b.domain.pull("//a/llm", device="host", mutable=True)
     assert [name.name for name in b.domain.ls() if not name.name.startswith(".")] == []
+
+
+# Holds 408.
+def test_calls_wait_for_a_bridge_that_is_stopped(pair):
+    a, b = pair
+    a.domain.put("llm", LAYER)
+    b.bridge.send_signal(signal.SIGSTOP)
+    with pytest.raises(pw.HostUnreachable, match="the bridge of this domain") as raised:
+        b.domain.hosts(timeout=1)
+    assert_quoted(raised.value)
+    # For longer than one question waits.
+    threading.Timer(6, b.bridge.send_signal, [signal.SIGCONT]).start()
+    with b.domain.follow("//a/llm", "followed", "host") as replicas:
+        assert [host.name for host in b.domain.hosts()] == ["a"]
+        with b.domain.pull("//a/llm", device="host") as pulled, next(replicas) as followed:
+            assert pulled.metadata["origin"] == followed.metadata["origin"] == "//a/llm@1"
 
 
 # Holds 408.

@@ -10,7 +10,7 @@ fn hosts_know_each_other_and_a_lost_one_is_unreachable() {
     let a = Host::start("a", &[], &["--export", "llm"]);
     let mut b = Host::start("b", &[&a], &[]);
     let first = a.await_state("b", "alive");
-    assert_eq!(b.await_state("a", "alive")["endpoints"][0], a.endpoint);
+    eventually("its address is known", || b.view("a")["endpoints"][0] == a.endpoint);
     assert_eq!(b.view("b"), serde_json::Value::Null);
     b.bridge.take().unwrap().kill();
     assert!(a.await_state("b", "unreachable")["unreachable_seconds"].is_number());
@@ -24,7 +24,7 @@ fn hosts_know_each_other_and_a_lost_one_is_unreachable() {
     ended.wait().expect(0);
     a.await_state("b", "unreachable");
     // Without a bridge the addresses are given, and without those the error says how.
-    let missing = b.run(&["hosts"]).expect(3);
+    let missing = b.run(&["hosts", "--timeout", "0"]).expect(3);
     assert!(missing.stderr.contains("--connect HOST:PORT"), "{missing:?}");
     let seen = b.run(&["--json", "hosts", "--connect", &a.endpoint]).expect(0).json();
     assert_eq!(seen["hosts"][0]["host"], "a");

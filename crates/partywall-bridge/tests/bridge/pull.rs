@@ -1,12 +1,12 @@
 //! Segments that are pulled: equal to their origins, once a host, despite hosts that end, lie or withdraw.
 
-use std::{fs, io::Read, path::PathBuf, sync::Arc, time::Duration};
+use std::{fs, io::Read, path::PathBuf, sync::Arc, thread, time::Duration};
 
 use partywall::{
     DType, Domain, Place,
     cuda::{DeviceBuffer, ForeignMemory},
 };
-use partywall_harness::{Output, Running, eventually, noise};
+use partywall_harness::{Output, Running, Sandbox, Signal, eventually, noise};
 
 use crate::{Host, command};
 
@@ -186,7 +186,7 @@ fn legacy_memory_is_refused_by_name() {
 
 /// Starts a host on the simulated driver, with one GPU, which exports everything.
 fn simulated(name: &str, others: &[&Host]) -> Host {
-    let sandbox = partywall_harness::Sandbox::simulated(1);
+    let sandbox = Sandbox::simulated(1);
     let endpoint = "127.0.0.1:0".into();
     let mut host = Host { sandbox, name: name.into(), bridge: None, endpoint, network: None };
     let connect: Vec<_> = others.iter().map(|other| &other.endpoint[..]).collect();
@@ -215,6 +215,56 @@ fn pull_goes_on_after_its_source_was_started_anew() {
     a.bridge(&[], &["--export", "*"]);
     puller.wait().expect(0);
     assert!(get(&b, "llm") == bytes);
+}
+
+// Holds 447.
+#[test]
+fn commands_wait_for_bridges_that_start_again_or_are_stopped() {
+    let (mut a, mut b) = pair();
+    put(&a, "llm", b"bytes");
+    let mut number = 0;
+    let mut begin = |b: &Host| {
+        number += 1;
+        // Not here yet.
+        let name = format!("copy/{number}");
+        let pull = b.spawn(&["pull", "//a/llm", &name, "--device", "host", "--timeout", "100"]);
+        vec![pull, b.spawn(&["hosts", "--timeout", "100"])]
+    };
+    // These two have no option for it: if nobody knows a bridge or a host, they wait less long than one may take to start.
+    let ask = |b: &Host| vec![b.spawn(&["ls", "//a"]), b.spawn(&["show", "//a/llm"])];
+    let succeed = |commands: Vec<Running>| {
+        for command in commands {
+            let said = command.wait().expect(0).text();
+            assert!(said.contains("//a"), "{said}");
+        }
+    };
+    // The other host is started anew.
+    a.bridge.take().unwrap().kill();
+    let commands = [begin(&b), ask(&b)];
+    a.bridge(&[], &["--export", "*"]);
+    commands.into_iter().for_each(succeed);
+    // This one is.
+    b.bridge.take().unwrap().kill();
+    let commands = begin(&b);
+    b.bridge(&[&a.endpoint], &[]);
+    succeed(commands);
+    // Either is stopped, for longer than one question waits.
+    for stopped in [&a, &b] {
+        let bridge = stopped.bridge.as_ref().unwrap();
+        bridge.signal(Signal::STOP);
+        let commands = [begin(&b), ask(&b)];
+        thread::sleep(Duration::from_secs(6));
+        bridge.signal(Signal::CONT);
+        commands.into_iter().for_each(succeed);
+    }
+    // Another host comes for the first time.
+    let pull = b.spawn(&["pull", "//c/own", "--device", "host", "--timeout", "100"]);
+    let endpoint = "127.0.0.1:0".into();
+    let mut c = Host { sandbox: Sandbox::new(), name: "c".into(), bridge: None, endpoint, network: None };
+    put(&c, "own", b"bytes");
+    c.bridge(&[&b.endpoint], &["--export", "*"]);
+    pull.wait().expect(0);
+    drop(c);
 }
 
 // Holds 447.
@@ -255,7 +305,7 @@ fn another_host_with_the_content_takes_over() {
 fn too_little_memory_is_said_before_the_first_byte() {
     let a = Host::start("a", &[], &["--export", "*"]);
     put(&a, "llm", &noise(8 << 20, 1));
-    let sandbox = partywall_harness::Sandbox::new();
+    let sandbox = Sandbox::new();
     sandbox.run(["serve", "--background", "--max-bytes", "4MiB"]).expect(0);
     let arguments = ["pull", "//a/llm", "--device", "host", "--connect", &a.endpoint];
     let refused = Running::spawn(&mut command(&sandbox, &arguments)).wait().expect(5);
@@ -273,7 +323,7 @@ fn follower_takes_the_newest_version() {
     put(&a, "llm", b"two");
     assert!(follower.line().contains("//a/llm@2"));
     assert!(get(&b, "llm") == b"two");
-    follower.signal(partywall_harness::Signal::TERM);
+    follower.signal(Signal::TERM);
     follower.wait().expect(0);
 }
 
