@@ -478,7 +478,7 @@ const CONNECT: Duration = Duration::from_secs(2);
 /// How long commands wait by default that only ask.
 pub(crate) const INTERACTIVE: Duration = Duration::from_secs(20);
 
-/// How often a command that waits for its bridge looks whether that has ended.
+/// How often a command that waits for its bridge checks whether that has ended.
 const CHECK: Duration = Duration::from_millis(200);
 
 /// The flag of commands that any signal ends.

@@ -478,6 +478,8 @@ const RETRY: Duration = Duration::from_millis(50);
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use partywall::{DType, TableBuilder, info::Table};
     use zenoh::{Wait, liveliness::LivelinessToken, query::Query};
 
@@ -589,6 +591,28 @@ mod tests {
         assert!(pull(&bytes, &[("liar", &liar), ("good", &good)], timeout).unwrap() == bytes);
         let alone = what(pull(&bytes, &[("liar", &liar)], timeout).unwrap_err());
         assert!(alone.contains("//liar sent a wrong piece 3"), "{alone}");
+    }
+
+    // Holds 448.
+    #[test]
+    fn pieces_come_from_each_source_that_has_the_content() {
+        static OTHER_HAS_SENT: AtomicBool = AtomicBool::new(false);
+        let bytes: Vec<u8> = content().repeat(8);
+        // It keeps its pieces until the other one has sent some.
+        let first = peer("first", &bytes, |query, piece, bytes, tree| {
+            let (query, bytes, proof) = (query.clone(), bytes.to_vec(), encode(&Proof(tree.path(piece))));
+            std::thread::spawn(move || {
+                while !OTHER_HAS_SENT.load(Ordering::Relaxed) {
+                    std::thread::sleep(RETRY);
+                }
+                reply(&query, bytes, &proof).unwrap();
+            });
+        });
+        let second = peer("second", &bytes, |query, piece, bytes, tree| {
+            right(query, piece, bytes, tree);
+            OTHER_HAS_SENT.store(true, Ordering::Relaxed);
+        });
+        assert!(pull(&bytes, &[("first", &first), ("second", &second)], Duration::from_secs(6)).unwrap() == bytes);
     }
 
     // Holds 448.

@@ -566,7 +566,7 @@ const TURNS: &str = ".pull/";
 /// The addresses of a host that are tried.
 const MAX_ENDPOINTS: usize = 16;
 
-/// How often a follower asks the origin without being told to.
+/// How often a follower asks the origin without being notified.
 const POLL: Duration = Duration::from_secs(5);
 
 /// How long a pull goes on by default while no byte comes.

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import partywall as pw
+from partywall._program import PROGRAM
 
 from ..conftest import WATCHDOG, eventually
 from ..host.test_errors import assert_quoted
@@ -94,6 +95,18 @@ def test_failures_are_the_usual_exceptions(pair):
     with pytest.raises(TypeError, match="unexpected keyword"):
         b.domain.pull("//a/llm", device="host", mutable=True)
     assert [name.name for name in b.domain.ls() if not name.name.startswith(".")] == []
+
+
+# Holds 408.
+def test_missing_program_is_named(socket, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    if (PROGRAM.parent / "partywall-bridge").exists():
+        pytest.skip("partywall-bridge is installed beside the program")
+    with pw.connect(socket=socket) as d, d.follow("//a/llm") as replicas:
+        for call in (d.hosts, lambda: d.pull("//a/llm"), lambda: next(replicas)):
+            with pytest.raises(pw.Error, match="needs the program partywall-bridge") as raised:
+                call()
+            assert "cargo install --locked --path crates/partywall-bridge" in raised.value.advice
 
 
 # Holds 408.

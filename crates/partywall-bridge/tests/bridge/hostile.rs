@@ -18,7 +18,7 @@ use partywall_harness::{Output, Running, Sandbox, eventually, noise};
 use zenoh::{Wait, query::Query};
 
 use crate::{
-    Host, command,
+    Host, assert_quoted, command,
     raw::{RawHost, answer, refuse},
 };
 
@@ -157,6 +157,7 @@ fn host_of_another_protocol_is_refused_by_name_and_others_go_on() {
     assert!(b.run(&["hosts"]).expect(0).text().contains("speaks protocol 2"));
     let refused = b.run(&["pull", "//foreign/llm", "--device", "host"]).expect(5);
     assert!(refused.stderr.contains("//foreign speaks protocol 2"), "{refused:?}");
+    assert_quoted(&refused);
     b.run(&["pull", "//a/llm", "--device", "host"]).expect(0);
 }
 

@@ -288,16 +288,63 @@ fn another_host_with_the_content_takes_over() {
     let c = Host::start("c", &[&a, &b], &[]);
     c.await_state("a", "alive");
     c.await_state("b", "alive");
-    // The version goes at its origin once the manifest was read: only `b` has it then.
-    let root = c.run(&["--json", "show", "//a/llm"]).expect(0).json()["root"].clone();
     let pulled = pull(&c, &["//a/llm", "--also", "b"]).expect(0).json();
-    assert_eq!(pulled["root"], root);
+    assert_eq!(pulled["root"], blake3::hash(&bytes).to_hex().as_str());
     assert!(get(&c, "llm") == bytes);
     a.bridge.take().unwrap().kill();
     c.run(&["rm", "llm"]).expect(0);
-    // By the name that `b` gave it.
-    pull(&c, &["//b/copy", "llm"]).expect(0);
+    // By the name that `b` gave it. One that nobody knows is said, and is not needed.
+    let pulled = pull(&c, &["//b/copy", "llm", "--also", "nobody"]).expect(0);
+    assert!(pulled.stderr.contains("no host is called //nobody"), "{pulled:?}");
     assert!(get(&c, "llm") == bytes);
+}
+
+// Holds 446.
+#[test]
+fn host_whose_address_leads_elsewhere_is_refused() {
+    let a = Host::start("a", &[], &[]);
+    // It connects to other machines, too, and listens on the loopback: there, its address is that of another bridge.
+    let _b = Host::start("b", &[&a], &["--insecure-network", "--connect", "192.0.2.1:7447", "--export", "*"]);
+    a.await_state("b", "alive");
+    let refused = a.run(&["pull", "//b/llm", "--device", "host"]).expect(5);
+    assert!(refused.stderr.contains("//b listens at no address that other hosts reach"), "{refused:?}");
+    assert!(refused.stderr.contains("--listen"), "{refused:?}");
+}
+
+#[test]
+fn content_that_is_here_is_copied_for_another_place_or_lifetime() {
+    let a = simulated("a", &[]);
+    let b = simulated("b", &[&a]);
+    put(&a, "llm", b"bytes");
+    for (device, version) in [("host", 1), ("cuda:0", 2), ("host", 3)] {
+        let pulled = b.run(&["--json", "pull", "//a/llm", "--device", device]).expect(0).json();
+        assert_eq!((&pulled["version"], &pulled["existed"]), (&version.into(), &false.into()), "{device}");
+    }
+    let mut held = b.spawn(&["pull", "//a/llm", "--device", "host", "--hold"]);
+    assert!(held.line().contains("llm@4"));
+    held.signal(Signal::TERM);
+    held.wait().expect(0);
+    // It has ended with its process.
+    b.run(&["show", "llm@4"]).expect(3);
+}
+
+// Holds 447.
+#[test]
+fn old_versions_are_closed_although_the_newest_is_asked_for() {
+    let (a, b) = pair();
+    let versions = || a.run(&["--json", "status"]).expect(0).json()["versions"].as_u64().unwrap();
+    put(&a, "llm", b"1");
+    let expected = versions();
+    for number in 2..=4 {
+        // Asked for, so that the bridge opens it.
+        b.run(&["show", "//a/llm"]).expect(0);
+        put(&a, "llm", number.to_string().as_bytes());
+    }
+    assert_eq!(versions(), expected + 3);
+    eventually("old versions are closed", || {
+        b.run(&["show", "//a/llm"]).expect(0);
+        versions() == expected
+    });
 }
 
 // Holds 446.
