@@ -27,7 +27,7 @@ use partywall::{
     Domain, Limit, Place, Then, TimelineEnding, bytes,
     info::{
         Awaited, Enforcement, HolderInfo, Kind, MemberInfo, MemberState, NameInfo, Named, Notice, ObjectHolder,
-        ObjectInfo, Promises, QueueHolder, SemaphoreInfo, StatusInfo, TimelineInfo, VersionInfo, WaitInfo,
+        ObjectInfo, Promises, QueueHolder, SegmentInfo, SemaphoreInfo, StatusInfo, TimelineInfo, VersionInfo, WaitInfo,
     },
 };
 use serde_json::{Value, json};
@@ -92,6 +92,12 @@ pub(crate) fn name(name: &NameInfo) -> Value {
         "lost": name.lost,
         "usage": name.usage.as_ref().map(control::usage),
     })
+}
+
+/// Returns the version of another host that a version is a copy of, and the root of its content, as `pull` writes them.
+pub(crate) fn origin(info: &SegmentInfo) -> Option<(String, String)> {
+    let value = |key| info.table.metadata().find(|(found, _)| *found == key).map(|(_, value)| value);
+    Some((shorten(value("origin")?, 200), shorten(value("root")?, 64)))
 }
 
 /// Returns how a name has ended that has no latest version.

@@ -57,6 +57,10 @@ fn pulled_version_is_its_origin_byte_for_byte() {
     assert!(get(&b, "llm") == bytes);
     let copied = format!("copied     from //a/llm@1, root {}", blake3::hash(&bytes).to_hex());
     assert!(b.run(&["show", "llm"]).expect(0).text().lines().any(|line| line == copied));
+    let listed = b.run(&["ls", "llm"]).expect(0).text();
+    assert!(listed.contains("COPIED FROM") && listed.contains("//a/llm@1"), "{listed}");
+    assert!(!a.run(&["ls", "llm"]).expect(0).text().contains("COPIED FROM"));
+    assert_eq!(b.run(&["--json", "ls", "llm"]).expect(0).json()["names"][0]["origin"], "//a/llm@1");
     // The same content again is nothing to do.
     assert_eq!(pull(&b, &["//a/llm@1"]).expect(0).json()["existed"], true);
     // Another content is the next version, and another name another name.

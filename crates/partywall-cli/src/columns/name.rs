@@ -16,6 +16,8 @@ type Col = Column<NameInfo>;
 
 // Of `ls`. The last column is left out where everything belongs to one user.
 pub(crate) const SEGMENTS: &[Col] = &[NAME, VERSION, KIND, PLACE, SIZE, TENSORS, LIFETIME, LEASES, OLDER, AGE, USER];
+pub(crate) const SEGMENTS_AND_COPIES: &[Col] =
+    &[NAME, VERSION, KIND, PLACE, SIZE, TENSORS, LIFETIME, LEASES, OLDER, AGE, NOTE.headed("COPIED FROM"), USER];
 pub(crate) const POOLS: &[Col] = &[POOL, KIND, PLACE, BLOCKS, EACH, UNUSED, LIFETIME, LEASES, AGE, USER];
 pub(crate) const TOPICS: &[Col] =
     &[TOPIC, KIND, PLACE, SAMPLES, DEPTH, EACH, WRITERS, READERS, PUBLISHED, LIFETIME, AGE, USER];

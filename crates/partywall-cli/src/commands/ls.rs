@@ -2,18 +2,18 @@
 //!
 //! - `socket`;
 //! - `bytes`: what the broker holds at each place, older versions included, a list of `place`, `bytes`;
-//! - `names`: a list of [`describe::name`];
+//! - `names`: a list of [`describe::name`]; what was pulled has `origin`, the version of the other host, as well;
 //! - `timelines` and `semaphores` ([`describe`]): their names are independent of
 //!   those in `names`.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use clap::Args;
 use partywall::{
     Domain, Pattern, Place,
-    info::{Named, ObjectKind},
+    info::{NameInfo, Named, ObjectKind},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{
     Context, bridge,
@@ -56,12 +56,14 @@ fn show(output: Output, domain: &Domain, pattern: Option<&Pattern>) -> Result<()
         names.retain(|name| pattern.matches(&name.name));
         objects.retain(|object| pattern.matches(object.name()));
     }
+    let origins: BTreeMap<_, _> =
+        names.iter().filter_map(|name| Some((name.name.as_str(), origin(domain, name)?))).collect();
     let (timelines, semaphores) = describe::apart(&objects);
     let status = domain.status()?;
     output.value(&json!({
         "socket": domain.socket(),
         "bytes": describe::ledger(&status),
-        "names": names.iter().map(describe::name).collect::<Vec<_>>(),
+        "names": names.iter().map(|name| described(name, origins.get(name.name.as_str()))).collect::<Vec<_>>(),
         "timelines": timelines,
         "semaphores": semaphores,
     }));
@@ -77,8 +79,14 @@ fn show(output: Output, domain: &Domain, pattern: Option<&Pattern>) -> Result<()
     let has_users = owners.any(|(uid, shared)| uid != domain.uid() || shared);
     let of = |kind| names.iter().filter(move |info| name::kind(info) == kind);
     let objects_of = |kind| objects.iter().filter(move |object| object.kind() == kind);
+    let segments = if origins.is_empty() { name::SEGMENTS } else { name::SEGMENTS_AND_COPIES };
+    let columns = &segments[..segments.len() - usize::from(!has_users)];
+    let segment = |info: &NameInfo| {
+        let note = origins.get(info.name.as_str()).cloned().unwrap_or_default();
+        Entry { note, ..Entry::new(info) }.cells(columns)
+    };
     let tables = [
-        table(name::SEGMENTS, has_users, of(Named::Segment)),
+        (headings(columns), of(Named::Segment).map(segment).collect()),
         table(name::POOLS, has_users, of(Named::Pool).filter(|info| info.usage.is_some())),
         table(name::TOPICS, has_users, of(Named::Topic).filter(|info| name::topic(info).is_some())),
         table(name::QUEUES, has_users, of(Named::Queue).filter(|info| name::queue(info).is_some())),
@@ -100,6 +108,20 @@ fn show(output: Output, domain: &Domain, pattern: Option<&Pattern>) -> Result<()
         output.line(format!("\nholds {on_nodes}"));
     }
     Ok(())
+}
+
+/// Returns the version of another host that a segment was pulled from.
+fn origin(domain: &Domain, name: &NameInfo) -> Option<String> {
+    name.latest.as_ref().filter(|latest| latest.control.is_none())?;
+    describe::origin(&domain.inspect(&name.name).ok()?).map(|(origin, _)| origin)
+}
+
+fn described(name: &NameInfo, origin: Option<&String>) -> Value {
+    let mut value = describe::name(name);
+    if let (Some(origin), Some(members)) = (origin, value.as_object_mut()) {
+        members.insert("origin".into(), origin.as_str().into());
+    }
+    value
 }
 
 /// Returns a table with a row for each item. The last of the columns says to which user an item belongs.

@@ -434,10 +434,7 @@ fn facts(output: Output, info: &SegmentInfo) {
         control_facts(output, control, info.control.as_ref());
     }
     fact(output, "committed", format!("{} by pid {}", when(version), version.committer));
-    // As `pull` writes it.
-    let metadata = |key| info.table.metadata().find(|(found, _)| *found == key).map(|(_, value)| value);
-    if let (Some(origin), Some(root)) = (metadata("origin"), metadata("root")) {
-        let (origin, root) = (describe::shorten(origin, 200), describe::shorten(root, 64));
+    if let Some((origin, root)) = describe::origin(info) {
         fact(output, "copied", format!("from {origin}, root {root}"));
     }
     user(output, version.uid, version.shared);
