@@ -1,8 +1,9 @@
 //! The session with other hosts: where it listens, which endpoints are allowed, questions and answers.
 //!
 //! A session of zenoh carries ordered bytes, and says which hosts are there. Endpoints are given, nothing is searched
-//! for. Everything is sent with `Block` and in messages of at most [`PIECE_BYTES`], so that a congested link delays
-//! messages, and is closed only if it cannot take one within 10 s.
+//! for. Everything is sent in messages of at most [`PIECE_BYTES`]. A congested link delays a message, and loses it if it
+//! cannot take it within 10 s; only the end of its lease closes a link. Streams do not share a queue with their
+//! acknowledgements and with what is for several hosts, so these do not wait for them.
 //!
 //! The keys, in which R is the realm, H a host and I an instance, which is one life of its bridge:
 //!
@@ -19,7 +20,10 @@
 
 use std::{
     fmt,
+    hash::{BuildHasher, RandomState},
+    io::{self, PipeReader, Write},
     net::{SocketAddr, TcpListener, UdpSocket},
+    os::fd::AsRawFd,
     sync::mpsc::{self, RecvTimeoutError},
     time::{Duration, Instant},
 };
@@ -30,7 +34,7 @@ use serde::Serialize;
 use zenoh::{
     Config, Session, Wait,
     bytes::ZBytes,
-    qos::CongestionControl,
+    qos::{CongestionControl, Priority},
     query::{ConsolidationMode, Query, QueryTarget},
 };
 
@@ -92,18 +96,20 @@ impl Endpoints {
             // For ever, in the background. With 0, zenoh tries once.
             ("connect/timeout_ms", (-1).into()),
             ("connect/exit_on_failure", false.into()),
+            // Two hosts that connect to each other at the same moment refuse each other, so not all try again together.
             (
                 "connect/retry",
-                serde_json::json!({ "period_init_ms": 100, "period_max_ms": 1000, "period_increase_factor": 2.0 }),
+                serde_json::json!({
+                    "period_init_ms": 100, "period_max_ms": 800 + jitter_ms(400), "period_increase_factor": 2.0,
+                }),
             ),
             ("scouting/multicast/enabled", false.into()),
             ("scouting/gossip/enabled", false.into()),
             ("adminspace/enabled", false.into()),
             ("transport/link/tx/lease", LEASE_MS.into()),
-            // In microseconds: how long one message may wait for its link, which is closed then. It waits under locks of
-            // the session, which the end of the lease needs, too: a dead link with full buffers holds up all hosts for so
-            // long. A piece passes a link of 1 Mbit/s in less.
-            ("transport/link/tx/queue/congestion_control/block/wait_before_close", 10_000_000.into()),
+            // In microseconds: how long one message may wait for its link. A piece passes a link of 1 Mbit/s in less.
+            ("transport/link/tx/queue/congestion_control/drop/wait_before_drop", 10_000_000.into()),
+            ("transport/link/tx/queue/congestion_control/drop/max_wait_before_drop_fragments", 0.into()),
             ("transport/link/rx/buffer_size", (1 << 20).into()),
             // A hostile peer makes this process keep so much of a message that it never ends.
             ("transport/link/rx/max_message_size", (4 * PIECE_BYTES).into()),
@@ -120,7 +126,9 @@ impl Link {
     /// If an endpoint cannot be listened at.
     pub(crate) fn open(realm: &str, endpoints: &Endpoints) -> Result<Self, Failure> {
         let mut config = Config::default();
-        for (key, value) in endpoints.settings(realm) {
+        let users = users().map_err(|error| Failure::system("setting up zenoh", error))?;
+        let settings = endpoints.settings(realm).into_iter().chain(one_link(&users));
+        for (key, value) in settings {
             config.insert_json5(key, &value.to_string()).map_err(|error| Failure::system("setting up zenoh", error))?;
         }
         let session = zenoh::open(config).wait().map_err(|error| {
@@ -161,12 +169,34 @@ impl Link {
         // At its own time-out zenoh answers with an error, which would be read as one of a peer.
         let within = within.saturating_add(Duration::from_secs(1));
         let get = self.session.get(key).target(QueryTarget::All).consolidation(ConsolidationMode::None);
-        let get = get.congestion_control(CongestionControl::Block).timeout(within);
+        let get = get.congestion_control(CONGESTION).timeout(within);
         let get = get.callback(move |reply| drop(send.try_send(reply)));
         // If it cannot be sent, the callback is dropped, which ends the replies.
         let _ = get.wait();
         Question { replies, deadline, limit }
     }
+}
+
+/// Returns settings that let a session have one link at most to each other one.
+///
+/// Of two hosts that connect to each other, one may lose the link before the other does. zenoh would add the link that
+/// it opens next to what the other one still has, which would then declare nothing anew: it would be unreachable for
+/// ever. But zenoh refuses a link that was set up otherwise than the first, and a user makes those that it accepts
+/// differ from those that it opens. It adds no second link that it accepts. This protects nothing: everybody knows the
+/// password.
+fn one_link(users: &PipeReader) -> [(&'static str, serde_json::Value); 3] {
+    [
+        ("transport/auth/usrpwd/user", USER.into()),
+        ("transport/auth/usrpwd/password", USER.into()),
+        ("transport/auth/usrpwd/dictionary_file", format!("/proc/self/fd/{}", users.as_raw_fd()).into()),
+    ]
+}
+
+/// Returns the file of the users that may connect.
+fn users() -> io::Result<PipeReader> {
+    let (users, mut writer) = io::pipe()?;
+    writer.write_all(format!("{USER}:{USER}").as_bytes())?;
+    Ok(users)
 }
 
 /// A question that is under way.
@@ -332,6 +362,23 @@ pub(crate) fn is_loopback(endpoint: &str) -> bool {
     }
 }
 
+/// Returns a number below `limit` that other processes do not have.
+fn jitter_ms(limit: u64) -> u64 {
+    RandomState::new().hash_one(()) % limit
+}
+
+/// What happens to a message for which its link has no room in time: it is lost, which streams and questions expect.
+///
+/// With `Block` zenoh 1.10.2 would close the link, and the end of the lease does so as well. The second of the two
+/// forgets the link over which the host has returned between them: nothing would be sent to it for ever.
+pub(crate) const CONGESTION: CongestionControl = CongestionControl::Drop;
+
+/// The priority of small messages, which have a queue of their own and do not wait for pieces.
+pub(crate) const URGENT: Priority = Priority::DataHigh;
+
+/// The user and the password of every session.
+const USER: &str = "partywall";
+
 /// How late a wait may notice that it was cancelled.
 pub(crate) const CANCELLED_AFTER: Duration = Duration::from_millis(100);
 
@@ -348,7 +395,8 @@ mod tests {
         let connect = vec!["tcp/127.0.0.1:9".to_owned()];
         let endpoints = Endpoints { listen, connect, ..Endpoints::default() };
         let mut config = Config::default();
-        for (key, value) in endpoints.settings("r") {
+        let users = users().unwrap();
+        for (key, value) in endpoints.settings("r").into_iter().chain(one_link(&users)) {
             let before = config.get_json(key).unwrap();
             config.insert_json5(key, &value.to_string()).unwrap();
             let after: serde_json::Value = serde_json::from_str(&config.get_json(key).unwrap()).unwrap();

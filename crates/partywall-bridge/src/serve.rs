@@ -24,13 +24,13 @@ use partywall::{
 };
 use partywall_cli::Failure;
 use partywall_os::{lock::IgnorePoison, thread::spawn};
-use zenoh::{Wait, bytes::ZBytes, qos::CongestionControl, query::Query};
+use zenoh::{Wait, bytes::ZBytes, query::Query};
 
 use crate::{
     Bridge,
     commands::metadata,
     content::{ContentTree, Span, piece_range, spans},
-    link::{answer, refuse, reply},
+    link::{CONGESTION, URGENT, answer, refuse, reply},
     manifest::Manifest,
     message::{Asked, ExportedName, HostInfo, Proof, Refusal, encode},
 };
@@ -365,7 +365,7 @@ impl Exports {
             };
             if name.is_empty() || self.bridge.exports(&name) {
                 let put = self.bridge.link.session().put(&key, encode(&name));
-                let _ = put.congestion_control(CongestionControl::Block).wait();
+                let _ = put.congestion_control(CONGESTION).priority(URGENT).wait();
             }
         }
     }

@@ -8,10 +8,10 @@ use std::{
 
 use partywall::{Domain, Place, Policy, Topic, error::NotFound, info::TopicShape};
 use partywall_os::lock::IgnorePoison;
-use zenoh::{Wait, bytes::ZBytes, qos::CongestionControl};
+use zenoh::{Wait, bytes::ZBytes, qos::Priority};
 
 use super::wire::{Instance, Message, RingId, StreamPolicy, ToOrigin, ToReceiver, Window};
-use crate::link::Link;
+use crate::link::{CONGESTION, Link, URGENT};
 
 /// How topics cross.
 #[derive(Debug, Clone, Copy)]
@@ -122,20 +122,19 @@ pub(crate) fn key_to_receiver(link: &Link, message: &ToReceiver, host: &str, nam
     link.key(format_args!("data/{receiver:032x}/{host}/{origin:032x}/{name}"))
 }
 
-/// Sends a message, and waits for the link as long as that has a lease. If the host is gone the message is lost, which
-/// streams expect.
+/// Sends a message of a stream. Waits for the link, and loses the message after a while, which streams expect.
 pub(crate) fn put(link: &Link, key: &str, message: &impl Message, payload: impl Into<ZBytes>) {
-    put_with(link, key, message, payload, CongestionControl::Block);
+    put_with(link, key, message, payload, Priority::DEFAULT);
 }
 
-/// Sends a message unless the link is busy, for threads on which all hosts depend.
+/// Sends a message that does not wait for those of [`put`].
 pub(crate) fn put_now(link: &Link, key: &str, message: &impl Message) {
-    put_with(link, key, message, ZBytes::new(), CongestionControl::Drop);
+    put_with(link, key, message, ZBytes::new(), URGENT);
 }
 
-fn put_with(link: &Link, key: &str, message: &impl Message, payload: impl Into<ZBytes>, control: CongestionControl) {
+fn put_with(link: &Link, key: &str, message: &impl Message, payload: impl Into<ZBytes>, priority: Priority) {
     let put = link.session().put(key, payload).attachment(message.encode());
-    let _ = put.congestion_control(control).wait();
+    let _ = put.congestion_control(CONGESTION).priority(priority).wait();
 }
 
 /// Reads the name of a policy.

@@ -25,7 +25,7 @@ use partywall_os::{lock::IgnorePoison, thread::spawn};
 use zenoh::{Wait, bytes::ZBytes};
 
 use super::{
-    exchange::{OwnPublishers, TopicOptions, WINDOW_BYTES, instance_of, key_to_origin, own_instance, put, to_wire},
+    exchange::{OwnPublishers, TopicOptions, WINDOW_BYTES, instance_of, key_to_origin, own_instance, put_now, to_wire},
     inbox::Inbox,
     receiver::{LoanId, Payload, Receiver, ReceiverCounts, ReceiverEffect, ReceiverEvent, ReceiverOptions, StreamEnd},
     wire::{Message, SampleHead, ToOrigin, ToReceiver, TopicInfo},
@@ -476,7 +476,7 @@ impl TopicImport {
 
     fn send(&self, message: &ToOrigin) {
         let Bridge { link, host, .. } = &*self.imports.bridge;
-        put(link, &key_to_origin(link, message, host, &self.name), message, ZBytes::new());
+        put_now(link, &key_to_origin(link, message, host, &self.name), message);
     }
 
     fn note_end(&mut self, end: StreamEnd) {

@@ -1,8 +1,18 @@
 //! Which hosts are there: names, deaths, returns, refusals.
 
-use partywall_harness::{Running, Signal, eventually};
+use std::{
+    net::TcpListener,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
-use crate::{Host, assert_quoted, command};
+use partywall_harness::{Running, Sandbox, Signal, eventually};
+use serde_json::json;
+use zenoh::Wait;
+
+use crate::{Host, assert_quoted, command, raw};
 
 // Holds 441.
 #[test]
@@ -47,6 +57,29 @@ fn watch_tells_of_a_lost_host_and_of_its_return() {
     b.bridge(&[&a.endpoint.clone()], &[]);
     says("host found     //b");
     watch.kill();
+}
+
+// Holds 441.
+#[test]
+fn host_that_returns_before_its_former_link_has_ended_is_told_everything() {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let endpoint = format!("tcp/127.0.0.1:{port}");
+    let id = ("id", json!("c0ffee"));
+    let former = raw::session(&[id.clone(), ("listen/endpoints", json!([endpoint]))]);
+    let sandbox = Sandbox::new();
+    let mut a = Host { sandbox, name: "a".into(), bridge: None, endpoint: "127.0.0.1:0".into(), network: None };
+    a.bridge(&[&endpoint], &[]);
+    eventually("the bridge has connected", || former.info().peers_zid().wait().count() == 1);
+    // It connects itself now, while the bridge still has the link that it opened.
+    let returned = raw::session(&[id, ("connect/endpoints", json!([a.endpoint]))]);
+    let is_told = Arc::new(AtomicBool::new(false));
+    let told = is_told.clone();
+    let tokens = returned.liveliness().declare_subscriber("pw1/default/host/a/*").history(true);
+    tokens.callback(move |_| told.store(true, Ordering::Relaxed)).background().wait().unwrap();
+    former.close().wait().unwrap();
+    eventually("it finds the bridge", || is_told.load(Ordering::Relaxed));
+    let answers = returned.get("pw1/default/host/a/*").wait().unwrap();
+    assert!(answers.recv().unwrap().result().is_ok());
 }
 
 // Holds 442.

@@ -1,6 +1,10 @@
 //! A host that a test plays itself: a session of zenoh that says what it likes.
 
-use std::net::TcpListener;
+use std::{
+    io::{self, Write},
+    net::TcpListener,
+    os::fd::AsRawFd,
+};
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -43,8 +47,19 @@ impl RawHost {
 /// Opens a session in which hosts do not search for each other.
 pub(crate) fn session(settings: &[(&str, Value)]) -> Session {
     let mut config = Config::default();
-    let quiet = [("mode", json!("peer")), ("scouting/multicast/enabled", json!(false))];
-    for (key, value) in quiet.iter().chain([&("scouting/gossip/enabled", json!(false))]).chain(settings) {
+    // As bridges have them. They are read once.
+    let (users, mut writer) = io::pipe().unwrap();
+    writer.write_all(b"partywall:partywall").unwrap();
+    drop(writer);
+    let common = [
+        ("mode", json!("peer")),
+        ("scouting/multicast/enabled", json!(false)),
+        ("scouting/gossip/enabled", json!(false)),
+        ("transport/auth/usrpwd/user", json!("partywall")),
+        ("transport/auth/usrpwd/password", json!("partywall")),
+        ("transport/auth/usrpwd/dictionary_file", json!(format!("/proc/self/fd/{}", users.as_raw_fd()))),
+    ];
+    for (key, value) in common.iter().chain(settings) {
         config.insert_json5(key, &value.to_string()).unwrap();
     }
     zenoh::open(config).wait().unwrap()
