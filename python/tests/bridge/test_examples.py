@@ -1,8 +1,10 @@
 """The examples with several hosts, and the commands of docs/hosts.md, as they are pasted."""
 
+import contextlib
 import os
 import re
 import shutil
+import signal
 import socket as sockets
 import subprocess
 import sys
@@ -51,6 +53,7 @@ class Shells:
             self.environment.pop(variable, None)
         self.domains: set[str] = set()
         self.ports: dict[str, int] = {}
+        self.groups: list[int] = []
 
     def paste(self, commands: str, domain: str) -> str:
         """Runs commands of the page. Its addresses are of the loopback here, with ports that are free."""
@@ -59,8 +62,10 @@ class Shells:
         commands = re.sub(r":(74\d\d)", lambda port: f":{self.port(port[1])}", commands.replace("10.0.0.", "127.0.0."))
         # What it leaves in the background keeps writing to the file.
         with (self.folder / "said").open("w+") as said:
-            shell = ["bash", "-e", "-o", "pipefail", "-c", commands]
-            subprocess.run(shell, cwd=self.folder, env=environment, stdout=said, timeout=WATCHDOG, check=True)
+            command = ["bash", "-e", "-o", "pipefail", "-c", commands]
+            shell = subprocess.Popen(command, cwd=self.folder, env=environment, stdout=said, start_new_session=True)
+            self.groups.append(shell.pid)
+            assert shell.wait(WATCHDOG) == 0, commands
             said.seek(0)
             return said.read()
 
@@ -76,6 +81,10 @@ class Shells:
             environment = self.environment | {"XDG_RUNTIME_DIR": str(self.folder), "PARTYWALL_DOMAIN": domain}
             stop = [PROGRAM, "stop", "--force"]
             subprocess.run(stop, env=environment, capture_output=True, timeout=WATCHDOG, check=False)
+        # What runs in the background outlives its broker, and would wait for the next one.
+        for group in self.groups:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
 
 
 @pytest.fixture
