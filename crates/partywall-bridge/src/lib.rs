@@ -76,9 +76,11 @@ fn choose_threads() {
 
 const RUNTIME: &str = "ZENOH_RUNTIME";
 
-/// A peer that asks and does not read the answers may hold up a receiving thread; a link that ends while this process
-/// waits for it, a sending one until that wait is over.
-const THREADS: &str = "(rx: (worker_threads: 8), tx: (worker_threads: 8))";
+/// A peer that asks and does not read the answers may hold up a receiving thread; a link that ends while a message waits
+/// for it, a sending one until that wait is over. Closing a connection with unsent bytes to a lost peer holds up any
+/// thread for ten seconds, and those of `net` and `acc` accept and open the links of all hosts.
+const THREADS: &str =
+    "(rx: (worker_threads: 8), tx: (worker_threads: 8), net: (worker_threads: 8), acc: (worker_threads: 8))";
 
 static CONTENTS: Contents = Contents { commands: commands::COMMANDS, ls: remote::ls, show: remote::show };
 

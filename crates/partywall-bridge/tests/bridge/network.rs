@@ -175,6 +175,47 @@ fn needs_namespaces_hosts_stream_goes_on_after_a_cable_was_pulled() {
     });
 }
 
+// Holds 454.
+#[test]
+fn needs_namespaces_hosts_others_go_on_while_a_cable_is_pulled() {
+    let switch = Switch::new(3);
+    let [mut a, mut b, mut c] = [0, 1, 2].map(|at| Host::on(&switch.hosts()[at], ["a", "b", "c"][at]));
+    a.bridge(&[], &["--export", "*"]);
+    b.bridge(&[&a.endpoint], &["--import", "//a/frames", "--policy", "drop-oldest"]);
+    c.bridge(&[&a.endpoint], &["--import", "//a/frames", "--policy", "block"]);
+    let bytes = noise(1 << 20, 8);
+    let origin = topic(&a.sandbox.domain(), bytes.len() as u64);
+    let publisher = origin.publisher().unwrap();
+    publisher.wait_for_subscribers(2, TIMEOUT).unwrap();
+    let subscribe = |host: &Host| topic(&host.sandbox.domain(), bytes.len() as u64).subscriber(Policy::Block).unwrap();
+    let (at_b, at_c) = (subscribe(&b), subscribe(&c));
+    let (is_over, received) = (AtomicBool::new(false), AtomicU64::new(0));
+    thread::scope(|scope| {
+        let _over = Over(&is_over);
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                publish(&publisher, 0..1, &bytes);
+            }
+        });
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                receive(&at_c, &bytes);
+                received.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        receive(&at_b, &bytes);
+        switch.plug(1, false);
+        let before = received.load(Ordering::Relaxed);
+        eventually("//b is unreachable", || {
+            c.run(&["ls", "//a"]).expect(0);
+            a.view("b")["state"] == "unreachable"
+        });
+        // The link of `b` is full for most of this time.
+        let during = received.load(Ordering::Relaxed) - before;
+        assert!(during >= 10, "{during} samples have come");
+    });
+}
+
 /// What happens to a host, and passes.
 #[derive(Debug, Clone, Copy)]
 enum Fault {
