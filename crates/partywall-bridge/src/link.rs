@@ -2,7 +2,7 @@
 //!
 //! A session of zenoh carries ordered bytes, and says which hosts are there. Endpoints are given, nothing is searched
 //! for. Everything is sent in messages of at most [`PIECE_BYTES`]. A congested link delays a message, and loses it if it
-//! cannot take it within 10 s; only the end of its lease closes a link. Streams do not share a queue with their
+//! cannot take it within 8 s; only the end of its lease closes a link. Streams do not share a queue with their
 //! acknowledgements and with what is for several hosts, so these do not wait for them.
 //!
 //! The keys, in which R is the realm, H a host and I an instance, which is one life of its bridge:
@@ -107,8 +107,9 @@ impl Endpoints {
             ("scouting/gossip/enabled", false.into()),
             ("adminspace/enabled", false.into()),
             ("transport/link/tx/lease", LEASE_MS.into()),
-            // In microseconds: how long one message may wait for its link. A piece passes a link of 1 Mbit/s in less.
-            ("transport/link/tx/queue/congestion_control/drop/wait_before_drop", 10_000_000.into()),
+            // In microseconds: how long one message may wait for its link. A piece passes a link of 1 Mbit/s in that time.
+            // A link that is lost meanwhile ends only after it; streams give up a silent host after 15 s by default.
+            ("transport/link/tx/queue/congestion_control/drop/wait_before_drop", 8_000_000.into()),
             ("transport/link/tx/queue/congestion_control/drop/max_wait_before_drop_fragments", 0.into()),
             ("transport/link/rx/buffer_size", (1 << 20).into()),
             // A hostile peer makes this process keep so much of a message that it never ends.
@@ -179,11 +180,11 @@ impl Link {
 
 /// Returns settings that let a session have one link at most to each other one.
 ///
-/// Of two hosts that connect to each other, one may lose the link before the other does. zenoh would add the link that
-/// it opens next to what the other one still has, which would then declare nothing anew: it would be unreachable for
-/// ever. But zenoh refuses a link that was set up otherwise than the first, and a user makes those that it accepts
-/// differ from those that it opens. It adds no second link that it accepts. This protects nothing: everybody knows the
-/// password.
+/// Of two hosts that connect to each other, one may lose its links before the other does. zenoh would add the link that
+/// returns to those that the other one still has, and declare nothing anew over it: that host would be unreachable for
+/// ever. zenoh refuses a second link in the same direction, and one whose configuration differs from the first. The name
+/// of a user is part of the configuration of accepted links only, so with a user the two directions differ, and the
+/// returning host is refused until the former link has ended. This is no protection: everybody knows the password.
 fn one_link(users: &PipeReader) -> [(&'static str, serde_json::Value); 3] {
     [
         ("transport/auth/usrpwd/user", USER.into()),

@@ -99,6 +99,12 @@ fn needs_minutes_needs_namespaces_hosts_samples_of_100_mb_arrive_over_100_megabi
     all_arrive(100, 100, 4);
 }
 
+// Holds 454.
+#[test]
+fn needs_minutes_needs_namespaces_hosts_samples_of_3_mb_arrive_over_one_megabit() {
+    all_arrive(3, 1, 2);
+}
+
 /// Under a policy that drops, what is received and what is missed are all that was published, and the last one arrives.
 fn received_and_missed_are_all(policy: &str) {
     const COUNT: u64 = 40;
