@@ -50,6 +50,38 @@ fn missing_program_is_named() {
     assert!(page.contains("\\-\\-also"), "{page}");
 }
 
+#[test]
+fn bash_completes_hosts_and_their_names() {
+    let a = Host::start("a", &[], &["--export", "*"]);
+    let b = Host::start("b", &[&a], &[]);
+    b.await_state("a", "alive");
+    for name in ["llm", "llm2", "other"] {
+        let file = a.sandbox.file("put", name);
+        a.run(&["put", file.to_str().unwrap(), name, "--device", "host"]).expect(0);
+    }
+    let folder = b.sandbox.path().join("programs");
+    fs::create_dir(&folder).unwrap();
+    copy_program(&binary(), &folder.join("partywall"));
+    copy_program(Path::new(env!("CARGO_BIN_EXE_partywall-bridge")), &folder.join("partywall-bridge"));
+    let mut script = b.sandbox.program(folder.join("partywall"));
+    let script = Running::spawn(script.args(["completions", "bash"])).wait().expect(0).text();
+    let script = b.sandbox.file("completions", script);
+    let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
+    let complete = |typed: &str| {
+        // An answer may take longer than a person would wait.
+        let words = format!(
+            ". {}; timeout() {{ shift; command \"$@\"; }}; compopt() {{ echo no space; }}; COMP_WORDS=(partywall pull {typed}); COMP_CWORD=2; _partywall partywall {typed} pull; echo \"${{COMPREPLY[@]}}\"",
+            script.display()
+        );
+        let mut bash = b.sandbox.program("/bin/bash");
+        Running::spawn(bash.args(["-c", &words]).env("PATH", &path)).wait().expect(0).text()
+    };
+    assert_eq!(complete("//"), "no space\n//a/\n");
+    assert_eq!(complete("//a/ll"), "//a/llm //a/llm2\n");
+    assert_eq!(complete("//z/"), "\n");
+    assert!(complete("--fol").contains("--follow"));
+}
+
 /// Returns how many threads of a process have names that begin so.
 fn threads(pid: u32, name: &str) -> usize {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();

@@ -1,4 +1,7 @@
 //! `partywall completions SHELL`: a script that a shell reads, the same with `--json`.
+//!
+//! The script also completes what begins with `//`: hosts, and the names that a host exports, if `partywall` says them
+//! within a second.
 
 use clap::{
     Args,
@@ -28,6 +31,55 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     lab::take_over_description();
     let mut script = Vec::new();
     generate(arguments.shell, &mut command(), "partywall", &mut script);
-    context.output().document(&String::from_utf8_lossy(&script));
+    context.output().document(&with_remote_names(&String::from_utf8_lossy(&script), arguments.shell));
     Ok(())
 }
+
+/// Adds what completes hosts and their names.
+fn with_remote_names(script: &str, shell: Shell) -> String {
+    match shell {
+        Shell::Fish => format!("{script}{FISH}"),
+        // In these the function for all arguments asks it first.
+        Shell::Zsh => script.replacen(FUNCTION, &format!("{NAMES}{ZSH}{FUNCTION}{FIRST}"), 1),
+        _ => script.replacen(FUNCTION, &format!("{NAMES}{BASH}{FUNCTION}{FIRST}"), 1),
+    }
+}
+
+const FUNCTION: &str = "_partywall() {\n";
+const FIRST: &str = "    _partywall_remote && return 0\n";
+
+const NAMES: &str = r#"
+_partywall_names() {
+    case $1 in
+        //*/*) timeout 1 partywall ls "${1%"${1#//*/}"}" 2>/dev/null | awk 'NR > 1 {sub(/@[0-9]+$/, "", $1); print $1}' ;;
+        //*) timeout 1 partywall hosts 2>/dev/null | awk 'NR > 1 {print $1 "/"}' ;;
+    esac
+}
+"#;
+
+const BASH: &str = r#"
+_partywall_remote() {
+    [[ ${COMP_WORDS[COMP_CWORD]} == //* ]] || return 1
+    COMPREPLY=($(compgen -W "$(_partywall_names "${COMP_WORDS[COMP_CWORD]}")" -- "${COMP_WORDS[COMP_CWORD]}"))
+    [[ ${#COMPREPLY[@]} -eq 0 || ${COMPREPLY[0]} != */ ]] || compopt -o nospace
+}
+"#;
+
+const ZSH: &str = r#"
+_partywall_remote() {
+    [[ $words[CURRENT] == //* ]] || return 1
+    compadd -S '' -- ${(f)"$(_partywall_names $words[CURRENT])"}
+}
+"#;
+
+const FISH: &str = r#"
+function __partywall_names
+    set -l host (string match -r '^//[^/]+/' -- (commandline -ct))
+    if test -n "$host"
+        timeout 1 partywall ls $host 2>/dev/null | awk 'NR > 1 {sub(/@[0-9]+$/, "", $1); print $1}'
+    else
+        timeout 1 partywall hosts 2>/dev/null | awk 'NR > 1 {print $1 "/"}'
+    end
+end
+complete -c partywall -n 'string match -q "//*" -- (commandline -ct)' -f -a '(__partywall_names)'
+"#;
