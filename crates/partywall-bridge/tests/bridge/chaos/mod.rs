@@ -9,7 +9,7 @@ mod oracle;
 mod plan;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     env, fs,
     process::Command,
     sync::{
@@ -22,8 +22,10 @@ use std::{
 
 use partywall::{DType, Domain, Error, Place, Policy, Sample, Topic};
 use partywall_harness::{
-    Actor, Output, ROLE, Running, Signal, WATCHDOG, eventually, hosts::Switch, next_order, noise, pidfd_of, say,
+    Actor, ROLE, Running, Signal, WATCHDOG, eventually, hosts::Switch, next_order, noise, pidfd_of, say,
 };
+
+use serde_json::Value;
 
 use self::{
     oracle::{Arrival, Record, judge},
@@ -32,13 +34,13 @@ use self::{
 use crate::Host;
 
 #[test]
-#[ignore = "hosts do not always find each other again: run it by name with --ignored"]
+#[ignore = "some streams stand after the faults of some seeds: run it by name with --ignored"]
 fn needs_namespaces_hosts_nothing_is_lost_by_forty_faults() {
     chaos(SEED, 40);
 }
 
 #[test]
-#[ignore = "hosts do not always find each other again: run it by name with --ignored"]
+#[ignore = "some streams stand after the faults of some seeds: run it by name with --ignored"]
 fn needs_minutes_needs_namespaces_hosts_nothing_is_lost_by_a_thousand_faults() {
     chaos(SEED, 1000);
 }
@@ -73,8 +75,7 @@ fn chaos(seed: u64, faults: u64) {
             eprintln!("{stream}: {:?}", counts.unwrap_or_else(|why| panic!("seed {seed}: {stream}: {why}")));
         }
     }
-    let [done, refused] = world.pulls;
-    eprintln!("{done} pulls, {refused} refused");
+    eprintln!("{} pulls", world.pulls);
     for (host, before) in world.hosts.iter().zip(&before) {
         let deadline = Instant::now() + WATCHDOG / 2;
         // Bridges keep versions open for a while.
@@ -99,8 +100,8 @@ struct World {
     pending: Vec<(Instant, usize, End)>,
     /// The root of each version: of host, and number.
     roots: BTreeMap<(usize, u64), String>,
-    /// Pulls that were completed, and those that were refused because a host was not there.
-    pulls: [u64; 2],
+    /// Pulls that were completed.
+    pulls: u64,
 }
 
 struct ChaosHost {
@@ -124,24 +125,18 @@ enum End {
 /// What a host has.
 #[derive(Debug)]
 struct Inventory {
-    exact: Exact,
-    /// Of the broker.
-    descriptors: u64,
-    /// Of the bridge.
-    open_files: usize,
-}
-
-/// What must not change.
-#[derive(Debug, PartialEq)]
-struct Exact {
     processes: usize,
-    names: Vec<String>,
+    names: BTreeSet<String>,
     members: u64,
     versions: u64,
     leases: u64,
     unproven: u64,
     /// Of each topic: publishers, subscribers, and blocks that subscribers hold.
-    ports: Vec<(usize, usize, u32)>,
+    ports: Vec<[usize; 3]>,
+    /// Of the broker.
+    descriptors: u64,
+    /// Of the bridge.
+    open_files: usize,
 }
 
 impl ChaosHost {
@@ -149,9 +144,10 @@ impl ChaosHost {
         let status = self.domain.status().unwrap();
         let ports = |topic: &Topic| {
             let stats = topic.stats();
-            (stats.publishers.len(), stats.subscribers.len(), stats.read)
+            [stats.publishers.len(), stats.subscribers.len(), stats.read as usize]
         };
-        let exact = Exact {
+        let bridge = self.host.bridge.as_ref().unwrap().pid();
+        Inventory {
             processes: self.host.sandbox.processes().len(),
             names: self.domain.names().unwrap().into_iter().map(|name| name.name).collect(),
             members: status.members,
@@ -159,16 +155,25 @@ impl ChaosHost {
             leases: status.leases,
             unproven: status.unproven,
             ports: self.topics.iter().map(ports).collect(),
-        };
-        let files = fs::read_dir(format!("/proc/{}/fd", self.host.bridge.as_ref().unwrap().pid())).unwrap().count();
-        Inventory { exact, descriptors: status.fds, open_files: files }
+            descriptors: status.fds,
+            open_files: fs::read_dir(format!("/proc/{bridge}/fd")).unwrap().count(),
+        }
     }
 }
 
 impl Inventory {
     /// Returns whether there is nothing that was not there before.
     fn is_within(&self, before: &Self) -> bool {
-        self.exact == before.exact && self.descriptors <= before.descriptors && self.open_files <= before.open_files
+        let ports = self.ports.iter().flatten().zip(before.ports.iter().flatten());
+        self.names.is_subset(&before.names)
+            && self.processes <= before.processes
+            && self.members <= before.members
+            && self.versions <= before.versions
+            && self.leases <= before.leases
+            && self.unproven <= before.unproven
+            && ports.into_iter().all(|(now, before)| now <= before)
+            && self.descriptors <= before.descriptors
+            && self.open_files <= before.open_files
     }
 }
 
@@ -190,7 +195,7 @@ impl World {
         let (roots, pending) = (BTreeMap::new(), Vec::new());
         let (records, next, is_over) = Default::default();
         let observers = Vec::new();
-        let mut world = Self { switch, hosts, records, next, observers, is_over, pending, roots, pulls: [0; 2] };
+        let mut world = Self { switch, hosts, records, next, observers, is_over, pending, roots, pulls: 0 };
         for host in 0..HOSTS {
             world.start_bridge(host);
             world.commit(host);
@@ -318,13 +323,14 @@ impl World {
         }
         self.forget(puller.pid());
         let output = puller.wait();
-        self.pulls[usize::from(is_refused(&output))] += 1;
+        // It has waited for all hosts that were not there.
+        output.expect(0);
+        self.pulls += 1;
         self.check_replica(at, from);
     }
 
     /// Each host pulls from each other one.
     fn pull_all(&mut self) {
-        let [done, refused] = self.pulls;
         for step in 1..HOSTS {
             for at in 0..HOSTS {
                 let from = (at + step) % HOSTS;
@@ -333,7 +339,6 @@ impl World {
             }
             (0..HOSTS).for_each(|at| self.finish_pull(at));
         }
-        assert_eq!(self.pulls, [done + (HOSTS * (HOSTS - 1)) as u64, refused]);
     }
 
     /// Checks that a replica is its origin, or is not there.
@@ -426,9 +431,7 @@ impl World {
                 let (from, puller) = self.hosts[at].puller.take().unwrap();
                 self.forget(puller.pid());
                 let output = puller.kill();
-                if output.code.is_some() {
-                    is_refused(&output);
-                }
+                assert!(matches!(output.code, None | Some(0)), "a pull has failed: {output:?}");
                 self.check_replica(at, from);
             }
         }
@@ -475,11 +478,15 @@ impl World {
         self.await_all_alive();
     }
 
+    /// Waits until each host says that all others are there.
     fn await_all_alive(&self) {
         for host in &self.hosts {
-            for other in NAMES.iter().filter(|other| **other != host.host.name) {
-                host.host.await_state(other, "alive");
-            }
+            eventually(&format!("all hosts are alive for {}", host.host.name), || {
+                let output = host.host.run(&["--json", "hosts"]);
+                let alive =
+                    |said: Value| said["hosts"].as_array().unwrap().iter().filter(|of| of["state"] == "alive").count();
+                output.code == Some(0) && alive(output.json()) == HOSTS - 1
+            });
         }
     }
 
@@ -553,22 +560,20 @@ fn number_of(sample: &Sample) -> u64 {
     u64::from_le_bytes(sample.header().try_into().unwrap())
 }
 
+/// Returns whether a sample is what was published under its number. Prints how a wrong one differs.
 fn is_right(sample: &Sample, pattern: &[u8]) -> bool {
     let expected = bytes_of(number_of(sample), pattern);
-    (sample.dtype(), sample.shape()) == (DType::U8, &[expected.len() as u64]) && sample.bytes().unwrap() == expected
-}
-
-/// Returns whether a pull that has ended by itself was refused. It may be, while a host is not there.
-fn is_refused(output: &Output) -> bool {
-    match output.code {
-        Some(0) => false,
-        // Not found, the bridge here is stopped, or timed out.
-        Some(3 | 4 | 7) => {
-            eprintln!("refused: {} {}", output.text(), output.stderr);
-            true
+    let found = sample.bytes().unwrap();
+    let is_right = (sample.dtype(), sample.shape()) == (DType::U8, &[expected.len() as u64]) && found == expected;
+    if !is_right {
+        let wrong: Vec<_> = (0..found.len().min(expected.len())).filter(|at| found[*at] != expected[*at]).collect();
+        eprintln!("wrong: {sample:?}, {} bytes from {:?} to {:?}", wrong.len(), wrong.first(), wrong.last());
+        if let Some(first) = wrong.first() {
+            let of = pattern.windows(64).position(|window| found[*first..].starts_with(window));
+            eprintln!("there: {:?}, at {of:?} of the pattern", &found[*first..][..64.min(found.len() - first)]);
         }
-        _ => panic!("a pull has failed: {output:?}"),
     }
+    is_right
 }
 
 fn signal(pid: u32, signal: Signal) {
