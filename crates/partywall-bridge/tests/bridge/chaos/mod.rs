@@ -450,9 +450,10 @@ impl World {
             let (due, pending): (Vec<_>, _) =
                 std::mem::take(&mut self.pending).into_iter().partition(|(at, ..)| *at <= now);
             self.pending = pending;
-            for (_, host, end) in due {
+            for (number, &(_, host, end)) in due.iter().enumerate() {
                 // Of several that overlap, the last one ends it.
-                if self.pending.iter().any(|(_, other, pending)| (*other, *pending) == (host, end)) {
+                let mut later = due[number + 1..].iter().chain(&self.pending);
+                if later.any(|(_, other, pending)| (*other, *pending) == (host, end)) {
                     continue;
                 }
                 match end {
