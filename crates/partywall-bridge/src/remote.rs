@@ -430,7 +430,10 @@ pub(crate) fn ls(context: &Context, text: &str) -> Result<(), Failure> {
     };
     let within = (&attempts, ANSWER);
     let mut names = ask((&link, &hosts), &host, key, within, decode::<Vec<ExportedName>>, failed)?;
-    names.retain(|name| pattern.as_ref().is_none_or(|pattern| pattern.matches(&name.name)));
+    // What is no name cannot be pulled, and might be something to a shell that completes names.
+    names.retain(|ExportedName { name, .. }| {
+        check_name(name).is_ok() && pattern.as_ref().is_none_or(|pattern| pattern.matches(name))
+    });
     let value = |name: &ExportedName| {
         let ExportedName { name, kind, version, place, bytes, tensors } = name;
         json!({ "name": name, "kind": kind, "version": version, "place": place, "bytes": bytes, "tensors": tensors })

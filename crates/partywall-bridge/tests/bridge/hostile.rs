@@ -161,6 +161,21 @@ fn host_of_another_protocol_is_refused_by_name_and_others_go_on() {
     b.run(&["pull", "//a/llm", "--device", "host"]).expect(0);
 }
 
+#[test]
+fn what_is_no_name_is_not_listed() {
+    let a = Host::start("a", &[], &[]);
+    let mallory = RawHost::start("mallory", &[&a.endpoint]);
+    mallory.answers("names", "", |query| {
+        let name = |name: &str| (name.to_owned(), "segment".to_owned(), 1u64, "host".to_owned(), 8u64, 1u64);
+        // A shell would run the first one where it completes names.
+        answer(query, 1, &Vec::from(["$(touch harm)", "../llm", "llm"].map(name)));
+    });
+    a.await_state("mallory", "alive");
+    let listed = a.run(&["--json", "ls", "//mallory"]).expect(0).json();
+    let names: Vec<_> = listed["names"].as_array().unwrap().iter().map(|name| &name["name"]).collect();
+    assert_eq!(names, ["llm"]);
+}
+
 /// Returns the megabytes of memory that a process uses.
 fn resident(pid: u32) -> usize {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();

@@ -59,9 +59,14 @@ _partywall_names() {
 
 const BASH: &str = r#"
 _partywall_remote() {
-    [[ ${COMP_WORDS[COMP_CWORD]} == //* ]] || return 1
-    COMPREPLY=($(compgen -W "$(_partywall_names "${COMP_WORDS[COMP_CWORD]}")" -- "${COMP_WORDS[COMP_CWORD]}"))
-    [[ ${#COMPREPLY[@]} -eq 0 || ${COMPREPLY[0]} != */ ]] || compopt -o nospace
+    local typed=${COMP_WORDS[COMP_CWORD]} name
+    [[ $typed == //* ]] || return 1
+    COMPREPLY=()
+    # compgen would expand what a host has sent.
+    while read -r name; do
+        [[ $name != "$typed"* ]] || COMPREPLY+=("$name")
+    done < <(_partywall_names "$typed")
+    [[ ${COMPREPLY[0]-} != */ ]] || compopt -o nospace
 }
 "#;
 
