@@ -58,8 +58,8 @@ impl OwnPublishers {
         Ok(Self { broker: domain.watch("*")?.point().instance, rings: Arc::default() })
     }
 
-    /// Returns the identity of a topic's ring, and its options. Neither name nor version is one: once a topic is gone,
-    /// another one of its name may have version 1 again.
+    /// Returns the identity of a topic's ring, and its options. Name and version are none: once a topic is gone, another
+    /// one of its name may have version 1 again. Nor is the time alone, at which many topics may be created.
     ///
     /// # Errors
     /// If the topic was removed, or the broker does not answer.
@@ -68,8 +68,7 @@ impl OwnPublishers {
         let version = topic.domain().inspect(&name)?.version;
         let is_none = || NotFound::Version { name: topic.name().to_owned(), version: topic.version(), latest: None };
         let shape = version.control.and_then(|control| control.topic).ok_or_else(is_none)?;
-        let number = version.committed_at << 16 | topic.version() & 0xFFFF;
-        Ok((RingId(u128::from(self.broker) << 64 | u128::from(number)), shape))
+        Ok((ring_id(topic.name(), [self.broker, topic.version(), version.committed_at]), shape))
     }
 
     pub(crate) fn of(&self, ring: RingId) -> OwnIds {
@@ -97,6 +96,15 @@ impl OwnIds {
     pub(crate) fn ids(&self) -> Vec<u64> {
         self.0.lock().ignore_poison().iter().copied().collect()
     }
+}
+
+/// Returns the identity of the ring of a topic of this broker, version and time.
+fn ring_id(name: &str, numbers: [u64; 3]) -> RingId {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(numbers.map(u64::to_le_bytes).as_flattened()).update(name.as_bytes());
+    let mut id = [0; 16];
+    hasher.finalize_xof().fill(&mut id);
+    RingId(u128::from_le_bytes(id))
 }
 
 /// Returns the number of an instance, which sessions write in hexadecimal.
@@ -171,3 +179,17 @@ pub(crate) const WINDOW_BYTES: u64 = 32 << 20;
 
 /// The most publishers of a bridge in a topic that are remembered: the samples of more do not fit a ring.
 const MAX_OWN: usize = 4096;
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn rings_of_topics_of_one_moment_are_different() {
+        let ids = [("a", [1, 1, 9]), ("b", [1, 1, 9]), ("a", [2, 1, 9]), ("a", [1, 2, 9]), ("a", [1, 1, 8])];
+        let ids: HashSet<_> = ids.into_iter().map(|(name, numbers)| ring_id(name, numbers)).collect();
+        assert_eq!(ids.len(), 5);
+    }
+}
