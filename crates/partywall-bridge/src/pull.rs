@@ -684,6 +684,7 @@ mod tests {
         });
         let ended = what(pull(&bytes, &[("gone", &gone)], Duration::from_secs(1)).unwrap_err());
         closing.join().unwrap();
-        assert!(ended.contains("//gone is unreachable"), "{ended}");
+        // On a busy machine the end of its session may be noticed later than that.
+        assert!(ended.contains("//gone is unreachable") || ended.contains("//gone does not answer"), "{ended}");
     }
 }
