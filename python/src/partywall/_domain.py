@@ -334,7 +334,8 @@ class Domain(Handle[_native.Domain]):
     def hosts(self, **options: Unpack[HostsOptions]) -> list[Host]:
         """Lists the hosts that this domain's bridge knows, or those at `connect`, by name.
 
-        Raises `HostNotFound` if there is no bridge, `HostUnreachable` if it does not answer. Needs the program `partywall-bridge`.
+        Raises `HostNotFound` if there is no bridge, `HostUnreachable` if it does not answer. Needs the program
+        `partywall-bridge`.
         """
         words = _command.flags(converted(options, HostsOptions))
         return [
